@@ -1,0 +1,1 @@
+"""mlc: a tensor-program autotuning compiler on Apache TVM."""

@@ -1,0 +1,67 @@
+"""Errors that a user meets: one line that says what must hold, what came, and what to do about it."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArtifactError", "BuildError", "InputError", "InstallationError", "LogError", "MeasureError",
+    "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
+]
+
+
+class MlcError(Exception):
+    """Base of every error raised on purpose. The command line prints it as one line and exits with 1."""
+
+    exit_code = 1
+
+
+class UsageError(MlcError):
+    """The caller asked for something that does not exist or does not fit together (exit code 2)."""
+
+    exit_code = 2
+
+
+class TargetError(UsageError):
+    """The target's name or its options cannot be understood."""
+
+
+class ModelError(MlcError):
+    """The model file is missing, broken, or outside what can be imported."""
+
+
+class UnsupportedOperators(ModelError):
+    """The model uses operators that cannot be imported; every one is listed with the nodes that use it."""
+
+    def __init__(self, operators: dict[str, list[str]]) -> None:
+        self.operators = operators
+        parts = []
+        for name, nodes in sorted(operators.items()):
+            shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+            parts.append(f"{name} (used by {shown})")
+        super().__init__(
+            f"every operator must be importable, but {len(operators)} are not: {'; '.join(parts)}; "
+            "replace them in the model or export it with another opset"
+        )
+
+
+class InputError(MlcError):
+    """An array given to a compiled model has the wrong name, shape or type."""
+
+
+class ArtifactError(MlcError):
+    """A compiled module cannot be read, or was not built for this machine."""
+
+
+class LogError(MlcError):
+    """The tuning log cannot be read or written."""
+
+
+class MeasureError(MlcError):
+    """Measuring cannot go on at all (no worker could be started); single candidates never raise this."""
+
+
+class BuildError(MlcError):
+    """Code generation failed for a function that should have built."""
+
+
+class InstallationError(MlcError):
+    """The installed packages do not work together."""

@@ -1,0 +1,31 @@
+"""Which spaces exist, in the order in which they are asked; the last of each target kind matches everything."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from schedules.space import Space
+
+__all__ = ["all_spaces", "by_name", "find"]
+
+
+def all_spaces(target_kind: str) -> tuple[Space, ...]:
+    """The spaces of a target kind (``llvm`` or ``cuda``), most specific first."""
+    if target_kind == "cuda":
+        from schedules.cuda import SPACES as cuda
+
+        return cuda
+    from schedules.cpu import SPACES as cpu
+
+    return cpu
+
+
+def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
+    """The first space that matches ``func`` on ``target``."""
+    return next(s for s in all_spaces(target.kind.name) if s.matches(func, target))
+
+
+def by_name(name: str, target_kind: str) -> Space | None:
+    """The space called ``name``, or None (a log may name a space that is gone)."""
+    return next((s for s in all_spaces(target_kind) if s.name == name), None)

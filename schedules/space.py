@@ -1,0 +1,112 @@
+"""The contract between a search space and everyone who uses it.
+
+A :class:`Space` says *how a tensor function may be laid out*. It is a finite table of knobs plus a program
+over :class:`tvm.s_tir.Schedule` that takes every decision through :meth:`Pick.__call__`, which records a
+``sample_categorical`` in the schedule's trace. The trace therefore *is* the candidate: it can be stored,
+replayed on an equal function without this package, and compared.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+
+__all__ = ["Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "schedule_with"]
+
+Decisions = Mapping[str, int]
+
+
+class InvalidDecision(ValueError):
+    """A combination of knob values that this space's program cannot carry out (skip the candidate)."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One named decision with its finite domain. Values are integers whose meaning the space documents."""
+
+    name: str
+    values: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise ValueError(f"a knob must have distinct values, got {self.name}={self.values}")
+
+
+class Pick:
+    """Takes decisions in a schedule and records each one as ``sample_categorical`` in its trace."""
+
+    def __init__(self, sch: s_tir.Schedule, knobs: tuple[Knob, ...], decisions: Decisions) -> None:
+        self._sch = sch
+        self._knobs = {k.name: k for k in knobs}
+        self._decisions = decisions
+
+    def __call__(self, name: str) -> int:
+        """The value of knob ``name``; the trace holds the same decision afterwards."""
+        knob = self._knobs[name]
+        value = self._decisions[name]
+        if value not in knob.values:
+            raise InvalidDecision(f"knob {name} must be one of {knob.values}, got {value}")
+        uniform = [1.0 / len(knob.values)] * len(knob.values)
+        rv = self._sch.sample_categorical(list(knob.values), uniform, decision=knob.values.index(value))
+        return int(self._sch.get(rv))
+
+
+class Space(abc.ABC):
+    """How one kind of computation may be scheduled on one kind of target.
+
+    Subclasses are stateless; one instance is registered in ``schedules.registry``. Order matters there: the
+    first space whose :meth:`matches` holds is used, and the last one of each target kind matches everything.
+    """
+
+    name: str
+    target_kind: str  # "llvm" or "cuda"
+    #: how often the machine's own seeds are worth measuring; informational
+
+    @abc.abstractmethod
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        """Whether this space schedules ``func`` on ``target``. Never raises."""
+
+    @abc.abstractmethod
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        """The decisions of :meth:`schedule` for this function, in the order in which they are taken."""
+
+    @abc.abstractmethod
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        """Good complete assignments from arithmetic on the machine, best first; never empty."""
+
+    @abc.abstractmethod
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        """Transform ``sch`` (one function, ``main``). Raises :class:`InvalidDecision` where it can't."""
+
+
+def schedule_with(
+    space: Space, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions
+) -> s_tir.Schedule:
+    """Run ``space``'s program on ``func``; the result carries the trace of what was done.
+
+    Raises :class:`InvalidDecision` where the decisions do not fit the function (TVM's own ``ScheduleError``
+    is turned into it), so one bad candidate is an ordinary event for the caller.
+    """
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
+    pick = Pick(sch, space.knobs(func, target), decisions)
+    with target:
+        try:
+            space.schedule(sch, target, pick)
+        except s_tir.ScheduleError as error:
+            raise InvalidDecision(str(error).strip().splitlines()[-1]) from error
+    return sch
+
+
+def best_seed(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule:
+    """The schedule of the first seed that can be carried out."""
+    reason: Exception | None = None
+    for decisions in space.seeds(func, target):
+        try:
+            return schedule_with(space, func, target, decisions)
+        except InvalidDecision as error:
+            reason = error
+    raise InvalidDecision(f"space {space.name} has no seed that fits this function: {reason}")
