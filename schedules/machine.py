@@ -30,10 +30,10 @@ class CpuMachine:
 def _machine(target_json: str) -> CpuMachine:
     target = tvm.target.Target(target_json)
     with target:
-        has = tvm.target.codegen.llvm_cpu_has_features if hasattr(tvm.target.codegen, "llvm_cpu_has_features") else None
+        has = tvm.target.codegen.llvm_cpu_has_features
 
         def feature(name: str) -> bool:
-            return bool(has(name, target)) if has else False
+            return bool(has(name, target))
 
         if feature("avx512f"):
             width, registers = 64, 32

@@ -1,0 +1,70 @@
+"""A task: one fused tensor function, the target it is built for, and how often the model runs it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from mlc.target import Target
+
+__all__ = ["Task", "normalise", "task_key"]
+
+#: attributes of a PrimFunc that change what it computes or how it must be built; the rest is naming
+_KEPT_ATTRS = ("tirx.noalias",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """``func`` is normalised (see :func:`normalise`); ``weight`` counts its calls in one run of the model."""
+
+    name: str
+    func: tirx.PrimFunc
+    target: Target
+    weight: int = 1
+
+    @property
+    def key(self) -> str:
+        """Equal for equal functions on equal targets under equal versions; what the log is keyed by."""
+        return task_key(self.func, self.target)
+
+    def with_weight(self, weight: int) -> Task:
+        return replace(self, weight=weight)
+
+
+def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without names and attributes that do not change its meaning."""
+    kept = {k: func.attrs[k] for k in _KEPT_ATTRS if func.attrs and k in func.attrs}
+    func = tirx.PrimFunc(func.params, func.body, func.ret_type, func.buffer_map)
+    for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():
+        func = func.with_attr(key, value)
+    return func
+
+
+def task_key(func: tirx.PrimFunc, target: Target) -> str:
+    """``<structural hash>-<target>-<versions>``; stable across processes and machines."""
+    digest = tvm_ffi.structural_hash(func, map_free_vars=True) & (2**64 - 1)
+    return f"{digest:016x}-{target.canonical}-{versions()}"
+
+
+@lru_cache(maxsize=1)
+def versions() -> str:
+    """The versions under which a schedule means the same: TVM's and LLVM's."""
+    return f"tvm{tvm.__version__}-llvm{tvm.target.codegen.llvm_version_major(allow_none=True)}"
+
+
+def to_json(func: tirx.PrimFunc) -> str:
+    """The function as text that :func:`from_json` reads back in another process."""
+    return str(tvm.ir.save_json(func))
+
+
+def from_json(text: str) -> tirx.PrimFunc:
+    """Inverse of :func:`to_json`; raises ``ValueError`` for anything that is no function."""
+    func = tvm.ir.load_json(text)
+    if not isinstance(func, tirx.PrimFunc):
+        raise ValueError(f"a serialised PrimFunc is needed, got {type(func).__name__} from {json.dumps(text[:40])}")
+    return func

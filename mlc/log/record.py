@@ -1,0 +1,46 @@
+"""One fact in the tuning log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+__all__ = ["Record"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened when one candidate of one task was built and run.
+
+    ``times`` are seconds per call, one per repeat, empty on failure. ``failure`` is empty on success, else one
+    of ``build``, ``run``, ``timeout``, ``crash``, ``wrong`` and ``detail`` says more. ``decisions`` are the
+    knob values by name, ``trace`` the JSON of the schedule's trace, which replays on an equal function.
+    """
+
+    task_key: str
+    task_name: str
+    space: str
+    decisions: dict[str, int]
+    trace: str
+    times: tuple[float, ...] = ()
+    failure: str = ""
+    detail: str = ""
+    machine: str = ""
+    versions: str = ""
+    seed: int = 0
+    session: str = ""
+    trial: int = 0
+    build_seconds: float = 0.0
+    when: float = 0.0  # seconds since the epoch
+    flops: float = 0.0
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a time counts."""
+        return not self.failure and bool(self.times)
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a call; infinity for a failure."""
+        return median(self.times) if self.ok else float("inf")

@@ -1,0 +1,62 @@
+"""The contract of every executor: requests in, one result for each, in the same order, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer"]
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How long and how often a candidate is run. Times are seconds."""
+
+    threads: int
+    repeats: int = 3
+    min_repeat_seconds: float = 0.01
+    warmup_runs: int = 1
+    timeout: float = 10.0  # build and run of one candidate, after which its worker is killed
+    rtol: float = 1e-3  # against the largest magnitude of the reference output
+    cutoff: float = 0.0  # seconds: a first run slower than this is timed once only; 0 switches it off
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """``func`` is the task's function and ``trace`` the candidate's trace, both as JSON text.
+
+    ``trace`` empty means the function is scheduled already (it carries ``tirx.is_scheduled``).
+    """
+
+    task_key: str
+    func: str
+    target: str  # JSON of the tvm target
+    trace: str
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code."""
+
+    times: tuple[float, ...] = ()
+    failure: str = ""
+    detail: str = ""
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
+    code_hash: str = ""
+
+
+class Measurer(Protocol):
+    """Builds and runs candidates somewhere that may crash, hang or lie."""
+
+    def measure(
+        self, requests: Sequence[MeasureRequest], on_result: Callable[[int, MeasureResult], None] | None = None
+    ) -> list[MeasureResult]:
+        """One result per request, in order. ``on_result`` is called as each one is known."""
+
+    def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
+        """Time the requests of *one* task interleaved, ``rounds`` times each, in one worker."""
+
+    def close(self) -> None:
+        """Stop every worker. Idempotent."""

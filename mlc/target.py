@@ -1,0 +1,151 @@
+"""The one place where a friendly target name becomes a TVM target.
+
+``native``                      this machine's CPU with all its features
+``llvm``                        a generic CPU of this machine's architecture
+``x86-64``, ``x86-64-v2|v3|v4``   the x86 levels
+``llvm -mcpu=znver3 -num-cores=4``   spelled out
+``cuda``, ``cuda:sm_90``, ``cuda -arch=sm_90``   an NVIDIA GPU
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mlc.config import physical_cores
+from mlc.errors import TargetError
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = ["FRIENDLY", "Target", "resolve"]
+
+FRIENDLY = {
+    "native": "this machine's CPU with all its features",
+    "llvm": "a generic CPU of this machine's architecture",
+    "x86-64": "any 64-bit x86 CPU (SSE2)",
+    "x86-64-v2": "x86 with SSE4.2",
+    "x86-64-v3": "x86 with AVX2 and FMA",
+    "x86-64-v4": "x86 with AVX-512",
+    "cuda": "NVIDIA GPU, sm_80 unless a GPU is found",
+    "cuda:sm_80": "NVIDIA Ampere (A100)",
+    "cuda:sm_86": "NVIDIA Ampere (consumer)",
+    "cuda:sm_89": "NVIDIA Ada",
+    "cuda:sm_90": "NVIDIA Hopper (H100, H200)",
+    "cuda:sm_90a": "NVIDIA Hopper with its architecture-specific instructions",
+}
+
+_SHARED_MEMORY = {"70": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "90a": 232448}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A resolved target: ``attrs`` is what TVM is given, ``name`` what the user wrote."""
+
+    name: str
+    attrs: str  # canonical JSON
+
+    @cached_property
+    def tvm(self) -> tvm.target.Target:
+        """The TVM target, with its host for a GPU."""
+        import tvm as _tvm
+
+        return _tvm.target.Target(json.loads(self.attrs))
+
+    @property
+    def kind(self) -> str:
+        """``llvm`` or ``cuda``."""
+        return str(json.loads(self.attrs)["kind"])
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that code for this target is run with (1 for a GPU target)."""
+        return int(json.loads(self.attrs).get("num-cores", 1))
+
+    @property
+    def canonical(self) -> str:
+        """A short text without spaces, part of a task's key: ``llvm/znver5/2`` or ``cuda/sm_90``."""
+        attrs = json.loads(self.attrs)
+        if attrs["kind"] == "cuda":
+            return f"cuda/{attrs['arch']}"
+        return f"llvm/{attrs.get('mcpu', 'generic')}/{attrs.get('num-cores', 1)}"
+
+
+def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> Target:
+    """Turn what a user wrote into a :class:`Target`; raises :class:`TargetError` with the nearest names."""
+    if isinstance(name, Target):
+        return name
+    if isinstance(name, dict):
+        return Target(str(name.get("kind", "?")), _dump(name))
+    return _resolve(name.strip(), threads or physical_cores())
+
+
+@lru_cache(maxsize=64)
+def _resolve(name: str, threads: int) -> Target:
+    words = name.split()
+    head = words[0] if words else ""
+    options = {}
+    for word in words[1:]:
+        match = re.fullmatch(r"--?([\w-]+)=(\S+)", word)
+        if not match:
+            raise TargetError(f"target options must look like -key=value, got {word!r} in {name!r}")
+        options[match[1]] = match[2]
+    if head.startswith("cuda"):
+        return _cuda(name, head, options)
+    if head == "native":
+        import tvm as _tvm
+
+        return _llvm(name, str(_tvm.target.codegen.llvm_get_system_cpu()), threads, options)
+    if head == "llvm":
+        return _llvm(name, options.pop("mcpu", ""), threads, options)
+    if re.fullmatch(r"x86-64(-v[234])?", head):
+        return _llvm(name, head, threads, options)
+    near = difflib.get_close_matches(head, FRIENDLY, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`mlc targets` lists the names"
+    raise TargetError(f"the target must be one that `mlc targets` lists, got {name!r}; {hint}")
+
+
+def _llvm(name: str, mcpu: str, threads: int, options: dict[str, str]) -> Target:
+    import tvm as _tvm
+
+    attrs: dict[str, Any] = {"kind": "llvm", "num-cores": int(options.pop("num-cores", threads))}
+    if mcpu:
+        triple = options.get("mtriple", str(_tvm.target.codegen.llvm_get_system_triple()))
+        if not _tvm.target.codegen.llvm_is_valid_cpu(mcpu, triple):
+            raise TargetError(f"-mcpu must name a CPU that LLVM knows for {triple}, got {mcpu!r}")
+        attrs["mcpu"] = mcpu
+    attrs.update(options)
+    return _checked(name, attrs)
+
+
+def _cuda(name: str, head: str, options: dict[str, str]) -> Target:
+    arch = head.partition(":")[2] or options.pop("arch", "sm_80")
+    number = arch.removeprefix("sm_")
+    if number not in _SHARED_MEMORY:
+        known = ", ".join(f"sm_{n}" for n in _SHARED_MEMORY)
+        raise TargetError(f"a CUDA architecture must be one of {known}, got {arch!r}")
+    attrs: dict[str, Any] = {
+        "kind": "cuda", "arch": f"sm_{number}", "max_threads_per_block": 1024, "thread_warp_size": 32,
+        "max_shared_memory_per_block": _SHARED_MEMORY[number], "host": {"kind": "llvm"},
+    }
+    attrs.update(options)
+    return _checked(name, attrs)
+
+
+def _checked(name: str, attrs: dict[str, Any]) -> Target:
+    import tvm as _tvm
+
+    try:
+        _tvm.target.Target(dict(attrs))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise TargetError(f"TVM must accept the target's options, but it refused {name!r}: {reason}") from error
+    return Target(name, _dump(attrs))
+
+
+def _dump(attrs: dict[str, Any]) -> str:
+    return json.dumps(attrs, sort_keys=True)
