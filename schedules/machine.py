@@ -48,6 +48,4 @@ def _machine(target_json: str) -> CpuMachine:
 
 def cpu_machine(target: tvm.target.Target) -> CpuMachine:
     """The machine that an ``llvm`` target describes."""
-    import json
-
-    return _machine(json.dumps(dict(target.export()), default=str))
+    return _machine(str(target))
