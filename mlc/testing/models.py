@@ -1,0 +1,265 @@
+"""Real networks with random weights, the same on every machine, for tests, the demo and the benchmarks.
+
+The nine convolutional networks are the ``light_*.onnx`` files inside the ``onnx`` package. Their weights are
+``ConstantOfShape``, so every output element would be one constant and a wrong program would pass; here each
+weight is drawn from a seeded generator, scaled for its role, so that activations stay near one from input to
+logits. The transformers are exported from ``transformers`` configurations; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = [
+    "LIGHT_MODELS", "MODELS", "bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny", "light_model", "light_path",
+    "random_inputs", "test_model",
+]
+
+LIGHT_MODELS = (
+    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
+    "zfnet512",
+)
+TRANSFORMERS = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny")
+MODELS = LIGHT_MODELS + TRANSFORMERS
+
+# A residual branch adds its variance to the trunk's; a smaller last scale keeps deep sums near one.
+_RESIDUAL_SCALE = 0.3
+_BATCH_NORM_ROLES = {1: "scale", 2: "bias", 3: "bias", 4: "variance"}
+
+
+class _Spec(Protocol):
+    """What :func:`random_inputs` needs of ``mlc.frontend.TensorSpec``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def test_model(name: str) -> onnx.ModelProto:
+    """Any model of :data:`MODELS` by its name; raises ``KeyError`` with the names for any other."""
+    if name in LIGHT_MODELS:
+        return light_model(name)
+    if name not in TRANSFORMERS:
+        raise KeyError(f"the name must be one of {', '.join(MODELS)}, got {name!r}")
+    build = {"bert_base": bert_base, "bert_tiny": bert_tiny, "gpt2_small": gpt2_small, "gpt2_tiny": gpt2_tiny}[name]
+    return build()
+
+
+test_model.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest takes its name for
+
+
+def light_path(name: str) -> Path:
+    """Where the ``onnx`` package keeps the untouched light model."""
+    import onnx
+
+    return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
+
+
+def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
+    """A light model whose parameters are all seeded random initializers, with one input, the image.
+
+    ``name`` is one of :data:`LIGHT_MODELS`; the input is f32 ``(1, 3, 224, 224)`` and meant to be standard normal.
+    """
+    import onnx
+
+    if name not in LIGHT_MODELS:
+        raise KeyError(f"a light model must be one of {', '.join(LIGHT_MODELS)}, got {name!r}")
+    model = onnx.load(light_path(name))
+    graph = model.graph
+    roles = _parameter_roles(graph)
+    shapes = _parameter_shapes(graph)
+    given = {tensor.name: tensor for tensor in graph.initializer}
+    used = {i for node in graph.node if node.op_type != "ConstantOfShape" for i in node.input}
+    rng = np.random.default_rng(seed)
+    filled = []
+    for parameter in sorted(shapes.keys() & used):
+        if parameter in roles:
+            values = _draw(rng, roles[parameter], shapes[parameter])
+            filled.append(_raw_tensor(parameter, values))
+        else:
+            filled.append(given[parameter])  # the shape argument of a Reshape
+    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
+    inputs = [i for i in graph.input if i.name in used and i.name not in shapes]
+    filled_graph = onnx.helper.make_graph(nodes, name, inputs, graph.output, filled)
+    # From IR version 4 on, initializers need not be listed as inputs.
+    return onnx.helper.make_model(filled_graph, ir_version=8, opset_imports=model.opset_import)
+
+
+def _parameter_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    from onnx import numpy_helper
+
+    given = {tensor.name: tensor for tensor in graph.initializer}
+    shapes = {name: tuple(tensor.dims) for name, tensor in given.items()}
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape":
+            shapes[node.output[0]] = tuple(int(d) for d in numpy_helper.to_array(given[node.input[0]]))
+    return shapes
+
+
+def _parameter_roles(graph: onnx.GraphProto) -> dict[str, tuple[str, float]]:
+    """Parameter -> (role, gain), from the node that uses it."""
+    summed = {i for node in graph.node if node.op_type == "Sum" for i in node.input}
+    reshaped = {node.output[0]: node.input[0] for node in graph.node if node.op_type in ("Unsqueeze", "Reshape")}
+    producers = {node.output[0]: node for node in graph.node}
+    roles: dict[str, tuple[str, float]] = {}
+    for node in graph.node:
+        residual = _RESIDUAL_SCALE if node.output[0] in summed else 1.0
+        if node.op_type in ("Conv", "Gemm"):
+            transposed = node.op_type == "Conv" or any(a.name == "transB" and a.i for a in node.attribute)
+            weight = reshaped.get(node.input[1], node.input[1])
+            roles[weight] = ("weight" if transposed else "weight_transposed", _gain(node.input[0], producers))
+            if len(node.input) > 2:
+                roles[node.input[2]] = ("bias", 1.0)
+        elif node.op_type == "BatchNormalization":
+            for position, role in _BATCH_NORM_ROLES.items():
+                roles[node.input[position]] = (role, residual if role == "scale" else 1.0)
+        elif node.op_type in ("Mul", "Add"):  # a learned scale or shift of each channel
+            for name in node.input:
+                if name in reshaped:
+                    roles[reshaped[name]] = ("scale" if node.op_type == "Mul" else "bias", 1.0)
+    return roles
+
+
+def _gain(value: str, producers: dict[str, onnx.NodeProto]) -> float:
+    """He's factor for a weight that reads ``value``: a rectifier halves the second moment, a maximum doubles it."""
+    node = producers.get(value)
+    while node is not None and node.op_type in ("Concat", "Transpose", "Reshape", "Dropout", "LRN"):
+        node = producers.get(node.input[0])
+    return math.sqrt(2.0) if node is not None and node.op_type == "Relu" else 1.0
+
+
+def _draw(rng: np.random.Generator, role: tuple[str, float], shape: tuple[int, ...]) -> np.ndarray:
+    kind, gain = role
+    if kind.startswith("weight"):
+        shape_2d = shape[2:] if shape[:2] == (1, 1) else shape  # a classifier stored with two leading ones
+        fan_in = math.prod(shape_2d[1:]) if kind == "weight" else shape_2d[0]
+        values = rng.standard_normal(shape, dtype=np.float32)
+        values *= np.float32(gain / math.sqrt(fan_in))
+        return values
+    if kind == "bias":
+        return np.float32(0.1) * rng.standard_normal(shape, dtype=np.float32)
+    if kind == "scale":
+        return rng.uniform(0.8 * gain, 1.2 * gain, shape).astype(np.float32)
+    return rng.uniform(0.6, 1.6, shape).astype(np.float32)  # a variance
+
+
+def _raw_tensor(name: str, values: np.ndarray) -> onnx.TensorProto:
+    import onnx
+
+    # Half a gigabyte of VGG: bytes, never a Python list.
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
+
+
+def bert_base(seq: int = 128) -> onnx.ModelProto:
+    """BERT-base: int64 ``input_ids, attention_mask, token_type_ids`` of ``(1, seq)`` to hidden states and pooled."""
+    return _export_bert(seq)
+
+
+def bert_tiny(seq: int = 16) -> onnx.ModelProto:
+    """BERT with two layers of 64 channels and 4 heads."""
+    return _export_bert(seq, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128,
+                        vocab_size=200, initializer_range=0.125)
+
+
+def gpt2_small(seq: int = 128) -> onnx.ModelProto:
+    """GPT-2 small without the vocabulary head: int64 ``input_ids`` of ``(1, seq)`` to f32 ``(1, seq, 768)``."""
+    return _export_gpt2(seq)
+
+
+def gpt2_tiny(seq: int = 16) -> onnx.ModelProto:
+    """GPT-2 with two layers of 64 channels and 4 heads."""
+    return _export_gpt2(seq, n_layer=2, n_embd=64, n_head=4, vocab_size=200, initializer_range=0.125,
+                        bos_token_id=0, eos_token_id=0)
+
+
+def _export_bert(seq: int, **config: Any) -> onnx.ModelProto:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    class Bert(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = BertModel(BertConfig(attn_implementation="eager", **config))
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            return self.bert(input_ids, attention_mask, token_type_ids, return_dict=False)
+
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    return _export(Bert, seq, names, ["last_hidden_state", "pooler_output"])
+
+
+def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
+    import torch
+    from transformers import GPT2Config, GPT2Model
+
+    class GPT2(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt2 = GPT2Model(GPT2Config(attn_implementation="eager", **config))
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.gpt2(input_ids, use_cache=False, return_dict=False)[0]
+
+    return _export(GPT2, seq, ["input_ids"], ["last_hidden_state"])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's notes on packages that it does not need."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _export(build: Any, seq: int, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+    import torch
+
+    with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        module = build().eval()
+        for parameter in module.parameters():
+            if parameter.ndim == 1:  # biases start at 0 and norms at 1: a program that skips them would pass
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        example = tuple(torch.ones(1, seq, dtype=torch.int64) for _ in inputs)
+        program = torch.onnx.export(
+            module, example, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+        )
+    return program.model_proto
+
+
+def random_inputs(specs: Iterable[_Spec], seed: int = 0) -> dict[str, np.ndarray]:
+    """One array per input, the same for the same seed: standard normal floats, integers in [0, 100), random booleans.
+
+    Masks and token types are 0 or 1. Integers are taken for token ids: a model that needs others is given its own.
+    """
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for spec in specs:
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            arrays[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+        elif dtype.kind == "b":
+            arrays[spec.name] = rng.integers(0, 2, spec.shape).astype(dtype)
+        else:
+            high = 2 if "mask" in spec.name or "type" in spec.name else 100
+            arrays[spec.name] = rng.integers(0, high, spec.shape).astype(dtype)
+    return arrays
