@@ -39,7 +39,7 @@ class Task:
 def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function without names and attributes that do not change its meaning."""
     kept = {k: func.attrs[k] for k in _KEPT_ATTRS if func.attrs and k in func.attrs}
-    func = tirx.PrimFunc(func.params, func.body, func.ret_type, func.buffer_map)
+    func = tirx.PrimFunc(func.params, func.body, func.ret_type)
     for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():
         func = func.with_attr(key, value)
     return func
