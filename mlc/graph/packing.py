@@ -1,0 +1,67 @@
+"""Weights of matrix products, rearranged at build time into the panels that the GEMM schedule reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from mlc.graph.blocked import dense_packed
+from mlc.target import Target
+
+__all__ = ["PANEL", "PackWeights"]
+
+#: columns of one panel: one AVX-512 or two AVX2 vectors of float32
+PANEL = 16
+
+
+def PackWeights(target: Target) -> tvm.transform.Pass:  # noqa: N802 - passes are named like classes in TVM
+    """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets.
+
+    ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="PackWeights")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return _Packer(mod).run() if target.kind == "llvm" else mod
+
+    return run
+
+
+def _pack(weight: np.ndarray) -> np.ndarray:
+    depth, columns = weight.shape
+    panels = -(-columns // PANEL)
+    padded = np.pad(weight, ((0, 0), (0, panels * PANEL - columns)))
+    return np.ascontiguousarray(padded.reshape(depth, panels, PANEL).transpose(1, 0, 2))
+
+
+@mutator
+class _Packer(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._mod = mod
+        self._packed: dict[int, relax.Expr] = {}
+
+    def run(self) -> tvm.IRModule:
+        gvar = self._mod.get_global_var("main")
+        self.builder_.update_func(gvar, self.visit_expr(self._mod["main"]))
+        return self.builder_.get()
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if not (isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.matmul"):
+            return call
+        data, weight = call.args
+        if not isinstance(weight, tvm.ir.GenericConst) or len(data.ty.shape) < 2:
+            return call
+        array = weight.value.numpy()
+        if array.ndim != 2 or array.dtype != np.float32 or str(data.ty.dtype) != "float32":
+            return call
+        columns = array.shape[1]
+        packed = relax.const(_pack(array))
+        product = self.builder_.call_te(dense_packed, data, packed, primfunc_name_hint="dense")
+        if columns % PANEL == 0:
+            return product
+        rank = len(data.ty.shape)
+        return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])
