@@ -1,0 +1,60 @@
+"""The one way in: whatever holds a model becomes an :class:`ImportedModel`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlc.errors import UsageError
+from mlc.frontend.model import ImportedModel, imported
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    source: Any,
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    name: str | None = None,
+) -> ImportedModel:
+    """Import a model.
+
+    ``source`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
+    tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax ``IRModule`` with a static ``main``. ``shapes``
+    fixes symbolic dimensions of an ONNX model's inputs: ``{"input": (1, 3, 224, 224)}``.
+
+    Raises :class:`mlc.errors.ModelError` for a model that is missing, broken or outside what can be imported, and
+    :class:`mlc.errors.UsageError` for arguments that do not fit it.
+    """
+    if isinstance(source, str | os.PathLike):
+        from mlc.frontend.onnx_file import read_model
+        from mlc.frontend.onnx_relax import import_onnx
+
+        path = Path(source)
+        return import_onnx(read_model(path), name or path.stem, shapes)
+    if _is(source, "onnx", "ModelProto"):
+        from mlc.frontend.onnx_relax import import_onnx
+
+        return import_onnx(source, name or source.graph.name or "model", shapes)
+    if shapes:
+        raise UsageError("shapes fixes the inputs of an ONNX model only; give example_inputs of the shape you want")
+    if _is(source, "torch.nn", "Module") or _is(source, "torch.export", "ExportedProgram"):
+        from mlc.frontend.pytorch import import_torch
+
+        return import_torch(source, example_inputs, name or type(source).__name__)
+    if _is(source, "tvm", "IRModule"):
+        return imported(source, name or "module")
+    raise UsageError(
+        "a model must be a path, an onnx.ModelProto, a torch.nn.Module with example_inputs, or a tvm.IRModule, got "
+        f"{type(source).__name__}"
+    )
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """``isinstance`` without importing the module: a value of its class can only exist where it is imported."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name))

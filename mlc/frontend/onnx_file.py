@@ -1,0 +1,84 @@
+"""Read an ONNX file and refuse, in one line, what is missing, broken or not valid ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["check_model", "read_model"]
+
+_PROTOBUF_LIMIT = 2 << 30  # bytes one protobuf message can hold; larger models keep their weights in other files
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model in ``path`` with its external data, parsed but not checked."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not path.exists():
+        raise ModelError(f"the model file must exist, but there is no {path}; check the path")
+    if path.is_dir():
+        raise ModelError(f"the model must be an ONNX file, but {path} is a folder; name the .onnx file inside it")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        size = path.stat().st_size
+        raise ModelError(
+            f"the model must be an ONNX protobuf, but {path} ({size} bytes) cannot be parsed; it is truncated or "
+            "another format: copy or export it again"
+        ) from None
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(f"the model must hold a graph, but the one in {path} is empty; export it again")
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"the weights that {path.name} keeps in other files must lie beside it, but: {_one_line(error)}; "
+            "copy them together"
+        ) from None
+    return model
+
+
+def check_model(model: onnx.ModelProto, name: str) -> None:
+    """Raise :class:`ModelError` where ``onnx.checker`` refuses the model."""
+    import onnx
+
+    if model.ByteSize() >= _PROTOBUF_LIMIT:
+        model = _without_weights(model)
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise ModelError(
+            f"the model must pass onnx.checker, but {name} does not: {_one_line(error)}; export it again"
+        ) from None
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with its initializers as inputs: what is left to check of a model beyond protobuf's limit."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = model.graph.name
+    light.graph.node.extend(model.graph.node)
+    light.graph.output.extend(model.graph.output)
+    light.graph.input.extend(model.graph.input)
+    named = {i.name for i in model.graph.input}
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
+        for t in model.graph.initializer if t.name not in named
+    )
+    return light
+
+
+def _one_line(error: Exception) -> str:
+    """The part of a checker's message that says what is wrong, without its context dump."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(line for line in lines if not line.startswith("==> Context"))
+    return text.rstrip(".;") or type(error).__name__

@@ -1,0 +1,341 @@
+"""Make an ONNX graph static: fix its input shapes, fold what depends on shapes and constants alone, drop the rest.
+
+Exporters compute reshapes' arguments from ``Shape``, ``Gather``, ``Concat``; TVM's importer fails on many of these
+chains. With static inputs they are numbers. Weights stay out of the graph that is worked on: large ones are inputs
+of known type while shapes are inferred, so that no pass copies them and models beyond protobuf's 2 GB are no case of
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlc.errors import ModelError, UsageError
+from mlc.frontend.model import merge_shape, shape_text
+from mlc.frontend.onnx_operators import functions_to_inline, walk_nodes
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Graph", "make_static"]
+
+_SMALL = 1 << 12  # bytes: constants up to here may be shapes and are shown to shape inference
+_LARGEST_FOLDED = 1 << 30  # bytes
+_NEVER_FOLDED = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    "If", "Loop", "Scan",
+    "DequantizeLinear", "QuantizeLinear",  # folding would hide that the weights are 8 bits wide
+})
+
+
+@dataclass
+class Graph:
+    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, ``folded`` arrays."""
+
+    inputs: list[onnx.ValueInfoProto]
+    outputs: list[onnx.ValueInfoProto]
+    nodes: list[onnx.NodeProto]
+    weights: dict[str, onnx.TensorProto]
+    opsets: dict[str, int]
+    functions: list[onnx.FunctionProto]
+    folded: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of the standard operators."""
+        return self.opsets.get("", self.opsets.get("ai.onnx", 1))
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value is a weight or was folded."""
+        return name in self.weights or name in self.folded
+
+    def constant(self, name: str) -> np.ndarray:
+        """The constant as an array (a view of the file's bytes where it can be)."""
+        from onnx import numpy_helper
+
+        return self.folded[name] if name in self.folded else numpy_helper.to_array(self.weights[name])
+
+    def used_constants(self) -> dict[str, np.ndarray]:
+        """The constants that some node or output reads."""
+        names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
+        return {name: self.constant(name) for name in sorted(names) if self.is_constant(name)}
+
+
+def make_static(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str) -> Graph:
+    """The model's graph with static input shapes and everything folded that depends on constants and shapes alone.
+
+    Functions are inlined where TVM has no converter for them. Raises :class:`ModelError` for an input whose shape is
+    not known, and :class:`UsageError` for ``shapes`` that do not fit.
+    """
+    graph = _take_apart(model)
+    _fix_inputs(graph, shapes, name)
+    if graph.functions:
+        _inline(graph, None)
+    _fold(graph, name)
+    while wanted := functions_to_inline(graph.nodes, graph.opsets):
+        before = [node.op_type for node in graph.nodes]
+        _inline(graph, wanted)
+        _fold(graph, name)
+        if [node.op_type for node in graph.nodes] == before:
+            break  # ONNX defines them by themselves; check_supported reports what is left
+    return graph
+
+
+def _take_apart(model: onnx.ModelProto) -> Graph:
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    return Graph(
+        inputs=[_copy(i) for i in model.graph.input if i.name not in weights],
+        outputs=[_copy(o) for o in model.graph.output],
+        nodes=[_copy(node) for node in model.graph.node],
+        weights=weights,
+        opsets={o.domain: o.version for o in model.opset_import},
+        functions=list(model.functions),
+    )
+
+
+def _copy(proto: Any) -> Any:
+    copied = type(proto)()
+    copied.CopyFrom(proto)
+    return copied
+
+
+def _fix_inputs(graph: Graph, shapes: Mapping[str, Sequence[int]], name: str) -> None:
+    unknown = shapes.keys() - {i.name for i in graph.inputs}
+    if unknown:
+        names = ", ".join(i.name for i in graph.inputs)
+        raise UsageError(f"shapes must name inputs of {name} ({names}), got {', '.join(sorted(unknown))}")
+    free = []
+    for value in graph.inputs:
+        if not value.type.HasField("tensor_type"):
+            kind = value.type.WhichOneof("value") or "value of unknown type"
+            raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
+        dims = _dims(value)
+        if dims is None:
+            dims = shapes.get(value.name)
+            if dims is None:
+                raise ModelError(
+                    f"every input needs a static shape, but {value.name} of {name} has none; pass "
+                    f"shapes={{{value.name!r}: (...)}} or export it with one"
+                )
+        merged = merge_shape(value.name, dims, shapes)
+        if not all(isinstance(d, int) for d in merged):
+            free.append((value.name, merged))
+        else:
+            _set_dims(value, [int(d) for d in merged if d is not None])
+    if free:
+        listed = ", ".join(f"{n} has {shape_text(s)}" for n, s in free)
+        example = ", ".join(f"{n!r}: {_example(s)}" for n, s in free)
+        raise ModelError(
+            f"every input dimension of {name} must be a number, but {listed}; pass shapes={{{example}}} or export "
+            "the model with fixed dimensions"
+        )
+
+
+def _example(shape: Sequence[int | str | None]) -> str:
+    numbers = [str(d if isinstance(d, int) else 1) for d in shape]
+    return f"({numbers[0]},)" if len(numbers) == 1 else f"({', '.join(numbers)})"
+
+
+def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    """Numbers, names of symbolic dimensions, or ``None`` for an unnamed one; ``None`` for an unknown rank."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
+        for d in tensor.shape.dim
+    )
+
+
+def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int]) -> None:
+    tensor = value.type.tensor_type
+    tensor.ClearField("shape")
+    tensor.shape.SetInParent()
+    for d in dims:
+        tensor.shape.dim.add(dim_value=d)
+
+
+# Protobuf views of the graph, for the ONNX library's own passes
+
+
+def _as_model(graph: Graph) -> onnx.ModelProto:
+    """The graph with small constants as initializers and the large ones as inputs."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    inputs, small = list(graph.inputs), []
+    for name, array in graph.folded.items():
+        if array.nbytes <= _SMALL:
+            small.append(numpy_helper.from_array(array, name))
+        else:
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            inputs.append(helper.make_tensor_value_info(name, kind, list(array.shape)))
+    for name, tensor in graph.weights.items():
+        if tensor.ByteSize() <= _SMALL:
+            small.append(tensor)
+        else:
+            inputs.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+    outputs = [_copy(o) for o in graph.outputs]
+    for output in outputs:  # the file's may be symbolic, or from before the inputs were fixed
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    body = helper.make_graph(graph.nodes, "main", inputs, outputs, small)
+    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items()]
+    version = max(8, onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True))
+    return helper.make_model(body, opset_imports=opsets, functions=graph.functions, ir_version=version)
+
+
+def _inline(graph: Graph, functions: set[tuple[str, str]] | None) -> None:
+    """Replace calls of the model's own functions (``None``) or of the given standard ones by their bodies."""
+    from onnx import inliner
+
+    model = _as_model(graph)
+    if functions is None:
+        model = inliner.inline_local_functions(model, convert_version=True)
+    else:
+        model = inliner.inline_selected_functions(model, sorted(functions), inline_schema_functions=True)
+    graph.nodes = list(model.graph.node)
+    graph.functions = list(model.functions)
+    graph.opsets = {o.domain: o.version for o in model.opset_import}
+
+
+def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Value -> (element type, shape) for every value whose shape is known in full."""
+    import onnx
+
+    model = _as_model(graph)
+    strict = all(node.domain in ("", "ai.onnx") for node in graph.nodes)  # other domains have no inference
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
+    known = {}
+    for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
+        dims = _dims(value) if value.type.HasField("tensor_type") else None
+        if dims is not None and all(isinstance(d, int) for d in dims):
+            known[value.name] = (value.type.tensor_type.elem_type, tuple(int(d) for d in dims if d is not None))
+    return known
+
+
+# Folding
+
+
+def _fold(graph: Graph, name: str) -> None:
+    """Fold until nothing changes: folding a reshape's argument lets inference see further."""
+    _drop_dead(graph)
+    while True:
+        before = (len(graph.nodes), len(graph.folded))
+        _fold_once(graph, _infer(graph, name))
+        _drop_dead(graph)
+        if (len(graph.nodes), len(graph.folded)) == before:
+            return
+
+
+def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
+    kept: list[onnx.NodeProto] = []
+    pending = list(reversed(graph.nodes))
+    while pending:
+        node = pending.pop()
+        taken = _taken_branch(node, graph)
+        if taken is not None:
+            pending.extend(reversed(taken))
+            continue
+        values = _evaluate(node, graph, known)
+        if values is None:
+            _pin_shape(node, graph, known)
+            kept.append(node)
+        else:
+            graph.folded.update({o: v for o, v in zip(node.output, values, strict=False) if o})
+    graph.nodes = kept
+
+
+def _evaluate(
+    node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]
+) -> list[np.ndarray] | None:
+    """The node's outputs if they follow from constants and static shapes, else ``None``."""
+    from onnx import helper
+
+    if node.op_type in ("Shape", "Size") and node.domain == "" and node.input[0] in known:
+        shape = known[node.input[0]][1]
+        if node.op_type == "Size":
+            return [np.array(math.prod(shape), dtype=np.int64)]
+        bounds = {a.name: a.i for a in node.attribute}
+        return [np.array(shape[bounds.get("start", 0):bounds.get("end")], dtype=np.int64)]
+    if node.op_type in _NEVER_FOLDED or not all(graph.is_constant(i) for i in node.input if i):
+        return None
+    for output in node.output:
+        if output in known:
+            kind, shape = known[output]
+            if math.prod(shape) * helper.tensor_dtype_to_np_dtype(kind).itemsize > _LARGEST_FOLDED:
+                return None
+    return _run_reference(node, graph)
+
+
+def _run_reference(node: onnx.NodeProto, graph: Graph) -> list[np.ndarray] | None:
+    """Evaluate with ONNX's own reference; what it has no implementation for stays in the graph."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {i: graph.constant(i) for i in node.input if i}
+    borders = ([helper.make_empty_tensor_value_info(n) for n in names if n] for names in (feeds, node.output))
+    one_node = helper.make_graph([node], "node", *borders)
+    try:
+        values = ReferenceEvaluator(one_node, opsets=graph.opsets).run(None, feeds)
+    except Exception:
+        return None
+    by_name = dict(zip((o for o in node.output if o), values, strict=True))
+    arrays = [by_name[o] for o in node.output if o]
+    if len(arrays) != len(node.output) or not all(isinstance(a, np.ndarray | np.generic) for a in arrays):
+        return None
+    return [np.ascontiguousarray(a).reshape(np.shape(a)) for a in arrays]
+
+
+def _taken_branch(node: onnx.NodeProto, graph: Graph) -> list[onnx.NodeProto] | None:
+    """The nodes of the branch that an ``If`` with a constant condition takes. Names are unique across a model."""
+    from onnx import helper
+
+    if node.op_type != "If" or node.domain != "" or not graph.is_constant(node.input[0]):
+        return None
+    wanted = "then_branch" if bool(graph.constant(node.input[0]).reshape(-1)[0]) else "else_branch"
+    branch = next(a.g for a in node.attribute if a.name == wanted)
+    graph.weights.update({tensor.name: tensor for tensor in branch.initializer})
+    results = [
+        helper.make_node("Identity", [inner.name], [outer])
+        for inner, outer in zip(branch.output, node.output, strict=True) if outer
+    ]
+    return [*branch.node, *results]
+
+
+def _pin_shape(node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
+    """Give ``Reshape`` and ``Expand`` their inferred output shape: no -1 or 0, and no ``Expand`` to less than its input.
+
+    TVM's converter takes ``Expand``'s argument for the output shape, where ONNX broadcasts both ways.
+    """
+    if node.domain != "" or node.op_type not in ("Reshape", "Expand") or node.output[0] not in known:
+        return
+    shape = known[node.output[0]][1]
+    if len(node.input) < 2 or 0 in shape:  # opset 1 keeps the shape in an attribute; empty tensors keep theirs
+        return
+    name = f"{node.output[0]}/static_shape"
+    if node.input[1] != name:
+        graph.folded[name] = np.array(shape, dtype=np.int64)
+        node.input[1] = name
+
+
+def _drop_dead(graph: Graph) -> None:
+    """Drop the nodes that no output needs."""
+    needed = {o.name for o in graph.outputs}
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(i for inner in walk_nodes([node]) for i in inner.input)
+            needed.update(o.name for a in node.attribute for g in (a.g, *a.graphs) for o in g.output)
+    graph.nodes = kept[::-1]

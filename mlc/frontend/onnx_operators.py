@@ -1,0 +1,141 @@
+"""Which ONNX operators can be imported, and which of the others have a definition that can be inlined instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from mlc.errors import UnsupportedOperators
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["check_known", "check_supported", "functions_to_inline", "unsupported", "walk_nodes"]
+
+_STANDARD = ("", "ai.onnx")
+# onnxruntime's own operators among TVM's converters; TVM looks converters up without their domain.
+_MICROSOFT = frozenset({"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization"})
+# TVM's converter of this name means the onnxruntime operator, not the standard one.
+_MICROSOFT_ONLY = frozenset({"Attention"})
+# Values that no compiled function can hold: sequences and optionals.
+_NOT_TENSORS = frozenset({
+    "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
+    "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence",
+})
+
+
+@lru_cache(maxsize=1)
+def _converters() -> frozenset[str]:
+    """Operators with a converter in TVM. It names no public list of them; the package's version is pinned."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    return frozenset(onnx_frontend._get_convert_map()) - _NOT_TENSORS
+
+
+def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs (the bodies of If, Loop, Scan) included."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from walk_nodes(graph.node)
+
+
+def unsupported(node: onnx.NodeProto) -> str:
+    """The operator's name, with what is special about this use, if TVM cannot import the node; else an empty text."""
+    qualified = _qualified(node)
+    if node.domain not in _STANDARD:
+        return "" if node.domain == "com.microsoft" and node.op_type in _MICROSOFT else qualified
+    if node.op_type not in _converters() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
+        return qualified
+    return _wrongly_converted(node)
+
+
+def _wrongly_converted(node: onnx.NodeProto) -> str:
+    """Uses that TVM's converters accept and compute wrongly."""
+    attributes = {a.name: a for a in node.attribute}
+    used_outputs = [o for o in node.output if o]
+    if node.op_type == "BatchNormalization" and (
+        len(used_outputs) > 1 or ("training_mode" in attributes and attributes["training_mode"].i)
+    ):
+        return "BatchNormalization in training mode"
+    if node.op_type == "LayerNormalization" and len(used_outputs) > 1:
+        return "LayerNormalization with its mean and deviation"
+    if node.op_type == "ConvTranspose" and "output_shape" in attributes:
+        return "ConvTranspose with output_shape"
+    if node.op_type == "MaxPool" and len(used_outputs) > 1:
+        return "MaxPool with its indices"
+    return ""
+
+
+def functions_to_inline(nodes: Iterable[onnx.NodeProto], opsets: dict[str, int]) -> set[tuple[str, str]]:
+    """``(domain, operator)`` of the nodes that cannot be imported but are ONNX functions, defined by other operators."""
+    return {(node.domain, node.op_type) for node in nodes if unsupported(node) and _is_function(node, opsets)}
+
+
+def check_supported(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Raise :class:`UnsupportedOperators` with every node that cannot be imported."""
+    _raise_if_any((unsupported(node), node) for node in nodes)
+
+
+def check_known(model: onnx.ModelProto) -> None:
+    """Raise :class:`UnsupportedOperators` if an operator exists neither in ONNX at this opset nor in the model.
+
+    Then everything else that could not be imported is listed with it, so that nobody fixes one at a time.
+    """
+    opsets = {o.domain: o.version for o in model.opset_import}
+    local = {(f.domain, f.name) for f in model.functions}
+    bodies = [node for function in model.functions for node in function.node]
+    nodes = [n for n in walk_nodes([*model.graph.node, *bodies]) if (n.domain, n.op_type) not in local]
+    unknown = [n for n in nodes if _schema(n, opsets) is None and unsupported(n)]
+    if unknown:
+        _raise_if_any(
+            (_unknown_text(n, opsets) if _schema(n, opsets) is None else unsupported(n), n)
+            for n in nodes if unsupported(n) and not _is_function(n, opsets) and not _may_fold(n)
+        )
+
+
+def _may_fold(node: onnx.NodeProto) -> bool:
+    """Whether the node often disappears when shapes are folded."""
+    return node.op_type in ("If", "Loop", *_NOT_TENSORS)
+
+
+def _unknown_text(node: onnx.NodeProto, opsets: dict[str, int]) -> str:
+    if node.domain in _STANDARD:
+        return f"{_qualified(node)} (unknown in opset {opsets.get(node.domain, 0)})"
+    return _qualified(node)
+
+
+def _raise_if_any(found: Iterable[tuple[str, onnx.NodeProto]]) -> None:
+    by_operator: dict[str, list[str]] = {}
+    for name, node in found:
+        if name:
+            by_operator.setdefault(name, []).append(_node_name(node))
+    if by_operator:
+        raise UnsupportedOperators(by_operator)
+
+
+def _is_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+    schema = _schema(node, opsets)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def _schema(node: onnx.NodeProto, opsets: dict[str, int]) -> onnx.defs.OpSchema | None:
+    import onnx
+
+    domain = "" if node.domain in _STANDARD else node.domain
+    version = opsets.get(domain, opsets.get("ai.onnx", 0) if domain == "" else 0)
+    try:
+        return onnx.defs.get_schema(node.op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _qualified(node: onnx.NodeProto) -> str:
+    return node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+
+
+def _node_name(node: onnx.NodeProto) -> str:
+    """The node's name, or its first output's: exporters may leave names empty, outputs never are."""
+    return node.name or next((o for o in node.output if o), "an unnamed node")

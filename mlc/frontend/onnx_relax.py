@@ -1,0 +1,81 @@
+"""ONNX to Relax: TVM's converters, driven node by node so that an error names the node."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlc.errors import MlcError, ModelError
+from mlc.frontend.model import ImportedModel, imported
+from mlc.frontend.onnx_file import check_model
+from mlc.frontend.onnx_fold import Graph, make_static
+from mlc.frontend.onnx_operators import check_known, check_supported
+
+if TYPE_CHECKING:
+    import onnx
+    import tvm
+
+__all__ = ["import_onnx"]
+
+
+def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> ImportedModel:
+    """Check and import an ONNX model; ``shapes`` fixes symbolic input dimensions.
+
+    Raises :class:`ModelError` for a model that is not valid or not static, and :class:`UnsupportedOperators` with
+    all operators that cannot be imported.
+    """
+    check_known(model)
+    check_model(model, name)
+    graph = make_static(model, shapes or {}, name)
+    check_supported(graph.nodes)
+    mod = _to_relax(graph, name)
+    return imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
+
+
+def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
+    from onnx import helper
+    from tvm import relax
+
+    proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
+    importer = _importer_class()(graph.used_constants())
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # renamed inputs: our specifications keep the model's names
+        try:
+            mod = importer.from_onnx(proto, graph.opset)
+        except MlcError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
+    return relax.transform.DeadCodeElimination()(mod)
+
+
+def _importer_class() -> Any:
+    """TVM's importer with weights as arrays instead of protobufs (no second copy), and errors that name the node."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    class Importer(ONNXGraphImporter):
+        def __init__(self, constants: Mapping[str, Any]) -> None:
+            super().__init__(shape_dict={}, dtype_dict={})
+            self._nodes.update({n: relax.const(tvm.runtime.tensor(array)) for n, array in constants.items()})
+
+        def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            try:
+                return super()._convert_operator(op_name, inputs, attrs, opset)
+            except Exception as error:
+                node = attrs["tvm_custom"]["name"] or "an unnamed node"
+                raise ModelError(
+                    f"every node must be importable, but {op_name} ({node}) is not: {_last_line(error)}; replace it "
+                    "in the model or export it with another opset"
+                ) from error
+
+    return Importer
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else type(error).__name__
