@@ -231,7 +231,7 @@ class _Rewriter:
             te_args = (self._as(data, layout), _const(packed), strides, pads, dilation)
             return layout, self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
         if groups == 1 and channels < _NARROW:
-            x, packed = self._narrow(data), out.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, None]
+            x, packed = self._narrow(data), out.cut(array, 0).transpose(0, 3, 4, 2, 1)[:, None]
         else:
             inner = ChannelBlocks(channels, groups).canonical()
             x = self._as(data, inner)
