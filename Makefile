@@ -1,0 +1,54 @@
+# Everything a newcomer needs. `make venv` is done by the targets that need it, and only when it is out of date.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest
+# PyTorch goes first and alone, so that a CPU wheel that pip is configured to find wins over the CUDA one.
+TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
+# how long `make demo` tunes
+DEMO_SECONDS ?= 120
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all lint bench clean
+
+help:
+	@echo "make venv      install mlc with its development and benchmark extras into $(VENV)"
+	@echo "make demo      tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
+	@echo "make test      ruff, mypy, import-linter and the tests that take less than half a minute each"
+	@echo "make test-all  the slow tests too"
+	@echo "make bench     the measured table of the README, written to build/bench/"
+	@echo "make lint      ruff, mypy and import-linter alone"
+	@echo "make clean     remove build artefacts and caches (not $(VENV))"
+
+venv: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml
+	@echo "installing into $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(TORCH)
+	@$(PIP) install --editable '.[dev,bench]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m mlc.cli.demo --seconds $(DEMO_SECONDS) --directory build/demo
+
+lint: $(STAMP)
+	@mkdir -p build
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache > build/import-linter.txt 2>&1 || { cat build/import-linter.txt; exit 1; }
+
+test: lint
+	@$(PYTEST) -m "not slow"
+
+test-all: lint
+	@$(PYTEST)
+
+bench: $(STAMP)
+	@$(BIN)/python -m tests.performance.table --output build/bench
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

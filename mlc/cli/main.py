@@ -1,0 +1,154 @@
+"""The ``mlc`` command: parse, dispatch, and turn every outcome into an exit code.
+
+0 is success, 2 a usage error, 1 any other failure. Errors are one line on standard error; with ``--json`` the
+same line is also the document on standard output, so that a script always has one to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from mlc.cli import compile, doctor, run, targets
+from mlc.cli.outcome import Command, Outcome
+from mlc.config import SETTINGS, get_int
+from mlc.errors import MlcError, UsageError
+
+__all__ = ["COMMANDS", "main", "parser"]
+
+COMMANDS: tuple[Command, ...] = (
+    compile.COMMAND, run.COMMAND, targets.COMMAND, doctor.COMMAND,
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours: one line, with the way to the help."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; `{self.prog} --help` lists what it takes")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    settings = "\n".join(f"  {s.name:<14} {s.help}" for s in SETTINGS.values())
+    top = _Parser(
+        prog="mlc", description="A tensor-program autotuning compiler on Apache TVM.",
+        epilog=f"settings from the environment:\n{settings}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )
+    top.add_argument("--version", action="store_true", help="print the version and stop")
+    _add_common(top)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.name, help=command.help, description=command.help, epilog=command.epilog or None,
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        )
+        command.add_arguments(sub)
+        for leaf in _leaves(sub):
+            _add_common(leaf)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code and never raises for an error that is the user's to mend."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json, debug = "--json" in words, "--debug" in words
+    try:
+        debug = debug or get_int("MLC_DEBUG") > 0
+        outcome = _dispatch(words)
+        if outcome is not None:
+            _print(outcome, as_json)
+        sys.stdout.flush()
+        return outcome.exit_code if outcome else 0
+    except MlcError as error:
+        return _fail(error, str(error), error.exit_code, as_json, debug)
+    except KeyboardInterrupt as error:
+        return _fail(error, str(error) or "interrupted", 1, as_json, debug)
+    except BrokenPipeError:  # the reader went away: `mlc log show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, MemoryError) as error:
+        return _fail(error, str(error) or type(error).__name__, 1, as_json, debug)
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[-1]
+        message = f"{type(error).__name__}: {line}; this is a defect in mlc: run again with --debug for the trace"
+        return _fail(error, message, 1, as_json, debug)
+
+
+def _dispatch(words: list[str]) -> Outcome | None:
+    top = parser()
+    try:
+        args = top.parse_args(words)
+    except SystemExit:  # --help has printed what was asked for
+        return None
+    if args.version:
+        from mlc.installation import installed
+
+        print(f"mlc {installed('mlc')}")
+        return None
+    if args.command is None:
+        raise UsageError("a command is needed: " + ", ".join(c.name for c in COMMANDS) + "; `mlc --help` explains")
+    args.json, args.debug = getattr(args, "json", False), getattr(args, "debug", False)
+    command = next(c for c in COMMANDS if c.name == args.command)
+    if command.needs_tvm:
+        from mlc.installation import check_pins
+
+        check_pins()
+    return command.execute(args)
+
+
+def _add_common(sub: argparse.ArgumentParser) -> None:
+    group = sub.add_argument_group("output")
+    group.add_argument("--json", action="store_true", default=argparse.SUPPRESS,
+                       help="one JSON document on standard output, progress on standard error")
+    group.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
+                       help="show the trace of an error")
+
+
+def _leaves(sub: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parser itself, or those of its own sub-commands."""
+    for action in sub._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return list(action.choices.values())
+    return [sub]
+
+
+def _print(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_plain(outcome.document), indent=2, default=str, allow_nan=False))
+    elif outcome.render is not None:
+        from mlc.report.console import stdout_console
+
+        outcome.render(stdout_console())
+
+
+def _plain(value: Any) -> Any:
+    """The value with what JSON can't say (infinity, NaN) as null."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _fail(error: BaseException, message: str, code: int, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    line = " ".join(message.split())
+    print(f"mlc: error: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"kind": type(error).__name__, "message": line}}))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""MODEL on the command line: a file, or the name of a built-in network."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["ModelArgument", "find_model"]
+
+_TRANSFORMERS = {name.replace("_", "-"): name for name in ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny")}
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """``text`` is what the user wrote, ``stem`` names files made from it; ``path`` is None for a built-in network."""
+
+    text: str
+    stem: str
+    path: Path | None
+    builtin: str | None = None
+
+    @property
+    def is_artifact(self) -> bool:
+        """Whether it is a compiled module."""
+        return self.path is not None and self.path.suffix == ".so"
+
+    def source(self) -> Path | onnx.ModelProto:
+        """What :func:`mlc.compile` takes."""
+        if self.path is not None:
+            return self.path
+        from mlc.testing.models import test_model
+
+        return test_model(str(self.builtin))
+
+
+def find_model(text: str) -> ModelArgument:
+    """Raises :class:`ModelError` for a missing file and :class:`UsageError` for an unknown built-in name."""
+    if text in _TRANSFORMERS:
+        return ModelArgument(text, text, None, _TRANSFORMERS[text])
+    if text.startswith("light:"):
+        from mlc.testing.models import LIGHT_MODELS
+
+        name = text.removeprefix("light:")
+        if name in LIGHT_MODELS:
+            return ModelArgument(text, name, None, name)
+        near = difflib.get_close_matches(name, LIGHT_MODELS, n=2) or LIGHT_MODELS
+        raise UsageError(f"a light model must be one that the onnx package has, got {name!r}; try {', '.join(near)}")
+    path = Path(text)
+    if not path.is_file():
+        names = difflib.get_close_matches(text, _TRANSFORMERS, n=1)
+        hint = f"did you mean {names[0]}?" if names else "give an .onnx file, light:squeezenet, bert-base or gpt2-small"
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ModelError(f"the model must be a file or a built-in name, but {text} {what}; {hint}")
+    return ModelArgument(text, path.stem, path)

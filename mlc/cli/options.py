@@ -1,0 +1,88 @@
+"""Arguments that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlc.frontend.model import TensorSpec
+
+__all__ = [
+    "MODELS_EPILOG", "add_log", "add_model", "add_target", "add_threads", "check_folder", "non_negative_int",
+    "positive_float", "positive_int", "specs",
+]
+
+MODELS_EPILOG = """models:
+  a file           anything.onnx
+  light:NAME       a network of the onnx package with seeded random weights: squeezenet, resnet50, vgg19, ...
+  bert-base, gpt2-small    from transformers configurations with seeded random weights, 128 tokens
+"""
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: 1, 2, 3, ..."""
+    value = _number(int, text, "a whole number")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    """An argparse type: 0, 1, 2, ..."""
+    value = _number(int, text, "a whole number")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    value = _number(float, text, "a number")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
+    return value
+
+
+def add_model(parser: argparse.ArgumentParser, what: str = "an ONNX file") -> None:
+    parser.add_argument("model", metavar="MODEL", help=f"{what}, or the name of a built-in model (below)")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", default="native", metavar="T",
+                        help="what to build for; `mlc targets` lists the names (default: native, this CPU)")
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="FILE",
+                        help="the tuning log (default: your own for the target, read over the shipped one)")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive_int, metavar="N",
+                        help="CPU threads (default: the physical cores this process may use)")
+
+
+def _number(kind: type, text: str, what: str):  # type: ignore[no-untyped-def]
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
+
+
+def check_folder(output: Path) -> None:
+    """Refuse an output file whose folder isn't there before minutes are spent; raises :class:`UsageError`."""
+    if output.is_dir():
+        raise UsageError(f"the output must be a file, but {output} is a folder; add a file name")
+    if not output.parent.is_dir():
+        folder = output.parent
+        raise UsageError(f"the output's folder must exist, but {folder} does not; run `mkdir -p {folder}`")
+
+
+def specs(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    """Names, shapes and types as a document."""
+    return [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in tensors]

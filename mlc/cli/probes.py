@@ -1,0 +1,277 @@
+"""What ``mlc doctor`` looks at. Every probe returns findings and never raises: a broken part is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlc.config import get, physical_cores, user_log_path
+from mlc.installation import installed, pins
+
+__all__ = ["Finding", "cpu_findings", "examine"]
+
+State = Literal["ok", "note", "wrong"]
+
+#: LLVM's name of a feature that its x86 code generator uses by itself -> the flag in /proc/cpuinfo that says the
+#: machine has it. Features reached only through explicit intrinsics or by the system (pku, rdpru, wbnoinvd,
+#: movdir64b, mwaitx, ...) are left out: a virtual machine may mask those without harm.
+_FLAG_OF_FEATURE = {
+    "sse3": "pni", "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "sse4a": "sse4a", "popcnt": "popcnt",
+    "lzcnt": "abm", "movbe": "movbe", "bmi": "bmi1", "bmi2": "bmi2", "adx": "adx", "cx16": "cx16", "f16c": "f16c",
+    "avx": "avx", "avx2": "avx2", "fma": "fma", "fma4": "fma4", "xop": "xop", "tbm": "tbm", "aes": "aes",
+    "pclmul": "pclmulqdq", "vaes": "vaes", "vpclmulqdq": "vpclmulqdq", "gfni": "gfni", "sha": "sha_ni",
+    "avxvnni": "avx_vnni", "avxifma": "avx_ifma", "avxvnniint8": "avx_vnni_int8", "avxneconvert": "avx_ne_convert",
+    "avx512f": "avx512f", "avx512cd": "avx512cd", "avx512bw": "avx512bw", "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi", "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni", "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avx512vp2intersect": "avx512_vp2intersect",
+    "prfchw": "3dnowprefetch",
+}
+_PEERS = ("onnxruntime", "openvino", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis; ``remedy`` says what to do where something is wrong."""
+
+    name: str
+    state: State
+    value: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every finding, in the order in which a reader wants them."""
+    findings: list[Finding] = []
+    for probe in (_python, _packages, _clash):
+        findings += _guarded(probe)
+    if any(f.state == "wrong" for f in findings):
+        return findings + [Finding("the rest", "note", "not looked at: importing TVM is unsafe until this is mended")]
+    with _without_torch():
+        findings += _guarded(_native)
+    for probe in (_runs, _threads, _linker, _cuda, _logs):
+        findings += _guarded(probe)
+    return findings
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """TVM imports PyTorch where it is installed, which takes a second and serves nobody here."""
+    if "tvm" in sys.modules or "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what the import system takes for "not there"
+    try:
+        import tvm  # noqa: F401
+
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+def _guarded(probe: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    try:
+        return list(probe())
+    except Exception as error:
+        name = probe.__name__.strip("_")
+        line = (str(error).strip().splitlines() or [""])[-1]
+        return [Finding(name, "wrong", f"{type(error).__name__}: {line}", "reinstall mlc into a fresh environment")]
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("mlc", "ok", installed("mlc") or "not installed")
+    for pin in pins():
+        if pin.ok:
+            yield Finding(pin.package, "ok", pin.wanted)
+        else:
+            what = f"{pin.found or 'missing'}, where {pin.wanted} is needed"
+            yield Finding(pin.package, "wrong", what, f"run `pip install {pin.package}=={pin.wanted}`")
+    xgboost = installed("xgboost-cpu") or installed("xgboost")
+    for name, version in (("xgboost", xgboost), ("onnx", installed("onnx")), ("numpy", installed("numpy"))):
+        if version:
+            yield Finding(name, "ok", version)
+        else:
+            package = "xgboost-cpu" if name == "xgboost" else name
+            yield Finding(name, "wrong", "missing", f"run `pip install {package}`")
+    peers = {peer: installed(peer) for peer in _PEERS}
+    have = ", ".join(f"{peer} {version}" for peer, version in peers.items() if version)
+    lack = ", ".join(peer for peer, version in peers.items() if not version)
+    yield Finding("peers for mlc bench", "note", have + (f"{'; ' if have else ''}without {lack}" if lack else ""))
+
+
+def _clash() -> Iterator[Finding]:
+    other = installed("mlc-python")
+    if other:
+        yield Finding("module mlc", "wrong", f"mlc-python {other} installs a module of the same name",
+                      "run `pip uninstall mlc-python`, then install mlc again")
+
+
+def _native() -> Iterator[Finding]:
+    from mlc.target import resolve
+
+    target = resolve("native")
+    import tvm
+
+    yield Finding("llvm", "ok", f"{tvm.target.codegen.llvm_version_major()}")
+    yield Finding("target native", "ok", f"{target.canonical} ({_cpu_model()})")
+    if platform.machine() == "x86_64":
+        features = set(tvm.target.codegen.llvm_get_cpu_features(target.tvm))
+        yield from cpu_findings(features, _cpu_flags())
+
+
+def cpu_findings(features: set[str], flags: set[str]) -> Iterator[Finding]:
+    """What LLVM assumes of the CPU (its feature names) against what the machine says it has (cpuinfo flags)."""
+    if not flags:
+        yield Finding("cpu features", "note", "/proc/cpuinfo can't be read, so nothing was compared")
+        return
+    masked = sorted(f for f in features & _FLAG_OF_FEATURE.keys() if _FLAG_OF_FEATURE[f] not in flags)
+    if masked:
+        yield Finding(
+            "cpu features", "wrong", f"LLVM assumes {', '.join(masked)}, which this (virtual) machine hides",
+            "native code may stop with an illegal instruction: use --target x86-64-v3 or a level below what is hidden",
+        )
+        return
+    vectors = next((v for v in ("avx512f", "avx2", "avx", "sse4.2") if v in features), "sse2")
+    yield Finding("cpu features", "ok", f"all that LLVM uses are there, up to {vectors}")
+
+
+def _runs() -> Iterator[Finding]:
+    """Build a small function for the native target and run it in a forked process, which may die of it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if _native_sum() else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        yield Finding("native code", "wrong", f"a compiled function was stopped by {name}",
+                      "build with --target x86-64-v3, and report the CPU's model")
+    elif os.WEXITSTATUS(status):
+        wrong = "computed a wrong result" if os.WEXITSTATUS(status) == 2 else "could not be built"
+        yield Finding("native code", "wrong", f"a small function {wrong}", "reinstall mlc into a fresh environment")
+    else:
+        yield Finding("native code", "ok", "a compiled function ran and was right")
+
+
+def _native_sum() -> bool:
+    import numpy as np
+    import tvm
+    from tvm import te
+
+    from mlc.target import resolve
+
+    a, b = te.placeholder((1027,), name="a"), te.placeholder((1027,), name="b")
+    c = te.compute((1027,), lambda i: a[i] * b[i] + a[i], name="c")
+    built = tvm.compile(te.create_prim_func([a, b, c]), target=resolve("native").tvm)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 1027), dtype="float32")
+    out = tvm.runtime.tensor(np.zeros(1027, "float32"))
+    built(tvm.runtime.tensor(x), tvm.runtime.tensor(y), out)
+    return bool(np.allclose(out.numpy(), x * y + x, rtol=1e-5, atol=1e-6))
+
+
+def _threads() -> Iterator[Finding]:
+    import tvm_ffi
+
+    default = int(tvm_ffi.get_global_func("runtime.NumThreads")())
+    cores = physical_cores()
+    source = "MLC_THREADS" if get("MLC_THREADS") else "physical cores"
+    yield Finding("threads", "ok", f"{cores} ({source}); TVM by itself would use {default} of {os.cpu_count()} CPUs")
+
+
+def _linker() -> Iterator[Finding]:
+    found = next((name for name in (os.environ.get("CXX"), "g++", "gcc", "clang") if name and shutil.which(name)), None)
+    if found:
+        yield Finding("linker", "ok", str(shutil.which(found)))
+    else:
+        yield Finding("linker", "wrong", "no g++, gcc or clang on the PATH", "install g++: it links the artifacts")
+
+
+def _cuda() -> Iterator[Finding]:
+    nvcc = shutil.which(get("MLC_NVCC"))
+    if nvcc:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=5, check=False).stdout
+        release = next((part.strip() for part in text.split(",") if part.strip().startswith("release")), "?")
+        yield Finding("nvcc", "ok", f"{release} at {nvcc}")
+    else:
+        yield Finding("nvcc", "note", f"no {get('MLC_NVCC')} on the PATH: models can't be built for cuda targets")
+    try:
+        driver: Any = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        yield Finding("cuda driver", "note", "none: code for cuda targets can be built, but not run here")
+        return
+    version, count = ctypes.c_int(), ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        yield Finding("cuda driver", "note", f"CUDA {_cuda_version(version.value)}, but no GPU answers")
+        return
+    names = ", ".join(_gpu(driver, index) for index in range(count.value))
+    yield Finding("cuda driver", "ok", f"CUDA {_cuda_version(version.value)}: {names}")
+
+
+def _gpu(driver: Any, index: int) -> str:
+    name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGetName(name, 128, index)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # compute capability, from cuda.h
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
+    return f"{name.value.decode()} (sm_{major.value}{minor.value})"
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _logs() -> Iterator[Finding]:
+    from mlc.target import resolve
+
+    canonical = resolve("native").canonical
+    path = user_log_path(canonical)
+    folder = next(p for p in (path.parent, *path.parent.parents) if p.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        yield Finding("your log", "wrong", f"{path} can't be written", "set MLC_DATA_DIR to a folder of yours")
+    elif path.exists():
+        yield Finding("your log", "ok", f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    else:
+        yield Finding("your log", "ok", f"{path} (not written yet)")
+    yield Finding("shipped logs", "note", ", ".join(_shipped()) or "none")
+
+
+def _shipped() -> list[str]:
+    import tuning_logs
+
+    root = Path(next(iter(tuning_logs.__path__)))
+    return sorted(str(p.relative_to(root)) for kind in ("*.db", "*.jsonl") for p in root.rglob(kind))
+
+
+def _cpu_flags() -> set[str]:
+    line = next((text for text in _cpuinfo() if text.startswith("flags")), "")
+    return set(line.partition(":")[2].split())
+
+
+def _cpu_model() -> str:
+    line = next((text for text in _cpuinfo() if text.startswith("model name")), "")
+    return line.partition(":")[2].strip() or platform.machine()
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []

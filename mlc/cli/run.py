@@ -1,0 +1,140 @@
+"""``mlc run``: run a compiled model on files or on seeded random inputs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli import options
+from mlc.cli.outcome import Command, Outcome
+from mlc.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+    from mlc.build import Executable
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.so", help="a file that `mlc compile` wrote")
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", dest="inputs",
+                        help="an input's array; give it once for each input (default: seeded random values)")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the outputs, by name")
+    parser.add_argument("--repeat", type=options.positive_int, metavar="N", help="run N times and print the latency")
+    parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
+                        help="of the random inputs (default: 0)")
+
+
+def _execute(args: argparse.Namespace) -> Outcome:
+    import numpy as np
+
+    import mlc
+
+    files = _parse_inputs(args.inputs)
+    if args.output:
+        options.check_folder(args.output)
+    arrays = {name: _load_array(name, path) for name, path in files.items()}
+    exe = mlc.load(args.model)
+    inputs = _complete(exe, arrays, args.seed)
+    outputs = exe(**inputs)
+    names = [spec.name for spec in exe.outputs]
+    if args.output:
+        np.savez(args.output, **dict(zip(names, outputs, strict=True)))
+    drawn = f"random, seed {args.seed}"
+    document: dict[str, Any] = {
+        "model": args.model,
+        "inputs": [{**s, "source": str(files.get(s["name"], drawn))} for s in options.specs(exe.inputs)],
+        "outputs": [_summary(name, array) for name, array in zip(names, outputs, strict=True)],
+    }
+    if args.output:
+        document["output"] = str(args.output)
+    if args.repeat:
+        document["latency"] = _latency(exe, inputs, args.repeat)
+    return Outcome(document, lambda console: _render(document, console))
+
+
+def _parse_inputs(words: list[str]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--input must look like NAME=FILE.npy, got {word!r}")
+        if name in files:
+            raise UsageError(f"each input must be given once, but --input {name}=... came twice")
+        files[name] = Path(path)
+    return files
+
+
+def _load_array(name: str, path: Path) -> np.ndarray:
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"input {name} must come from a file, but {path} does not exist; write it first") from None
+    except (ValueError, OSError, EOFError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"input {name} needs what numpy.save writes, but {path} is not ({why})") from error
+    if not isinstance(array, np.ndarray):  # an .npz archive
+        raise InputError(f"input {name} must come from a .npy file, but {path} is an archive; save the array alone")
+    return array
+
+
+def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """What was given, and seeded random values for the rest."""
+    from mlc.testing.models import random_inputs
+
+    known = [spec.name for spec in exe.inputs]
+    unknown = sorted(arrays.keys() - set(known))
+    if unknown:
+        raise InputError(f"an input's name must be one of {', '.join(known)}, got {', '.join(unknown)}")
+    return {**random_inputs(exe.inputs, seed), **arrays}
+
+
+def _latency(exe: Executable, inputs: dict[str, np.ndarray], repeat: int) -> dict[str, Any]:
+    """Milliseconds a call over ``repeat`` calls, after the one that made the outputs."""
+    import numpy as np
+
+    times = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        exe(**inputs)
+        times.append(time.perf_counter() - started)
+    low, middle, high = (float(q) for q in np.percentile(np.array(times) * 1e3, (10, 50, 90)))
+    return {"runs": repeat, "median_ms": middle, "p10_ms": low, "p90_ms": high, "min_ms": min(times) * 1e3}
+
+
+def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
+    numeric = array.size > 0 and array.dtype.kind in "fiu"
+    values = {"min": float(array.min()), "max": float(array.max()), "mean": float(array.mean())} if numeric else {}
+    return {"name": name, "shape": list(array.shape), "dtype": str(array.dtype), **values}
+
+
+def _render(document: dict[str, Any], console: Console) -> None:
+    from mlc.report import format as fmt
+    from mlc.report.tables import table
+
+    console.print(table(("input", "shape", "type", "from"),
+                        [(i["name"], _shape(i["shape"]), i["dtype"], i["source"]) for i in document["inputs"]]))
+    values = ("min", "mean", "max")
+    rows = [(o["name"], _shape(o["shape"]), o["dtype"], *(f"{o[k]:.5g}" if k in o else "-" for k in values))
+            for o in document["outputs"]]
+    console.print(table(("output", "shape", "type", *values), rows, right=values))
+    if "latency" in document:
+        t = document["latency"]
+        middle, low, high = (fmt.seconds(t[k] / 1e3) for k in ("median_ms", "p10_ms", "p90_ms"))
+        console.print(f"latency over {t['runs']} runs: median {middle}, p10 {low}, p90 {high}")
+    if "output" in document:
+        console.print(f"written: {document['output']}", soft_wrap=True)
+
+
+def _shape(shape: list[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+COMMAND = Command("run", "run a compiled model", _add_arguments, _execute)

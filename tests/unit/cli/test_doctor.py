@@ -1,0 +1,108 @@
+"""``mlc doctor`` says what is wrong and exits with 1 for it; nothing wrong is 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mlc.cli import probes
+from mlc.cli.probes import Finding, cpu_findings
+
+ZEN2 = {"sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "popcnt", "rdpru", "wbnoinvd", "mwaitx"}
+ZEN2_FLAGS = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt", "movbe"}
+
+
+def _doctor(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mlc.cli.main", "doctor", "--json"], capture_output=True, text=True, check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_this_installation_is_sound_and_told_in_three_seconds() -> None:
+    started = time.perf_counter()
+    done = _doctor()
+    took = time.perf_counter() - started
+    document = json.loads(done.stdout)
+    assert [f for f in document["findings"] if f["state"] == "wrong"] == []
+    assert done.returncode == 0 and document["ok"]
+    names = {f["name"] for f in document["findings"]}
+    assert names >= {"python", "mlc", "apache-tvm", "apache-tvm-ffi", "llvm", "xgboost", "onnx", "target native",
+                     "threads", "nvcc", "cuda driver", "your log", "shipped logs", "native code", "linker"}
+    assert took < 3 or _again_under_three()
+
+
+def _again_under_three() -> bool:
+    started = time.perf_counter()
+    _doctor()
+    return time.perf_counter() - started < 3
+
+
+def test_an_unwritable_data_folder_is_wrong(tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    done = _doctor(MLC_DATA_DIR=str(blocked))
+    finding = next(f for f in json.loads(done.stdout)["findings"] if f["state"] == "wrong")
+    assert done.returncode == 1
+    assert finding["name"] == "your log" and "MLC_DATA_DIR" in finding["remedy"]
+
+
+def test_features_that_a_virtual_machine_masks_are_wrong() -> None:
+    found = list(cpu_findings(ZEN2 | {"avx512f", "avx512vl"}, ZEN2_FLAGS))
+    assert [f.state for f in found] == ["wrong"]
+    assert "avx512f, avx512vl" in found[0].value and "x86-64-v3" in found[0].remedy
+
+
+def test_features_that_code_never_uses_by_itself_may_be_masked() -> None:
+    found = list(cpu_findings(ZEN2, ZEN2_FLAGS))
+    assert [f.state for f in found] == ["ok"]
+    assert "up to avx2" in found[0].value
+
+
+def test_without_cpuinfo_nothing_is_claimed() -> None:
+    assert [f.state for f in cpu_findings(ZEN2, set())] == ["note"]
+
+
+def test_an_illegal_instruction_is_a_finding_and_not_a_crash(monkeypatch) -> None:
+    import tvm  # noqa: F401
+
+    monkeypatch.setattr(probes, "_native_sum", lambda: os.kill(os.getpid(), signal.SIGILL))
+    (finding,) = probes._runs()
+    assert finding.state == "wrong" and "SIGILL" in finding.value
+
+
+@pytest.mark.parametrize(("answer", "says"), [(lambda: False, "wrong result"), (lambda: 1 / 0, "could not be built")])
+def test_a_failing_self_test_is_a_finding(answer, says, monkeypatch) -> None:
+    monkeypatch.setattr(probes, "_native_sum", answer)
+    (finding,) = probes._runs()
+    assert finding.state == "wrong" and says in finding.value
+
+
+def test_the_clash_with_another_package_is_wrong(monkeypatch) -> None:
+    monkeypatch.setattr(probes, "installed", lambda name: "0.1.2" if name == "mlc-python" else None)
+    (finding,) = probes._clash()
+    assert finding.state == "wrong" and "pip uninstall mlc-python" in finding.remedy
+
+
+def test_after_a_wrong_version_tvm_is_not_touched(monkeypatch) -> None:
+    def bad() -> list[Finding]:
+        return [Finding("apache-tvm-ffi", "wrong", "0.1.15", "run pip")]
+
+    monkeypatch.setattr(probes, "_packages", bad)
+    monkeypatch.setattr(probes, "_native", lambda: pytest.fail("TVM was looked at"))
+    findings = probes.examine()
+    assert findings[-1].name == "the rest" and "not looked at" in findings[-1].value
+
+
+def test_a_probe_that_raises_is_a_finding(monkeypatch) -> None:
+    def _breaks() -> list[Finding]:
+        raise RuntimeError("boom")
+
+    (finding,) = probes._guarded(_breaks)
+    assert (finding.name, finding.state) == ("breaks", "wrong") and "boom" in finding.value
