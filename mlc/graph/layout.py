@@ -83,7 +83,7 @@ class _Value:
         return next(iter(self.blocked), None)
 
 
-def BlockedLayouts(target: Target) -> tvm.transform.Pass:  # noqa: N802 - passes are named like classes in TVM
+def BlockedLayouts(target: Target) -> tvm.transform.Pass:
     """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts."""
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")

@@ -16,7 +16,7 @@ __all__ = ["PANEL", "PackWeights"]
 PANEL = 16
 
 
-def PackWeights(target: Target) -> tvm.transform.Pass:  # noqa: N802 - passes are named like classes in TVM
+def PackWeights(target: Target) -> tvm.transform.Pass:
     """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets.
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.

@@ -1,0 +1,154 @@
+"""Blocked layouts and packed weights compute what the plain graph computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from mlc.graph.layout import BLOCK, BlockedLayouts, ChannelBlocks
+from mlc.graph.packing import PackWeights
+from mlc.target import resolve
+
+TARGET = resolve("native")
+RNG = np.random.default_rng(7)
+
+
+def _weight(*shape: int) -> relax.Expr:
+    return relax.const(RNG.standard_normal(shape).astype("float32"))
+
+
+def _module(shape: tuple[int, ...], body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(body(bb, x))
+        bb.emit_func_output(out)
+    return bb.finalize()
+
+
+def _run(mod: tvm.IRModule, data: np.ndarray) -> np.ndarray:
+    with TARGET.tvm:
+        mod = relax.transform.DecomposeOpsForInference()(mod)
+        exe = tvm.compile(mod, target=TARGET.tvm)
+    vm = relax.VirtualMachine(exe, tvm.cpu())
+    return vm["main"](tvm.runtime.tensor(data)).numpy()
+
+
+def _operators(mod: tvm.IRModule) -> list[str]:
+    return [
+        b.value.op.name for block in mod["main"].body.blocks for b in block.bindings
+        if isinstance(b.value, relax.Call) and isinstance(b.value.op, tvm.ir.Op)
+    ]
+
+
+def _check(mod: tvm.IRModule, shape: tuple[int, ...], passes) -> tvm.IRModule:  # type: ignore[no-untyped-def]
+    data = RNG.standard_normal(shape).astype("float32")
+    expected = _run(mod, data)
+    after = mod
+    for each in passes:
+        after = each(after)
+    actual = _run(after, data)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    return after
+
+
+def _conv(bb: relax.BlockBuilder, x: relax.Expr, oc: int, kernel: int, **attrs: object) -> relax.Expr:
+    groups = attrs.get("groups", 1)
+    channels = int(x.ty.shape[1])
+    weight = _weight(oc, channels // groups, kernel, kernel)  # type: ignore[operator]
+    return bb.emit(relax.op.nn.conv2d(x, weight, **attrs))
+
+
+CASES = {
+    "narrow input, wide kernel": (3, 32, 7, {"strides": 2, "padding": 3}),
+    "whole blocks": (32, 48, 3, {"padding": 1}),
+    "channels that need padding": (24, 40, 3, {"padding": (1, 0, 2, 1)}),
+    "pointwise": (16, 64, 1, {}),
+    "dilated": (16, 16, 3, {"dilation": 2, "padding": 2}),
+    "depthwise": (48, 48, 3, {"groups": 48, "padding": 1}),
+    "depthwise, padded channels": (20, 20, 3, {"groups": 20, "padding": 1, "strides": 2}),
+    "grouped, whole blocks": (64, 32, 3, {"groups": 2, "padding": 1}),
+    "grouped, padded blocks": (24, 60, 1, {"groups": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolution_with_epilogue(name: str) -> None:
+    channels, out, kernel, attrs = CASES[name]
+    shape = (1, channels, 13, 11)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = _conv(bb, x, out, kernel, **attrs)
+        y = bb.emit(relax.op.add(y, _weight(1, out, 1, 1)))
+        return relax.op.nn.relu(y)
+
+    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    names = _operators(after)
+    assert "relax.nn.conv2d" not in names
+    assert names.index("relax.nn.relu") < max(i for i, n in enumerate(names) if n == "relax.reshape")
+
+
+def test_region_stays_blocked_between_convolutions() -> None:
+    shape = (1, 16, 12, 12)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        left = bb.emit(relax.op.nn.relu(_conv(bb, x, 32, 3, padding=1)))
+        right = bb.emit(relax.op.sigmoid(_conv(bb, x, 32, 1)))
+        both = bb.emit(relax.op.concat([left, right], axis=1))
+        pooled = bb.emit(relax.op.nn.max_pool2d(both, (3, 3), (2, 2), (1, 1)))
+        last = _conv(bb, pooled, 16, 1)
+        scaled = bb.emit(relax.op.multiply(last, relax.const(0.5, "float32")))
+        return relax.op.mean(scaled, axis=[2, 3], keepdims=True)
+
+    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    # one conversion into the region (shared by both convolutions); out of it only the reshape of the 1 x 1 result
+    assert _operators(after).count("relax.permute_dims") == 1
+
+
+def test_residual_converts_the_plain_operand_once() -> None:
+    shape = (1, 32, 9, 9)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = _conv(bb, x, 32, 3, padding=1)
+        return relax.op.nn.relu(bb.emit(relax.op.add(y, x)))
+
+    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    assert _operators(after).count("relax.permute_dims") == 2
+
+
+def test_average_pool_and_plain_consumers() -> None:
+    shape = (1, 8, 14, 14)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = _conv(bb, x, 40, 3, padding=1)
+        pooled = bb.emit(relax.op.nn.avg_pool2d(y, (3, 3), (2, 2), (1, 1), count_include_pad=False))
+        return relax.op.nn.softmax(pooled, axis=1)
+
+    _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+
+
+def test_gpu_targets_keep_plain_layouts() -> None:
+    mod = _module((1, 16, 8, 8), lambda bb, x: _conv(bb, x, 16, 3))
+    assert "relax.nn.conv2d" in _operators(BlockedLayouts(resolve("cuda:sm_80"))(mod))
+
+
+@pytest.mark.parametrize("columns", [48, 50, 1])
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 5)])
+def test_packed_weights(rows: tuple[int, ...], columns: int) -> None:
+    shape = (*rows, 36)
+    mod = _module(shape, lambda bb, x: bb.emit(relax.op.add(bb.emit(relax.op.matmul(x, _weight(36, columns))), _weight(columns))))
+    after = _check(mod, shape, [PackWeights(TARGET)])
+    assert "relax.matmul" not in _operators(after)
+
+
+def test_channel_blocks_pad_each_group() -> None:
+    layout = ChannelBlocks(24, groups=4)
+    assert (layout.per_group, layout.blocks, layout.padded) == (1, 4, True)
+    cut = layout.cut(np.arange(1, 25, dtype="float32"), 0)
+    assert cut.shape == (4, BLOCK)
+    np.testing.assert_array_equal(cut[1], [7, 8, 9, 10, 11, 12] + [0] * 10)
+    assert ChannelBlocks(64, groups=2).canonical() == ChannelBlocks(64)
