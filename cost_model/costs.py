@@ -1,0 +1,282 @@
+"""What one loop nest costs on a machine: issue slots, registers, cache traffic and parallel balance.
+
+The CPU part follows the usual bottleneck analysis of a register-tiled kernel (Williams, Waterman and Patterson's
+roofline, 2009, with one roof for each cache level; footprints as in Ansor, Zheng et al., 2020): the body is what
+runs between two back edges of the innermost real loop, everything unrolled and vectorised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cost_model.machine import CPU_FMA_LATENCY, Machine
+from cost_model.nests import Access, Nest
+
+__all__ = ["NestCost", "nest_cost"]
+
+_LINE = 64
+#: loops that LLVM vectorises by itself reach about this part of an explicit vector's rate
+_AUTO_VECTOR = 0.6
+#: cycles of a back edge with its compare and address updates
+_LOOP_CYCLES = 1.0
+
+
+@dataclass(frozen=True)
+class NestCost:
+    """Seconds and the quantities behind them, which are the learned model's features.
+
+    ``traffic`` holds bytes that cross into each cache level from below, ``memory`` the seconds this takes.
+    The ``body`` figures count instructions of one pass through the innermost real loop.
+    """
+
+    seconds: float
+    compute: float
+    launch: float
+    memory: tuple[float, ...]
+    traffic: tuple[float, ...]
+    parallel: float = 1.0  # chunks
+    balance: float = 1.0  # part of the cores' time that has work
+    grain: float = 0.0  # operations of one chunk
+    regions: float = 0.0  # times a parallel region or kernel is started
+    vector: float = 1.0  # elements of the vectorised loop
+    lanes_used: float = 1.0  # part of the vector registers' lanes that work
+    unrolled: float = 1.0
+    operations: float = 0.0  # arithmetic instructions
+    loads: float = 0.0
+    stores: float = 0.0
+    gathers: float = 0.0
+    accumulators: float = 0.0  # vectors held across the innermost real loop
+    registers: float = 0.0  # part of the register file that is needed
+    spills: float = 0.0
+    cycles: float = 0.0
+    chain: float = 0.0  # dependent multiply-adds
+    inner: float = 1.0  # extent of the innermost real loop
+    inner_reduces: bool = False
+    inner_step: float = 0.0  # bytes the worst load moves with the innermost real loop
+    tile_bytes: float = 0.0  # working set of the loops from the first that reduces inwards
+    chunk_bytes: float = 0.0  # working set of one parallel chunk
+    threads: float = 0.0  # GPU: threads of one block
+    occupancy: float = 0.0  # GPU: resident threads over the most that fit
+    coalesced: float = 0.0  # GPU: part of the fetched bytes that is used
+
+
+def nest_cost(nest: Nest, machine: Machine, shared_bytes: float = 0.0) -> NestCost:
+    """The cost of ``nest``; ``shared_bytes`` is the shared memory that one block of the kernel holds."""
+    return _gpu(nest, machine, shared_bytes) if machine.gpu else _cpu(nest, machine)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The nest cut at its innermost real loop (``pivot``, -1 where there is none)."""
+
+    pivot: int
+    loops: tuple[int, ...]  # numbers of the unrolled and vectorised loops inside
+    vectorized: tuple[int, ...]
+    automatic: bool  # the vector loop is LLVM's choice
+
+
+def _cut(nest: Nest) -> _Body:
+    inside: list[int] = []
+    pivot = -1
+    for i in range(len(nest.loops) - 1, -1, -1):
+        loop = nest.loops[i]
+        if loop.extent == 1 or loop.kind in ("unrolled", "vectorized"):
+            inside.append(i)
+            continue
+        if loop.auto_unroll and math.prod(nest.loops[j].extent for j in [*inside, i]) <= loop.auto_unroll:
+            inside.append(i)
+            continue
+        pivot = i
+        break
+    vectorized = tuple(i for i in inside if nest.loops[i].kind == "vectorized" and nest.loops[i].extent > 1)
+    if not vectorized and pivot >= 0 and pivot not in nest.reduction and nest.loops[pivot].kind == "serial":
+        steps = [abs(a.step(pivot)) for a in nest.accesses]
+        if steps and steps[0] == 1 and all(step in (0, 1) for step in steps):
+            above = next((i for i in range(pivot - 1, -1, -1) if nest.loops[i].extent > 1), -1)
+            return _Body(above, (*inside, pivot), (pivot,), automatic=True)
+    return _Body(pivot, tuple(inside), vectorized, automatic=False)
+
+
+def _cpu(nest: Nest, machine: Machine) -> NestCost:
+    extents = nest.extents
+    body = _cut(nest)
+    element = nest.accesses[0].buffer.element if nest.accesses else 4
+    lanes = machine.lanes(element)
+    vector = math.prod(extents[i] for i in body.vectorized)
+    vectors = math.ceil(vector / lanes)
+    scalar_loops = [i for i in body.loops if i not in body.vectorized]
+    unrolled = math.prod(extents[i] for i in scalar_loops)
+
+    loads, stores, gathers, accumulators, live = _accesses(nest, body, scalar_loops, vectors, vector)
+    fused = 0.5 if nest.reduction and nest.arithmetic >= 2 else 1.0  # a multiply and an add are one instruction
+    operations = unrolled * vectors * (nest.arithmetic * fused + nest.special)
+    registers = accumulators + live
+    spills = max(0.0, registers - machine.vector_registers)
+    chain = operations / max(accumulators, 1.0) if nest.reduction and body.pivot in nest.reduction else 0.0
+    cycles = max(operations / 2, (loads + spills) / 2 + gathers, stores + spills, chain * CPU_FMA_LATENCY)
+    cycles += spills + _LOOP_CYCLES
+    if body.automatic:
+        cycles /= _AUTO_VECTOR
+    if nest.predicated:
+        cycles *= 1.15
+    inner = extents[body.pivot] if body.pivot >= 0 else 1
+    passes = nest.iterations / max(1, unrolled * vector)
+
+    chunks, regions = _parallel(nest)
+    rounds = math.ceil(chunks / machine.cores)
+    used = chunks / rounds  # cores at work on average
+    compute = passes * cycles / machine.hz / used
+    traffic, sets = _traffic(nest, machine)
+    memory = tuple(
+        bytes_ / level.refill / min(used, machine.cores) for bytes_, level in zip(traffic, machine.levels, strict=True)
+    )
+    launch = regions * machine.launch_seconds * (1.0 if chunks > 1 else 0.0)
+    first_reduction = min(nest.reduction, default=len(extents))
+    first_inside = next((i + 1 for i, loop in enumerate(nest.loops) if loop.kind == "parallel"), 0)
+    return NestCost(
+        seconds=_combined(compute, memory) + launch, compute=compute, launch=launch, memory=memory, traffic=traffic,
+        parallel=chunks, balance=used / machine.cores, grain=nest.flops / max(1.0, chunks * regions), regions=regions,
+        vector=vector, lanes_used=vector / (vectors * lanes), unrolled=unrolled, operations=operations, loads=loads,
+        stores=stores, gathers=gathers, accumulators=accumulators, registers=registers / machine.vector_registers,
+        spills=spills, cycles=cycles, chain=chain, inner=inner, inner_reduces=body.pivot in nest.reduction,
+        inner_step=max((abs(a.step(body.pivot)) * a.buffer.element for a in nest.accesses), default=0.0)
+        if body.pivot >= 0 else 0.0,
+        tile_bytes=sets[first_reduction], chunk_bytes=sets[first_inside],
+    )
+
+
+def _combined(compute: float, memory: tuple[float, ...]) -> float:
+    """Out-of-order cores hide most, not all, of the lesser costs behind the largest."""
+    worst = max(compute, *memory)
+    return worst + 0.15 * (compute + sum(memory) - worst)
+
+
+def _accesses(
+    nest: Nest, body: _Body, scalar_loops: list[int], vectors: int, vector: int
+) -> tuple[float, float, float, float, float]:
+    """Loads, stores, gathered elements, accumulators and live operand vectors of one pass through the body."""
+    extents = nest.extents
+    loads = stores = gathers = accumulators = live = 0.0
+    store = nest.accesses[0] if nest.accesses else None
+    for access in nest.accesses:
+        distinct = math.prod(access.elements(set(scalar_loops), extents))
+        steps = [abs(access.step(i)) for i in body.vectorized]
+        broadcast, contiguous = not any(steps), 1 in steps
+        held = body.pivot >= 0 and not any(body.pivot in affine.loops for affine in access.index)
+        count = distinct if broadcast else distinct * vectors
+        if store is not None and access.buffer is store.buffer and (access.store or _same(access, store)):
+            if held and nest.reduction:
+                accumulators = count
+            elif access.store:
+                stores += count if contiguous or vector == 1 else distinct * vector
+            elif access.buffer.scope != "local":
+                loads += count
+            continue
+        if held or access.buffer.scope == "local":
+            continue  # stays in a register across the innermost real loop
+        if not broadcast and not contiguous:
+            gathers += distinct * vector
+        loads += count
+        live = max(live, min(count, 2.0 * vectors))
+    return loads, stores, gathers, accumulators, live
+
+
+def _same(a: Access, b: Access) -> bool:
+    return a.index == b.index
+
+
+def _parallel(nest: Nest) -> tuple[float, float]:
+    """Chunks of the parallel region and how often it is entered."""
+    entered = 1.0
+    for loop in nest.loops:
+        if loop.kind == "parallel":
+            return float(loop.extent), entered
+        entered *= loop.extent
+    return 1.0, 1.0
+
+
+def _traffic(nest: Nest, machine: Machine) -> tuple[tuple[float, ...], list[float]]:
+    """Bytes into each level, and the working set of the loops from each depth inwards.
+
+    At the outermost depth whose working set fits a level, everything in it is fetched once for each iteration of
+    the loops outside; what the nearest of those does not move stays.
+    """
+    extents = nest.extents
+    depth = len(extents)
+    buffers: dict[int, list[Access]] = {}
+    for access in nest.accesses:
+        if access.buffer.scope != "local":
+            buffers.setdefault(id(access.buffer), []).append(access)
+    prints: list[list[float]] = []  # by depth, by buffer
+    for d in range(depth + 1):
+        inside = set(range(d, depth))
+        prints.append([max(_footprint(a, inside, extents) for a in group) for group in buffers.values()])
+    sets = [sum(row) for row in prints]
+    outside = [math.prod(extents[:d]) for d in range(depth + 1)]
+    traffic = []
+    for level in machine.levels:
+        d = next((i for i in range(depth + 1) if sets[i] <= level.size), depth)
+        total = 0.0
+        for group, size in zip(buffers.values(), prints[d], strict=True):
+            times = float(outside[d])
+            if d > 0 and not any(d - 1 in affine.loops for a in group for affine in a.index):
+                times /= extents[d - 1]
+            total += size * times
+        traffic.append(total)
+    return tuple(traffic), sets
+
+
+def _footprint(access: Access, loops: set[int], extents: list[int]) -> float:
+    """Bytes, in whole cache lines, that an access touches while ``loops`` run."""
+    if not access.index:
+        return float(access.buffer.element)
+    elements = access.elements(loops, extents)
+    last, size = access.index[-1], access.buffer.element
+    span = min(float(access.buffer.shape[-1]), 1.0 + last.range_over(loops, extents)) * size
+    # a row that is read whole shares its end lines with the next one
+    row = span if span == access.buffer.shape[-1] * size else math.ceil(span / _LINE) * _LINE
+    return math.prod(elements[:-1]) * min(row, elements[-1] * _LINE)
+
+
+def _gpu(nest: Nest, machine: Machine, shared_bytes: float) -> NestCost:
+    extents = nest.extents
+    grid = math.prod(loop.extent for loop in nest.loops if loop.kind.startswith("blockIdx"))
+    threads = math.prod(loop.extent for loop in nest.loops if loop.kind.startswith("threadIdx"))
+    own = [i for i, loop in enumerate(nest.loops) if not loop.kind.startswith("blockIdx")]
+    per_thread = [i for i in own if not nest.loops[i].kind.startswith("threadIdx")]
+    lane = next((i for i, loop in enumerate(nest.loops) if loop.kind == "threadIdx.x"), None)
+    private = [a for a in nest.accesses if a.buffer.scope == "local" and a.store]
+    accumulators = sum(math.prod(a.elements(set(per_thread), extents)) for a in private)
+    registers = 24.0 + accumulators * 1.2
+    blocks_fit = min(
+        2048 / max(32, threads), 65536 / (registers * max(32, threads)),
+        machine.levels[0].size / shared_bytes if shared_bytes else 32.0, 32.0,
+    )
+    occupancy = min(1.0, max(0.0, math.floor(blocks_fit)) * threads / 2048)
+    waves = math.ceil(grid / machine.cores)
+    balance = grid / (waves * machine.cores)
+    spills = max(0.0, registers - machine.vector_registers)
+    fetched = used = 0.0
+    for access in nest.accesses:
+        if access.buffer.scope not in ("global", ""):
+            continue
+        touched = math.prod(access.elements(set(own), extents)) * access.buffer.element * grid
+        step = abs(access.step(lane)) * access.buffer.element if lane is not None else _LINE
+        waste = 1.0 if step <= access.buffer.element * 4 else min(8.0, step / access.buffer.element)
+        fetched, used = fetched + touched * waste, used + touched
+    work = max(nest.flops, nest.iterations)
+    # few resident warps hide little latency; independent accumulators make up for some of it
+    hidden = min(1.0, (occupancy * 4) * max(1.0, min(4.0, accumulators / 4)) + 0.02)
+    rate = machine.flops * balance * hidden * min(1.0, threads / 32) / (1 + spills / 16)
+    compute = work / max(rate, 1.0)
+    memory = tuple(fetched / (level.refill * machine.cores) / max(0.05, balance) for level in machine.levels)
+    traffic = (fetched,) * len(machine.levels)
+    return NestCost(
+        seconds=_combined(compute, memory) + machine.launch_seconds, compute=compute, launch=machine.launch_seconds,
+        memory=memory, traffic=traffic, parallel=grid, balance=balance, grain=work / max(1.0, grid), regions=1.0,
+        unrolled=math.prod(extents[i] for i in per_thread if nest.loops[i].kind == "unrolled"),
+        vector=math.prod(extents[i] for i in per_thread if nest.loops[i].kind == "vectorized"),
+        accumulators=accumulators, registers=registers / machine.vector_registers, spills=spills,
+        tile_bytes=shared_bytes, threads=threads, occupancy=occupancy, coalesced=used / fetched if fetched else 1.0,
+    )

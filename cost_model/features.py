@@ -1,0 +1,121 @@
+"""A scheduled function as a vector of fixed length: what decides its speed, seen at each level of the machine.
+
+The vector holds the costliest nests one after the other and totals over the whole function. Most quantities span
+many orders of magnitude and enter as ``log2(1 + x)``. Reading one candidate takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import tvm
+
+from cost_model.costs import NestCost, nest_cost
+from cost_model.machine import Machine, machine
+from cost_model.nests import Function, Nest, read_function
+
+__all__ = ["FEATURES", "Features", "extract"]
+
+#: nests described one by one; a tuned function rarely has more that matter
+NESTS = 3
+
+_NEST_NAMES = (
+    "share", "seconds", "compute", "launch", "memory_l1", "memory_l2", "memory_l3",
+    "traffic_l1", "traffic_l2", "traffic_l3", "flops_per_byte_l1", "flops_per_byte_l2", "flops_per_byte_l3",
+    "flops", "iterations", "arithmetic", "special", "predicated", "opaque", "reduction", "depth",
+    "parallel", "balance", "grain", "regions", "vector", "lanes_used", "unrolled",
+    "operations", "loads", "stores", "gathers", "loads_per_operation", "accumulators", "registers", "spills",
+    "cycles_per_operation", "chain", "inner", "inner_reduces", "inner_step", "tile_bytes", "chunk_bytes",
+    "threads", "occupancy", "coalesced",
+)
+_TOTAL_NAMES = (
+    "seconds", "compute", "launch", "flops", "nests", "allocated", "allocated_shared", "allocated_local",
+    "arguments", "vectorized_part", "predicated_part", "regions",
+)
+#: the names of the vector's entries, in order
+FEATURES = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
+    f"total.{name}" for name in _TOTAL_NAMES
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """``vector`` has one float32 for each name in :data:`FEATURES`; ``seconds`` is the analytic estimate."""
+
+    vector: np.ndarray
+    seconds: float
+
+
+def extract(mod: tvm.IRModule, target: tvm.target.Target) -> Features:
+    """The features of the one function in ``mod``. Remembered for the modules seen last."""
+    return _extract(mod, str(target))
+
+
+@lru_cache(maxsize=1024)
+def _extract(mod: tvm.IRModule, target_json: str) -> Features:
+    return describe(read_function(mod), machine(tvm.target.Target(target_json)))
+
+
+def describe(function: Function, on: Machine) -> Features:
+    """The features of a function that has been read."""
+    shared = sum(_kept(b.bytes, b.scope) for b in function.allocations if b.scope.startswith("shared"))
+    costs = [(nest, nest_cost(nest, on, shared)) for nest in function.nests]
+    total = sum(cost.seconds for _, cost in costs)
+    ranked = sorted(costs, key=lambda pair: -pair[1].seconds)  # stable: equal costs keep the order of the program
+    values: list[float] = []
+    for nest, cost in ranked[:NESTS]:
+        values += _nest_vector(nest, cost, total)
+    values += [0.0] * (len(_NEST_NAMES) * (NESTS - len(ranked[:NESTS])))
+    values += _total_vector(function, costs)
+    return Features(np.asarray(values, dtype=np.float32), total)
+
+
+def _log(value: float) -> float:
+    return math.log2(1.0 + value)
+
+
+def _time(seconds: float) -> float:
+    return math.log2(max(seconds, 1e-10))
+
+
+def _kept(size: float, scope: str) -> float:
+    # before lowering a cache buffer has its whole source's shape; what one block holds is far smaller
+    return min(size, 48 * 1024.0) if scope.startswith("shared") else size
+
+
+def _nest_vector(nest: Nest, cost: NestCost, total: float) -> list[float]:
+    levels = 3
+    memory = [*cost.memory, *([0.0] * levels)][:levels]
+    traffic = [*cost.traffic, *([0.0] * levels)][:levels]
+    return [
+        cost.seconds / total if total else 0.0, _time(cost.seconds), _time(cost.compute), _time(cost.launch),
+        *(_time(m) for m in memory), *(_log(t) for t in traffic), *(_log(nest.flops / (1.0 + t)) for t in traffic),
+        _log(nest.flops), _log(nest.iterations), nest.arithmetic, nest.special, float(nest.predicated),
+        float(nest.opaque), float(bool(nest.reduction)), float(len(nest.loops)),
+        _log(cost.parallel), cost.balance, _log(cost.grain), _log(cost.regions), _log(cost.vector), cost.lanes_used,
+        _log(cost.unrolled), _log(cost.operations), _log(cost.loads), _log(cost.stores), _log(cost.gathers),
+        (cost.loads + cost.gathers) / max(1.0, cost.operations), cost.accumulators, cost.registers, cost.spills,
+        cost.cycles / max(1.0, cost.operations), cost.chain, _log(cost.inner), float(cost.inner_reduces),
+        _log(cost.inner_step), _log(cost.tile_bytes), _log(cost.chunk_bytes),
+        _log(cost.threads), cost.occupancy, cost.coalesced,
+    ]
+
+
+def _total_vector(function: Function, costs: list[tuple[Nest, NestCost]]) -> list[float]:
+    work = sum(nest.iterations for nest, _ in costs) or 1.0
+    seconds = sum(cost.seconds for _, cost in costs)
+
+    def allocated(prefix: str) -> float:
+        return _log(sum(b.bytes for b in function.allocations if b.scope.startswith(prefix)))
+
+    return [
+        _time(seconds), _time(sum(cost.compute for _, cost in costs)), _time(sum(cost.launch for _, cost in costs)),
+        _log(sum(nest.flops for nest, _ in costs)), float(len(costs)), allocated("global"), allocated("shared"),
+        allocated("local"), _log(sum(b.bytes for b in function.arguments)),
+        sum(nest.iterations for nest, cost in costs if cost.vector > 1) / work,
+        sum(nest.iterations for nest, _ in costs if nest.predicated) / work,
+        _log(sum(cost.regions for _, cost in costs)),
+    ]

@@ -1,0 +1,143 @@
+"""The learned model: gradient-boosted trees that rank candidates of a task, on top of the analytic estimate.
+
+The estimate enters as every sample's base margin, so trees only learn where it errs: without data the ranking is
+the estimate's, and a handful of samples cannot turn it into noise. After Chen et al., "Learning to optimize tensor
+programs" (2018), whose ranking objective this is.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from cost_model.features import FEATURES, Features, extract
+from cost_model.model import Sample, prior_scores
+
+if TYPE_CHECKING:
+    import xgboost
+
+__all__ = ["RankingModel"]
+
+_FORMAT = 1
+
+
+class RankingModel:
+    """XGBoost's pairwise ranking over :data:`cost_model.features.FEATURES`, grouped by task.
+
+    ``capacity`` bounds the samples that are kept and trained on (the newest of them), ``rounds`` the trees,
+    ``threads`` the cores that training may use. Equal samples in equal order give equal models.
+    """
+
+    def __init__(self, *, seed: int = 0, capacity: int = 3000, rounds: int = 50, threads: int = 2) -> None:
+        self._seed = seed
+        self._capacity = capacity
+        self._rounds = rounds
+        self._threads = threads
+        self._samples: list[Sample] = []
+        self._booster: xgboost.Booster | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples the model has learned from."""
+        return len(self._samples)
+
+    def score(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+    ) -> np.ndarray:
+        if not candidates:
+            return np.zeros(0)
+        features = [extract(c, target) for c in candidates]
+        prior = prior_scores(func, target, features)
+        if self._booster is None:
+            return prior
+        import xgboost
+
+        data = xgboost.DMatrix(np.stack([f.vector for f in features]), base_margin=prior, nthread=self._threads)
+        return np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        self._samples = [*self._samples, *samples][-self._capacity :]
+        self._train()
+
+    def _train(self) -> None:
+        # the order of arrival decides nothing but which samples are dropped: groups must be contiguous
+        ordered = sorted(self._samples, key=lambda s: s.group)
+        groups = sorted({s.group for s in ordered})
+        if not _comparable(ordered):
+            self._booster = None
+            return
+        import xgboost
+
+        number = {group: i for i, group in enumerate(groups)}
+        data = xgboost.DMatrix(
+            np.stack([s.features.vector for s in ordered]), label=_relevance(ordered),
+            qid=np.array([number[s.group] for s in ordered]), nthread=self._threads,
+            base_margin=np.array([-math.log2(max(s.features.seconds, 1e-9)) for s in ordered]),
+        )
+        self._booster = xgboost.train(self._parameters(), data, num_boost_round=self._rounds)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8,
+            "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1, "tree_method": "hist", "max_bin": 64,
+            "base_score": 0.0, "nthread": self._threads, "seed": self._seed, "verbosity": 0,
+        }
+
+    def save(self) -> bytes:
+        buffer = io.BytesIO()
+        booster = bytes(self._booster.save_raw("ubj")) if self._booster is not None else b""
+        np.savez_compressed(
+            buffer, format=_FORMAT, names=np.array(FEATURES), booster=np.frombuffer(booster, dtype=np.uint8),
+            groups=np.array([s.group for s in self._samples], dtype=np.str_),
+            vectors=np.array([s.features.vector for s in self._samples], dtype=np.float32),
+            priors=np.array([s.features.seconds for s in self._samples], dtype=np.float64),
+            seconds=np.array([s.seconds for s in self._samples], dtype=np.float64),
+        )
+        return buffer.getvalue()
+
+    def load(self, blob: bytes) -> None:
+        try:
+            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
+                fields = {name: stored[name] for name in stored.files}
+        except Exception as error:  # numpy and zipfile raise whatever a damaged archive makes them
+            raise ValueError(f"a stored cost model must be an archive that save() made, but it is not: {error}") from error
+        if int(fields.get("format", -1)) != _FORMAT or tuple(fields.get("names", ())) != FEATURES:
+            raise ValueError("a stored cost model must have been trained on this version's features; train it anew")
+        self._samples = [
+            Sample(str(group), Features(vector, float(prior)), float(seconds))
+            for group, vector, prior, seconds in zip(
+                fields["groups"], fields["vectors"], fields["priors"], fields["seconds"], strict=True
+            )
+        ]
+        self._booster = None
+        if fields["booster"].size:
+            import xgboost
+
+            self._booster = xgboost.Booster({"nthread": self._threads})
+            self._booster.load_model(bytearray(fields["booster"].tobytes()))
+
+
+def _comparable(samples: Sequence[Sample]) -> bool:
+    """Whether some group has two samples of different speed: else there is nothing to rank."""
+    fastest: dict[str, float] = {}
+    for s in samples:
+        if s.group in fastest and fastest[s.group] != s.seconds:
+            return True
+        fastest.setdefault(s.group, s.seconds)
+    return False
+
+
+def _relevance(samples: Sequence[Sample]) -> np.ndarray:
+    """The fastest of a group has 1, one that takes twice as long 0.5, a failure 0."""
+    best: dict[str, float] = {}
+    for s in samples:
+        best[s.group] = min(best.get(s.group, math.inf), s.seconds)
+    return np.array(
+        [0.0 if s.failed else best[s.group] / s.seconds for s in samples], dtype=np.float32
+    )

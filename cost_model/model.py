@@ -1,0 +1,81 @@
+"""What every cost model can do: score candidates of one function, learn from what was measured, be stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from cost_model.features import Features, extract
+from cost_model.roofline import estimate
+
+__all__ = ["CostModel", "RooflineModel", "Sample", "sample"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One measured candidate. ``group`` names the task: only samples of one group are ever compared.
+
+    ``seconds`` is infinite where the candidate failed.
+    """
+
+    group: str
+    features: Features
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return not math.isfinite(self.seconds)
+
+
+def sample(group: str, candidate: tvm.IRModule, target: tvm.target.Target, seconds: float) -> Sample:
+    """The sample of a scheduled function that took ``seconds`` (infinity: it failed)."""
+    return Sample(group, extract(candidate, target), seconds)
+
+
+class CostModel(Protocol):
+    """Scores are comparable between candidates of one function; higher is faster."""
+
+    def score(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+    ) -> np.ndarray:
+        """One float64 for each scheduled candidate of ``func``. Equal calls give equal scores."""
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """Learn from ``samples`` in addition to those known already."""
+
+    def save(self) -> bytes:
+        """Everything that :meth:`load` needs to score and to go on learning."""
+
+    def load(self, blob: bytes) -> None:
+        """Take over what another model of the same class saved; raises ``ValueError`` for anything else."""
+
+
+class RooflineModel:
+    """The analytic estimate alone: the honest control for a model that learns."""
+
+    def score(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+    ) -> np.ndarray:
+        return prior_scores(func, target, [extract(c, target) for c in candidates])
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """Nothing to learn."""
+
+    def save(self) -> bytes:
+        return b""
+
+    def load(self, blob: bytes) -> None:
+        if blob:
+            raise ValueError("the roofline model has no state, but was given some")
+
+
+def prior_scores(func: tirx.PrimFunc, target: tvm.target.Target, features: Sequence[Features]) -> np.ndarray:
+    """``log2(bound / estimate)``: 0 for a candidate that reaches the roofline, -1 for one at half of it."""
+    bound = estimate(func, target)
+    return np.array([math.log2(bound / max(f.seconds, 1e-9)) for f in features], dtype=np.float64)

@@ -1,0 +1,276 @@
+"""A tensor function, scheduled or not, as a list of loop nests: one for each statement that stores.
+
+Loops are read where the schedule left them, before any lowering, so that the walk costs about a millisecond
+and the blocks still say which loops reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import tirx
+
+from cost_model.affine import Affine, Environment, evaluate
+
+__all__ = ["Access", "Buffer", "Function", "Loop", "Nest", "read_function"]
+
+_KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.ForKind
+_REDUCE = 2  # tirx.IterVar.CommReduce
+#: cost of one call in multiply-adds, from the polynomials LLVM and TVM expand them to
+_SPECIAL = {
+    "exp": 12, "tanh": 16, "erf": 20, "sigmoid": 14, "log": 14, "pow": 26, "rsqrt": 8, "sqrt": 8, "sin": 16, "cos": 16,
+}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``kind``: serial, parallel, vectorized, unrolled, or the thread tag (``blockIdx.x`` …)."""
+
+    extent: int
+    kind: str
+    auto_unroll: int = 0
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """``bytes`` is the size of the whole buffer, ``element`` of one element; ``argument`` for parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: int
+    scope: str
+    argument: bool
+
+    @property
+    def bytes(self) -> float:
+        total = float(self.element)
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: ``index`` holds one affine form per dimension."""
+
+    buffer: Buffer
+    index: tuple[Affine, ...]
+    store: bool
+
+    def step(self, loop: int) -> float:
+        """Elements that one step of ``loop`` moves this access through memory."""
+        stride, total = 1.0, 0.0
+        for affine, extent in zip(reversed(self.index), reversed(self.buffer.shape), strict=True):
+            total += affine.step(loop) * stride
+            stride *= extent
+        return total
+
+    def elements(self, loops: set[int] | range, extents: list[int]) -> list[float]:
+        """Distinct positions in each dimension while ``loops`` run, the others standing still."""
+        return [
+            min(float(extent), affine.positions(loops, extents))
+            for affine, extent in zip(self.index, self.buffer.shape, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A store with its loops, outermost first. ``arithmetic`` and ``special`` count operations an iteration."""
+
+    loops: tuple[Loop, ...]
+    accesses: tuple[Access, ...]  # the store comes first
+    reduction: frozenset[int]  # numbers of the loops that reduce
+    arithmetic: float
+    special: float
+    predicated: bool
+    opaque: bool = False  # a tensor intrinsic or an external call
+
+    @property
+    def extents(self) -> list[int]:
+        return [loop.extent for loop in self.loops]
+
+    @property
+    def iterations(self) -> float:
+        total = 1.0
+        for loop in self.loops:
+            total *= loop.extent
+        return total
+
+    @property
+    def flops(self) -> float:
+        """Operations of the whole nest."""
+        return self.iterations * (self.arithmetic + self.special)
+
+
+@dataclass
+class Function:
+    """``allocations`` are the intermediate buffers, ``arguments`` the parameters."""
+
+    nests: list[Nest] = field(default_factory=list)
+    allocations: list[Buffer] = field(default_factory=list)
+    arguments: list[Buffer] = field(default_factory=list)
+
+
+def read_function(mod: tvm.IRModule | tirx.PrimFunc) -> Function:
+    """The nests of the one function in ``mod`` (of ``main`` where there are several)."""
+    if isinstance(mod, tirx.PrimFunc):
+        func = mod
+    else:
+        functions = {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+        func = functions.get("main") or next(iter(functions.values()))
+    return _Walk(func).result
+
+
+class _Walk:
+    """Carries loops, bindings and predicates down the tree."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.result = Function()
+        self._buffers: dict[object, Buffer] = {}
+        self._loops: list[Loop] = []
+        self._env = Environment()
+        self._reduction: set[int] = set()
+        self._predicates = 0
+        self._allocated: set[object] = set()
+        self._statement(func.body)
+        for buffer in self._buffers.values():
+            (self.result.arguments if buffer.argument else self.result.allocations).append(buffer)
+
+    def _statement(self, stmt: tirx.Stmt) -> None:
+        visit = getattr(self, f"_visit_{type(stmt).__name__}", None)
+        if visit is not None:
+            visit(stmt)
+
+    def _visit_SeqStmt(self, stmt: tirx.SeqStmt) -> None:
+        for part in stmt.seq:
+            self._statement(part)
+
+    def _visit_For(self, stmt: tirx.For) -> None:
+        index = len(self._loops)
+        extent = int(stmt.extent.value) if isinstance(stmt.extent, tirx.IntImm) else 16
+        kind = _KINDS[int(stmt.kind)]
+        if kind == "thread":
+            kind = str(stmt.thread_binding.thread_tag)
+        steps = stmt.annotations.get("pragma_auto_unroll_max_step", 0) if stmt.annotations else 0
+        self._loops.append(Loop(extent, kind, int(steps)))
+        self._env.values[stmt.loop_var] = Affine.loop(index)
+        self._env.extents.append(extent)
+        self._statement(stmt.body)
+        self._loops.pop()
+        self._env.extents.pop()
+        self._reduction.discard(index)
+
+    def _visit_SBlockRealize(self, stmt: tirx.Stmt) -> None:
+        block = stmt.block
+        guarded = not isinstance(stmt.predicate, tirx.IntImm)
+        self._predicates += guarded
+        before = set(self._reduction)
+        for variable, value in zip(block.iter_vars, stmt.iter_values, strict=True):
+            form = evaluate(value, self._env)
+            self._env.values[variable.var] = form
+            if int(variable.iter_type) == _REDUCE:
+                self._reduction |= form.loops
+        for buffer in block.alloc_buffers:
+            self._allocated.add(buffer)
+            self._buffer(buffer)
+        self._statement(block.body)
+        self._reduction = before
+        self._predicates -= guarded
+
+    def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:
+        self._predicates += 1
+        self._statement(stmt.then_case)
+        if stmt.else_case is not None:
+            self._statement(stmt.else_case)
+        self._predicates -= 1
+
+    def _visit_AttrStmt(self, stmt: tirx.AttrStmt) -> None:
+        self._statement(stmt.body)
+
+    def _visit_While(self, stmt: tirx.Stmt) -> None:
+        self._statement(stmt.body)
+
+    def _visit_Bind(self, stmt: tirx.Stmt) -> None:
+        self._env.values[stmt.var] = evaluate(stmt.value, self._env)
+
+    def _visit_AllocBuffer(self, stmt: tirx.Stmt) -> None:
+        self._allocated.add(stmt.buffer)
+        self._buffer(stmt.buffer)
+
+    def _visit_Evaluate(self, stmt: tirx.Evaluate) -> None:
+        if type(stmt.value).__name__ != "Call" or not self._loops:
+            return
+        self._add((), 0.0, 0.0, opaque=True)
+
+    def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
+        work = _Work()
+        _count(stmt.value, work)
+        accesses = [self._access(stmt.buffer, stmt.indices, store=True)]
+        seen = set()
+        for load in work.loads:
+            access = self._access(load.source, load.indices, store=False)
+            key = (id(access.buffer), tuple(_form(a) for a in access.index))
+            if key not in seen:
+                seen.add(key)
+                accesses.append(access)
+        self._add(tuple(accesses), work.arithmetic, work.special, opaque=False)
+
+    def _add(self, accesses: tuple[Access, ...], arithmetic: float, special: float, *, opaque: bool) -> None:
+        self.result.nests.append(
+            Nest(
+                tuple(self._loops), accesses, frozenset(self._reduction), arithmetic, special,
+                self._predicates > 0, opaque,
+            )
+        )
+
+    def _access(self, buffer: tirx.Buffer, indices: list[tirx.Expr], *, store: bool) -> Access:
+        return Access(self._buffer(buffer), tuple(evaluate(i, self._env) for i in indices), store)
+
+    def _buffer(self, buffer: tirx.Buffer) -> Buffer:
+        known = self._buffers.get(buffer)
+        if known is None:
+            shape = tuple(int(e.value) if isinstance(e, tirx.IntImm) else 16 for e in buffer.shape)
+            bits = tvm.runtime.DataType(str(buffer.dtype)).bits
+            known = Buffer(buffer.name, shape, max(1, bits // 8), str(buffer.scope()), buffer not in self._allocated)
+            self._buffers[buffer] = known
+        return known
+
+
+def _form(affine: Affine) -> tuple[object, ...]:
+    return (affine.constant, tuple((tuple(cs.items()), cap) for cs, cap in affine.terms))
+
+
+@dataclass
+class _Work:
+    loads: list[tvm.ir.TensorLoad] = field(default_factory=list)
+    arithmetic: float = 0.0
+    special: float = 0.0
+
+
+def _children(expr: tirx.Expr) -> Iterator[tirx.Expr]:
+    for name in ("a", "b", "value", "condition", "true_value", "false_value"):
+        child = getattr(expr, name, None)
+        if isinstance(child, tirx.Expr):
+            yield child
+    for child in getattr(expr, "args", ()):
+        if isinstance(child, tirx.Expr):
+            yield child
+
+
+def _count(expr: tirx.Expr, work: _Work) -> None:
+    kind = type(expr).__name__
+    if kind == "TensorLoad":
+        work.loads.append(expr)
+        return
+    if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
+        return
+    if kind == "Call":
+        name = str(getattr(expr.op, "name", "")).rpartition(".")[2]
+        work.special += _SPECIAL.get(name, 0)
+        work.arithmetic += name not in _SPECIAL
+    elif kind not in ("Broadcast", "Ramp"):
+        work.arithmetic += 1
+    for child in _children(expr):
+        _count(child, work)

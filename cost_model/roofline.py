@@ -1,0 +1,56 @@
+"""How fast a function could run at best: its arithmetic and its compulsory traffic against the machine's peaks.
+
+After Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+
+from cost_model.features import extract
+from cost_model.machine import machine
+from cost_model.nests import read_function
+
+__all__ = ["Roofline", "analyse", "estimate", "prior"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """``flops`` are operations of one call, ``bytes`` what must be read and written at least once."""
+
+    flops: float
+    bytes: float
+    compute_seconds: float
+    memory_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """A time that no schedule beats by much."""
+        return max(self.compute_seconds, self.memory_seconds)
+
+
+def analyse(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> Roofline:
+    """The bound of an unscheduled (or scheduled) function.
+
+    Arguments that fit the last cache are taken to be there: a function that is timed again and again finds them.
+    """
+    on = machine(target)
+    function = read_function(func)
+    flops = sum(nest.flops for nest in function.nests)
+    touched = sum(buffer.bytes for buffer in function.arguments)
+    nearest = max((level.size for level in on.levels), default=0.0)
+    rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
+    return Roofline(flops, touched, flops / on.flops, touched / rate)
+
+
+def estimate(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> float:
+    """Seconds of one call at the roofline; never zero."""
+    return max(analyse(func, target).seconds, 1e-9)
+
+
+def prior(candidate: tvm.IRModule, target: tvm.target.Target) -> float:
+    """Seconds that the analytic model gives a *scheduled* function; what ranks candidates before any is measured."""
+    return max(extract(candidate, target).seconds, 1e-9)
