@@ -1,0 +1,37 @@
+"""Relax constants as numpy arrays and back, with at most one copy of the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+__all__ = ["array_of", "constant", "scalar_of"]
+
+
+def array_of(expr: relax.Expr) -> np.ndarray | None:
+    """The array a Relax constant holds, sharing its memory (do not write to it); None for any other expression.
+
+    Types that numpy does not know (bfloat16, float8) give None as well.
+    """
+    if not isinstance(expr, GenericConst) or not isinstance(expr.value, tvm.runtime.Tensor):
+        return None
+    try:
+        return np.from_dlpack(expr.value)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def scalar_of(expr: relax.Expr) -> float | None:
+    """The value of a constant with one element, whatever its rank."""
+    array = array_of(expr)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+def constant(array: np.ndarray, dtype: str | None = None) -> relax.Expr:
+    """A Relax constant with the array's elements, cast to ``dtype``; strided views are copied once, directly."""
+    data = tvm.runtime.empty(array.shape, dtype or str(array.dtype))
+    if array.size:
+        np.copyto(np.from_dlpack(data), array, casting="unsafe")
+    return relax.const(data)

@@ -1,0 +1,79 @@
+"""The graph pipeline: simplify, choose layouts, pack weights, lower and fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import tvm
+from tvm.relax import transform
+
+from mlc.config import get
+from mlc.graph import simplify
+from mlc.graph.fuse import FUSION
+from mlc.graph.layout import BlockedLayouts
+from mlc.graph.packing import PackWeights
+from mlc.target import Target
+
+__all__ = ["PASSES", "SIMPLIFY", "optimise", "simplified"]
+
+#: one round of simplification; rounds repeat until nothing changes
+SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
+    simplify.DropIdentities,
+    simplify.FoldConstants,
+    simplify.CheaperArithmetic,
+    simplify.SimplifyBatchNorm,
+    simplify.FoldAffine,
+    simplify.SinkMovement,
+)
+
+_MAX_ROUNDS = 8
+
+
+def simplified(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module after as many rounds of :data:`SIMPLIFY` as change something."""
+    for _ in range(_MAX_ROUNDS):
+        before = mod
+        for each in SIMPLIFY:
+            mod = each(mod)
+        if mod.same_as(before):
+            break
+    return mod
+
+
+Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_level=0, name="Simplify")
+
+#: what :func:`optimise` runs, in order, for a target
+PASSES: tuple[tvm.transform.Pass | Callable[[Target], tvm.transform.Pass], ...] = (
+    transform.ConvertToDataflow(),
+    transform.CanonicalizeBindings(),
+    Simplify,
+    simplify.ShareCommon,
+    BlockedLayouts,
+    PackWeights,
+    simplify.MergeMovement,
+    *FUSION,
+)
+
+
+def optimise(mod: tvm.IRModule, target: Target, *, dump: str | Path | None = None) -> tvm.IRModule:
+    """Lower ``mod`` to calls of fused tensor functions.
+
+    ``main`` of the result holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``dump`` names a
+    folder that gets the module as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises
+    :class:`mlc.errors.ModelError` for control flow or symbolic shapes and :class:`mlc.errors.BuildError` for an
+    operator that cannot be lowered.
+    """
+    folder = dump or get("MLC_DUMP_DIR")
+    with target.tvm:
+        for index, entry in enumerate(PASSES):
+            each = entry if isinstance(entry, tvm.transform.Pass) else entry(target)
+            mod = each(mod)
+            if folder:
+                _dump(mod, Path(folder) / f"{index:02d}_{each.info.name}.py")
+    return mod
+
+
+def _dump(mod: tvm.IRModule, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(mod.script(show_meta=False))

@@ -1,0 +1,222 @@
+"""The small engine under every simplification: rules by operator name, applied to ``main`` until none fires.
+
+A rule looks at one expression whose arguments are final already and returns what to put in its place, or None::
+
+    def drop_identity(call, scope):          # R.reshape(x, x.shape)  -->  x
+        return call.args[0] if shape_of(call) == shape_of(call.args[0]) else None
+
+    DropIdentity = rewrite_pass("DropIdentity", {"relax.reshape": (drop_identity,)})
+
+``main`` must be straight-line code in A-normal form (what every importer makes): bindings of calls, tuples and
+projections, no branches. Bindings that nothing uses are left out of the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from mlc.errors import ModelError
+from mlc.graph.constants import array_of
+
+__all__ = [
+    "PROJECTION", "Rule", "Rules", "Scope", "bindings", "dtype_of", "is_constant", "leaves", "op_name", "replaced",
+    "rewrite", "rewrite_pass", "shape_of",
+]
+
+Rule = Callable[[relax.Expr, "Scope"], "relax.Expr | None"]
+Rules = Mapping[str, Sequence[Rule]]
+
+#: the key under which rules for ``tuple[i]`` stand
+PROJECTION = "tuple_get_item"
+
+_MAX_SWEEPS = 32
+_MAX_FIRINGS = 64  # of rules on one binding in one sweep; more means two rules undo each other
+
+
+def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    """The static shape of a tensor expression; raises :class:`ModelError` for a symbolic one."""
+    try:
+        return tuple(int(dim) for dim in expr.ty.shape.values)
+    except (AttributeError, TypeError, ValueError):
+        raise ModelError(
+            f"every tensor must have a static shape, got {expr.ty} for {expr}; fix the input sizes when exporting"
+        ) from None
+
+
+def dtype_of(expr: relax.Expr) -> str:
+    """The element type of a tensor expression, such as ``float32``."""
+    return str(expr.ty.dtype)
+
+
+def bindings(func: relax.Function) -> Iterator[relax.VarBinding]:
+    """Every binding of a straight-line function, in order."""
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.VarBinding) or isinstance(binding.value, relax.If | relax.Function):
+                raise ModelError(
+                    f"the graph must be straight-line code, but {binding.var.name} is bound by a branch, a local "
+                    "function or a shape match; export the model with fixed shapes and without control flow"
+                )
+            yield binding
+
+
+class Scope:
+    """What a rule may know about the function being built, and how it adds bindings to it."""
+
+    def __init__(self, builder: relax.BlockBuilder, rules: Rules) -> None:
+        self._builder = builder
+        self._rules = rules
+        self._uses: Counter[relax.Var] = Counter()
+        self.firings = 0
+
+    def value(self, expr: relax.Expr) -> relax.Expr:
+        """The expression a variable is bound to; parameters and everything else stand for themselves."""
+        if not isinstance(expr, relax.Var):
+            return expr
+        bound = self._builder.lookup_binding(expr)
+        return expr if bound is None else bound
+
+    def call(self, expr: relax.Expr, *names: str) -> relax.Call | None:
+        """The call that makes ``expr`` if it is one of the operators ``names`` (without ``relax.``), else None."""
+        value = self.value(expr)
+        if isinstance(value, relax.Call) and op_name(value).removeprefix("relax.") in names:
+            return value
+        return None
+
+    def once(self, expr: relax.Expr) -> bool:
+        """Whether nothing but the expression at hand uses the variable. Errs on the side of False."""
+        return isinstance(expr, relax.Var) and self._uses[expr] <= 1
+
+    def array(self, expr: relax.Expr) -> np.ndarray | None:
+        """The elements, where ``expr`` is a constant."""
+        return array_of(expr)
+
+    def emit(self, expr: relax.Expr, name: str = "") -> relax.Expr:
+        """Bind ``expr`` after letting the rules at it; a leaf comes back as it is."""
+        expr = self._settle(self._builder.normalize(expr))
+        if not isinstance(expr, relax.Call | relax.Tuple | relax.TupleGetItem):
+            return expr
+        return self._builder.emit(expr, name)
+
+    def bind(self, old: relax.Var, value: relax.Expr, uses: int) -> relax.Expr:
+        """Emit what replaces ``old`` and carry over how often it is used."""
+        new = self.emit(value, old.name)
+        if isinstance(new, relax.Var):
+            self._uses[new] += uses
+        return new
+
+    def _settle(self, expr: relax.Expr) -> relax.Expr:
+        for _ in range(_MAX_FIRINGS):
+            for rule in self._rules.get(_key(expr), ()):
+                result = rule(expr, self)
+                if result is not None:
+                    self.firings += 1
+                    expr = self._builder.normalize(result)
+                    break
+            else:
+                return expr
+        raise AssertionError(f"rules for {_key(expr)} undo each other: {expr}")
+
+
+def op_name(call: relax.Call) -> str:
+    """``relax.nn.conv2d``, or an empty string for a call of a function."""
+    return str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
+
+
+def _key(expr: relax.Expr) -> str:
+    if isinstance(expr, relax.Call):
+        return op_name(expr)
+    return PROJECTION if isinstance(expr, relax.TupleGetItem) else ""
+
+
+def leaves(expr: relax.Expr) -> Iterator[relax.Var]:
+    """The variables that an expression in A-normal form uses, as often as it uses them."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.Call):
+        for arg in expr.args:
+            yield from leaves(arg)
+    elif isinstance(expr, relax.Tuple):
+        for field in expr.fields:
+            yield from leaves(field)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from leaves(expr.tuple_value)
+
+
+def replaced(expr: relax.Expr, image: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """The expression with variables replaced by what ``image`` says."""
+    if isinstance(expr, relax.Var):
+        return image.get(expr, expr)
+    if isinstance(expr, relax.Call):
+        args = [replaced(arg, image) for arg in expr.args]
+        if all(new.same_as(old) for new, old in zip(args, expr.args, strict=True)):
+            return expr
+        return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([replaced(field, image) for field in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(replaced(expr.tuple_value, image), expr.index)
+    return expr
+
+
+def _live_uses(func: relax.Function) -> Counter[relax.Var]:
+    """How often each variable is used by bindings that the result depends on."""
+    uses: Counter[relax.Var] = Counter(leaves(func.body.body))
+    for binding in reversed(list(bindings(func))):
+        if uses[binding.var]:
+            uses.update(leaves(binding.value))
+    return uses
+
+
+def _sweep(func: relax.Function, rules: Rules) -> tuple[relax.Function, int]:
+    """One pass over the function; the second value says how many rules fired."""
+    uses = _live_uses(func)
+    builder = relax.BlockBuilder()
+    scope = Scope(builder, rules)
+    scope._uses.update({param: uses[param] for param in func.params})
+    image: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
+        with builder.dataflow():
+            for binding in bindings(func):
+                if uses[binding.var]:
+                    image[binding.var] = scope.bind(binding.var, replaced(binding.value, image), uses[binding.var])
+            result = builder.emit_output(replaced(func.body.body, image))
+        builder.emit_func_output(result)
+    return builder.finalize()["main"], scope.firings
+
+
+def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
+    """Apply ``rules`` to ``main`` until none fires; the module itself comes back if none ever does."""
+    original = func = mod["main"]
+    for _ in range(_MAX_SWEEPS):
+        new, firings = _sweep(func, rules)
+        if not firings:
+            break
+        func = new
+    else:
+        raise AssertionError(f"rules for {sorted(rules)} did not settle in {_MAX_SWEEPS} sweeps")
+    if func is original:
+        return mod
+    mod = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    mod.update_func(mod.get_global_var("main"), func)
+    return mod
+
+
+def rewrite_pass(name: str, rules: Rules) -> tvm.transform.Pass:
+    """A named module pass that applies ``rules`` to ``main``."""
+
+    def transform(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return rewrite(mod, rules)
+
+    return tvm.transform.module_pass(transform, opt_level=0, name=name)
+
+
+def is_constant(expr: relax.Expr) -> bool:
+    """Whether the expression is a literal tensor."""
+    return isinstance(expr, GenericConst)

@@ -1,0 +1,15 @@
+"""Simplifications of a Relax graph: one small named pass a file."""
+
+from mlc.graph.simplify.affine import FoldAffine
+from mlc.graph.simplify.arithmetic import CheaperArithmetic
+from mlc.graph.simplify.batch_norm import SimplifyBatchNorm
+from mlc.graph.simplify.common import ShareCommon
+from mlc.graph.simplify.fold_constants import FoldConstants
+from mlc.graph.simplify.identities import DropIdentities
+from mlc.graph.simplify.movement import MergeMovement
+from mlc.graph.simplify.sinking import SinkMovement
+
+__all__ = [
+    "CheaperArithmetic", "DropIdentities", "FoldAffine", "FoldConstants", "MergeMovement", "ShareCommon",
+    "SimplifyBatchNorm", "SinkMovement",
+]

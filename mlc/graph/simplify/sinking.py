@@ -1,0 +1,174 @@
+"""Reshapes and transposes move towards the result, past everything they commute with.
+
+========================================  ====================================================
+before                                    after
+========================================  ====================================================
+``f(permute_dims(x))``, elementwise       ``permute_dims(f(x))``
+``f(reshape(x))``, elementwise            ``reshape(f(x))``
+``reshape(x) + y``                        ``reshape(x + reshape(y))``
+``softmax(reshape(x))`` along whole rows  ``reshape(softmax(x))``
+``matmul(x[.., K], W)`` for rank(x) > 2   ``reshape(matmul(reshape(x, [M, K]), W))``
+========================================  ====================================================
+
+A reshape is a view and costs nothing, so the aim is to have none between operators that could be one kernel; a
+transpose copies, so the aim is to have two meet and cancel. Both move only if nothing else uses their result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.constants import array_of, constant
+from mlc.graph.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.simplify.movement import RULES as MERGING
+from mlc.graph.simplify.movement import permutation
+
+__all__ = ["SinkMovement"]
+
+#: elementwise operators of one tensor; their other arguments, if any, are scalars
+UNARY = (
+    "abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "nn.gelu", "nn.gelu_tanh",
+    "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.selu", "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign",
+    "sin", "sqrt", "square", "tanh",
+)
+BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+#: operators along the last axis, named by an attribute
+ALONG_LAST = ("nn.softmax", "nn.log_softmax")
+
+
+def _with_args(call: relax.Call, args: list[relax.Expr]) -> relax.Call:
+    return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def transpose_after_unary(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``f(permute_dims(x)) --> permute_dims(f(x))``."""
+    move = scope.call(call.args[0], "permute_dims")
+    if move is None or not scope.once(call.args[0]):
+        return None
+    return op.permute_dims(scope.emit(_with_args(call, [move.args[0], *call.args[1:]])), permutation(move))
+
+
+def reshape_after_unary(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``f(reshape(x)) --> reshape(f(x))``."""
+    move = scope.call(call.args[0], "reshape")
+    if move is None or not scope.once(call.args[0]) or is_constant(move.args[0]):
+        return None
+    return op.reshape(scope.emit(_with_args(call, [move.args[0], *call.args[1:]])), shape_of(call))
+
+
+def transpose_after_binary(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``permute_dims(x, p) + permute_dims(y, p) --> permute_dims(x + y, p)``; ``y`` may be a constant."""
+    moves = [scope.call(arg, "permute_dims") if scope.once(arg) else None for arg in call.args]
+    move = next((m for m in moves if m is not None), None)
+    if move is None:
+        return None
+    order = permutation(move)
+    args: list[relax.Expr] = []
+    for arg, other in zip(call.args, moves, strict=True):
+        if other is not None and permutation(other) == order:
+            args.append(other.args[0])
+            continue
+        array = array_of(arg)
+        if array is None or array.ndim > len(order):
+            return None
+        spread = array.reshape([1] * (len(order) - array.ndim) + list(array.shape))
+        args.append(arg if array.size == 1 and array.ndim == 0 else constant(spread.transpose(np.argsort(order))))
+    return op.permute_dims(scope.emit(_with_args(call, args)), order)
+
+
+def reshape_after_binary(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``reshape(x) + y --> reshape(x + y')`` where ``y'`` is ``y`` seen in the shape of ``x``.
+
+    A ``y`` that would need a reshape of its own moves only to make a kernel's epilogue of the sum.
+    """
+    shape = shape_of(call)
+    for side, arg in enumerate(call.args):
+        move = scope.call(arg, "reshape")
+        if move is None or not scope.once(arg) or shape_of(arg) != shape or is_constant(move.args[0]):
+            continue
+        source, other = move.args[0], call.args[1 - side]
+        if shape_of(other) == shape and not is_constant(other):
+            twin = scope.call(other, "reshape")
+            same = twin is not None and shape_of(twin.args[0]) == shape_of(source)
+            if not same and (_takes_epilogue(other, scope) or not _takes_epilogue(source, scope)):
+                continue
+        seen = _seen_in(other, shape, shape_of(source), scope)
+        if seen is not None:
+            args = [source, seen] if side == 0 else [seen, source]
+            return op.reshape(scope.emit(_with_args(call, args)), shape)
+    return None
+
+
+def _takes_epilogue(expr: relax.Expr, scope: Scope) -> bool:
+    """Whether an elementwise operator on ``expr`` can become part of the kernel of a product before it."""
+    value = scope.value(expr)
+    if not scope.once(expr) or not isinstance(value, relax.Call):
+        return False
+    name = op_name(value).removeprefix("relax.")
+    if name in UNARY or name in BINARY:
+        return any(_takes_epilogue(arg, scope) for arg in value.args)
+    return name == "matmul" or name.startswith("nn.conv")
+
+
+def _seen_in(expr: relax.Expr, shape: tuple[int, ...], new: tuple[int, ...], scope: Scope) -> relax.Expr | None:
+    """``expr``, which broadcasts to ``shape``, as something that broadcasts to ``new`` in the same way."""
+    own = shape_of(expr)
+    if own == shape:
+        return scope.emit(op.reshape(expr, new))
+    trimmed = own[next((i for i, dim in enumerate(own) if dim != 1), len(own)) :]
+    if not trimmed:
+        return scope.emit(op.reshape(expr, ())) if own else expr
+    rank = len(trimmed)
+    if rank <= len(new) and shape[-rank:] == new[-rank:]:
+        return expr if own == trimmed else scope.emit(op.reshape(expr, trimmed))
+    return None
+
+
+def reshape_after_row_operator(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``softmax(reshape(x)) --> reshape(softmax(x))`` along a last axis that the reshape keeps."""
+    move = scope.call(call.args[0], "reshape")
+    if move is None or not scope.once(call.args[0]):
+        return None
+    old, new = shape_of(move.args[0]), shape_of(call)
+    if not old or old[-1] != new[-1]:
+        return None
+    data = move.args[0]
+    if scope.call(call, "nn.layer_norm") is not None:
+        attrs = call.attrs
+        if [int(a) % len(new) for a in attrs.axes] != [len(new) - 1]:
+            return None
+        result = op.nn.layer_norm(data, *call.args[1:], axes=[-1], epsilon=float(attrs.epsilon),
+                                  center=bool(attrs.center), scale=bool(attrs.scale))
+    else:
+        if int(call.attrs.axis) % len(new) != len(new) - 1:
+            return None
+        build = op.nn.softmax if scope.call(call, "nn.softmax") is not None else op.nn.log_softmax
+        result = build(data, axis=-1)
+    return op.reshape(scope.emit(result), new)
+
+
+def flat_dense(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``matmul(x[.., K], W) --> reshape(matmul(reshape(x, [M, K]), W))`` for constant weights of rank 2."""
+    data, weight = call.args
+    shape = shape_of(data)
+    if len(shape) <= 2 or array_of(weight) is None or len(shape_of(weight)) != 2:
+        return None
+    flat = scope.emit(op.reshape(data, (math.prod(shape[:-1]), shape[-1])))
+    product = relax.Call(call.op, [flat, weight], call.attrs, call.ty_args)
+    return op.reshape(scope.emit(product), shape_of(call))
+
+
+RULES: Rules = {
+    **MERGING,
+    "relax.matmul": (flat_dense,),
+    "relax.nn.layer_norm": (reshape_after_row_operator,),
+    **{f"relax.{name}": (reshape_after_row_operator,) for name in ALONG_LAST},
+    **{f"relax.{name}": (transpose_after_unary, reshape_after_unary) for name in UNARY},
+    **{f"relax.{name}": (transpose_after_binary, reshape_after_binary) for name in BINARY},
+}
+
+SinkMovement = rewrite_pass("SinkMovement", RULES)
