@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mlc.cli import compile, doctor, run, targets
+from mlc.cli import compile, doctor, log, run, targets
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import SETTINGS, get_int
 from mlc.errors import MlcError, UsageError
@@ -23,7 +23,7 @@ from mlc.errors import MlcError, UsageError
 __all__ = ["COMMANDS", "main", "parser"]
 
 COMMANDS: tuple[Command, ...] = (
-    compile.COMMAND, run.COMMAND, targets.COMMAND, doctor.COMMAND,
+    compile.COMMAND, run.COMMAND, log.COMMAND, targets.COMMAND, doctor.COMMAND,
 )
 
 

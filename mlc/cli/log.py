@@ -1,0 +1,224 @@
+"""``mlc log``: look at tuning logs, put them together, move them, and check that they are whole."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli import options
+from mlc.cli.outcome import Command, Outcome
+from mlc.errors import LogError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlc.log import LogReader
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def action(name: str, help: str, run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    show = action("show", "the tasks in a log with their best times", _show)
+    _add_place(show)
+    show.add_argument("--task", metavar="TEXT", help="the records of the tasks whose name or key contains TEXT")
+    show.add_argument("--sessions", action="store_true", help="the tuning runs instead of the tasks")
+    show.add_argument("--limit", type=options.positive_int, default=40, metavar="N", help="lines (default: 40)")
+    merge = action("merge", "add the records of other logs to one", _merge)
+    merge.add_argument("sources", nargs="+", type=Path, metavar="FILE", help="a .db or .jsonl log")
+    _add_place(merge)
+    export = action("export", "write a log as JSON lines", _export)
+    export.add_argument("file", type=Path, metavar="FILE.jsonl")
+    _add_place(export)
+    imports = action("import", "add the records of a JSON lines file", _import)
+    imports.add_argument("file", type=Path, metavar="FILE.jsonl")
+    _add_place(imports)
+    check = action("check", "is a log whole; exit code 1 where it is not", _check)
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the log (default: --log)")
+    check.add_argument("--salvage", type=Path, metavar="NEW", help="copy what can be read into a new log")
+    _add_place(check)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="FILE", help="the log (default: your own for the target)")
+    options.add_target(parser)
+
+
+def _place(args: argparse.Namespace) -> Path:
+    """The file that is meant: ``--log``, else the user's own for the target."""
+    if args.log:
+        return Path(args.log)
+    from mlc.config import user_log_path
+    from mlc.target import resolve
+
+    return user_log_path(resolve(args.target).canonical)
+
+
+def _show(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog, layered
+    from mlc.target import resolve
+
+    path = _place(args)
+    if args.sessions:
+        with TuningLog(path, readonly=True) as log:
+            return _show_sessions(path, log, args.limit)
+    with TuningLog(path, readonly=True) if args.log else layered(None, resolve(args.target)) as reader:
+        if args.task:
+            return _show_records(path, reader, args.task, args.limit)
+        return _show_tasks(path, reader, args.limit)
+
+
+def _show_tasks(path: Path, reader: LogReader, limit: int) -> Outcome:
+    tasks = [
+        {"task": t.task_name, "key": t.task_key, "records": t.records, "failures": t.failures,
+         "best_ms": t.best_seconds * 1e3, "versions": t.versions}
+        for t in sorted(reader.tasks(), key=lambda t: (t.task_name, t.task_key))
+    ]
+    document = {"log": str(path), "records": reader.count(), "tasks": tasks}
+
+    def render(console: Console) -> None:
+        from mlc.report import format as fmt
+        from mlc.report.tables import table
+
+        columns = ("task", "records", "failures", "best", "versions", "key")
+        rows = [(t["task"], t["records"], t["failures"], fmt.seconds(t["best_ms"] / 1e3), t["versions"], t["key"][:8])
+                for t in tasks[:limit]]
+        if tasks:
+            console.print(table(columns, rows, right=("records", "failures", "best")))
+        if len(tasks) > limit:
+            console.print(f"and {len(tasks) - limit} more; --limit shows them")
+        console.print(f"{len(tasks)} tasks, {document['records']} records in {path}", soft_wrap=True)
+
+    return Outcome(document, render)
+
+
+def _show_records(path: Path, reader: LogReader, text: str, limit: int) -> Outcome:
+    keys = [t.task_key for t in reader.tasks() if text in t.task_name or t.task_key.startswith(text)]
+    if not keys:
+        raise UsageError(f"--task must be part of a task's name or the start of its key, got {text!r}; "
+                         "`mlc log show` lists the tasks")
+    found = (record for key in keys for record in reader.records(key))
+    records = sorted(found, key=lambda r: (r.task_name, r.task_key, r.seconds))
+    rows: list[dict[str, Any]] = [
+        {"task": r.task_name, "key": r.task_key, "ms": r.seconds * 1e3, "failure": r.failure, "detail": r.detail,
+         "space": r.space, "decisions": dict(r.decisions), "machine": r.machine, "session": r.session, "trial": r.trial}
+        for r in records
+    ]
+
+    def render(console: Console) -> None:
+        from rich.markup import escape
+
+        from mlc.report import format as fmt
+        from mlc.report.tables import table
+
+        cells = [
+            (r["task"], fmt.seconds(r["ms"] / 1e3) if not r["failure"] else r["failure"], r["space"],
+             escape(r["detail"] if r["failure"] else " ".join(f"{k}={v}" for k, v in r["decisions"].items())))
+            for r in rows[:limit]
+        ]
+        console.print(table(("task", "time", "space", "decisions"), cells, right=("time",)))
+        if len(rows) > limit:
+            console.print(f"and {len(rows) - limit} more; --limit shows them")
+
+    return Outcome({"log": str(path), "records": rows}, render)
+
+
+def _show_sessions(path: Path, log: Any, limit: int) -> Outcome:
+    sessions = [{"session": s.id, "started": s.started, "trials": s.trials, "seconds": s.seconds, "options": s.options}
+                for s in log.sessions()]
+
+    def render(console: Console) -> None:
+        import datetime
+
+        from rich.markup import escape
+
+        from mlc.report import format as fmt
+        from mlc.report.tables import table
+
+        rows = [
+            (s["session"], f"{datetime.datetime.fromtimestamp(s['started']):%Y-%m-%d %H:%M}", s["trials"],
+             fmt.duration(s["seconds"]), escape(" ".join(f"{k}={v}" for k, v in s["options"].items())))
+            for s in sessions[-limit:]
+        ]
+        console.print(table(("session", "started", "trials", "spent", "options"), rows, right=("trials", "spent")))
+
+    return Outcome({"log": str(path), "sessions": sessions}, render)
+
+
+def _merge(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog, merge
+
+    path = _place(args)
+    missing = next((source for source in args.sources if not source.is_file()), None)
+    if missing:  # before the target is created
+        raise LogError(f"a log to merge must be a file, but {missing} does not exist; check the path")
+    with TuningLog(path) as into:
+        return _exchanged(path, merge(into, args.sources))
+
+
+def _import(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog, import_jsonl
+
+    path = _place(args)
+    if not args.file.is_file():
+        raise LogError(f"a file to import must exist, but {args.file} does not; `mlc log export` writes one")
+    with TuningLog(path) as log:
+        return _exchanged(path, import_jsonl(log, args.file))
+
+
+def _exchanged(path: Path, done: Any) -> Outcome:
+    """Skipped lines make the exit code 1: the caller asked for all of them."""
+    document = {
+        "log": str(path), "added": done.added, "duplicates": done.duplicates,
+        "problems": [{"source": source, "line": line, "reason": reason} for source, line, reason in done.problems],
+    }
+    return Outcome(document, _line(f"{path}: {done}"), exit_code=1 if done.problems else 0)
+
+
+def _export(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog, export_jsonl
+
+    path = _place(args)
+    options.check_folder(args.file)
+    with TuningLog(path, readonly=True) as log:
+        count = export_jsonl(log, args.file)
+    return Outcome({"log": str(path), "file": str(args.file), "records": count}, _line(f"{args.file}: {count} records"))
+
+
+def _check(args: argparse.Namespace) -> Outcome:
+    from mlc.log import check, salvage
+
+    path = args.file or _place(args)
+    report = check(path)
+    document: dict[str, Any] = {
+        "log": str(path), "ok": report.ok, "records": report.records, "damaged": report.damaged,
+        "problems": list(report.problems), "by_versions": report.by_versions,
+    }
+    text = str(report)
+    if args.salvage:
+        saved = salvage(path, args.salvage)
+        document["salvaged"] = {"log": str(args.salvage), "records": saved.records}
+        text += f"\n{args.salvage}: {saved.records} records saved"
+    return Outcome(document, _line(text), exit_code=0 if report.ok else 1)
+
+
+def _line(text: str) -> Callable[[Console], None]:
+    from rich.markup import escape
+
+    return lambda console: console.print(escape(text), soft_wrap=True)
+
+
+def _execute(args: argparse.Namespace) -> Outcome:
+    outcome: Outcome = args.run(args)
+    return outcome
+
+
+COMMAND = Command("log", "show, merge, export, import and check tuning logs", _add_arguments, _execute)
