@@ -34,7 +34,7 @@ class RankingModel:
     ``threads`` the cores that training may use. Equal samples in equal order give equal models.
     """
 
-    def __init__(self, *, seed: int = 0, capacity: int = 3000, rounds: int = 50, threads: int = 2) -> None:
+    def __init__(self, *, seed: int = 0, capacity: int = 3000, rounds: int = 50, threads: int = 1) -> None:
         self._seed = seed
         self._capacity = capacity
         self._rounds = rounds
@@ -106,7 +106,7 @@ class RankingModel:
             with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
                 fields = {name: stored[name] for name in stored.files}
         except Exception as error:  # numpy and zipfile raise whatever a damaged archive makes them
-            raise ValueError(f"a stored cost model must be an archive that save() made, but it is not: {error}") from error
+            raise ValueError(f"a stored cost model must be an archive that save() made: {error}") from error
         if int(fields.get("format", -1)) != _FORMAT or tuple(fields.get("names", ())) != FEATURES:
             raise ValueError("a stored cost model must have been trained on this version's features; train it anew")
         self._samples = [

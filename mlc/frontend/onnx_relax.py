@@ -13,6 +13,7 @@ from mlc.frontend.model import ImportedModel, imported
 from mlc.frontend.onnx_file import check_model
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_supported
+from mlc.frontend.static_shapes import fold_shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -37,7 +38,6 @@ def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
 
 def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
     from onnx import helper
-    from tvm import relax
 
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
     importer = _importer_class()(graph.used_constants())
@@ -49,7 +49,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
             raise
         except Exception as error:
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
-    return relax.transform.DeadCodeElimination()(mod)
+    return fold_shapes(mod)
 
 
 def _importer_class() -> Any:

@@ -107,6 +107,8 @@ class Conv2d(Space):
         sch.vectorize(vector)
         for loop in (tile_oc, tile_oh, tile_ow, vectors):
             sch.unroll(loop)
+        if shape.ow % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
+            sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, outer_ow, 5, lanes, unroll)
         if pad is not None and pad_at == 1 and order == 0:
             sch.compute_at(pad, chunk_oh, preserve_unit_loops=True)
@@ -150,8 +152,12 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
                     tiles.append((loads * ragged + (0.0 if accumulators >= 8 else 1.0), oh, -oc, ow, oc))
     tiles.sort()
     for _, oh, _, ow, oc in (tiles or [(0.0, 1, 0, 1, 1)])[:6]:
-        for order, pad in _orders(shape):
+        options = []
+        for rank, (order, pad) in enumerate(_orders(shape)):
             rows, groups = _chunk(shape, machine, oh, oc, order, pad)
+            halo = (rows + shape.kh - 1) / rows if pad else 1.0
+            options.append((halo > 1.7, rank, rows, groups, order, pad))
+        for *_, rows, groups, order, pad in sorted(options):
             yield {
                 "ow": ow, "oh": oh, "oc": oc, "rows": rows, "groups": groups,
                 "ic": max(divisors(shape.ic, 4)), "order": order, "pad": pad,
@@ -182,7 +188,8 @@ def _chunk(shape: _Shape, machine: CpuMachine, oh: int, oc: int, order: int, pad
             halo = (rows + shape.kh - 1) / rows if pad else 1.0
             weights = groups * shape.oc * shape.ic_blocks * shape.ic * shape.kh * shape.kw * 4
             spill = 1.0 + 0.1 * max(0.0, weights / machine.l2_bytes - 0.5) if order == 1 or not pad else 1.0
-            cost = idle * (1 + 0.05 * (few - 1)) * (1 + 0.1 * (halo - 1)) * min(spill, 1.5) * (1 + 0.02 / rows + 0.01 / groups)
+            overhead = 1 + 0.02 / rows + 0.01 / groups
+            cost = idle * (1 + 0.05 * (few - 1)) * (1 + 0.1 * (halo - 1)) * min(spill, 1.5) * overhead
             if cost < best_cost:
                 best, best_cost = (rows, groups), cost
     return best

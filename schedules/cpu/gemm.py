@@ -60,7 +60,7 @@ def _read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, _Shape] | None:
     for extent in extents[:-2]:
         batch *= extent
     packed = 0
-    if len(right.indices) == 3 and _is(right.indices[1], reduce.var) and len(right.source.shape) == 3 and _uses(right.indices[0], n_axis):
+    if len(right.indices) == 3 and _is(right.indices[1], reduce.var) and _uses(right.indices[0], n_axis):
         packed = int(right.source.shape[-1])
     elif not (_is(right.indices[-1], n_axis) and _is(right.indices[-2], reduce.var)):
         return None
@@ -147,6 +147,8 @@ class Gemm(Space):
         sch.vectorize(vector)
         sch.unroll(vectors)
         sch.unroll(tile_i)
+        if shape.m % m_tile:  # lowering peels the ragged tile, so that full ones test nothing
+            sch.annotate(outer_i, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, tiles[-1], len(batch) + 2, width, unroll)
         sch.parallel(sch.fuse(*batch, *chunks))
         sch.decompose_reduction(block, start)

@@ -140,7 +140,11 @@ def test_gpu_targets_keep_plain_layouts() -> None:
 @pytest.mark.parametrize("rows", [(1,), (7,), (2, 5)])
 def test_packed_weights(rows: tuple[int, ...], columns: int) -> None:
     shape = (*rows, 36)
-    mod = _module(shape, lambda bb, x: bb.emit(relax.op.add(bb.emit(relax.op.matmul(x, _weight(36, columns))), _weight(columns))))
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        return relax.op.add(bb.emit(relax.op.matmul(x, _weight(36, columns))), _weight(columns))
+
+    mod = _module(shape, body)
     after = _check(mod, shape, [PackWeights(TARGET)])
     assert "relax.matmul" not in _operators(after)
 
