@@ -1,0 +1,133 @@
+"""Logs in and out: JSON lines for people and other tools, and merging without duplicates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mlc.errors import LogError
+from mlc.log import codec
+from mlc.log.record import Record
+from mlc.log.store import LogReader, TuningLog, row_of
+
+__all__ = ["Exchange", "export_jsonl", "import_jsonl", "merge", "read_jsonl"]
+
+_BATCH = 1000  # records in one transaction
+_MAX_LINE = 64 * 1024 * 1024
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What an import or a merge did. ``problems`` are ``(source, line, reason)`` of what was skipped."""
+
+    added: int
+    duplicates: int
+    problems: tuple[tuple[str, int, str], ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.added} records added, {self.duplicates} were there already"
+        if not self.problems:
+            return text
+        shown = "; ".join(f"{source}:{line}: {reason}" for source, line, reason in self.problems[:_SHOWN])
+        more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
+        return f"{text}, {len(self.problems)} lines skipped: {shown}{more}"
+
+
+def export_jsonl(log: LogReader, path: str | Path, task_key: str | None = None) -> int:
+    """Write every record as one JSON object a line, with its digest as ``uid``; how many were written."""
+    target, count = Path(path), 0
+    try:
+        with target.open("w", encoding="utf-8") as file:
+            for record in log.records(task_key):
+                text = codec.canonical_text(record)
+                file.write(f'{{"uid":"{codec.digest(text).hex()}",{text[1:]}\n')
+                count += 1
+    except OSError as error:
+        raise LogError(f"the exported file must be writable, but {target} is not ({error.strerror})") from error
+    return count
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | str]]:
+    """``(line number, record)``, or ``(line number, reason)`` for a line that is no record. Blank lines are skipped.
+
+    A line whose ``uid`` does not fit its content was torn or altered, and is no record either.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as file:
+            number = 0
+            while line := file.readline(_MAX_LINE):
+                number += 1
+                if line.strip():
+                    yield number, _parse_line(line)
+    except OSError as error:
+        raise LogError(f"the imported file must be readable, but {source} is not ({error.strerror})") from error
+
+
+def import_jsonl(log: TuningLog, path: str | Path) -> Exchange:
+    """Append every record of ``path`` that the log does not have. Bad lines are reported and skipped."""
+    problems: list[tuple[str, int, str]] = []
+
+    def records() -> Iterator[Record]:
+        for number, found in read_jsonl(path):
+            if isinstance(found, Record):
+                yield found
+            else:
+                problems.append((str(path), number, found))
+
+    added, seen = _append(log, map(row_of, records()))
+    return Exchange(added, seen - added, tuple(problems))
+
+
+def merge(into: TuningLog, sources: Iterable[str | Path]) -> Exchange:
+    """Append the records of other logs (``.db``, or ``.jsonl``) that ``into`` does not have, and their sessions."""
+    total = Exchange(0, 0)
+    for source in map(Path, sources):
+        done = import_jsonl(into, source) if source.suffix == ".jsonl" else _merge_database(into, source)
+        total = Exchange(
+            total.added + done.added, total.duplicates + done.duplicates, total.problems + done.problems
+        )
+    return total
+
+
+def _merge_database(into: TuningLog, source: Path) -> Exchange:
+    with TuningLog(source, readonly=True) as other:
+        if other.path.resolve() == into.path.resolve():
+            raise LogError(f"a log can be merged only from another file, but {source} is the log itself; leave it out")
+        # rows are encoded anew: what a file from elsewhere says about itself is not taken on trust
+        added, seen = _append(into, map(row_of, other.records()))
+        known = {session.id for session in into.sessions()}
+        for session in other.sessions():
+            if session.id not in known:
+                into.update_session(session)
+    return Exchange(added, seen - added)
+
+
+def _append(log: TuningLog, rows: Iterator[tuple[Any, ...]]) -> tuple[int, int]:
+    added = seen = 0
+    while batch := list(islice(rows, _BATCH)):
+        added += log.append_rows(batch)
+        seen += len(batch)
+    return added, seen
+
+
+def _parse_line(line: bytes) -> Record | str:
+    try:
+        values = json.loads(line)
+        if not isinstance(values, dict):
+            return f"a record must be a JSON object, got {type(values).__name__}"
+        uid = values.pop("uid", None)
+        record = codec.parse_text(json.dumps(values))
+        text = codec.canonical_text(record)
+    except codec.MalformedRecord as error:
+        return str(error)
+    except (ValueError, RecursionError) as error:
+        return f"a record must be one JSON object, but {error}"
+    if uid is not None and uid != codec.digest(text).hex():
+        return "the content must fit its uid, but it was altered or damaged"
+    return record

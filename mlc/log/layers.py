@@ -1,0 +1,158 @@
+"""Several logs read as one: the user's own over those that ship with mlc."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from mlc.config import user_log_path
+from mlc.errors import LogError
+from mlc.log.codec import versions_of
+from mlc.log.exchange import read_jsonl
+from mlc.log.record import Record
+from mlc.log.store import LogReader, TaskSummary, TuningLog
+from mlc.target import Target
+
+__all__ = ["Layers", "MemoryLog", "layered", "shipped"]
+
+
+class MemoryLog:
+    """Records held in memory; a shipped ``.jsonl`` becomes one. Nothing can be appended."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = list(records)
+        self._best: dict[str, Record] = {}
+        for record in self._records:
+            if record.ok and record.seconds < self.best_seconds(record.task_key):
+                self._best[record.task_key] = record
+
+    def best_seconds(self, task_key: str) -> float:
+        """Seconds of :meth:`best`, infinite without one."""
+        found = self._best.get(task_key)
+        return found.seconds if found else float("inf")
+
+    def best(self, task_key: str) -> Record | None:
+        return self._best.get(task_key)
+
+    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
+        return {key: self._best[key] for key in task_keys if key in self._best}
+
+    def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
+        for record in self._records:
+            if task_key in (None, record.task_key) and session in (None, record.session):
+                yield record
+
+    def count(self) -> int:
+        return len(self._records)
+
+    def tasks(self) -> list[TaskSummary]:
+        by_key: dict[str, list[Record]] = {}
+        for record in self._records:
+            by_key.setdefault(record.task_key, []).append(record)
+        return [
+            TaskSummary(key, found[0].task_name, len(found), sum(not r.ok for r in found), self.best_seconds(key),
+                        versions_of(key))
+            for key, found in sorted(by_key.items())
+        ]
+
+    def by_versions(self) -> dict[str, int]:
+        return dict(Counter(versions_of(record.task_key) for record in self._records))
+
+    def close(self) -> None:
+        pass
+
+
+class Layers:
+    """``readers`` in the order of trust. A lower one wins a task only where the upper ones have no record, or
+    where it is faster *on the same machine*: times of two machines say nothing about each other."""
+
+    def __init__(self, readers: Iterable[LogReader]) -> None:
+        self.readers = tuple(readers)
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def best(self, task_key: str) -> Record | None:
+        chosen: Record | None = None
+        for reader in self.readers:
+            found = reader.best(task_key)
+            if found is None:
+                continue
+            if chosen is None or (found.machine == chosen.machine and found.seconds < chosen.seconds):
+                chosen = found
+        return chosen
+
+    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
+        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
+        return {key: record for key, record in found.items() if record is not None}
+
+    def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
+        for reader in self.readers:
+            yield from reader.records(task_key, session)
+
+    def count(self) -> int:
+        return sum(reader.count() for reader in self.readers)
+
+    def tasks(self) -> list[TaskSummary]:
+        merged: dict[str, TaskSummary] = {}
+        for summary in (s for reader in self.readers for s in reader.tasks()):
+            seen = merged.get(summary.task_key)
+            merged[summary.task_key] = summary if seen is None else TaskSummary(
+                seen.task_key, seen.task_name, seen.records + summary.records, seen.failures + summary.failures,
+                min(seen.best_seconds, summary.best_seconds), seen.versions,
+            )
+        return [merged[key] for key in sorted(merged)]
+
+    def by_versions(self) -> dict[str, int]:
+        totals: Counter[str] = Counter()
+        for reader in self.readers:
+            totals.update(reader.by_versions())
+        return dict(totals)
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
+
+
+def layered(user_path: str | Path | None, target: Target) -> Layers:
+    """The user's log (``None``: the one in the platform's data folder) over the shipped ones of ``target``.
+
+    A default log that does not exist yet is an empty one; a path that the caller named must exist.
+    """
+    path = user_log_path(target.canonical) if user_path is None else Path(user_path).expanduser()
+    own = [] if user_path is None and not path.exists() else [TuningLog(path, readonly=True)]
+    return Layers([*own, *shipped(target)])
+
+
+def shipped(target: Target) -> list[LogReader]:
+    """Readers of the logs in the package's ``tuning_logs/<target>/``, by file name; empty where there are none."""
+    folder = resources.files("tuning_logs") / target.canonical.replace("/", "-")
+    if not folder.is_dir():
+        return []
+    readers: list[LogReader] = []
+    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        with resources.as_file(item) as path:
+            if path.suffix == ".db":
+                readers.append(TuningLog(path, readonly=True))
+            elif path.suffix == ".jsonl":
+                readers.append(_jsonl(path))
+    return readers
+
+
+@lru_cache(maxsize=16)
+def _jsonl(path: Path) -> MemoryLog:
+    records, problems = [], []
+    for line, found in read_jsonl(path):
+        if isinstance(found, Record):
+            records.append(found)
+        else:
+            problems.append(f"line {line}: {found}")
+    if problems:
+        raise LogError(f"a shipped tuning log must be whole, but {path} is not ({problems[0]}); reinstall mlc")
+    return MemoryLog(records)

@@ -1,0 +1,257 @@
+"""The tuning log: append-only facts in one SQLite file that several processes may write at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlc.errors import LogError
+from mlc.log import codec, schema
+from mlc.log.record import Record
+
+__all__ = ["LogReader", "Session", "TaskSummary", "TuningLog"]
+
+_PAGE = 512  # rows fetched at once, so that a reader of a large log neither waits nor holds a lock
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """One line of ``mlc log show``. ``best_seconds`` is infinite where nothing succeeded."""
+
+    task_key: str
+    task_name: str
+    records: int
+    failures: int
+    best_seconds: float
+    versions: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """One tuning run: ``options`` as the user gave them, and what of its budget is spent."""
+
+    id: str
+    started: float
+    options: dict[str, Any] = field(default_factory=dict)
+    trials: int = 0
+    seconds: float = 0.0
+
+
+class LogReader(Protocol):
+    """What a compiler needs of a log; one file, or several read as one (:func:`mlc.log.layered`)."""
+
+    def best(self, task_key: str) -> Record | None:
+        """The fastest successful record of a task."""
+
+    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
+        """:meth:`best` of many tasks; those without a record are left out."""
+
+    def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
+        """All records that match, oldest first."""
+
+    def count(self) -> int:
+        """How many records there are."""
+
+    def tasks(self) -> list[TaskSummary]:
+        """One summary for each task, in the order of their keys."""
+
+    def by_versions(self) -> dict[str, int]:
+        """How many records there are for each TVM and LLVM; only those of the running ones can ever match."""
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+
+
+class TuningLog:
+    """One log file. A record that :meth:`append` has returned for survives any kill and any power cut.
+
+    Opening creates the file and its folder unless ``readonly``. Every failure is a :class:`LogError` of one line.
+    May be used from several threads; other processes open their own.
+    """
+
+    def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
+        self.path = Path(path).expanduser()
+        self._lock = threading.RLock()
+        self._db = schema.connect(self.path, readonly)
+
+    def __enter__(self) -> TuningLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # -- writing
+
+    def append(self, records: Iterable[Record], session: Session | None = None) -> int:
+        """Store ``records`` in one transaction, durable when it returns; how many of them were new.
+
+        A record equal in every field to a stored one is the same fact and is not stored twice, so that a
+        writer in doubt may repeat itself. ``session`` is stored in the same transaction: what a session says
+        it has spent can never disagree with the records it left.
+        """
+        return self.append_rows([row_of(record) for record in records], session)
+
+    def append_rows(self, rows: list[tuple[Any, ...]], session: Session | None = None) -> int:
+        """:meth:`append` for rows that :meth:`rows` of another log gave."""
+        with self._writing():
+            before = self._db.total_changes
+            self._db.executemany(
+                "INSERT OR IGNORE INTO records (uid, task_key, session, seconds, body) VALUES (?, ?, ?, ?, ?)", rows
+            )
+            added = self._db.total_changes - before
+            if session is not None:
+                self._put_session(session)
+            return added
+
+    def put_state(self, name: str, blob: bytes) -> None:
+        """Keep a blob under a name (a cost model, say), replacing what was there."""
+        with self._writing():
+            self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, bytes(blob)))
+
+    def start_session(self, options: Mapping[str, Any], session_id: str | None = None) -> Session:
+        """Note that a tuning run begins. ``options`` must be JSON values."""
+        session = Session(session_id or uuid.uuid4().hex[:12], time.time(), dict(options))
+        self.update_session(session)
+        return session
+
+    def update_session(self, session: Session, *, trials: int | None = None, seconds: float | None = None) -> Session:
+        """Store what a session has spent in all so far, and return it as stored."""
+        session = replace(
+            session, trials=session.trials if trials is None else trials,
+            seconds=session.seconds if seconds is None else seconds,
+        )
+        with self._writing():
+            self._put_session(session)
+        return session
+
+    # -- reading
+
+    def best(self, task_key: str) -> Record | None:
+        rows = self._rows(
+            "SELECT body FROM records WHERE task_key = ? AND seconds IS NOT NULL ORDER BY seconds LIMIT 1", task_key
+        )
+        return self._record(rows[0][0]) if rows else None
+
+    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
+        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
+        return {key: record for key, record in found.items() if record is not None}
+
+    def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
+        for row in self.rows(task_key, session):
+            yield self._record(row[-1])
+
+    def rows(self, task_key: str | None = None, session: str | None = None) -> Iterator[tuple[Any, ...]]:
+        """``(uid, task_key, session, seconds, body)`` of every match, oldest first, for :meth:`append_rows`."""
+        wanted = {"task_key": task_key, "session": session}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        if not given:
+            yield from self._all_rows()
+            return
+        where = " AND ".join(f"{name} = ?" for name in given)
+        ids = [i for (i,) in self._rows(f"SELECT id FROM records WHERE {where} ORDER BY id", *given.values())]
+        for start in range(0, len(ids), _PAGE):
+            page = ids[start : start + _PAGE]
+            marks = ",".join("?" * len(page))
+            yield from self._rows(
+                f"SELECT uid, task_key, session, seconds, body FROM records WHERE id IN ({marks}) ORDER BY id", *page
+            )
+
+    def count(self) -> int:
+        return int(self._rows("SELECT count(*) FROM records")[0][0])
+
+    def tasks(self) -> list[TaskSummary]:
+        rows = self._rows(
+            "SELECT task_key, count(*), count(seconds), min(seconds) FROM records GROUP BY task_key ORDER BY task_key"
+        )
+        return [
+            TaskSummary(key, self._task_name(key), n, n - ok, float("inf") if best is None else best,
+                        codec.versions_of(key))
+            for key, n, ok, best in rows
+        ]
+
+    def by_versions(self) -> dict[str, int]:
+        totals: Counter[str] = Counter()
+        for key, n in self._rows("SELECT task_key, count(*) FROM records GROUP BY task_key"):
+            totals[codec.versions_of(key)] += n
+        return dict(totals)
+
+    def get_state(self, name: str) -> bytes | None:
+        """The blob kept under ``name``, or None."""
+        rows = self._rows("SELECT value FROM state WHERE name = ?", name)
+        return bytes(rows[0][0]) if rows else None
+
+    def sessions(self) -> list[Session]:
+        """Every tuning run that was noted, oldest first."""
+        rows = self._rows("SELECT id, started, options, trials, seconds FROM sessions ORDER BY started, rowid")
+        return [Session(i, started, _options(text), trials, seconds) for i, started, text, trials, seconds in rows]
+
+    def integrity(self) -> list[str]:
+        """What SQLite finds wrong with the file's structure; empty for nothing."""
+        lines = [line for (text,) in self._rows("PRAGMA integrity_check(20)") for line in str(text).splitlines()]
+        return [line for line in lines if line != "ok" and not line.startswith("***")]
+
+    # -- inside
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, schema.explained(self.path), schema.transaction(self._db):
+            yield
+
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock, schema.explained(self.path):
+            return self._db.execute(sql, values).fetchall()
+
+    def _all_rows(self) -> Iterator[tuple[Any, ...]]:
+        last = -1
+        while True:
+            page = self._rows(
+                "SELECT uid, task_key, session, seconds, body, id FROM records WHERE id > ? ORDER BY id LIMIT ?",
+                last, _PAGE,
+            )
+            if not page:
+                return
+            last = page[-1][-1]
+            yield from (row[:-1] for row in page)
+
+    def _record(self, body: bytes) -> Record:
+        try:
+            return codec.parse_text(codec.unpack(body))
+        except codec.MalformedRecord as error:
+            raise LogError(
+                f"every stored record must be readable, but one in {self.path} is not ({error}); "
+                f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
+            ) from error
+
+    def _task_name(self, key: str) -> str:
+        rows = self._rows("SELECT body FROM records WHERE task_key = ? ORDER BY seconds DESC LIMIT 1", key)
+        return self._record(rows[0][0]).task_name
+
+    def _put_session(self, session: Session) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO sessions (id, started, options, trials, seconds) VALUES (?, ?, ?, ?, ?)",
+            (session.id, session.started, json.dumps(session.options), session.trials, session.seconds),
+        )
+
+
+def row_of(record: Record) -> tuple[bytes, str, str, float | None, bytes]:
+    """``(uid, task_key, session, seconds, body)``; raises :class:`~mlc.log.codec.MalformedRecord`."""
+    text = codec.canonical_text(record)
+    seconds = record.seconds if record.ok else None
+    return codec.digest(text), record.task_key, record.session, seconds, codec.pack(text)
+
+
+def _options(text: str) -> dict[str, Any]:
+    options = json.loads(text)
+    return options if isinstance(options, dict) else {}

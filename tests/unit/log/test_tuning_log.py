@@ -1,0 +1,176 @@
+"""One log file: what goes in comes out, from several threads and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from log_records import VERSIONS, key, record
+
+from mlc.errors import LogError
+from mlc.log import Record, TuningLog
+
+HERE = Path(__file__).parent  # where the writers find log_records
+WRITER = """
+import sys
+from mlc.log import TuningLog
+from log_records import record
+path, writer = sys.argv[1], int(sys.argv[2])
+with TuningLog(path) as log:
+    for batch in range(10):
+        log.append([record(10 * batch + i, writer, ok=i % 4 > 0) for i in range(10)])
+"""
+
+
+def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    first, second = record(1), record(2, task=5, ok=False)
+    with TuningLog(tmp_path / "new folder" / "a?b #c.db") as log:
+        assert log.append([first, second]) == 2
+    with TuningLog(tmp_path / "new folder" / "a?b #c.db", readonly=True) as log:
+        assert list(log.records()) == [first, second]
+        assert list(log.records(task_key=key(5))) == [second]
+        assert list(log.records(session="nobody")) == []
+        assert log.count() == 2
+
+
+def test_best_is_the_fastest_median_and_never_a_failure(tmp_path: Path) -> None:
+    with TuningLog(tmp_path / "log.db") as log:
+        records = [record(i, i % 3, ok=i % 4 > 0) for i in range(60)] + [record(99, 7, ok=False)]
+        log.append(records)
+        for task in range(3):
+            expected = min((r for r in records if r.task_key == key(task)), key=lambda r: r.seconds)
+            assert log.best(key(task)) == expected
+        assert log.best(key(7)) is None
+        assert log.best_of([key(0), key(7), key(8), key(1)]).keys() == {key(0), key(1)}
+        summaries = {s.task_key: s for s in log.tasks()}
+        assert summaries[key(7)].best_seconds == float("inf") and summaries[key(7)].failures == 1
+        assert summaries[key(1)].records == 20 and summaries[key(1)].task_name == "fused_conv2d_1"
+        assert summaries[key(1)].best_seconds == log.best(key(1)).seconds  # type: ignore[union-attr]
+
+
+def test_the_same_fact_is_stored_once_and_another_trial_is_another_fact(tmp_path: Path) -> None:
+    with TuningLog(tmp_path / "log.db") as log:
+        assert log.append([record(1), record(1)]) == 1
+        assert log.append([record(1), replace(record(1), trial=2)]) == 1
+        assert log.count() == 2
+
+
+def test_numpy_scalars_are_numbers(tmp_path: Path) -> None:
+    given = Record("k", "t", "s", {"tile": np.int64(4)}, "[]", (np.float32(0.5), np.float64(0.25)), seed=np.int32(3))
+    with TuningLog(tmp_path / "log.db") as log:
+        log.append([given])
+        assert next(log.records()) == Record("k", "t", "s", {"tile": 4}, "[]", (0.5, 0.25), seed=3)
+
+
+@pytest.mark.parametrize("change", [
+    {"times": (float("nan"),)}, {"times": (float("inf"),)}, {"times": (-1.0,)}, {"times": (0.0,)}, {"failure": "sad"},
+    {"task_key": ""}, {"decisions": {"a": "b"}}, {"decisions": {"a": 1.5}}, {"extra": {"a": 1}}, {"trial": "1"},
+    {"when": float("nan")}, {"detail": None}, {"seed": 2**64},
+])  # fmt: skip
+def test_what_could_not_be_read_back_is_refused_and_nothing_of_its_batch_stored(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    with TuningLog(tmp_path / "log.db") as log:
+        with pytest.raises(LogError, match=next(iter(change))):
+            log.append([record(1), replace(record(2), **change)])  # type: ignore[arg-type]
+        assert log.count() == 0
+
+
+def test_other_versions_are_kept_counted_and_never_matched(tmp_path: Path) -> None:
+    with TuningLog(tmp_path / "log.db") as log:
+        log.append([record(1), record(2), record(3, versions="tvm0.26.0-llvm19")])
+        assert log.by_versions() == {VERSIONS: 2, "tvm0.26.0-llvm19": 1}
+        best = log.best(key(0))
+        assert best is not None and best.versions == VERSIONS
+        assert {s.versions for s in log.tasks()} == {VERSIONS, "tvm0.26.0-llvm19"}
+
+
+def test_state_and_sessions_survive_closing(tmp_path: Path) -> None:
+    blob = np.random.default_rng(0).bytes(100_000)
+    with TuningLog(tmp_path / "log.db") as log:
+        assert log.get_state("model") is None
+        log.put_state("model", b"old")
+        log.put_state("model", blob)
+        session = log.start_session({"trials": 256, "model": "net.onnx"})
+        log.append([record(1, session=session.id)], replace(session, trials=1, seconds=0.5))
+        later = log.start_session({"trials": 8})
+        log.update_session(later, trials=8, seconds=3.25)
+    with TuningLog(tmp_path / "log.db") as log:
+        assert log.get_state("model") == blob
+        first, second = log.sessions()
+        assert first == replace(session, trials=1, seconds=0.5) and first.options["trials"] == 256
+        assert (second.id, second.trials, second.seconds) == (later.id, 8, 3.25)
+        assert [r.trial for r in log.records(session=first.id)] == [1]
+
+
+def test_several_processes_create_and_append_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(i)], cwd=HERE) for i in range(4)]
+    assert [w.wait(60) for w in writers] == [0, 0, 0, 0]
+    with TuningLog(path, readonly=True) as log:
+        assert log.count() == 400
+        for writer in range(4):
+            assert {r.trial for r in log.records(key(writer))} == set(range(100))
+
+
+def test_several_threads_share_one_log_and_a_reader_sees_whole_batches(tmp_path: Path) -> None:
+    log, reader = TuningLog(tmp_path / "log.db"), None
+    threads = [
+        threading.Thread(target=lambda t=t: [log.append([record(i, t), record(i + 1000, t)]) for i in range(20)])
+        for t in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    reader = TuningLog(tmp_path / "log.db", readonly=True)
+    while any(thread.is_alive() for thread in threads):
+        assert reader.count() % 2 == 0
+    assert log.count() == reader.count() == 120
+    log.close()
+    log.close()
+    reader.close()
+
+
+def test_records_can_be_appended_while_they_are_iterated(tmp_path: Path) -> None:
+    with TuningLog(tmp_path / "log.db") as log:
+        log.append(record(i) for i in range(600))
+        seen = 0
+        for found in log.records(key(0)):
+            log.append([record(found.trial, task=1)])
+            seen += 1
+        assert seen == 600 and log.count() == 1200
+
+
+@pytest.mark.slow
+def test_a_million_records_are_no_slower(tmp_path: Path) -> None:
+    path, tasks = tmp_path / "log.db", 500
+    with TuningLog(path) as log:
+        from mlc.log.store import row_of
+
+        _, _, session, _, body = row_of(record(0))
+        for start in range(0, 1_000_000, 20_000):
+            rng = np.random.default_rng(start)
+            trials = range(start, start + 20_000)
+            log.append_rows([(rng.bytes(16), key(i % tasks), session, float(rng.random()), body) for i in trials])
+    start_time = time.perf_counter()
+    with TuningLog(path) as log:
+        assert time.perf_counter() - start_time < 1.0
+        spent = _times(lambda i: log.best(key(i % tasks)), 200)
+        assert np.median(spent) < 0.010
+        spent = _times(lambda i: log.append([record(i)]), 100)
+        assert np.median(spent) < 0.005
+        assert log.count() == 1_000_100
+
+
+def _times(call: object, count: int) -> list[float]:
+    spent = []
+    for i in range(count):
+        start = time.perf_counter()
+        call(i)  # type: ignore[operator]
+        spent.append(time.perf_counter() - start)
+    return spent
