@@ -1,0 +1,155 @@
+"""Register-tiled products and convolutions: seeds and random decisions against float64 references."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir, te, tirx
+
+from mlc.graph.blocked import conv2d_nchwc, dense_packed
+from mlc.target import resolve
+from schedules.cpu.conv import CONV2D
+from schedules.cpu.gemm import GEMM
+from schedules.space import Decisions, InvalidDecision, Space, schedule_with
+
+RNG = np.random.default_rng(3)
+TARGETS = {"native": resolve("native").tvm, "x86-64-v2": resolve("x86-64-v2").tvm}
+
+
+def _random(tensor: te.Tensor) -> np.ndarray:
+    return RNG.standard_normal([int(d) for d in tensor.shape]).astype("float32")
+
+
+Arrays = Sequence[np.ndarray]
+
+
+def _run(sch: s_tir.Schedule, target: tvm.target.Target, arrays: Arrays, shape: tuple[int, ...]) -> np.ndarray:
+    out = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
+    tvm.compile(sch.mod, target=target)["main"](*[tvm.runtime.tensor(a) for a in arrays], out)
+    return out.numpy()
+
+
+def _decisions(space: Space, func: tirx.PrimFunc, target: tvm.target.Target, count: int) -> list[Decisions]:
+    """The first seeds, and as many random points that the program accepts."""
+    chosen: list[Decisions] = [d for d, _ in zip(space.seeds(func, target), range(2), strict=False)]
+    knobs = space.knobs(func, target)
+    for _ in range(400):
+        if len(chosen) == 2 + count:
+            break
+        point = {k.name: int(RNG.choice(k.values)) for k in knobs}
+        tile = np.prod([point.get(n, 1) for n in ("ow", "oh", "oc", "m", "n", "ic", "k")])
+        try:
+            if tile <= 512:  # code size, hence build time
+                schedule_with(space, func, target, point)
+                chosen.append(point)
+        except InvalidDecision:
+            continue
+    assert len(chosen) >= 3
+    return chosen
+
+
+def _check(space: Space, func: tirx.PrimFunc, arrays: Arrays, expected: np.ndarray, count: int = 2) -> None:
+    for target in TARGETS.values():
+        assert space.matches(func, target)
+        for decisions in _decisions(space, func, target, count):
+            sch = schedule_with(space, func, target, decisions)
+            actual = _run(sch, target, arrays, expected.shape)
+            error = np.abs(actual - expected).max() / np.abs(expected).max()
+            assert error < 1e-5, (decisions, error)
+
+
+GEMMS = {
+    "packed": ("packed", 1, 24, 48, 40),
+    "packed vector": ("packed", 1, 1, 64, 33),
+    "ragged rows": ("packed", 1, 37, 32, 20),
+    "batched": ("plain", 3, 16, 24, 12),
+    "batched, odd depth": ("plain", 2, 10, 8, 7),
+}
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_gemm_with_epilogue(name: str) -> None:
+    kind, batch, m, n, k = GEMMS[name]
+    a = te.placeholder((batch, m, k), name="a")
+    if kind == "packed":
+        b = te.placeholder((n // 16, k, 16), name="b")
+        c = dense_packed(a, b)
+    else:
+        b = te.placeholder((batch, k, n), name="b")
+        r = te.reduce_axis((0, k), name="r")
+        c = te.compute((batch, m, n), lambda x, i, j: te.sum(a[x, i, r] * b[x, r, j], axis=[r]), name="c")
+    bias, residual = te.placeholder((n,), name="bias"), te.placeholder((batch, m, n), name="residual")
+    d = te.compute(c.shape, lambda x, i, j: c[x, i, j] + bias[j], name="d")
+    # the result of the product is read twice, as in a gated activation
+    zero = tirx.const(0, "float32")
+    e = te.compute(c.shape, lambda x, i, j: tirx.max(d[x, i, j], zero) + d[x, i, j] * residual[x, i, j], name="e")
+    arrays = [_random(t) for t in (a, b, bias, residual)]
+    left, right = arrays[0].astype("float64"), arrays[1].astype("float64")
+    if kind == "packed":
+        right = right.transpose(1, 0, 2).reshape(k, n)
+    product = left @ right + arrays[2]
+    expected = np.maximum(product, 0) + product * arrays[3]
+    _check(GEMM, te.create_prim_func([a, b, bias, residual, e]), arrays, expected)
+
+
+def test_gemm_without_epilogue() -> None:
+    a, b = te.placeholder((20, 30), name="a"), te.placeholder((2, 30, 16), name="b")
+    arrays = [_random(a), _random(b)]
+    expected = arrays[0].astype("float64") @ arrays[1].astype("float64").transpose(1, 0, 2).reshape(30, 32)
+    _check(GEMM, te.create_prim_func([a, b, dense_packed(a, b)]), arrays, expected)
+
+
+CONVS = {
+    # ic blocks, ic, oc blocks, height, width, kernel, stride, pads, dilation, groups
+    "3x3": (2, 16, 4, 14, 14, 3, 1, (1, 1, 1, 1), 1, 1),
+    "pointwise": (2, 16, 2, 9, 7, 1, 1, (0, 0, 0, 0), 1, 1),
+    "stem": (1, 3, 2, 23, 23, 7, 2, (3, 3, 3, 3), 1, 1),
+    "ragged width": (1, 16, 2, 5, 31, 3, 1, (1, 1, 1, 1), 1, 1),
+    "dilated, uneven padding": (1, 16, 1, 11, 12, 3, 1, (2, 1, 2, 3), 2, 1),
+    "grouped, strided": (4, 16, 4, 10, 10, 3, 2, (1, 1, 1, 1), 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_conv2d_with_epilogue(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    icb, ic, ocb, h, w, k, stride, pads, dilation, groups = CONVS[name]
+    data = te.placeholder((1, icb, h, w, ic), name="data")
+    weight = te.placeholder((ocb, icb // groups, k, k, ic, 16), name="weight")
+    conv = conv2d_nchwc(data, weight, (stride, stride), pads, (dilation, dilation), groups)
+    bias = te.placeholder((1, ocb, 1, 1, 16), name="bias")
+    zero = tirx.const(0, "float32")
+    out = te.compute(conv.shape, lambda n, o, y, x, c: tirx.max(conv[n, o, y, x, c] + bias[0, o, 0, 0, c], zero))
+    arrays = [_random(t) for t in (data, weight, bias)]
+    plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(1, icb * ic, h, w).double()
+    kernel = torch.tensor(arrays[1]).permute(0, 5, 1, 4, 2, 3).reshape(ocb * 16, icb // groups * ic, k, k).double()
+    plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
+    y = torch.nn.functional.conv2d(plain, kernel, stride=stride, dilation=dilation, groups=groups)
+    y = (y + torch.tensor(arrays[2].reshape(1, ocb * 16, 1, 1))).clamp(min=0)
+    expected = y.reshape(1, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
+    _check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, count=1)
+
+
+def test_trace_replays_on_a_fresh_function() -> None:
+    a, b = te.placeholder((32, 24), name="a"), te.placeholder((2, 24, 16), name="b")
+    func = te.create_prim_func([a, b, dense_packed(a, b)])
+    target = TARGETS["native"]
+    sch = schedule_with(GEMM, func, target, next(iter(GEMM.seeds(func, target))))
+    text = json.dumps(json.loads(tvm.ir.save_json(sch.trace.as_json())))
+    fresh = s_tir.Schedule(func)
+    s_tir.Trace.apply_json_to_schedule(tvm.ir.load_json(text), fresh)
+    tvm.ir.assert_structural_equal(fresh.mod["main"], sch.mod["main"])
+
+
+def test_spaces_decline_what_is_not_theirs() -> None:
+    x = te.placeholder((16, 16), name="x")
+    relu = te.create_prim_func([x, te.compute((16, 16), lambda i, j: tirx.max(x[i, j], tirx.const(0, "float32")))])
+    r = te.reduce_axis((0, 16))
+    total = te.create_prim_func([x, te.compute((16,), lambda i: te.sum(x[i, r], axis=[r]))])
+    for func in (relu, total):
+        assert not GEMM.matches(func, TARGETS["native"])
+        assert not CONV2D.matches(func, TARGETS["native"])
