@@ -32,6 +32,8 @@ _NEVER_FOLDED = frozenset({
     "If", "Loop", "Scan",
     "DequantizeLinear", "QuantizeLinear",  # folding would hide that the weights are 8 bits wide
 })
+# Old files name the mask of a dropout and the like without using it.
+_OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
 
 
 @dataclass
@@ -116,14 +118,12 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Sequence[int]], name: str) ->
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
         dims = _dims(value)
-        if dims is None:
-            dims = shapes.get(value.name)
-            if dims is None:
-                raise ModelError(
-                    f"every input needs a static shape, but {value.name} of {name} has none; pass "
-                    f"shapes={{{value.name!r}: (...)}} or export it with one"
-                )
-        merged = merge_shape(value.name, dims, shapes)
+        if dims is None and value.name not in shapes:
+            raise ModelError(
+                f"every input needs a static shape, but {value.name} of {name} has none; pass "
+                f"shapes={{{value.name!r}: (...)}} or export it with one"
+            )
+        merged = tuple(shapes[value.name]) if dims is None else merge_shape(value.name, dims, shapes)
         if not all(isinstance(d, int) for d in merged):
             free.append((value.name, merged))
         else:
@@ -314,7 +314,7 @@ def _taken_branch(node: onnx.NodeProto, graph: Graph) -> list[onnx.NodeProto] | 
 
 
 def _pin_shape(node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:
-    """Give ``Reshape`` and ``Expand`` their inferred output shape: no -1 or 0, and no ``Expand`` to less than its input.
+    """Give ``Reshape`` and ``Expand`` their inferred output shape: no -1 or 0, and no ``Expand`` below its input.
 
     TVM's converter takes ``Expand``'s argument for the output shape, where ONNX broadcasts both ways.
     """
@@ -330,7 +330,7 @@ def _pin_shape(node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int
 
 
 def _drop_dead(graph: Graph) -> None:
-    """Drop the nodes that no output needs."""
+    """Drop the nodes that no output needs, and optional outputs that nobody reads."""
     needed = {o.name for o in graph.outputs}
     kept = []
     for node in reversed(graph.nodes):
@@ -338,4 +338,7 @@ def _drop_dead(graph: Graph) -> None:
             kept.append(node)
             needed.update(i for inner in walk_nodes([node]) for i in inner.input)
             needed.update(o.name for a in node.attribute for g in (a.g, *a.graphs) for o in g.output)
+            if node.op_type in _OPTIONAL_OUTPUTS:
+                while len(node.output) > 1 and node.output[-1] not in needed:
+                    node.output.pop()
     graph.nodes = kept[::-1]

@@ -15,7 +15,9 @@ __all__ = ["check_known", "check_supported", "functions_to_inline", "unsupported
 
 _STANDARD = ("", "ai.onnx")
 # onnxruntime's own operators among TVM's converters; TVM looks converters up without their domain.
-_MICROSOFT = frozenset({"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization"})
+_MICROSOFT = frozenset({
+    "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization",
+})
 # TVM's converter of this name means the onnxruntime operator, not the standard one.
 _MICROSOFT_ONLY = frozenset({"Attention"})
 # Values that no compiled function can hold: sequences and optionals.
@@ -64,13 +66,15 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
         return "LayerNormalization with its mean and deviation"
     if node.op_type == "ConvTranspose" and "output_shape" in attributes:
         return "ConvTranspose with output_shape"
+    if node.op_type == "Dropout" and len(used_outputs) > 1:
+        return "Dropout with its mask"
     if node.op_type == "MaxPool" and len(used_outputs) > 1:
         return "MaxPool with its indices"
     return ""
 
 
 def functions_to_inline(nodes: Iterable[onnx.NodeProto], opsets: dict[str, int]) -> set[tuple[str, str]]:
-    """``(domain, operator)`` of the nodes that cannot be imported but are ONNX functions, defined by other operators."""
+    """``(domain, operator)`` of the nodes that cannot be imported but that ONNX defines by other operators."""
     return {(node.domain, node.op_type) for node in nodes if unsupported(node) and _is_function(node, opsets)}
 
 

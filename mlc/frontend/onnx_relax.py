@@ -1,4 +1,4 @@
-"""ONNX to Relax: TVM's converters, driven node by node so that an error names the node."""
+"""ONNX to Relax: our converters and TVM's, driven node by node so that an error names the node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
 from mlc.frontend.model import ImportedModel, imported
+from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_file import check_model
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_supported
@@ -65,6 +66,9 @@ def _importer_class() -> Any:
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             try:
+                ours = CONVERTERS[op_name](self.bb, inputs, attrs) if op_name in CONVERTERS else None
+                if ours is not None:
+                    return self.bb.normalize(ours)
                 return super()._convert_operator(op_name, inputs, attrs, opset)
             except Exception as error:
                 node = attrs["tvm_custom"]["name"] or "an unnamed node"

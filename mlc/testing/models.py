@@ -32,6 +32,7 @@ LIGHT_MODELS = (
 )
 TRANSFORMERS = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny")
 MODELS = LIGHT_MODELS + TRANSFORMERS
+_EAGER: dict[str, Any] = {"attn_implementation": "eager"}  # plain operators, no fused attention
 
 # A residual branch adds its variance to the trunk's; a smaller last scale keeps deep sums near one.
 _RESIDUAL_SCALE = 0.3
@@ -193,7 +194,7 @@ def _export_bert(seq: int, **config: Any) -> onnx.ModelProto:
     class Bert(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bert = BertModel(BertConfig(attn_implementation="eager", **config))
+            self.bert = BertModel(BertConfig(**config, **_EAGER))
 
         def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
             return self.bert(input_ids, attention_mask, token_type_ids, return_dict=False)
@@ -209,7 +210,7 @@ def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
     class GPT2(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gpt2 = GPT2Model(GPT2Config(attn_implementation="eager", **config))
+            self.gpt2 = GPT2Model(GPT2Config(**config, **_EAGER))
 
         def forward(self, input_ids: Any) -> Any:
             return self.gpt2(input_ids, use_cache=False, return_dict=False)[0]
