@@ -77,7 +77,7 @@ def _show(args: argparse.Namespace) -> Outcome:
 
 
 def _show_tasks(path: Path, reader: LogReader, limit: int) -> Outcome:
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"task": t.task_name, "key": t.task_key, "records": t.records, "failures": t.failures,
          "best_ms": t.best_seconds * 1e3, "versions": t.versions}
         for t in sorted(reader.tasks(), key=lambda t: (t.task_name, t.task_key))

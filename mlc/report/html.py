@@ -1,0 +1,143 @@
+"""The page that ``mlc compile --report DIR`` writes: what became of every function, and how tuning went.
+
+One self-contained ``index.html`` with no script and nothing fetched, readable in a light or a dark browser.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc.errors import UsageError
+from mlc.report import format as fmt
+from mlc.report import plots
+
+if TYPE_CHECKING:
+    from mlc.log.record import Record
+
+__all__ = ["CompileReport", "FunctionRow", "check_folder", "page", "write"]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --bar: #0072B2; --mute: #888; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
+p.facts { color: var(--mute); margin-top: 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; } .n { text-align: right; white-space: nowrap; }
+.bar { background: var(--bar); height: .7rem; border-radius: 2px; min-width: 1px; }
+td.share { width: 9rem; vertical-align: middle; } code, pre { font: 12px/1.45 ui-monospace, monospace; }
+pre { overflow: auto; max-height: 32rem; border: 1px solid var(--line); padding: .8rem; border-radius: 4px; }
+.figure { background: #fff; padding: .6rem; border-radius: 4px; overflow: auto; }
+.figure svg { max-width: 100%; height: auto; }
+summary { cursor: pointer; } .untuned { color: var(--mute); }
+"""
+
+
+@dataclass(frozen=True)
+class FunctionRow:
+    """One tensor function of the artifact. ``seconds`` is its logged time for one call, None where it has none."""
+
+    name: str
+    calls: int
+    space: str
+    tuned: bool
+    seconds: float | None = None
+    flops: float = 0.0
+    trials: int = 0
+    decisions: dict[str, int] = field(default_factory=dict)
+    script: str = ""
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What the page shows. ``facts`` stand under the title; ``records`` are the log's, for the curves."""
+
+    title: str
+    facts: Sequence[str]
+    functions: Sequence[FunctionRow]
+    records: Sequence[Record] = ()
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse before the work starts what could not be written after it."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--report must name a folder, but {folder} is a file; give another name")
+    plots.require_matplotlib()
+
+
+def write(folder: Path, report: CompileReport) -> Path:
+    """Write ``folder/index.html`` and return its path; the folder is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    path.write_text(page(report), encoding="utf-8")
+    return path
+
+
+def page(report: CompileReport) -> str:
+    """The whole document."""
+    title = html.escape(report.title)
+    parts = [
+        f"<h1>{title}</h1>", f'<p class="facts">{html.escape(" · ".join(report.facts))}</p>',
+        "<h2>Functions</h2>", *_functions(report.functions), *_tuning(report.records), *_scripts(report.functions),
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
+        + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
+    """The table, costliest first; a share is of the time that the log knows."""
+    total = sum(_cost(row) for row in rows)
+    known = [row for row in rows if row.seconds]
+    if known:
+        yield (f"<p>{len(known)} of {len(rows)} functions have a measured time; one run calls them for "
+               f"{fmt.seconds(total)} together.</p>")
+    yield ('<table><thead><tr><th>function</th><th class="n">calls</th><th class="n">time a call</th><th>share</th>'
+           '<th class="n">work</th><th class="n">rate</th><th>space</th><th>schedule from</th></tr></thead><tbody>')
+    for index, row in sorted(enumerate(rows), key=lambda item: -_cost(item[1])):
+        share = _cost(row) / total if total else 0.0
+        bar = f'<div class="bar" style="width:{100 * share:.1f}%" title="{100 * share:.1f}%"></div>' if share else ""
+        name = f'<a href="#f{index}">{html.escape(row.name)}</a>' if row.script else html.escape(row.name)
+        source = f"log, {row.trials} trials" if row.tuned else '<span class="untuned">seed</span>'
+        chosen = html.escape(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
+        work = fmt.flops(row.flops) if row.flops else "-"
+        yield (
+            f'<tr><td>{name}<br><code>{chosen}</code></td><td class="n">{row.calls}</td>'
+            f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="share">{bar}</td><td class="n">{work}</td>'
+            f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{html.escape(row.space)}</td>'
+            f"<td>{source}</td></tr>"
+        )
+    yield "</tbody></table>"
+
+
+def _tuning(records: Sequence[Record]) -> Iterable[str]:
+    if not records:
+        yield "<h2>Tuning</h2><p>The log holds nothing for these functions: each one has its space's first seed.</p>"
+        return
+    failures: dict[str, int] = {}
+    for record in records:
+        if record.failure:
+            failures[record.failure] = failures.get(record.failure, 0) + 1
+    told = ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items())) or "none"
+    yield f"<h2>Tuning</h2><p>{len(records)} trials; failures: {html.escape(told)}.</p>"
+    yield f'<div class="figure">{plots.svg(plots.best_so_far(records))}</div>'
+
+
+def _scripts(rows: Sequence[FunctionRow]) -> Iterable[str]:
+    if any(row.script for row in rows):
+        yield "<h2>Scheduled code</h2>"
+    for index, row in enumerate(rows):
+        if row.script:
+            name = html.escape(row.name)
+            yield f'<details id="f{index}"><summary>{name}</summary><pre>{html.escape(row.script)}</pre></details>'
+
+
+def _cost(row: FunctionRow) -> float:
+    """Seconds that one run of the model spends in the function, as far as is known."""
+    return row.calls * (row.seconds or 0.0)

@@ -1,0 +1,145 @@
+"""Progress of a tuning run on standard error: a live table in a terminal, one line a batch anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mlc.report import format as fmt
+from mlc.report.session import SessionView, TaskView
+from mlc.report.tables import table
+from mlc.tune.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskStopped
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["LiveTable", "line", "listening"]
+
+_STYLE = {"tuning": "bold", "waiting": "dim", "tuned": "green", "failing": "red"}
+_OTHER_LINES = 6  # what the display shows besides tasks
+
+
+@contextmanager
+def listening(console: Console) -> Iterator[Listener]:
+    """A listener that shows events on ``console`` while the block runs."""
+    if not console.is_terminal:
+        view = SessionView()
+
+        def plain(event: Event) -> None:
+            view.update(event)
+            text = line(event, view)
+            if text:
+                console.print(text, markup=False, soft_wrap=True)
+
+        yield plain
+        return
+    from rich.live import Live
+
+    shown = LiveTable(console.size.height)
+    with Live(get_renderable=shown.render, console=console, refresh_per_second=4, transient=True):
+        yield shown.update
+
+
+class LiveTable:
+    """The live display. Between events the elapsed and the remaining time go on by ``clock`` (seconds)."""
+
+    def __init__(self, height: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.view = SessionView()
+        self._rows = max(3, height - _OTHER_LINES)
+        self._clock = clock
+        self._at = clock()
+
+    def update(self, event: Event) -> None:
+        """Take one event in."""
+        self.view.update(event)
+        self._at = self._clock()
+
+    def render(self) -> RenderableType:
+        """The table, the bar and the line below them."""
+        view, since = self.view, self._clock() - self._at
+        if not view.tasks:
+            return Text("preparing the tasks ...", style="dim")
+        ranked = list(view.ranked())
+        rows = [self._row(task) for task in ranked[: self._rows]]
+        right = ("trials", "best", "share", "gain")
+        shown = table(("task", "calls", *right, "state"), rows, right=("calls", *right))
+        parts: list[RenderableType] = [shown]
+        if len(ranked) > self._rows:
+            parts.append(Text(f"and {len(ranked) - self._rows} smaller tasks", style="dim"))
+        return Group(*parts, self._bar(since), Text(_summary(view, since)))
+
+    def _row(self, task: TaskView) -> tuple[object, ...]:
+        kind = task.state.partition(":")[0]
+        name = f"> {task.plan.name}" if task.plan.key == self.view.active else f"  {task.plan.name}"
+        cells = (name, task.plan.weight, task.trials, fmt.seconds(task.best), f"{100 * self.view.share(task):.0f}%",
+                 fmt.factor(task.gain), task.state)
+        return tuple(Text(str(cell), style=_STYLE.get(kind, "")) for cell in cells)
+
+    def _bar(self, since: float) -> RenderableType:
+        done = self.view.done
+        if done is None:
+            return Text("")
+        if self.view.seconds_budget:
+            done = min(1.0, max(done, (self.view.elapsed + since) / self.view.seconds_budget))
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(total=1.0, completed=done, width=50), f"{100 * done:.0f}%")
+        return grid
+
+
+def line(event: Event, view: SessionView) -> str:
+    """An event as one line of text, after ``view`` has taken it in; empty where it needs none."""
+    match event:
+        case SessionStarted():
+            return _started(event)
+        case BatchMeasured():
+            task = view.tasks[event.task]
+            gain = f" ({fmt.factor(task.gain)} over untuned)" if task.gain else ""
+            failed = f", failed: {_counts(event.failures)}" if event.failures else ""
+            return (f"{fmt.duration(event.elapsed):>7}  {event.name}: trial {event.task_trials}, best "
+                    f"{fmt.seconds(event.best_seconds)}{gain}{failed}; {_model(view)}{_left(event.eta)}")
+        case TaskStopped():
+            return f"{'':>7}  {event.name}: stopped, {event.reason}, after {event.trials} trials"
+        case TaskConfirmed():
+            return (f"{'':>7}  {event.name}: {event.verdict}, {fmt.seconds(event.best_seconds)} "
+                    f"against {fmt.seconds(event.default_seconds)} untuned")
+        case Finished():
+            return ""
+
+
+def _started(event: SessionStarted) -> str:
+    limits = []
+    if event.trials is not None:
+        limits.append(f"{event.trials} trials")
+    if event.seconds is not None:
+        limits.append(fmt.duration(event.seconds))
+    known = sum(1 for task in event.tasks if task.known)
+    resumed = f", {event.spent_trials} trials spent before" if event.spent_trials else ""
+    return (f"{len(event.tasks)} tasks, {known} of them in the log already; budget: "
+            f"{' or '.join(limits) or 'until nothing gains any more'}{resumed}")
+
+
+def _summary(view: SessionView, since: float) -> str:
+    trials = f"{view.trials}/{view.trials_budget} trials" if view.trials_budget else f"{view.trials} trials"
+    eta = None if view.eta is None else max(0.0, view.eta - since)
+    failed = f" · failed: {_counts(view.failures)}" if view.failures else ""
+    return f"{fmt.duration(view.elapsed + since)} elapsed{_left(eta, ' · ')} · {trials} · {_model(view)}{failed}"
+
+
+def _model(view: SessionView) -> str:
+    gain = f" ({fmt.factor(view.gain)} over untuned)" if view.gain else ""
+    return f"model {fmt.seconds(view.latency)}{gain}"
+
+
+def _left(eta: float | None, separator: str = ", ") -> str:
+    return "" if eta is None else f"{separator}{fmt.duration(eta)} left"
+
+
+def _counts(failures: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items()))

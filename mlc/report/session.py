@@ -1,0 +1,113 @@
+"""What a tuning run looks like so far, put together from its events; no clock and no terminal in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
+from mlc.tune.report import TuneReport
+
+__all__ = ["SessionView", "TaskView"]
+
+
+@dataclass
+class TaskView:
+    """One task as the events have told it. Seconds are of one call, None while unknown."""
+
+    plan: TaskPlan
+    trials: int = 0
+    best: float | None = None
+    default: float | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+    state: str = "waiting"
+
+    @property
+    def cost(self) -> float:
+        """Seconds in one run of the model; the roofline's while nothing is measured."""
+        return self.plan.weight * (self.plan.roofline_seconds if self.best is None else self.best)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than untuned."""
+        return self.default / self.best if self.default and self.best else None
+
+
+@dataclass
+class SessionView:
+    """The run so far: :meth:`update` with each event, then read."""
+
+    tasks: dict[str, TaskView] = field(default_factory=dict)
+    trials: int = 0
+    trials_budget: int | None = None
+    seconds_budget: float | None = None
+    spent_trials: int = 0
+    elapsed: float = 0.0
+    eta: float | None = None
+    latency: float | None = None
+    default_latency: float | None = None
+    active: str = ""
+    report: TuneReport | None = None
+
+    def update(self, event: Event) -> None:
+        """Take one event in."""
+        match event:
+            case SessionStarted():
+                self.tasks = {plan.key: TaskView(plan) for plan in event.tasks}
+                self.trials_budget, self.seconds_budget = event.trials, event.seconds
+                self.spent_trials = event.spent_trials
+            case BatchMeasured():
+                self._batch(event)
+            case TaskStopped():
+                self.tasks[event.task].state = event.reason
+            case TaskConfirmed():
+                task = self.tasks[event.task]
+                task.state = event.verdict
+                task.best = event.best_seconds if event.best_seconds is not None else task.best
+                task.default = event.default_seconds if event.default_seconds is not None else task.default
+            case Finished():
+                self.report, self.active = event.report, ""
+                self.latency, self.default_latency = event.report.best_latency, event.report.default_latency
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed candidates by reason, over all tasks."""
+        total: dict[str, int] = {}
+        for task in self.tasks.values():
+            for reason, count in task.failures.items():
+                total[reason] = total.get(reason, 0) + count
+        return dict(sorted(total.items()))
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than untuned the model is by the estimate."""
+        return self.default_latency / self.latency if self.default_latency and self.latency else None
+
+    @property
+    def done(self) -> float | None:
+        """The part of the budget that is used, 0 to 1; None without a budget."""
+        parts = []
+        if self.trials_budget:
+            parts.append(self.trials / self.trials_budget)
+        if self.seconds_budget:
+            parts.append(self.elapsed / self.seconds_budget)
+        return min(1.0, max(parts)) if parts else None
+
+    def share(self, task: TaskView) -> float:
+        """The task's part of the model's time."""
+        total = sum(t.cost for t in self.tasks.values())
+        return task.cost / total if total else 0.0
+
+    def ranked(self) -> Sequence[TaskView]:
+        """The tasks, the model's costliest first."""
+        return sorted(self.tasks.values(), key=lambda t: (-t.cost, t.plan.name))
+
+    def _batch(self, event: BatchMeasured) -> None:
+        if self.active in self.tasks and self.tasks[self.active].state == "tuning":
+            self.tasks[self.active].state = "paused"
+        task = self.tasks[event.task]
+        task.trials, task.state, task.failures = event.task_trials, "tuning", event.failures
+        task.best, task.default = event.best_seconds, event.default_seconds
+        self.active, self.trials = event.task, event.trials
+        self.latency, self.default_latency = event.latency, event.default_latency
+        self.elapsed, self.eta = event.elapsed, event.eta
