@@ -1,4 +1,4 @@
-"""From operators to kernels: legalise every operator to a tensor function and merge those that should be one.
+"""From tensor functions to kernels: merge those that should be one.
 
 A heavy operator takes in what follows it elementwise (bias, activation, a residual sum); chains of elementwise
 operators and copies become one function. Nothing is ever merged *into* a reduction or product from before it, since
@@ -89,10 +89,8 @@ def _check_lowered(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IR
 LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
 CheckLowered = tvm.transform.module_pass(_check_lowered, opt_level=0, name="CheckLowered")
 
-#: operators to kernels, in this order
+#: tensor functions to kernels, in this order
 FUSION: tuple[tvm.transform.Pass, ...] = (
-    LowerInnerReshapes,
-    transform.LegalizeOps(skip_ops=["relax.reshape"]),
     transform.AnnotateTIROpPattern(),
     transform.FoldConstant(),
     transform.FuseOps(),

@@ -10,8 +10,9 @@ from tvm.relax import transform
 
 from mlc.config import get
 from mlc.graph import simplify
-from mlc.graph.fuse import FUSION
+from mlc.graph.fuse import FUSION, LowerInnerReshapes
 from mlc.graph.layout import BlockedLayouts
+from mlc.graph.legalise import Legalise
 from mlc.graph.packing import PackWeights
 from mlc.target import Target
 
@@ -21,6 +22,10 @@ __all__ = ["PASSES", "SIMPLIFY", "optimise", "simplified"]
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.DropIdentities,
     simplify.FoldConstants,
+    simplify.UnstackReductions,
+    simplify.RecogniseGelu,
+    simplify.RecogniseLayerNorm,
+    simplify.RecogniseSoftmax,
     simplify.CheaperArithmetic,
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
@@ -52,6 +57,8 @@ PASSES: tuple[tvm.transform.Pass | Callable[[Target], tvm.transform.Pass], ...] 
     BlockedLayouts,
     PackWeights,
     simplify.MergeMovement,
+    LowerInnerReshapes,
+    Legalise,
     *FUSION,
 )
 

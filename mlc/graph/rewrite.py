@@ -203,6 +203,7 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
         raise AssertionError(f"rules for {sorted(rules)} did not settle in {_MAX_SWEEPS} sweeps")
     if func is original:
         return mod
+    func = new  # the last sweep left out what the one before it made useless
     mod = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     mod.update_func(mod.get_global_var("main"), func)
     return mod

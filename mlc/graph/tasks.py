@@ -15,10 +15,15 @@ from mlc.target import Target
 __all__ = ["extract_tasks", "human_name"]
 
 
+#: names longer than this mention each operator once only
+_LONG = 60
+
+
 def human_name(symbol: str) -> str:
     """A function's name without the numbers that only keep it apart: ``fused_conv2d10_add6 --> fused_conv2d_add``."""
-    parts = (re.sub(r"(?<=[a-z])(?<![1-3]d)\d+$|(?<=[1-3]d)\d+$", "", part) for part in symbol.split("_"))
-    return "_".join(part for part in parts if part)
+    parts = [re.sub(r"(?<=[1-3]d)\d+$|(?<=[a-z])(?<![1-3]d)\d+$", "", part) for part in symbol.split("_")]
+    name = "_".join(part for part in parts if part and not part.isdigit())
+    return name if len(name) <= _LONG else "_".join(dict.fromkeys(name.split("_")))
 
 
 def _calls(mod: tvm.IRModule) -> Counter[str]:
