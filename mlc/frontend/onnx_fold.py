@@ -117,13 +117,7 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Sequence[int]], name: str) ->
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
-        dims = _dims(value)
-        if dims is None and value.name not in shapes:
-            raise ModelError(
-                f"every input needs a static shape, but {value.name} of {name} has none; pass "
-                f"shapes={{{value.name!r}: (...)}} or export it with one"
-            )
-        merged = tuple(shapes[value.name]) if dims is None else merge_shape(value.name, dims, shapes)
+        merged = merge_shape(value.name, _dims(value) or (), shapes)
         if not all(isinstance(d, int) for d in merged):
             free.append((value.name, merged))
         else:

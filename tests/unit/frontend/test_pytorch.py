@@ -1,0 +1,84 @@
+"""PyTorch modules: the same outputs as the module itself, and clear refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from torch import nn
+from torch.nn import functional as F
+from tvm import relax
+
+from mlc.errors import UnsupportedOperators, UsageError
+from mlc.frontend import load_model
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8, padding=1)
+        self.dropout = nn.Dropout()
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, image):
+        x = F.relu(self.norm(self.conv(image)))
+        x = x + F.hardswish(self.depthwise(x))
+        return self.head(self.dropout(F.adaptive_avg_pool2d(x, 1).flatten(1))), x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, sequence):
+        return self.lstm(sequence)[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "name"), [(ConvNet, (1, 3, 12, 12), "image"), (Recurrent, (1, 5, 8), "sequence")]
+)
+def test_same_outputs_as_the_module(build, shape, name):
+    torch.manual_seed(0)
+    module, example = build(), torch.randn(shape)  # in training mode, as a user would have it
+    imported = load_model(module, example_inputs=(example,))
+    assert module.training
+    assert [(s.name, s.shape, s.dtype) for s in imported.inputs] == [(name, shape, "float32")]
+    with torch.no_grad():
+        expected = module.eval()(example)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    built = tvm.compile(imported.mod, tvm.target.Target("llvm"))
+    result = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(example.numpy()))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    for ours, theirs, spec in zip(results, expected, imported.outputs, strict=True):
+        assert spec.shape == tuple(theirs.shape)
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_exported_program_is_accepted():
+    program = torch.export.export(nn.Linear(4, 3), (torch.randn(2, 4),))
+    assert load_model(program).outputs[0].shape == (2, 3)
+
+
+def test_unsupported_operators_are_listed_together():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.linalg.det(x) + torch.special.bessel_j0(x).sum()
+
+    with pytest.raises(UnsupportedOperators) as caught:
+        load_model(Odd(), example_inputs=(torch.randn(3, 3),))
+    assert len(caught.value.operators) == 2
+
+
+@pytest.mark.parametrize("examples", [None, (1,), ({"x": 2},)])
+def test_example_inputs_must_be_tensors(examples):
+    with pytest.raises(UsageError, match="example"):
+        load_model(nn.ReLU(), example_inputs=examples)
+
+
+def test_shapes_are_for_onnx_only():
+    with pytest.raises(UsageError, match="example_inputs"):
+        load_model(nn.ReLU(), example_inputs=(torch.randn(2),), shapes={"x": (2,)})
