@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["table"]
+from mlc.report import format as fmt
+
+if TYPE_CHECKING:
+    from mlc.tune.report import TaskReport, TuneReport
+
+__all__ = ["bench_table", "table", "tuning_table"]
 
 
 def table(
@@ -21,3 +29,38 @@ def table(
     for number, row in enumerate(rows):
         out.add_row(*(str(cell) for cell in row), style="bold" if number in bold else None)
     return out
+
+
+def tuning_table(report: TuneReport) -> Table:
+    """What a tuning run found for each task, the model's costliest first."""
+
+    def cost(task: TaskReport) -> float:
+        return task.weight * task.best_seconds if math.isfinite(task.best_seconds) else 0.0
+
+    total = sum(cost(task) for task in report.tasks) or math.inf
+    rows = [
+        (task.name, task.weight, task.trials, fmt.seconds(task.default_seconds), fmt.seconds(task.best_seconds),
+         fmt.factor(task.speedup), f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%",
+         task.verdict, task.stopped or "-")
+        for task in sorted(report.tasks, key=lambda task: (-cost(task), task.name))
+    ]
+    right = ("calls", "trials", "untuned", "tuned", "gain", "share", "of roofline")
+    return table(("task", *right, "verdict", "stopped"), rows, right=right)
+
+
+def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Engines side by side, the fastest first and in bold; one that failed shows why instead of its times."""
+    ranked = sorted(results, key=lambda r: (r.get("median_ms") is None, r.get("median_ms") or 0.0))
+    rows = []
+    for result in ranked:
+        if result.get("median_ms") is None:
+            rows.append((result["engine"], "-", "-", "-", "-", "-", str(result.get("error") or "failed")))
+            continue
+        times = (fmt.seconds(result[key] / 1e3) for key in ("median_ms", "p10_ms", "p90_ms"))
+        relative = result["median_ms"] / ranked[0]["median_ms"]
+        error = result.get("max_rel_err")
+        rows.append((result["engine"], *times, fmt.factor(relative), "-" if error is None else f"{error:.1e}", ""))
+    right = ("median", "p10", "p90", "of fastest", "max rel err")
+    columns = ("engine", *right, "") if any(row[-1] for row in rows) else ("engine", *right)
+    cells = [tuple(escape(str(cell)) for cell in row[: len(columns)]) for row in rows]
+    return table(columns, cells, right=right, bold=[0] if rows and rows[0][1] != "-" else [])

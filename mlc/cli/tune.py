@@ -1,0 +1,110 @@
+"""``mlc tune``: search schedules for a model's functions and keep what was measured in the log."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli import options
+from mlc.cli.outcome import Command, Outcome
+from mlc.tune.options import STRATEGY_NAMES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlc.tune.report import TuneReport
+
+__all__ = ["COMMAND"]
+
+_REASONS = {
+    "trials": "the trials are used up", "seconds": "the time is used up", "finished": "no function gains any more",
+    "interrupted": "interrupted",
+}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_target(parser)
+    parser.add_argument("--trials", type=options.positive_int, metavar="N", help="measure at most N candidates")
+    parser.add_argument("--seconds", type=options.positive_float, metavar="S",
+                        help="stop after S seconds (with neither bound: when nothing gains any more)")
+    options.add_log(parser)
+    parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
+                        help="of everything random in the search (default: 0)")
+    parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
+    parser.add_argument("--strategy", choices=STRATEGY_NAMES, default="evolutionary",
+                        help="how candidates are proposed (default: evolutionary; the others are controls)")
+
+
+def _execute(args: argparse.Namespace) -> Outcome:
+    from mlc import api
+    from mlc.cli.models import find_model
+    from mlc.report.console import stderr_console
+    from mlc.report.progress import listening
+    from mlc.target import resolve
+
+    model = find_model(args.model)
+    target = resolve(args.target)
+    with listening(stderr_console()) as listener:
+        report = api.tune(
+            model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
+            resume=args.resume, strategy=args.strategy, on_event=listener,
+        )
+    document: dict[str, Any] = {
+        "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(_log_path(args, target)),
+        **report.to_json(),
+    }
+    if report.reason == "interrupted":
+        document["resume"] = resume_command(args)
+    return Outcome(
+        document, lambda console: _render(args, report, document, console),
+        exit_code=1 if report.reason == "interrupted" else 0,
+    )
+
+
+def resume_command(args: argparse.Namespace) -> str:
+    """The command line that goes on where this run stopped."""
+    words = ["mlc", "tune", args.model]
+    given = {"--target": args.target if args.target != "native" else None, "--trials": args.trials,
+             "--seconds": args.seconds, "--log": args.log, "--seed": args.seed or None,
+             "--strategy": args.strategy if args.strategy != "evolutionary" else None}
+    for name, value in given.items():
+        if value is not None:
+            words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join([*words, "--resume"])
+
+
+def _log_path(args: argparse.Namespace, target: Any) -> Any:
+    from mlc.config import user_log_path
+
+    return args.log or user_log_path(target.canonical)
+
+
+def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, Any], console: Console) -> None:
+    from mlc.report import format as fmt
+    from mlc.report.tables import tuning_table
+
+    console.print(tuning_table(report))
+    gain = None
+    if report.default_latency and report.best_latency:
+        gain = report.default_latency / report.best_latency
+    console.print(
+        f"{_REASONS.get(report.reason, report.reason)}: {report.trials} trials in {fmt.duration(report.seconds)}; "
+        f"functions together {fmt.seconds(report.best_latency)}, untuned {fmt.seconds(report.default_latency)} "
+        f"({fmt.factor(gain)})", soft_wrap=True,
+    )
+    if report.failures:
+        failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
+        console.print(f"candidates that failed: {failed}", soft_wrap=True)
+    console.print(f"log: {document['log']}", soft_wrap=True)
+    if report.reason == "interrupted":
+        console.print(f"all that was measured is there; to go on: {document['resume']}", soft_wrap=True, markup=False)
+    else:
+        words = ["mlc", "compile", args.model]
+        words += ["--target", args.target] if args.target != "native" else []
+        words += ["--log", args.log] if args.log else []
+        console.print(f"next: {shlex.join(words)}", soft_wrap=True, markup=False)
+
+
+COMMAND = Command("tune", "search for faster schedules", _add_arguments, _execute, epilog=options.MODELS_EPILOG)
