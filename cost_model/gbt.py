@@ -62,8 +62,12 @@ class RankingModel:
         return np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        self._samples = [*self._samples, *samples][-self._capacity :]
-        self._train()
+        if samples:
+            self._samples = [*self._samples, *samples][-self._capacity :]
+            self._train()
+
+    def known(self, group: str) -> int:
+        return sum(s.group == group for s in self._samples)
 
     def _train(self) -> None:
         # the order of arrival decides nothing but which samples are dropped: groups must be contiguous

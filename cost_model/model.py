@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,6 +50,9 @@ class CostModel(Protocol):
     def fit(self, samples: Sequence[Sample]) -> None:
         """Learn from ``samples`` in addition to those known already."""
 
+    def known(self, group: str) -> int:
+        """How many samples of a group the model has learned from."""
+
     def save(self) -> bytes:
         """Everything that :meth:`load` needs to score and to go on learning."""
 
@@ -66,6 +70,9 @@ class RooflineModel:
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """Nothing to learn."""
+
+    def known(self, group: str) -> int:
+        return sys.maxsize  # every sample is as good as known
 
     def save(self) -> bytes:
         return b""

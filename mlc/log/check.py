@@ -108,13 +108,13 @@ def _facts(source: Path, damaged: bool) -> Iterator[Record | Session | None]:
     """Records, sessions, and None for each record that is not as it was written."""
     if not damaged:
         with TuningLog(source, readonly=True) as log:
-            for uid, _, _, _, body in log.rows():
+            for uid, _, _, _, body, _ in log.rows():
                 yield _verified(uid, body)
             yield from log.sessions()
         return
     seen: set[bytes] = set()
     for row in raw_rows(source, schema.PAGE_SIZE):
-        if len(row) == 6 and isinstance(row[1], bytes) and isinstance(row[5], bytes):
+        if len(row) == 7 and isinstance(row[1], bytes) and isinstance(row[5], bytes):
             if row[1] not in seen:  # a page may have been copied before it was reused
                 found = _verified(row[1], row[5])
                 if found is not None:

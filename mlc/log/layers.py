@@ -12,7 +12,7 @@ from mlc.config import user_log_path
 from mlc.errors import LogError
 from mlc.log.codec import versions_of
 from mlc.log.exchange import read_jsonl
-from mlc.log.record import Record
+from mlc.log.record import CLEARLY_FASTER, Record
 from mlc.log.store import LogReader, TaskSummary, TuningLog
 from mlc.target import Target
 
@@ -26,7 +26,11 @@ class MemoryLog:
         self._records = list(records)
         self._best: dict[str, Record] = {}
         for record in self._records:
-            if record.ok and record.seconds < self.best_seconds(record.task_key):
+            if not record.ok:
+                continue
+            seen = self._best.get(record.task_key)
+            margin = CLEARLY_FASTER if seen is not None and seen.kept else 1.0
+            if record.kept or seen is None or record.seconds < seen.seconds * margin:
                 self._best[record.task_key] = record
 
     def best_seconds(self, task_key: str) -> float:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-__all__ = ["Record"]
+__all__ = ["CLEARLY_FASTER", "Record"]
+
+#: a single measurement outweighs an earlier comparison only if it took less than this part of its seconds
+CLEARLY_FASTER = 0.95
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Record:
     def ok(self) -> bool:
         """Whether a time counts."""
         return not self.failure and bool(self.times)
+
+    @property
+    def kept(self) -> bool:
+        """Whether this was chosen when the best of its task and the untuned default were timed in turn."""
+        return self.ok and self.extra.get("verdict") == "kept"
 
     @property
     def seconds(self) -> float:

@@ -13,12 +13,13 @@ from mlc.errors import LogError
 
 __all__ = ["APPLICATION_ID", "PAGE_SIZE", "SCHEMA_VERSION", "connect", "explain", "explained", "transaction"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x6D6C6331  # "mlc1": tells our files from other people's SQLite databases
 PAGE_SIZE = 4096
 _BUSY_SECONDS = 30.0
 
 #: ``body`` holds the whole record (see codec.py), ``uid`` its digest; the other columns are an index over it.
+#: ``kept`` is 1 for a record that was kept when its task's best were timed in turn.
 _TABLES = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,
@@ -26,8 +27,10 @@ CREATE TABLE records (
     task_key TEXT NOT NULL,
     session TEXT NOT NULL,
     seconds REAL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    kept INTEGER NOT NULL
 );
+CREATE INDEX records_kept ON records (task_key) WHERE kept;
 CREATE INDEX records_by_task ON records (task_key, seconds);
 CREATE INDEX records_by_session ON records (session);
 CREATE TABLE sessions (

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from mlc.errors import LogError
 from mlc.log import codec, schema
-from mlc.log.record import Record
+from mlc.log.record import CLEARLY_FASTER, Record
 
 __all__ = ["LogReader", "Session", "TaskSummary", "TuningLog"]
 
@@ -49,7 +49,11 @@ class LogReader(Protocol):
     """What a compiler needs of a log; one file, or several read as one (:func:`mlc.log.layered`)."""
 
     def best(self, task_key: str) -> Record | None:
-        """The fastest successful record of a task."""
+        """The record to compile a task with.
+
+        It is the one that was kept when the task's best were last timed in turn, unless something measured since
+        is clearly faster; where none were compared, the fastest.
+        """
 
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         """:meth:`best` of many tasks; those without a record are left out."""
@@ -108,7 +112,8 @@ class TuningLog:
         with self._writing():
             before = self._db.total_changes
             self._db.executemany(
-                "INSERT OR IGNORE INTO records (uid, task_key, session, seconds, body) VALUES (?, ?, ?, ?, ?)", rows
+                "INSERT OR IGNORE INTO records (uid, task_key, session, seconds, body, kept) "
+                "VALUES (?, ?, ?, ?, ?, ?)", rows,
             )
             added = self._db.total_changes - before
             if session is not None:
@@ -139,10 +144,18 @@ class TuningLog:
     # -- reading
 
     def best(self, task_key: str) -> Record | None:
-        rows = self._rows(
-            "SELECT body FROM records WHERE task_key = ? AND seconds IS NOT NULL ORDER BY seconds LIMIT 1", task_key
+        kept = self._rows(
+            "SELECT id, seconds, body FROM records WHERE task_key = ? AND kept ORDER BY id DESC LIMIT 1", task_key
         )
-        return self._record(rows[0][0]) if rows else None
+        after, below = (kept[0][0], kept[0][1] * CLEARLY_FASTER) if kept else (-1, float("inf"))
+        rows = self._rows(
+            # the plus keeps SQLite from walking the table by id instead of the index by seconds
+            "SELECT body FROM records WHERE task_key = ? AND seconds < ? AND +id > ? ORDER BY seconds LIMIT 1",
+            task_key, below, after,
+        )
+        if rows:
+            return self._record(rows[0][0])
+        return self._record(kept[0][2]) if kept else None
 
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
@@ -150,10 +163,10 @@ class TuningLog:
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for row in self.rows(task_key, session):
-            yield self._record(row[-1])
+            yield self._record(row[4])
 
     def rows(self, task_key: str | None = None, session: str | None = None) -> Iterator[tuple[Any, ...]]:
-        """``(uid, task_key, session, seconds, body)`` of every match, oldest first, for :meth:`append_rows`."""
+        """``(uid, task_key, session, seconds, body, kept)`` of every match, oldest first, for :meth:`append_rows`."""
         wanted = {"task_key": task_key, "session": session}
         given = {name: value for name, value in wanted.items() if value is not None}
         if not given:
@@ -165,7 +178,8 @@ class TuningLog:
             page = ids[start : start + _PAGE]
             marks = ",".join("?" * len(page))
             yield from self._rows(
-                f"SELECT uid, task_key, session, seconds, body FROM records WHERE id IN ({marks}) ORDER BY id", *page
+                f"SELECT uid, task_key, session, seconds, body, kept FROM records WHERE id IN ({marks}) ORDER BY id",
+                *page,
             )
 
     def count(self) -> int:
@@ -217,7 +231,7 @@ class TuningLog:
         last = -1
         while True:
             page = self._rows(
-                "SELECT uid, task_key, session, seconds, body, id FROM records WHERE id > ? ORDER BY id LIMIT ?",
+                "SELECT uid, task_key, session, seconds, body, kept, id FROM records WHERE id > ? ORDER BY id LIMIT ?",
                 last, _PAGE,
             )
             if not page:
@@ -245,11 +259,11 @@ class TuningLog:
         )
 
 
-def row_of(record: Record) -> tuple[bytes, str, str, float | None, bytes]:
-    """``(uid, task_key, session, seconds, body)``; raises :class:`~mlc.log.codec.MalformedRecord`."""
+def row_of(record: Record) -> tuple[bytes, str, str, float | None, bytes, int]:
+    """``(uid, task_key, session, seconds, body, kept)``; raises :class:`~mlc.log.codec.MalformedRecord`."""
     text = codec.canonical_text(record)
     seconds = record.seconds if record.ok else None
-    return codec.digest(text), record.task_key, record.session, seconds, codec.pack(text)
+    return codec.digest(text), record.task_key, record.session, seconds, codec.pack(text), int(record.kept)
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from log_records import VERSIONS, key, record
 
 from mlc.errors import LogError
 from mlc.log import Record, TuningLog
+from mlc.log.layers import MemoryLog
 
 HERE = Path(__file__).parent  # where the writers find log_records
 WRITER = """
@@ -37,6 +38,29 @@ def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
         assert list(log.records(task_key=key(5))) == [second]
         assert list(log.records(session="nobody")) == []
         assert log.count() == 2
+
+
+def test_best_is_what_was_kept_until_something_is_clearly_faster(tmp_path: Path) -> None:
+    def at(trial: int, seconds: float, verdict: str = "") -> Record:
+        extra = {"verdict": verdict} if verdict else {}
+        return replace(record(trial, ok=True), times=(seconds,) * 3, extra=extra)
+
+    lucky, kept, rejected = at(0, 0.5), at(1, 1.0, "kept"), at(2, 1.1, "rejected")
+    steps = [
+        ([lucky], lucky),  # one fast measurement is all there is
+        ([rejected, kept], kept),  # timed in turn with the default, it did not hold
+        ([at(3, 0.97)], kept),  # within the noise of single measurements
+        ([at(4, 0.90)], at(4, 0.90)),
+        ([at(5, 0.85)], at(5, 0.85)),
+        ([at(6, 0.95, "kept")], at(6, 0.95, "kept")),
+    ]
+    history: list[Record] = []
+    with TuningLog(tmp_path / "log.db") as log:
+        for written, expected in steps:
+            history += written
+            log.append(written)
+            assert log.best(key(0)) == expected
+            assert MemoryLog(history).best(key(0)) == expected
 
 
 def test_best_is_the_fastest_median_and_never_a_failure(tmp_path: Path) -> None:
@@ -152,11 +176,11 @@ def test_a_million_records_are_no_slower(tmp_path: Path) -> None:
     with TuningLog(path) as log:
         from mlc.log.store import row_of
 
-        _, _, session, _, body = row_of(record(0))
+        _, _, session, _, body, _ = row_of(record(0))
         for start in range(0, 1_000_000, 20_000):
             rng = np.random.default_rng(start)
             trials = range(start, start + 20_000)
-            log.append_rows([(rng.bytes(16), key(i % tasks), session, float(rng.random()), body) for i in trials])
+            log.append_rows([(rng.bytes(16), key(i % tasks), session, float(rng.random()), body, 0) for i in trials])
     start_time = time.perf_counter()
     with TuningLog(path) as log:
         assert time.perf_counter() - start_time < 1.0

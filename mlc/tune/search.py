@@ -1,0 +1,157 @@
+"""One task while it is tuned: its space, its strategy, its allocation state, and what is known of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from cost_model.model import CostModel, Sample, sample
+from cost_model.roofline import Roofline, analyse
+from mlc.graph.task import Task, to_json
+from mlc.log.record import Record
+from mlc.measure.measurer import MeasureRequest, MeasureResult
+from mlc.tune import strategy as strategies
+from mlc.tune.allocation import TaskState
+from mlc.tune.candidate import Candidate, TaskSpace
+from mlc.tune.report import TaskReport
+
+__all__ = ["KEPT", "REJECTED", "Search"]
+
+#: verdicts of the last comparison, in a record's ``extra["verdict"]``
+KEPT, REJECTED = "kept", "rejected"
+#: records of a task whose features are computed anew when the stored model does not know them
+_REPLAYED = 128
+
+
+class Search:
+    """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
+
+    Raises whatever a defective space raises on this function; the run then leaves the task alone.
+    """
+
+    def __init__(
+        self, task: Task, index: int, model: CostModel, strategy: str, seed: int, records: Sequence[Record],
+        earlier: Record | None,
+    ) -> None:
+        self.task = task
+        self.roofline: Roofline = analyse(task.func, task.target.tvm)
+        self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9))
+        self.earlier = earlier
+        self.final: Record | None = None
+        self.verdict = "unconfirmed"
+        self.space = TaskSpace(task)
+        self.known = len(records)
+        self.default: Record | None = None
+        self._function = to_json(task.func)
+        self._model = model
+        self._successes: list[Record] = []
+        # a run that starts from other records must not draw the same candidates again
+        rng = random.Random(f"{seed}/{task.key}/{len(records)}")
+        self.strategy = strategies.create(strategy, self.space, rng, self._score)
+        self._recall(records)
+
+    def ask(self, n: int) -> list[Candidate]:
+        """The strategy's next candidates."""
+        return self.strategy.ask(n)
+
+    def request(self, trace: str) -> MeasureRequest:
+        """What a measurer needs to build and run a trace of this task."""
+        return MeasureRequest(self.task.key, self._function, self.task.target.attrs, trace)
+
+    def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
+        """Let the strategy and the cost model know the results."""
+        self.strategy.tell(candidates, results)
+        self._model.fit(self._samples(candidates, [_median(r) for r in results]))
+
+    def note(self, record: Record) -> None:
+        """Take a record of this task into account."""
+        if record.failure:
+            self.state.failures[record.failure] += 1
+        if not record.ok:
+            return
+        self._successes.append(record)
+        default = self.space.default
+        if default is not None and record.decisions == default.decisions:
+            self.default = record
+            self.state.default = record.seconds
+
+    @property
+    def best(self) -> Record | None:
+        """The record to use: the confirmed one, else the fastest that is known."""
+        return self.final or min(self._successes, key=lambda r: r.seconds, default=None)
+
+    def finalists(self, count: int) -> list[Record]:
+        """The ``count`` fastest, the default, and the earlier best: distinct decisions, fastest first."""
+        rivals: list[Record] = []
+        for record in sorted(self._successes, key=lambda r: r.seconds):
+            if len(rivals) < count and not _among(record, rivals):
+                rivals.append(record)
+        known = [r for r in (self.default, self.earlier) if r is not None]
+        for record in known:
+            if not _among(record, rivals):
+                rivals.append(record)
+        return rivals
+
+    @property
+    def open(self) -> bool:
+        """Whether a comparison could change what is used: the fastest is not what is confirmed already."""
+        fastest = self.best
+        if fastest is None or (self.default is not None and fastest.decisions == self.default.decisions):
+            return self.earlier is not None and fastest is not None and fastest.decisions != self.earlier.decisions
+        confirmed = self.earlier is not None and self.earlier.extra.get("verdict") == KEPT
+        return not (confirmed and self.earlier is not None and fastest.decisions == self.earlier.decisions)
+
+    def report(self) -> TaskReport:
+        """The task's line in the run's report."""
+        best, state = self.best, self.state
+        return TaskReport(
+            key=self.task.key, name=self.task.name, weight=self.task.weight, space=self.space.space.name,
+            trials=state.trials, seconds=state.spent, default_seconds=state.default,
+            best_seconds=best.seconds if best else math.inf, roofline_seconds=state.roofline,
+            failures=dict(sorted(state.failures.items())), stopped=state.stopped, verdict=self.verdict,
+        )
+
+    def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        modules = [c.module for c in candidates if c.module is not None]
+        assert len(modules) == len(candidates), "only scheduled candidates can be scored"
+        return self._model.score(self.task.func, self.task.target.tvm, modules)
+
+    def _samples(self, candidates: Sequence[Candidate], seconds: Sequence[float]) -> list[Sample]:
+        target = self.task.target.tvm
+        return [
+            sample(self.task.key, c.module, target, s)
+            for c, s in zip(candidates, seconds, strict=True) if c.module is not None
+        ]
+
+    def _recall(self, records: Sequence[Record]) -> None:
+        """Tell the strategy what the log knows, and the model what it has not stored."""
+        recalled = [(r, c) for r in records if (c := self.space.recall(r)) is not None]
+        results = [
+            MeasureResult(r.times, r.failure, r.detail, code_hash=r.extra.get("code", "")) for r, _ in recalled
+        ]
+        self.strategy.tell([c for _, c in recalled], results)
+        for record, _ in recalled:
+            self.note(record)
+        self.state.failures.clear()  # the report counts this run's
+        best = self.best
+        self.state.best = best.seconds if best else math.inf
+        missing = len(recalled) - self._model.known(self.task.key)
+        if missing <= 0:
+            return
+        newest = recalled[-min(missing, _REPLAYED) :]
+        replayed = [(r, self.space.realise(c.point)) for r, c in newest]
+        usable = [(r, c) for r, c in replayed if c is not None]
+        self._model.fit(self._samples([c for _, c in usable], [r.seconds for r, _ in usable]))
+
+
+def _among(record: Record, others: Sequence[Record]) -> bool:
+    return any(record.decisions == other.decisions and record.space == other.space for other in others)
+
+
+def _median(result: MeasureResult) -> float:
+    if result.failure or not result.times:
+        return math.inf
+    return float(np.median(result.times))

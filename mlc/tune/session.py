@@ -1,0 +1,300 @@
+"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up; then confirm the winners."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from cost_model.gbt import RankingModel
+from cost_model.model import CostModel
+from mlc.errors import MlcError
+from mlc.graph.task import Task
+from mlc.log.record import Record
+from mlc.log.store import TuningLog
+from mlc.measure.measurer import Measurer, MeasureResult
+from mlc.target import Target
+from mlc.tune.allocation import Allocator
+from mlc.tune.candidate import Candidate
+from mlc.tune.confirm import choose
+from mlc.tune.events import (
+    BatchMeasured,
+    Event,
+    Finished,
+    Listener,
+    SessionStarted,
+    TaskConfirmed,
+    TaskPlan,
+    TaskStopped,
+)
+from mlc.tune.journal import Journal
+from mlc.tune.options import TuneOptions
+from mlc.tune.report import TaskReport, TuneReport, latency
+from mlc.tune.search import KEPT, REJECTED, Search
+
+__all__ = ["tune_tasks"]
+
+#: rivals beside the default and the earlier best in the last comparison
+_FINALISTS = 2
+#: largest part of the seconds that is kept back for the last comparison
+_RESERVED = 0.25
+
+
+def tune_tasks(
+    tasks: Sequence[Task],
+    target: Target,
+    log: TuningLog,
+    options: TuneOptions,
+    measurer: Measurer,
+    on_event: Listener | None = None,
+    model: CostModel | None = None,
+) -> TuneReport:
+    """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
+
+    ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). A keyboard
+    interrupt ends the run with what was found; no single candidate ever ends it. Raises what the log or the
+    measurer raise when they cannot go on at all.
+    """
+    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or RankingModel(seed=options.seed))
+    return run.run()
+
+
+def _ignore(event: Event) -> None:
+    """The listener of a caller that wants the report alone."""
+
+
+class _Run:
+    def __init__(
+        self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
+        emit: Listener, model: CostModel,
+    ) -> None:
+        self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
+        self._tasks = _distinct(tasks)
+        self._journal = Journal(log, self._tasks, target, options)
+        self._searches: list[Search] = []
+        self._broken: list[TaskReport] = []
+        self._batches = 0
+
+    def run(self) -> TuneReport:
+        """The whole run; see :func:`tune_tasks`."""
+        try:
+            self._prepare()
+            reason = self._search()
+            self._confirm()
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        self._journal.store_model(self._model, always=True)
+        self._journal.append([])  # the seconds that the run took in the end
+        report = TuneReport(
+            reason, self._journal.session, self._journal.trials, self._journal.elapsed, self._journal.records,
+            tuple(s.report() for s in self._searches) + tuple(self._broken),
+        )
+        self._emit(Finished(report))
+        return report
+
+    # -- before
+
+    def _prepare(self) -> None:
+        self._journal.load_model(self._model)
+        plans = []
+        for task in self._tasks:
+            records = list(self._journal.log.records(task.key))
+            try:
+                search = Search(
+                    task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
+                    self._journal.log.best(task.key),
+                )
+            except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
+                self._broken.append(_broken(task, error))
+                continue
+            self._searches.append(search)
+            plans.append(TaskPlan(
+                task.key, task.name, task.weight, search.space.space.name, len(search.space.knobs),
+                search.space.size, search.state.roofline, search.known,
+            ))
+        journal = self._journal
+        self._emit(SessionStarted(
+            journal.session, tuple(plans), journal.trials_left, journal.seconds_left, journal.spent_trials,
+            journal.spent_seconds,
+        ))
+        for report in self._broken:
+            self._emit(TaskStopped(report.key, report.name, report.stopped, 0, None))
+
+    # -- the search
+
+    def _search(self) -> str:
+        """Batches until a budget is used up; the reason why it ended."""
+        journal = self._journal
+        allocator = Allocator(
+            [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left
+        )
+        while True:
+            trials, seconds = journal.trials_left, journal.seconds_left
+            if trials is not None and trials < 1:
+                return "trials"
+            if seconds is not None and seconds <= self._reserve():
+                return "seconds"
+            turn = allocator.next(trials)
+            if turn is None:
+                return "finished"
+            self._batch(self._searches[turn[0].index], turn[1], allocator)
+
+    def _reserve(self) -> float:
+        """Seconds to keep back so that the winners can be confirmed."""
+        if not self._options.confirm_rounds or self._options.seconds is None:
+            return 0.0
+        each = self._journal.elapsed / max(1, self._journal.trials)  # a rival costs about what a trial does
+        wanted = sum(each * (_FINALISTS + 2) for s in self._searches if s.open)
+        return min(wanted, self._options.seconds * _RESERVED)
+
+    def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
+        start = time.monotonic()
+        try:
+            candidates = search.ask(n)
+        except MlcError:
+            raise
+        except Exception as error:
+            self._stop(search, allocator.stop(search.state, _reason(error)))
+            return
+        if not candidates:
+            self._stop(search, allocator.stop(search.state, "exhausted"))
+            return
+        results = self._measure(search, candidates)
+        search.learn(candidates, results)
+        self._journal.store_model(self._model)
+        best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
+        reason = allocator.update(search.state, len(candidates), best, time.monotonic() - start)
+        self._batches += 1
+        self._announce(search)
+        if reason:
+            self._stop(search, reason)
+
+    def _measure(self, search: Search, candidates: Sequence[Candidate]) -> list[MeasureResult]:
+        """Measure and record. What is known when an interrupt comes is recorded before it goes on."""
+        known: dict[int, MeasureResult] = {}
+        requests = [search.request(c.trace) for c in candidates]
+        try:
+            results = self._measurer.measure(requests, known.__setitem__)
+        except BaseException:
+            self._record(search, [(candidates[i], known[i]) for i in sorted(known)])
+            raise
+        self._record(search, list(zip(candidates, results, strict=True)))
+        return results
+
+    def _record(self, search: Search, measured: Sequence[tuple[Candidate, MeasureResult]]) -> None:
+        records = [
+            self._journal.trial(search.task, c.space, c.decisions, c.trace, result, search.roofline.flops)
+            for c, result in measured
+        ]
+        self._journal.append(records)
+        for record in records:
+            search.note(record)
+
+    def _stop(self, search: Search, reason: str) -> None:
+        state = search.state
+        self._emit(TaskStopped(search.task.key, search.task.name, reason, state.trials, _known(state.best)))
+
+    def _announce(self, search: Search) -> None:
+        state, best = search.state, search.best
+        states = [s.state for s in self._searches]
+        failures: dict[str, int] = {}
+        for each in states:
+            for reason, count in each.failures.items():
+                failures[reason] = failures.get(reason, 0) + count
+        self._emit(BatchMeasured(
+            task=search.task.key, name=search.task.name, batch=self._batches, task_trials=state.trials,
+            trials=self._journal.trials, best_seconds=_known(state.best), default_seconds=_known(state.default),
+            roofline_fraction=state.fraction, share=state.cost / (sum(s.cost for s in states) or 1.0),
+            latency=latency((s.weight, s.best) for s in states),
+            default_latency=latency((s.weight, s.default) for s in states),
+            failures=dict(sorted(failures.items())), elapsed=self._journal.elapsed, eta=self._eta(),
+            best_decisions=dict(best.decisions) if best else {},
+        ))
+
+    def _eta(self) -> float | None:
+        """Seconds until the first of the two budgets ends."""
+        journal = self._journal
+        ends = [] if journal.seconds_left is None else [journal.seconds_left]
+        if journal.trials_left is not None and journal.trials:
+            ends.append(journal.trials_left * journal.elapsed / journal.trials)
+        return min(ends, default=None)
+
+    # -- after
+
+    def _confirm(self) -> None:
+        """Time each winner in turn with the default and the earlier best, the largest saving first."""
+        if not self._options.confirm_rounds:
+            return
+        for search in sorted(self._searches, key=_saving, reverse=True):
+            best = search.best
+            if not search.open:
+                if best is not None:
+                    search.verdict = "default" if _same(best, search.default) else "earlier"
+                continue
+            left = self._journal.seconds_left
+            if left is not None and left <= 0:
+                return
+            self._compare(search)
+
+    def _compare(self, search: Search) -> None:
+        rivals = search.finalists(_FINALISTS)
+        results = self._measurer.compare([search.request(r.trace) for r in rivals], self._options.confirm_rounds)
+        choice = choose(results, _place(search.default, rivals), _place(search.earlier, rivals))
+        if choice.index is None:
+            return
+        again = [
+            self._journal.again(record, result, KEPT if i == choice.index else REJECTED)
+            for i, (record, result) in enumerate(zip(rivals, results, strict=True))
+        ]
+        # the one that is kept comes last: whatever is read later than all others is the decision
+        again.append(again.pop(choice.index))
+        self._journal.append(again)
+        search.final, search.verdict = again[-1], choice.verdict
+        search.state.best = search.final.seconds
+        default = next((r for r in again if search.default is not None and _same(r, search.default)), None)
+        if default is not None and default.ok:
+            search.state.default = default.seconds
+        self._emit(TaskConfirmed(
+            search.task.key, search.task.name, choice.verdict, _known(search.state.default), search.final.seconds
+        ))
+
+
+def _distinct(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks by key, their weights added up, in the order of their first appearance."""
+    merged: dict[str, Task] = {}
+    for task in tasks:
+        seen = merged.get(task.key)
+        merged[task.key] = task if seen is None else seen.with_weight(seen.weight + task.weight)
+    return list(merged.values())
+
+
+def _saving(search: Search) -> float:
+    best = search.best
+    if best is None or not math.isfinite(search.state.default):
+        return 0.0
+    return search.task.weight * (search.state.default - best.seconds)
+
+
+def _same(a: Record, b: Record | None) -> bool:
+    return b is not None and a.decisions == b.decisions and a.space == b.space
+
+
+def _place(record: Record | None, among: Sequence[Record]) -> int | None:
+    return next((i for i, other in enumerate(among) if _same(other, record)), None)
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def _reason(error: Exception) -> str:
+    return f"broken: {type(error).__name__}: {error}".splitlines()[0]
+
+
+def _broken(task: Task, error: Exception) -> TaskReport:
+    return TaskReport(
+        task.key, task.name, task.weight, "", 0, 0.0, math.inf, math.inf, math.inf, {}, _reason(error), "unconfirmed"
+    )
+
+
