@@ -1,0 +1,244 @@
+"""Machine code for NVIDIA GPUs, on any machine that has ``nvcc``, with or without a GPU.
+
+TVM's CUDA runtime library turns generated source into a module, and asks a callback to compile it. Three things keep
+that from doing the right thing on a machine without a GPU, and this file sees to each:
+
+* the library needs the driver's ``libcuda.so.1``, which is installed with a GPU. Without it TVM would put *source* into
+  the artifact and compile it wherever that is loaded. A stand-in for the driver, whose every function fails, is
+  compiled in a temporary folder and loaded into this process, and only then: an artifact always holds machine code;
+* TVM's own callback wants NVRTC or its environment variables and always passes ``--use_fast_math``. Ours calls
+  ``nvcc`` (the setting ``MLC_NVCC``) for the architectures asked for and keeps IEEE arithmetic unless told otherwise;
+* buffer names come from the model and are printed into the source as they are, so they are made C identifiers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc import config
+from mlc.errors import ArtifactError, BuildError
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import tirx
+
+    from mlc.target import Target
+
+__all__ = ["PASS_CONFIG", "architectures", "code_generation", "legal_names", "nvcc", "require_gpu"]
+
+#: TVM's common-subexpression pass leaves its variables unused in CUDA source; nvcc does that work itself
+PASS_CONFIG: dict[str, Any] = {"tirx.disable_cse_tir": True}
+
+_CREATE = "ffi.Module.create.cuda"
+_CALLBACK = "tvm_callback_cuda_compile"
+_CUDART = "libcudart.so.13"  # what the TVM wheel's CUDA runtime library is linked against
+_DRIVER = "libcuda.so.1"
+#: the driver functions which that library names; 100 is CUDA_ERROR_NO_DEVICE
+_DRIVER_FUNCTIONS = (
+    "cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx",
+    "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled",
+)
+_NO_DEVICE = 100
+
+
+def architectures(target: Target) -> tuple[str, ...]:
+    """The GPU architectures (``sm_90``) that code for a target is made for."""
+    import json
+
+    return tuple(json.loads(target.attrs)["arch"].split(","))
+
+
+@contextmanager
+def code_generation(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[None]:
+    """Inside this context TVM builds CUDA functions into machine code for ``archs``.
+
+    Raises :class:`BuildError` on entry where nvcc is missing, and on exit where it refused the source.
+    """
+    import tvm
+
+    _find_nvcc()
+    _load_runtime()
+    previous = tvm.get_global_func(_CALLBACK, allow_missing=True)
+    failures: list[BuildError] = []
+
+    def compile_source(source: str) -> bytes:
+        try:
+            return nvcc(source, archs, fast_math=fast_math)
+        except BuildError as error:  # its type would not survive the way through TVM
+            failures.append(error)
+            raise
+
+    tvm.register_global_func(_CALLBACK, compile_source, override=True)
+    try:
+        yield
+    except Exception:
+        if failures:
+            raise failures[0] from None
+        raise
+    finally:
+        if previous is not None:
+            tvm.register_global_func(_CALLBACK, previous, override=True)
+
+
+def nvcc(source: str, archs: Sequence[str], *, fast_math: bool = False) -> bytes:
+    """Compile CUDA source to one fat binary: machine code for each of ``archs``, and PTX for later GPUs.
+
+    Raises :class:`BuildError` with nvcc's first error.
+    """
+    command = [_find_nvcc(), "--fatbin", "-O3", "-w", *_gencode(archs)]
+    if fast_math:
+        command.append("--use_fast_math")
+    with tempfile.TemporaryDirectory(prefix="mlc-nvcc-") as folder:
+        text, binary = Path(folder, "kernels.cu"), Path(folder, "kernels.fatbin")
+        text.write_text(source, encoding="utf-8")
+        _run([*command, "-o", str(binary), str(text)], f"CUDA source must compile for {', '.join(archs)}")
+        return binary.read_bytes()
+
+
+def _gencode(archs: Sequence[str]) -> list[str]:
+    options = []
+    for arch in archs:
+        number = arch.removeprefix("sm_")
+        options += ["-gencode", f"arch=compute_{number},code=sm_{number}"]
+    plain = [arch.removeprefix("sm_") for arch in archs if arch[-1].isdigit()]  # sm_90a's PTX runs nowhere else
+    if plain:
+        newest = max(plain, key=int)
+        options += ["-gencode", f"arch=compute_{newest},code=compute_{newest}"]
+    return options
+
+
+def _find_nvcc() -> str:
+    name = config.get("MLC_NVCC")
+    path = shutil.which(name)
+    if path is None:
+        raise BuildError(
+            f"building for cuda needs nvcc, but {name!r} was not found; install the CUDA toolkit 13 or set MLC_NVCC"
+        )
+    return path
+
+
+def _run(command: Sequence[str], must: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise BuildError(f"{must}, but {command[0]} could not be run ({error.strerror}); check MLC_NVCC") from error
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        first = next((line for line in lines if "error" in line.lower() or "fatal" in line.lower()), "")
+        reason = first or (lines[0] if lines else f"exit status {done.returncode}")
+        raise BuildError(f"{must}, but nvcc refused: {reason}; see MLC_NVCC and the architectures it knows")
+
+
+def _load_runtime() -> None:
+    """Load TVM's CUDA runtime library, over a stand-in for the driver where this machine has none."""
+    import tvm
+    from tvm.base import _LOADED_LIBS
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    if tvm.get_global_func(_CREATE, allow_missing=True) is not None:
+        return
+    _load_cudart()
+    try:
+        ctypes.CDLL(_DRIVER, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        _load_stand_in()
+    folder = Path(_LOADED_LIBS["tvm_runtime"]._name).resolve().parent
+    try:
+        library = load_lib_ctypes(
+            package="tvm", target_name="tvm_runtime_cuda", extra_lib_paths=[folder], mode="RTLD_LOCAL"
+        )
+    except (OSError, RuntimeError) as error:
+        raise BuildError(
+            f"TVM's CUDA runtime library must load, but it did not ({error}); reinstall apache-tvm"
+        ) from error
+    _LOADED_LIBS["tvm_runtime_cuda"] = library
+
+
+def _load_cudart() -> None:
+    """Make ``libcudart`` known to the loader: from its own search path, else from beside nvcc."""
+    root = Path(_find_nvcc()).resolve().parent.parent
+    for candidate in (_CUDART, root / "lib64" / _CUDART, root / "lib" / _CUDART):
+        try:
+            ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)
+            return
+        except OSError:
+            continue
+    raise BuildError(
+        f"building for cuda needs {_CUDART}, but it is neither on the library path nor in {root}/lib64; "
+        "install the CUDA toolkit 13 or set MLC_NVCC to its nvcc"
+    )
+
+
+def _load_stand_in() -> None:
+    functions = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in _DRIVER_FUNCTIONS)
+    with tempfile.TemporaryDirectory(prefix="mlc-driver-") as folder:
+        text, library = Path(folder, "driver.c"), Path(folder, _DRIVER)
+        text.write_text(functions, encoding="ascii")
+        options = ["--shared", "--cudart=none", "-Xcompiler=-fPIC", f"-Xlinker=-soname={_DRIVER}"]
+        _run([_find_nvcc(), *options, "-o", str(library), str(text)], "a stand-in for the driver must compile")
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # stays mapped after its file is gone
+
+
+def legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The same function with every parameter's name a C identifier (``gpu_0/data_0`` is a model's input)."""
+    import tvm
+    import tvm_ffi
+
+    taken: set[str] = set()
+    renamed: dict[Any, Any] = {}
+    for param in func.params:
+        name = re.sub(r"\W", "_", str(param.name), flags=re.ASCII)
+        if not name or name[0].isdigit():
+            name = f"p_{name}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        if name != param.name:
+            renamed[param] = tvm.ir.Var(name, param.ty)
+    if not renamed:
+        return func
+    return tvm_ffi.structural_map(func, (tvm.ir.Var, lambda var: renamed.get(var, var)), order="pre")
+
+
+def require_gpu(archs: Sequence[str]) -> tvm.runtime.Device:
+    """The GPU that code for ``archs`` runs on; raises :class:`ArtifactError` where there is none that fits."""
+    import tvm
+
+    device = tvm.cuda(0)
+    wanted = " or ".join(archs)
+    if not _exists(device):
+        raise ArtifactError(
+            f"a module built for cuda ({wanted}) needs an NVIDIA GPU, but this machine has none that its driver shows; "
+            "load it where `nvidia-smi` lists one, or compile with --target native"
+        )
+    version = str(device.compute_version)
+    if not any(_runs_on(arch, version) for arch in archs):
+        raise ArtifactError(
+            f"the module was built for {wanted}, but this GPU is sm_{version.replace('.', '')}; "
+            f"compile with --target cuda:sm_{version.replace('.', '')}"
+        )
+    return device
+
+
+def _exists(device: tvm.runtime.Device) -> bool:
+    try:
+        return bool(device.exist)
+    except Exception:  # TVM raises whatever a missing device interface gives
+        return False
+
+
+def _runs_on(arch: str, version: str) -> bool:
+    """Whether code for ``sm_80`` runs on a GPU of compute capability ``9.0``: its own, or a later one through PTX."""
+    number = arch.removeprefix("sm_")
+    major, minor = (int(part) for part in version.split("."))
+    if not number.isdigit():
+        return f"{major}{minor}" == number.rstrip("af")
+    return (major, minor) >= (int(number[:-1]), int(number[-1]))

@@ -1,0 +1,14 @@
+"""How tensor functions may be laid out on NVIDIA GPUs. Spaces are asked in this order; the last matches everything."""
+
+from __future__ import annotations
+
+from schedules.cuda.conv import ImplicitGemm
+from schedules.cuda.elementwise import Elementwise
+from schedules.cuda.fallback import Fallback
+from schedules.cuda.gemm import TiledGemm
+from schedules.cuda.reduction import Reduce, Rows
+from schedules.space import Space
+
+__all__ = ["SPACES"]
+
+SPACES: tuple[Space, ...] = (TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback())

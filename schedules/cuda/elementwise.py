@@ -1,0 +1,66 @@
+"""Elementwise functions and data movement: everything folded into one store a result, a thread for a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.cuda.common import Leaf, bind_flat, ceil_div, inline_spatial, leaves, limits, scratch, static_extents
+from schedules.space import Decisions, Knob, Pick, Space
+
+__all__ = ["Elementwise"]
+
+_VECTOR_TYPES = frozenset({"float32", "int32"})
+
+
+def _vector(leaf: Leaf, wanted: int) -> int:
+    """How many neighbouring results one access may take: four-byte types, and rows that it divides."""
+    extents = static_extents(leaf.block) or (1,)
+    regions = (*leaf.block.reads, *leaf.block.writes)
+    if any(str(region.source.dtype) not in _VECTOR_TYPES for region in regions):
+        return 1
+    return next(v for v in (wanted, wanted // 2, 1) if v and extents[-1] % v == 0)
+
+
+class Elementwise(Space):
+    """Functions without a reduction: maps, broadcasts, transposes, gathers, concatenations, splits."""
+
+    name = "cuda.elementwise"
+    target_kind = "cuda"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        sch = scratch(func)
+        try:
+            found = leaves(sch)
+        except s_tir.ScheduleError:
+            return False
+        return bool(found) and all(
+            leaf.spatial and (extents := static_extents(leaf.block)) is not None and len(extents) > 0
+            and len(sch.get_loops(leaf.rv)) == len(extents)
+            for leaf in found
+        )
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads)
+        return (Knob("threads", threads), Knob("vector", (1, 2, 4)))
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        gpu = limits(target)
+        points = max(prod(int(s) for s in p.ty.shape) for p in func.params)
+        wide = points >= 4 * 1024 * gpu.multiprocessors  # below that, more threads hide more latency than vectors save
+        vectors = (4, 2, 1) if wide else (1, 2, 4)
+        for threads in (256, 128):
+            for vector in vectors:
+                yield {"threads": threads, "vector": vector}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        threads, wanted = pick("threads"), pick("vector")
+        warp = limits(target).warp
+        for leaf in inline_spatial(sch, leaves(sch)):
+            points = prod(static_extents(leaf.block) or (1,))
+            vector = _vector(leaf, wanted)
+            fitting = ceil_div(ceil_div(points, vector), warp) * warp
+            bind_flat(sch, sch.get_loops(leaf.rv), min(threads, fitting), vector)

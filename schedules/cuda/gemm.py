@@ -1,0 +1,252 @@
+"""Tiled matrix products: a block of threads computes a tile of ``C`` from tiles of ``A`` and ``B`` in shared memory.
+
+Each thread keeps a small tile of accumulators in registers and reads its operands from shared memory as vectors; the
+tiles are fetched by all threads of the block together. Where the grid would leave most of the GPU idle, the sum is
+cut over several blocks (split-k) and a second kernel adds the parts. The structure is that of Volkov and Demmel,
+"Benchmarking GPUs to Tune Dense Linear Algebra" (2008), and of CUTLASS's SIMT kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import islice, product
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.cuda.common import GpuLimits, bind_flat, bind_leaves, ceil_div, limits, require
+from schedules.cuda.contraction import Contraction, K, M, N, analyse, inline_producers, normalise, operand
+from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
+
+__all__ = ["Tile", "TiledContraction", "TiledGemm"]
+
+#: elements that one shared-memory access of a thread takes (16 bytes of float32)
+_FRAGMENT = 4
+#: registers a thread needs beside its accumulators and operands: addresses, loop counters, predicates
+_OVERHEAD_REGISTERS = 32
+_SEEDS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One assignment of the knobs. Sizes count elements of the normal form's ``m``, ``n`` and ``k``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    split_k: int
+    vector: int
+    unroll: int
+
+    @property
+    def threads(self) -> int:
+        return (self.block_m // self.thread_m) * (self.block_n // self.thread_n)
+
+    def shared_bytes(self, bits: int) -> int:
+        """Both tiles, each row of the k-major layout padded by one vector."""
+        return (self.block_m + self.block_n + 2 * _FRAGMENT) * self.block_k * bits // 8
+
+    @property
+    def registers(self) -> int:
+        return self.thread_m * self.thread_n + self.thread_m + self.thread_n + _OVERHEAD_REGISTERS
+
+    def blocks(self, contraction: Contraction) -> int:
+        tiles = ceil_div(contraction.size(M), self.block_m) * ceil_div(contraction.size(N), self.block_n)
+        return contraction.size("b") * tiles * self.split_k
+
+
+class TiledContraction(Space):
+    """What the matrix product and the convolution share: everything but which functions are theirs."""
+
+    target_kind = "cuda"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        contraction = analyse(func)
+        return contraction is not None and self.accepts(contraction)
+
+    def accepts(self, contraction: Contraction) -> bool:
+        raise NotImplementedError
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        contraction = analyse(func)
+        assert contraction is not None, "knobs are asked only of a space that matches"
+        vectors = tuple(v for v in (1, 2, 4, 8) if v <= max(contraction.vector_a, contraction.vector_b))
+        return (
+            Knob("block_m", (16, 32, 64, 128)),
+            Knob("block_n", (32, 64, 128)),
+            Knob("block_k", (8, 16, 32)),
+            Knob("thread_m", (2, 4, 8)),
+            Knob("thread_n", (4, 8)),
+            Knob("split_k", tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or contraction.size(K) // s >= 64)),
+            Knob("vector", vectors),
+            Knob("unroll", (0, 16, 64)),
+        )
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        contraction = analyse(func)
+        assert contraction is not None, "seeds are asked only of a space that matches"
+        knobs = {k.name: k.values for k in self.knobs(func, target)}
+        knobs |= {"vector": knobs["vector"][-1:], "unroll": (16,)}  # nothing here can tell these apart
+        gpu = limits(target)
+        tiles = [Tile(*choice) for choice in product(*(knobs[f.name] for f in fields(Tile)))]
+        fitting = [t for t in tiles if _misfit(t, contraction, gpu) is None]
+        best = sorted(fitting, key=lambda t: estimate(t, contraction, gpu))
+        for tile in islice(best, _SEEDS):
+            yield {f.name: getattr(tile, f.name) for f in fields(Tile)}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        contraction = analyse(sch.mod["main"])
+        if contraction is None:
+            raise InvalidDecision("the function must hold one sum of products that can be normalised")
+        tile = Tile(**{f.name: pick(f.name) for f in fields(Tile)})
+        misfit = _misfit(tile, contraction, limits(target))
+        require(misfit is None, str(misfit))
+        normal = normalise(sch, contraction)
+        _pad(sch, normal.main, contraction, tile)
+        _multiply(sch, normal.main, normal.out, contraction, tile)
+        bind_leaves(sch, [*normal.before, *normal.after], limits(target))
+
+
+def _misfit(tile: Tile, contraction: Contraction, gpu: GpuLimits) -> str | None:
+    """Why a tile can't run on a GPU, or None."""
+    if tile.block_m % tile.thread_m or tile.block_n % tile.thread_n:
+        return "the block's tile must be a multiple of the thread's"
+    if not gpu.warp <= tile.threads <= gpu.threads:
+        return f"a block must have {gpu.warp} to {gpu.threads} threads, got {tile.threads}"
+    if tile.shared_bytes(contraction.bits) > gpu.shared_bytes:
+        return f"the tiles must fit {gpu.shared_bytes} bytes, got {tile.shared_bytes(contraction.bits)}"
+    if tile.registers * tile.threads > 65536 or tile.registers > gpu.registers:
+        return f"a block's registers must fit the register file, got {tile.registers} for each thread"
+    if tile.split_k > 1 and tile.split_k * tile.block_k > contraction.size(K):
+        return "every part of a cut sum must hold a tile"
+    return None
+
+
+def estimate(tile: Tile, contraction: Contraction, gpu: GpuLimits) -> float:
+    """Relative time of a tile: arithmetic with its padding, shared-memory reads, tail waves and idle threads.
+
+    The unit is one multiply-add of one thread; only the order of tiles matters.
+    """
+    depth = ceil_div(contraction.size(K), tile.split_k * tile.block_k) * tile.block_k
+    resident = max(1, min(2048 // tile.threads, 65536 // (tile.registers * tile.threads), 16))
+    blocks = tile.blocks(contraction)
+    waves = ceil_div(blocks, gpu.multiprocessors)
+    # an SM needs about 16 warps in flight, in one block or in several, to hide the latency of its memories
+    in_flight = min(resident, waves) * tile.threads
+    latency = max(1.0, 512 / in_flight) ** 0.5
+    shared = 2.0 / tile.thread_m + 2.0 / tile.thread_n
+    fetch = 4.0 / tile.block_m + 4.0 / tile.block_n
+    barrier = 60.0 * tile.threads / (tile.block_k * tile.block_m * tile.block_n)
+    time = waves * tile.block_m * tile.block_n * depth * (1.0 + shared + fetch + barrier) * latency
+    if tile.split_k > 1:  # the parts go through memory and a second kernel adds them
+        points = contraction.size("b") * contraction.size(M) * contraction.size(N)
+        time += 400_000 + 20.0 * tile.split_k * points / gpu.multiprocessors
+    return time
+
+
+def _pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, tile: Tile) -> None:
+    """Round the contraction up to whole tiles; the fetch then reads zeros and the store drops what is over."""
+    whole = [1, tile.block_m, tile.block_n, tile.block_k * tile.split_k]
+    sizes = [contraction.size(r) for r in ("b", M, N, K)]
+    uneven = [size % step != 0 for size, step in zip(sizes, whole, strict=True)]
+    if any(uneven):
+        sch.pad_einsum(main, whole)
+    if any(uneven[:3]):  # the result was padded too: what cuts it back is folded into the store
+        (cut,) = sch.get_consumers(main)
+        sch.compute_inline(cut)
+
+
+def _multiply(sch: s_tir.Schedule, main: Any, store: Any, contraction: Contraction, tile: Tile) -> None:
+    if tile.split_k > 1:
+        *_, k = sch.get_loops(main)
+        part, _ = sch.split(k, [tile.split_k, None])
+        parts = sch.rfactor(part, factor_axis=0)
+        _finish_split(sch, main, store)
+        main, store = parts, sch.cache_write(parts, 0, "local")
+        b, m, n, part, k = sch.get_loops(main)
+        lead = [part, b]
+    else:
+        sch.set_scope(main, 0, "local")
+        b, m, n, k = sch.get_loops(main)
+        lead = [b]
+    vm, vn = ceil_div(tile.thread_m, _FRAGMENT), ceil_div(tile.thread_n, _FRAGMENT)
+    bm, m_v, m_t, m_i = sch.split(m, [None, vm, tile.block_m // tile.thread_m, tile.thread_m // vm])
+    bn, n_v, n_t, n_i = sch.split(n, [None, vn, tile.block_n // tile.thread_n, tile.thread_n // vn])
+    k_o, k_i = sch.split(k, [None, tile.block_k])
+    sch.reorder(*lead, bm, bn, m_v, n_v, m_t, n_t, k_o, k_i, m_i, n_i)
+    block = sch.fuse(*lead, bm, bn)
+    thread = sch.fuse(m_t, n_t)
+    sch.bind(block, "blockIdx.x")
+    sch.bind(m_v, "vthread.y")
+    sch.bind(n_v, "vthread.x")
+    sch.bind(thread, "threadIdx.x")
+    _stage(sch, main, k_o, k_i, M, contraction.run_a, min(contraction.vector_a, tile.vector), tile)
+    _stage(sch, main, k_o, k_i, N, contraction.run_b, min(contraction.vector_b, tile.vector), tile)
+    _write_back(sch, store, thread, contraction, tile)
+    for loop in (m_i, n_i):
+        sch.unroll(loop)
+    if tile.unroll:
+        sch.annotate(k_o, "pragma_auto_unroll_max_step", tile.unroll)
+        sch.annotate(k_o, "pragma_unroll_explicit", 0)
+    sch.decompose_reduction(main, k_o)
+
+
+def _stage(
+    sch: s_tir.Schedule, main: Any, k_o: Any, k_i: Any, rows: str, run: str, vector: int, tile: Tile
+) -> None:
+    """Bring an operand's tile to shared memory before each step of ``k_o`` and to registers before each ``k_i``.
+
+    The shared tile is k-major whatever the operand's layout, so that a thread reads its rows as vectors.
+    """
+    index = operand(sch, main, rows)
+    fetch = sch.cache_read(main, index, "shared")
+    sch.compute_at(fetch, k_o, preserve_unit_loops=True)
+    inline_producers(sch, fetch)
+    *_, by_k, by_row = sch.get_loops(fetch)
+    if run == K:
+        sch.reorder(by_row, by_k)
+        sch.storage_align(fetch, 0, axis=-2, factor=32, offset=_FRAGMENT)
+        flat = sch.fuse(by_row, by_k)
+    else:
+        flat = sch.fuse(by_k, by_row)
+    if vector > 1:
+        _, thread, lanes = sch.split(flat, [None, tile.threads, vector])
+        sch.vectorize(lanes)
+    else:
+        _, thread = sch.split(flat, [None, tile.threads])
+    sch.bind(thread, "threadIdx.x")
+    registers = sch.cache_read(main, index, "local")
+    sch.compute_at(registers, k_i, preserve_unit_loops=True)
+    *_, lanes = sch.get_loops(registers)
+    sch.vectorize(lanes)
+
+
+def _write_back(sch: s_tir.Schedule, store: Any, thread: Any, contraction: Contraction, tile: Tile) -> None:
+    """Store a thread's accumulators, with the epilogue folded in, as vectors where no bound cuts one."""
+    sch.reverse_compute_at(store, thread, preserve_unit_loops=True)
+    *_, lanes = sch.get_loops(store)
+    bits = max(tvm.runtime.DataType(str(r.source.dtype)).bits for r in sch.get(store).writes)
+    whole = tile.split_k > 1 or contraction.size(N) % tile.block_n == 0  # the parts of a cut sum are stored padded
+    if whole and bits == 32:
+        sch.vectorize(lanes)
+
+
+def _finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
+    """The second kernel of a cut sum: each thread adds the parts of one result and applies the epilogue."""
+    _, at = bind_flat(sch, sch.get_loops(out), 256)
+    sch.compute_at(total, at, preserve_unit_loops=True)
+    sch.set_scope(total, 0, "local")
+
+
+class TiledGemm(TiledContraction):
+    """Dense layers and batched matrix products whose three sizes are worth a tile."""
+
+    name = "cuda.gemm"
+
+    def accepts(self, contraction: Contraction) -> bool:
+        sizes = [contraction.size(r) for r in (M, N, K)]
+        return not contraction.windowed and contraction.group is None and min(sizes) >= 4

@@ -1,0 +1,304 @@
+"""Sums, maxima and the like: rows that are reduced and used again, and plain reductions with an epilogue.
+
+``Rows``   softmax, layer normalisation: one block of threads for each row, the row's statistics in shared memory.
+``Reduce`` pooling, means, matrix times vector, depthwise convolution: some threads side by side in the results,
+           some sharing one result (Harris, "Optimizing Parallel Reduction in CUDA", 2007).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from schedules.cuda.common import (
+    GpuLimits,
+    Leaf,
+    bind_flat,
+    ceil_div,
+    inline_spatial,
+    leaves,
+    limits,
+    loads_of,
+    loop_kinds,
+    require,
+    scratch,
+    static_extents,
+)
+from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
+
+__all__ = ["Reduce", "Rows"]
+
+
+def _variables(node: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (tvm.ir.Var, found.append), order="post")
+    return found
+
+
+def _positions(indices: Sequence[Any], leaf: Leaf) -> set[int]:
+    """Which iterators of a leaf occur in ``indices``."""
+    seen = [var for index in indices for var in _variables(index)]
+    return {i for i, iv in enumerate(leaf.block.iter_vars) if any(iv.var.same_as(var) for var in seen)}
+
+
+def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[Any]:
+    """The loads in ``leaf`` of what ``producers`` write."""
+    return [load for load in loads_of(leaf.block.body) if any(p.writes_to(load.source) for p in producers)]
+
+
+def _own_order(leaf: Leaf) -> bool:
+    """Whether a reduction is indexed by its data-parallel iterators, in order (so TVM can move it freely)."""
+    spatial = [iv.var for iv in leaf.block.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
+    stores: list[Any] = []
+    tvm_ffi.structural_walk(leaf.block.body, (tirx.BufferStore, stores.append), order="post")
+    for store in stores:
+        free = [i for i in store.indices if not isinstance(i, tirx.IntImm)]
+        own = [v for v in spatial if any(v.same_as(i) for i in free)]
+        if len(own) != len(free) or not all(v.same_as(i) for v, i in zip(own, free, strict=True)):
+            return False
+    return bool(stores)
+
+
+@dataclass(frozen=True)
+class _RowShape:
+    rows: int
+    columns: int
+    row_loops: tuple[int, ...]  # positions among the last leaf's iterators
+
+
+@lru_cache(maxsize=512)
+def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
+    sch = scratch(func)
+    found = inline_spatial(sch, leaves(sch))
+    if len(found) < 2 or not found[-1].spatial or found[-1].intermediate:
+        return None
+    *stages, last = found
+    if not all(stage.reduction and stage.simple and stage.intermediate and _own_order(stage) for stage in stages):
+        return None
+    extents = static_extents(last.block)
+    results = _results_in(last, stages)
+    if extents is None or not results or any(static_extents(stage.block) is None for stage in stages):
+        return None
+    if not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
+        return None
+    rows = set().union(*(_positions(load.indices, last) for load in results))
+    count = prod(extents[i] for i in rows)
+    columns = prod(extents) // max(1, count)
+    # each stage must describe the same rows, or one block would compute another's statistics again
+    per_stage = [prod(_spatial_extents(stage)) for stage in stages]
+    if columns == 1 or any(n != count for n in per_stage):
+        return None
+    return _RowShape(count, columns, tuple(sorted(rows)))
+
+
+def _spatial_extents(leaf: Leaf) -> list[int]:
+    kinds = [iv.iter_type == tirx.IterVar.DataPar for iv in leaf.block.iter_vars]
+    extents = static_extents(leaf.block) or ()
+    return [e for e, spatial in zip(extents, kinds, strict=True) if spatial]
+
+
+class Rows(Space):
+    """Reductions over rows whose results every element of the row uses again, in one kernel."""
+
+    name = "cuda.rows"
+    target_kind = "cuda"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        try:
+            return _row_shape(func) is not None
+        except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
+            return False
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads)
+        return (Knob("threads", threads), Knob("unroll", (0, 16, 64)))
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        shape = _row_shape(func)
+        assert shape is not None, "seeds are asked only of a space that matches"
+        (threads, _) = self.knobs(func, target)
+        # four elements a thread keeps loads in flight; a warp alone needs no barrier
+        wanted = max(32, ceil_div(shape.columns, 4))
+        for count in sorted(threads.values, key=lambda t: abs(t - wanted) + (t < wanted) * t):
+            yield {"threads": count, "unroll": 16}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        shape = _row_shape(sch.mod["main"])
+        if shape is None:
+            raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
+        threads, unroll = pick("threads"), pick("unroll")
+        *stages, last = inline_spatial(sch, leaves(sch))
+        loops = sch.get_loops(last.rv)
+        rows = [loops[i] for i in shape.row_loops] or [sch.add_unit_loop(loops[0])]
+        columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
+        sch.reorder(*rows, *columns)
+        row, column = sch.fuse(*rows), sch.fuse(*columns)
+        sch.bind(row, "blockIdx.x")
+        _spread(sch, column, threads, unroll)
+        for stage in reversed(stages):
+            sch.compute_at(stage.rv, row, preserve_unit_loops=True)
+            for i in range(len(stage.block.writes)):
+                sch.set_scope(stage.rv, i, "shared")
+            reducing = sch.get_loops(stage.rv)[1:]
+            _spread(sch, sch.fuse(*reducing), threads, unroll)
+
+
+def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int) -> None:
+    """Deal a loop out to the threads of a block, neighbours to neighbours."""
+    outer, inner = sch.split(loop, [None, threads])
+    sch.bind(inner, "threadIdx.x")
+    if unroll:
+        sch.annotate(outer, "pragma_auto_unroll_max_step", unroll)
+        sch.annotate(outer, "pragma_unroll_explicit", 0)
+
+
+@dataclass(frozen=True)
+class _ReduceShape:
+    results: int
+    terms: int
+    terms_run: bool  # neighbouring terms of one result are neighbours in memory
+    fused: bool  # an elementwise stage follows
+
+
+@lru_cache(maxsize=512)
+def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
+    sch = scratch(func)
+    found = inline_spatial(sch, leaves(sch))
+    if not found or not found[0].reduction or len(found) > 2 or not _own_order(found[0]):
+        return None
+    main, extents = found[0], static_extents(found[0].block)
+    if extents is None or len(main.block.writes) != 1 or loop_kinds(sch, main) is None:
+        return None
+    if len(found) == 2 and not _follows(main, found[1]):
+        return None
+    if len(found) == 1 and main.intermediate:
+        return None
+    results = prod(_spatial_extents(main))
+    return _ReduceShape(results, prod(extents) // max(1, results), _terms_run(main, extents), len(found) == 2)
+
+
+def _follows(main: Leaf, last: Leaf) -> bool:
+    """Whether ``last`` has one point for each result of ``main``, so that both run in the same thread."""
+    extents = static_extents(last.block)
+    if not last.spatial or last.intermediate or extents is None or prod(extents) != prod(_spatial_extents(main)):
+        return False
+    loads = _results_in(last, [main])
+    plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in loads for i in load.indices)
+    needed = {i for i, e in enumerate(extents) if e > 1}
+    return bool(loads) and plain and all(needed <= _positions(load.indices, last) for load in loads)
+
+
+def _terms_run(main: Leaf, extents: Sequence[int]) -> bool:
+    """Whether the last dimension of the largest input moves with the reduction and with nothing else."""
+    loads = [load for load in loads_of(main.block.body) if not main.writes_to(load.source)]
+    if not loads:
+        return False
+    largest = max(loads, key=lambda load: prod(int(s) for s in load.source.shape))
+    for index in reversed(list(largest.indices)):
+        used = {i for i in _positions([index], main) if extents[i] > 1}
+        if used:
+            return all(main.block.iter_vars[i].iter_type == tirx.IterVar.CommReduce for i in used)
+    return False
+
+
+class Reduce(Space):
+    """One reduction of any kind, with whatever is elementwise before and after it."""
+
+    name = "cuda.reduce"
+    target_kind = "cuda"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        try:
+            return _reduce_shape(func) is not None
+        except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
+            return False
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        shape = _reduce_shape(func)
+        assert shape is not None, "knobs are asked only of a space that matches"
+        together = tuple(t for t in (1, 4, 8, 16, 32, 64, 128, 256, 512) if t == 1 or t <= shape.terms)
+        apart = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        return (Knob("threads_together", together), Knob("threads_apart", apart), Knob("unroll", (0, 16, 64)))
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        shape = _reduce_shape(func)
+        assert shape is not None, "seeds are asked only of a space that matches"
+        together, apart, _ = self.knobs(func, target)
+        gpu = limits(target)
+        pairs = [
+            (t, a) for t in together.values for a in apart.values if _pair_fits(t, a, gpu) and (t == 1 or t * a <= 512)
+        ]
+        for t, a in sorted(pairs, key=lambda pair: _estimate(pair[0], pair[1], shape, gpu))[:6]:
+            yield {"threads_together": t, "threads_apart": a, "unroll": 16}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        shape = _reduce_shape(sch.mod["main"])
+        if shape is None:
+            raise InvalidDecision("the function must hold one reduction")
+        together, apart, unroll = pick("threads_together"), pick("threads_apart"), pick("unroll")
+        require(_pair_fits(together, apart, limits(target)), f"a block can't have {together} x {apart} threads")
+        main, *rest = inline_spatial(sch, leaves(sch))
+        spatial, _ = loop_kinds(sch, main) or ([], [])
+        if not spatial:
+            sch.add_unit_loop(main.rv)
+        last = rest[0].rv if rest else sch.cache_write(main.rv, 0, "local")
+        if rest:
+            sch.set_scope(main.rv, 0, "local")
+        if together == 1:
+            _, at = bind_flat(sch, sch.get_loops(last), apart)
+        else:
+            at = _bind_together(sch, last, together, apart, shape.terms_run)
+        sch.compute_at(main.rv, at, preserve_unit_loops=True)
+        inner = sch.get_loops(main.rv)[len(sch.get_loops(main.rv)) - len(sch.get(main.rv).iter_vars) :]
+        if together > 1:
+            outer, inner_thread = sch.split(sch.fuse(*inner), [None, together])
+            sch.bind(inner_thread, _axis(shape.terms_run))
+        else:
+            kinds = [iv.iter_type for iv in sch.get(main.rv).iter_vars]
+            outer = next(loop for loop, kind in zip(inner, kinds, strict=True) if kind == tirx.IterVar.CommReduce)
+            sch.decompose_reduction(main.rv, outer)
+        if unroll:
+            sch.annotate(outer, "pragma_auto_unroll_max_step", unroll)
+            sch.annotate(outer, "pragma_unroll_explicit", 0)
+
+
+def _axis(first: bool) -> str:
+    """The thread axis that runs through a warp if ``first``, else the one across warps."""
+    return "threadIdx.x" if first else "threadIdx.y"
+
+
+def _bind_together(sch: s_tir.Schedule, last: Any, together: int, apart: int, terms_run: bool) -> Any:
+    """Spread ``last`` over blocks and threads such that one thread of each group of ``together`` stores a result.
+
+    Before: ``for i: store``. After: ``for blockIdx.x, threadIdx.y as i: for threadIdx.x where threadIdx.x < 1: store``.
+    """
+    flat = sch.fuse(*sch.get_loops(last))
+    block, thread = sch.split(flat, [None, apart])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, _axis(not terms_run))
+    _, writer = sch.split(sch.add_unit_loop(last), [None, together])
+    sch.bind(writer, _axis(terms_run))
+    return thread
+
+
+def _pair_fits(together: int, apart: int, gpu: GpuLimits) -> bool:
+    return gpu.warp <= together * apart <= gpu.threads
+
+
+def _estimate(together: int, apart: int, shape: _ReduceShape, gpu: GpuLimits) -> float:
+    """Relative time: steps in order, waves of blocks, uncoalesced reads, and the tree that joins threads."""
+    steps = ceil_div(shape.terms, together)
+    blocks = ceil_div(shape.results, apart)
+    busy = gpu.multiprocessors * max(1, 1024 // (together * apart))
+    waves = ceil_div(blocks, busy)
+    along = together if shape.terms_run else apart
+    scatter = max(1.0, 8.0 / along)
+    tree = 0.0 if together == 1 else 8.0 + 2.0 * together.bit_length() + (20.0 if together > gpu.warp else 0.0)
+    return waves * (steps * scatter + tree) * max(1.0, together * apart / 256) ** 0.2
