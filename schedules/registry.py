@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from schedules.space import Space
 
@@ -23,7 +23,14 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
     """The first space that matches ``func`` on ``target``."""
-    return next(s for s in all_spaces(target.kind.name) if s.matches(func, target))
+    return next(s for s in all_spaces(target.kind.name) if _matches(s, func, target))
+
+
+def _matches(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    try:
+        return space.matches(func, target)
+    except s_tir.ScheduleError:  # the function is no sequence of blocks, and the space did not expect that
+        return False
 
 
 def by_name(name: str, target_kind: str) -> Space | None:

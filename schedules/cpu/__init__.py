@@ -1,0 +1,14 @@
+"""The CPU spaces, most specific first; the last one matches everything."""
+
+from __future__ import annotations
+
+from schedules.cpu.conv import CONV2D
+from schedules.cpu.elementwise import ELEMENTWISE
+from schedules.cpu.fallback import FALLBACK
+from schedules.cpu.gemm import GEMM
+from schedules.cpu.reduction import REDUCTION
+from schedules.space import Space
+
+__all__ = ["SPACES"]
+
+SPACES: tuple[Space, ...] = (CONV2D, GEMM, REDUCTION, ELEMENTWISE, FALLBACK)

@@ -1,0 +1,288 @@
+"""What the CPU spaces share: inlining, vectorising a loop of any length, and a nest for one injective block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.ir import Expr, TensorLoad
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.analysis import BlockInfo, FuncInfo, Nest, nest, walk
+from schedules.machine import CpuMachine
+
+__all__ = [
+    "PARALLEL_WORK", "InjectiveTile", "attempt", "collapse", "divisor", "expression_size", "extent_of", "has_block",
+    "inline_block", "inline_injective", "is_transposed", "parallelise", "schedule_injective", "vectorise", "work",
+]
+
+#: element steps below which waking the other threads (5 to 10 microseconds) costs more than it saves
+PARALLEL_WORK = 24 * 1024
+#: how many element steps one transcendental call or division is worth
+_CALL_COST = 6
+#: nodes beyond which an expression is stored once instead of being duplicated by inlining
+_MAX_EXPRESSION = 2000
+
+
+def attempt(action: Callable[[], object]) -> bool:
+    """Carry out one schedule primitive if it is legal; a refused one leaves the schedule as it was."""
+    try:
+        action()
+    except s_tir.ScheduleError:
+        return False
+    return True
+
+
+def divisor(extent: int, limit: int) -> int:
+    """The largest divisor of ``extent`` that is at most ``limit``."""
+    return next(d for d in range(min(extent, max(1, limit)), 0, -1) if extent % d == 0)
+
+
+def work(elements: int, expensive: int) -> int:
+    """Rough cost of a loop nest in element steps."""
+    return elements * (1 + _CALL_COST * expensive)
+
+
+def extent_of(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """The loop's extent; 0 where it is symbolic."""
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else 0
+
+
+def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, guarded: bool = False) -> None:
+    """Vectorise a spatial loop of any extent, up to ``multiple`` registers of ``lanes`` elements at a time.
+
+    A ragged extent (or a loop that is ``guarded`` by a predicate already) is split with a hint that makes lowering
+    peel the last, partial iteration, so that the body stays free of per-lane conditions. A symbolic extent stays as
+    it is; LLVM vectorises such loops.
+    """
+    extent = extent_of(sch, loop)
+    if extent <= 1:
+        return
+    width = lanes * multiple
+    while width > lanes and extent % width:
+        width //= 2
+    if extent <= width:
+        sch.vectorize(loop)
+        return
+    outer, inner = sch.split(loop, [None, width])
+    sch.vectorize(inner)
+    if guarded or extent % width:
+        sch.annotate(outer, "pragma_loop_partition_hint", True)
+
+
+def parallelise(sch: s_tir.Schedule, loops: Sequence[LoopRV], cores: int) -> list[LoopRV]:
+    """Fuse the fewest of ``loops`` (outermost first, perfectly nested) that keep every core busy and run them in
+    parallel. Returns the loops that there are now; with one core or one iteration nothing changes."""
+    extents = [extent_of(sch, loop) for loop in loops]
+    if cores < 2 or prod(extents) < 2:
+        return list(loops)
+    count, size = 0, 1
+    for extent in extents:
+        count, size = count + 1, size * extent
+        if size >= 8 * cores or (size >= cores and size % cores == 0):
+            break
+    fused = sch.fuse(*loops[:count]) if count > 1 else loops[0]
+    sch.parallel(fused)
+    return [fused, *loops[count:]]
+
+
+def has_block(sch: s_tir.Schedule, name: str) -> bool:
+    """Whether a block of this name still stands under the root."""
+    return any(str(sch.get(b).name_hint) == name for b in sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def occurrences(sch: s_tir.Schedule, consumer: SBlockRV, buffer: Any) -> int:
+    """How many loads of ``buffer`` the block's body holds now."""
+    count = [0]
+
+    def visit(node: TensorLoad) -> None:
+        count[0] += bool(node.source.same_as(buffer))
+
+    walk(sch.get(consumer).body, (TensorLoad, visit))
+    return count[0]
+
+
+def expression_size(body: Any) -> int:
+    """The number of expression nodes in ``body``."""
+    count = [0]
+    walk(body, (Expr, lambda _: count.__setitem__(0, count[0] + 1)))
+    return count[0]
+
+
+def inline_block(sch: s_tir.Schedule, name: str) -> bool:
+    """Inline the block of this name into its readers if that is legal."""
+    return attempt(lambda: sch.compute_inline(sch.get_sblock(name)))
+
+
+def _consumers(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo) -> list[tuple[BlockInfo, int]]:
+    """The blocks that read ``block`` now, each with its number of loads."""
+    standing = {str(sch.get(b).name_hint): b for b in sch.get_child_blocks(sch.get_sblock("root"))}
+    counted = [
+        (other, occurrences(sch, standing[other.name], block.writes[0]))
+        for other in info.blocks if other.name in standing and other is not block
+    ]
+    return [(other, count) for other, count in counted if count]
+
+
+def _worth_inlining(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo) -> bool:
+    consumers = _consumers(sch, info, block)
+    copies = sum(count for _, count in consumers)
+    rv = sch.get_sblock(block.name)
+    if copies > 1 and copies * expression_size(sch.get(rv).body) > _MAX_EXPRESSION:
+        return False
+    if not nest(sch, rv).expensive:
+        return True
+    return len(consumers) == 1 and consumers[0][0].elements <= 2 * block.elements
+
+
+def inline_injective(
+    sch: s_tir.Schedule, info: FuncInfo, keep: Callable[[BlockInfo], bool] = lambda _: False
+) -> list[BlockInfo]:
+    """Inline every injective intermediate that is not cheaper to store; returns those that stay.
+
+    Stored are: what ``keep`` says, slow expressions that would be computed more than twice as often (a row's
+    ``rsqrt`` in every element of the row), and expressions that duplication would make huge.
+
+    ``C = A + b; D = relu(C)   -->   D = relu(A + b)``
+    """
+    stored = []
+    for block in info.blocks:
+        if block.kind != "injective" or info.is_output(block):
+            continue
+        if keep(block) or not _worth_inlining(sch, info, block) or not inline_block(sch, block.name):
+            stored.append(block)
+    return stored
+
+
+@dataclass(frozen=True)
+class InjectiveTile:
+    """How one injective nest is laid out: ``vector`` registers a step; where reads run along another axis than the
+    store, ``tile`` elements of that axis a step, and ``across`` puts the vector along the reads instead."""
+
+    vector: int = 2
+    tile: int = 8
+    across: bool = True
+    parallel: bool = True
+
+
+def is_transposed(here: Nest) -> bool:
+    """Whether the innermost stored axis is not the one along which the inputs are contiguous."""
+    store, load = _lane_loops(here)
+    return load is not None and store is not None
+
+
+def _lane_loops(here: Nest) -> tuple[int | None, int | None]:
+    """The loop along which the store is contiguous, and another one along which more of the input is."""
+    store = next((i for i in range(len(here.loops) - 1, -1, -1) if here.writes[0].strides[i] == 1), None)
+    if store is None:
+        return None, None
+    votes: dict[int, int] = {}
+    for access in here.reads:
+        if access.strides[store] in (0, 1):
+            continue
+        for i, loop in enumerate(here.loops):
+            if access.strides[i] == 1 and loop.extent > 1:
+                votes[i] = votes.get(i, 0) + 1
+    return store, (max(votes, key=lambda i: (votes[i], i)) if votes else None)
+
+
+def _unbend(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
+    """Split loops at the period of a division or remainder in an index, so that every stride is constant.
+
+    ``A[c // 16, c % 16]   -->   A[co, ci]`` with ``c = co * 16 + ci``
+    """
+    here = nest(sch, block)
+    for _ in range(len(here.loops)):
+        bends = [
+            (i, period) for access in here.accesses for i, period in enumerate(access.periods)
+            if period > 1 and here.loops[i].extent % period == 0 and i not in here.conditions | here.bare
+        ]
+        if not bends:
+            return here
+        position, period = bends[0]
+        sch.split(here.loops[position].rv, [None, period])
+        here = nest(sch, block)
+    return here
+
+
+def collapse(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
+    """Fuse neighbouring loops wherever no index keeps a division; loops of extent 1 go first."""
+    here = _unbend(sch, block)
+    position = len(here.loops) - 2
+    while position >= 0:
+        outer, inner = here.loops[position], here.loops[position + 1]
+        if 1 in (outer.extent, inner.extent) or here.linear(position, position + 1):
+            sch.fuse(outer.rv, inner.rv)
+            here = nest(sch, block)
+        position -= 1
+    return here
+
+
+def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, tile: InjectiveTile) -> None:
+    """Lay out one injective block that stands alone under the root.
+
+    Loops that run through memory together are fused; the contiguous axis is vectorised; a transposition is tiled;
+    the outer loops run in parallel where the work pays for waking the threads.
+    """
+    here = collapse(sch, block)
+    if not here.loops:
+        return
+    elements = prod(loop.extent for loop in here.loops)
+    cores = machine.cores if tile.parallel and work(elements, here.expensive) >= PARALLEL_WORK else 1
+    lanes = machine.lanes(str(here.writes[0].buffer.dtype))
+    store, load = _lane_loops(here)
+    if store is not None and load is not None:
+        _transpose(sch, here, store, load, lanes, cores, tile)
+        return
+    lane = len(here.loops) - 1 if store is None else store
+    loops = [loop.rv for i, loop in enumerate(here.loops) if i != lane]
+    inner, extent, ragged = here.loops[lane].rv, here.loops[lane].extent, False
+    if lane != len(here.loops) - 1:
+        sch.reorder(*loops, inner)
+    if cores > 1 and elements // extent < 4 * cores and extent >= 2 * lanes:
+        count, ragged = _chunks(extent, cores, lanes * tile.vector)
+        chunk, inner = sch.split(inner, [None, -(-extent // count)] if ragged else [count, None])
+        loops.append(chunk)
+    if lane in here.conditions:
+        sch.vectorize(inner)
+    else:
+        vectorise(sch, inner, lanes, tile.vector, guarded=ragged)
+    if loops:
+        parallelise(sch, loops, cores)
+
+
+def _chunks(extent: int, cores: int, width: int) -> tuple[int, bool]:
+    """Into how many parallel chunks a long loop is cut, and whether the last one is shorter than the others.
+
+    Whole vectors are best, long chunks with a tail next.
+    """
+    counts = [c for c in range(cores, min(64 * cores, max(cores, extent // width)) + 1) if extent % c == 0]
+    whole = [c for c in counts if (extent // c) % width == 0]
+    if whole:
+        return min(whole, key=lambda c: abs(c - 8 * cores)), False
+    if counts and extent // counts[0] >= 4 * width:
+        return counts[0], False
+    return 4 * cores, True
+
+
+def _transpose(
+    sch: s_tir.Schedule, here: Nest, store: int, load: int, lanes: int, cores: int, tile: InjectiveTile
+) -> None:
+    """Tile the two contiguous axes of a transposition so that both the loads' and the stores' lines are used up."""
+    s, r = here.loops[store], here.loops[load]
+    s_size = divisor(s.extent, lanes)
+    r_size = divisor(r.extent, tile.tile)
+    s_out, s_in = sch.split(s.rv, [None, s_size if 2 * s_size >= min(lanes, s.extent) else min(lanes, s.extent)])
+    r_out, r_in = sch.split(r.rv, [None, r_size if 2 * r_size >= min(tile.tile, r.extent) else tile.tile])
+    rest = [loop.rv for i, loop in enumerate(here.loops) if i not in (store, load)]
+    outer = [s_out, r_out] if store < load else [r_out, s_out]
+    order = [s_in, r_in] if tile.across else [r_in, s_in]
+    sch.reorder(*rest, *outer, *order)
+    sch.vectorize(order[1])
+    if extent_of(sch, order[0]) <= 16:
+        sch.unroll(order[0])
+    parallelise(sch, [*rest, *outer], cores)

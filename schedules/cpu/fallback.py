@@ -1,0 +1,102 @@
+"""What no other space takes: every block is laid out by itself, as far as TVM proves it safe.
+
+Injective blocks are inlined where that pays, then each remaining block is scheduled alone: vectorised, and parallel
+where there is enough work. A block that cannot be understood (a sort, a scan, a call into a library) stays as it is,
+and so does everything in a function that is no sequence of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from math import prod
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.analysis import BlockInfo, FuncInfo, analyse, nest
+from schedules.cpu.common import (
+    PARALLEL_WORK,
+    InjectiveTile,
+    attempt,
+    extent_of,
+    has_block,
+    inline_injective,
+    schedule_injective,
+    vectorise,
+    work,
+)
+from schedules.cpu.rows import RowTile
+from schedules.cpu.standalone import schedule_reduction
+from schedules.machine import CpuMachine, cpu_machine
+from schedules.space import Decisions, Knob, Pick, Space
+
+__all__ = ["FALLBACK"]
+
+
+class Fallback(Space):
+    """Knobs: ``vector`` registers a step, ``lanes`` registers of a sum's partial results, ``parallel``."""
+
+    name = "cpu.fallback"
+    target_kind = "llvm"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return True
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        return (Knob("vector", (1, 2, 4)), Knob("lanes", (1, 2, 4)), Knob("parallel", (0, 1)))
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        yield {"vector": 2, "lanes": 2, "parallel": 1}
+        yield {"vector": 1, "lanes": 4, "parallel": 1}
+        yield {"vector": 1, "lanes": 1, "parallel": 0}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        vector, lanes, parallel = pick("vector"), pick("lanes"), bool(pick("parallel"))
+        func = sch.mod["main"]
+        if not isinstance(func.body, s_tir.SBlockRealize):
+            return
+        info, machine = analyse(func), cpu_machine(target)
+        if info.plain:
+            inline_injective(sch, info)
+            rows = RowTile(lanes=lanes, vector=vector, parallel=parallel)
+            for block in info.blocks:
+                if has_block(sch, block.name):
+                    _one(sch, info, block, machine, rows)
+            return
+        for rv in sch.get_child_blocks(sch.get_sblock(str(func.body.block.name_hint))):
+            with suppress(s_tir.ScheduleError):
+                _outer(sch, rv, machine, vector, parallel)
+
+
+def _one(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo, machine: CpuMachine, rows: RowTile) -> None:
+    """Lay out one block of a function that is understood; where that fails half-way, what was done stays legal."""
+    rv = sch.get_sblock(block.name)
+    if block.kind == "reduction":
+        attempt(lambda: schedule_reduction(sch, rv, machine, rows))
+    else:
+        tile = InjectiveTile(vector=rows.vector, tile=16, across=False, parallel=rows.parallel)
+        attempt(lambda: schedule_injective(sch, rv, machine, tile))
+
+
+def _outer(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, vector: int, parallel: bool) -> None:
+    """Parallel outer and vectorised inner loops for one block among others that are not understood."""
+    here = nest(sch, block)
+    leading: list[LoopRV] = []
+    for loop in here.loops:
+        if loop.kind != "S" or extent_of(sch, loop.rv) == 0:
+            break
+        leading.append(loop.rv)
+    if not leading:
+        return
+    amount = prod(loop.extent for loop in here.loops)
+    *outer, last = leading
+    innermost = len(leading) == len(here.loops)
+    if outer and parallel and machine.cores > 1 and work(amount, here.expensive) >= PARALLEL_WORK:
+        attempt(lambda: sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0]))
+    if innermost:
+        vectorise(sch, last, machine.lanes(str(here.writes[0].buffer.dtype)), vector)
+
+
+FALLBACK = Fallback()

@@ -1,0 +1,195 @@
+"""Reductions laid out row by row: the stages of one row are computed together while the row is in the cache.
+
+A *row* is one point of the axes that a reduction leaves; its *columns* are the rest. Two orientations exist. Where
+the reduced axis is contiguous, the sum is split over the lanes of a vector (``rfactor``), since a float sum in
+program order does not vectorise. Where an output axis is contiguous, that axis is the vector and the reduced one
+steps over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.analysis import Nest, nest
+from schedules.cpu.common import PARALLEL_WORK, attempt, divisor, parallelise, vectorise, work
+from schedules.machine import CpuMachine
+
+__all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """``lanes`` registers hold the partial results of a split sum; ``vector`` registers a step elsewhere."""
+
+    lanes: int = 2
+    vector: int = 2
+    parallel: bool = True
+
+
+def reduces_along_memory(here: Nest) -> bool:
+    """Whether the inputs of a reduction are contiguous along a reduced loop (and not along an output loop)."""
+    spatial = reduced = 0
+    steps = [i for i, loop in enumerate(here.loops) if loop.kind == "R"]
+    for access in here.reads:
+        if not any(access.depends(i) for i in steps):
+            continue  # the accumulator, or a value of the row
+        for loop, stride in zip(here.loops, access.strides, strict=True):
+            if stride == 1 and loop.extent > 1:
+                spatial += loop.kind == "S"
+                reduced += loop.kind == "R"
+    return reduced > 0 and reduced >= spatial
+
+
+def _fuse_reduced(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
+    """Fuse neighbouring reduced loops that run through memory together."""
+    here = nest(sch, block)
+    position = len(here.loops) - 2
+    while position >= 0:
+        outer, inner = here.loops[position], here.loops[position + 1]
+        together = 1 in (outer.extent, inner.extent) or here.linear(position, position + 1)
+        if outer.kind == inner.kind == "R" and together:
+            sch.fuse(outer.rv, inner.rv)
+            here = nest(sch, block)
+        position -= 1
+    return here
+
+
+def _partial_width(extent: int, lanes: int, registers: int) -> int:
+    """How many partial results a sum over ``extent`` elements is split into; 1 where no divisor is useful.
+
+    Only divisors: ``rfactor`` drops the predicate of a ragged split and then reads past the row.
+    """
+    if extent < 2 * lanes:
+        return 1
+    for count in range(registers, 0, -1):
+        if extent % (count * lanes) == 0:
+            return count * lanes
+    fill = {d: d / (-(-d // lanes) * lanes) for d in range(4, 4 * lanes + 1) if extent % d == 0}
+    return max(fill, key=lambda d: (fill[d], d)) if fill else 1
+
+
+def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, registers: int) -> SBlockRV | None:
+    """Split the innermost reduced loop of ``block`` over vector lanes; returns the block of partial results.
+
+    ``s = sum(x[k])   -->   p[l] = sum(x[ko * L + l]); s = sum(p[l])``
+    """
+    here = _fuse_reduced(sch, block)
+    inner = here.loops[-1]
+    width = _partial_width(inner.extent, lanes, registers) if inner.kind == "R" else 1
+    if width == 1:
+        return None
+    _, lane = sch.split(inner.rv, [None, width])
+    return sch.rfactor(lane, 0)
+
+
+def schedule_rows(
+    sch: s_tir.Schedule, last: SBlockRV, stages: Sequence[SBlockRV], machine: CpuMachine, tile: RowTile
+) -> None:
+    """Lay out ``last`` over its rows and compute every one of ``stages`` (producers first) for one row at a time.
+
+    Raises ``ScheduleError`` where a stage cannot be moved to a row.
+    """
+    blocks = [*stages, last]
+    total = sum(_amount(sch, b) for b in blocks)
+    cores = machine.cores if tile.parallel and total >= PARALLEL_WORK else 1
+    placed: list[SBlockRV] = []
+    along = across = 0
+    for block in blocks:
+        here = nest(sch, block)
+        if any(loop.kind == "R" for loop in here.loops):
+            partial = None
+            if reduces_along_memory(here):
+                partial = split_sum(sch, block, _lanes(here, machine), tile.lanes)
+            if partial is not None:
+                placed.append(partial)
+                along = max(along, prod(loop.extent for loop in here.loops))
+            else:  # also where a short or prime axis cannot be split: one row a lane beats one at a time
+                across = max(across, prod(loop.extent for loop in here.loops))
+        if block is not last:
+            placed.append(block)
+    rows = _row_loops(sch, last, placed, across > along, machine, tile)
+    rows = parallelise(sch, rows, cores)
+    if rows:
+        for block in reversed(placed):
+            sch.compute_at(block, rows[-1], preserve_unit_loops=True)
+    for block in placed:
+        _inside(sch, block, len(rows), machine, tile)
+    _inside(sch, last, len(rows), machine, tile)
+
+
+def _amount(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    here = nest(sch, block)
+    return work(prod(loop.extent for loop in here.loops), here.expensive)
+
+
+def _lanes(here: Nest, machine: CpuMachine) -> int:
+    return machine.lanes(str(here.writes[0].buffer.dtype))
+
+
+def _row_loops(
+    sch: s_tir.Schedule, last: SBlockRV, stages: Sequence[SBlockRV], across: bool, machine: CpuMachine, tile: RowTile
+) -> list[LoopRV]:
+    """Reorder ``last`` into rows, then everything else, and return the rows.
+
+    ``across``: the reductions step over memory, so that vectors lie along a row axis, which then stays inside.
+    """
+    here = nest(sch, last)
+    elements = prod(loop.extent for loop in here.loops)
+    written = [region.source for stage in stages for region in sch.get(stage).writes]
+    narrow = [
+        a for a in here.reads
+        if any(a.buffer.same_as(w) for w in written) and prod(int(s) for s in a.buffer.shape) < elements
+    ]
+    reduction = any(loop.kind == "R" for loop in here.loops)
+    rows = [
+        i for i, loop in enumerate(here.loops)
+        if loop.kind == "S" and (reduction or not narrow or any(a.depends(i) for a in narrow))
+    ]
+    lane = _row_lane(here, rows) if across else None
+    columns = [here.loops[i].rv for i in range(len(here.loops)) if i not in rows]
+    outer = [here.loops[i].rv for i in rows if i != lane]
+    if lane is not None:
+        extent, lanes = here.loops[lane].extent, _lanes(here, machine)
+        width = divisor(extent, lanes * tile.vector)
+        if extent > lanes * tile.vector and 2 * width >= lanes:
+            out, within = sch.split(here.loops[lane].rv, [None, width])
+            outer, columns = [*outer, out], [*columns, within]
+        else:
+            columns = [*columns, here.loops[lane].rv]
+    if outer or columns:
+        sch.reorder(*outer, *columns)
+    return outer
+
+
+def _row_lane(here: Nest, rows: Sequence[int]) -> int | None:
+    """The row axis along which the store is contiguous."""
+    return next((i for i in reversed(rows) if here.writes[0].strides[i] == 1 and here.loops[i].extent > 1), None)
+
+
+def _inside(sch: s_tir.Schedule, block: SBlockRV, depth: int, machine: CpuMachine, tile: RowTile) -> None:
+    """Vectorise one stage below its ``depth`` row loops, and start its sum outside the reduced loops."""
+    here = nest(sch, block)
+    lanes = _lanes(here, machine)
+    inner = list(range(depth, len(here.loops)))
+    reduced = [i for i in inner if here.loops[i].kind == "R"]
+    spatial = [i for i in inner if here.loops[i].kind == "S" and here.loops[i].extent > 1]
+    lane = next((i for i in reversed(spatial) if here.writes[0].strides[i] == 1), spatial[-1] if spatial else None)
+    if lane is None:
+        if reduced and int(here.loops[reduced[-1]].extent) <= 16:
+            sch.unroll(here.loops[reduced[-1]].rv)
+    else:
+        rest = [here.loops[i].rv for i in spatial if i != lane]
+        order = [*rest, *(here.loops[i].rv for i in reduced), here.loops[lane].rv]
+        if len(order) > 1:
+            sch.reorder(*order)
+        if lane in here.conditions:
+            attempt(lambda: sch.vectorize(here.loops[lane].rv))
+        else:
+            vectorise(sch, here.loops[lane].rv, lanes, max(4, tile.lanes) if reduced else tile.vector)
+    if reduced:
+        sch.decompose_reduction(block, here.loops[reduced[0]].rv)

@@ -1,0 +1,48 @@
+"""Every block laid out by itself, in program order: what remains where blocks cannot share a loop nest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from schedules.analysis import BlockInfo, nest
+from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, divisor, schedule_injective
+from schedules.cpu.rows import RowTile, schedule_rows
+from schedules.machine import CpuMachine
+
+__all__ = ["schedule_reduction", "schedule_standalone"]
+
+
+def schedule_reduction(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, tile: RowTile) -> None:
+    """Lay out one reduction that stands alone under the root; a long sum over few rows is shared out first.
+
+    ``s = sum(x[k])   -->   parallel: p[c] = sum(x[c * K + k]); s = sum(p[c])``
+    """
+    here = nest(sch, block)
+    rows = prod(loop.extent for loop in here.loops if loop.kind == "S")
+    reduced = [loop for loop in here.loops if loop.kind == "R"]
+    if tile.parallel and rows < machine.cores and rows * prod(loop.extent for loop in reduced) >= PARALLEL_WORK:
+        for loop in reduced:  # the outermost that divides well, so that vectors remain whole further in
+            chunks = divisor(loop.extent, 8 * machine.cores)
+            if chunks >= machine.cores:
+                outer, _ = sch.split(loop.rv, [chunks, None])
+                schedule_rows(sch, sch.rfactor(outer, 0), [], machine, tile)
+                break
+    schedule_rows(sch, block, [], machine, tile)
+
+
+def schedule_standalone(
+    sch: s_tir.Schedule, blocks: Sequence[BlockInfo], machine: CpuMachine, tile: RowTile
+) -> None:
+    """Lay out each of ``blocks`` by itself."""
+    for block in blocks:
+        rv = sch.get_sblock(block.name)
+        if block.kind == "reduction":
+            schedule_reduction(sch, rv, machine, tile)
+        else:
+            schedule_injective(sch, rv, machine, InjectiveTile(vector=tile.vector, parallel=tile.parallel))
+
+

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import TARGET, Case, SpaceContract, pytest_generate_tests
+from scipy.special import erf
+from tvm import te, tirx, topi
+
+from schedules.cpu.elementwise import ELEMENTWISE
+from schedules.space import best_seed
+
+__all__ = ["pytest_generate_tests"]
+
+
+def _p(*shape: int, dtype: str = "float32") -> te.Tensor:
+    return te.placeholder(shape, dtype)
+
+
+def _chain() -> list[te.Tensor]:
+    a, b, c = _p(2, 33, 96), _p(96), _p(2, 33, 96)
+    return [a, b, c, topi.nn.relu(topi.add(topi.multiply(topi.add(a, b), c), a))]
+
+
+def _gelu() -> list[te.Tensor]:
+    a = _p(4, 320)
+    return [a, te.compute(a.shape, lambda i, j: a[i, j] * 0.5 * (1 + tirx.erf(a[i, j] * 0.70710678)))]
+
+
+def _one(make, *shape: int, dtype: str = "float32"):  # type: ignore[no-untyped-def]
+    def build() -> list[te.Tensor]:
+        a = _p(*shape, dtype=dtype)
+        out = make(a)
+        return [a, *(out if isinstance(out, list) else [out])]
+
+    return build
+
+
+def _two(make, first: tuple[int, ...], second: tuple[int, ...], dtype: str = "float32"):  # type: ignore[no-untyped-def]
+    def build() -> list[te.Tensor]:
+        a, b = _p(*first), _p(*second, dtype=dtype)
+        return [a, b, make(a, b)]
+
+    return build
+
+
+def _shuffle(a: te.Tensor) -> te.Tensor:
+    x = topi.transpose(topi.reshape(a, (1, 2, 29, 14, 14)), (0, 2, 1, 3, 4))
+    return topi.reshape(x, (1, 58, 14, 14))
+
+
+def _to_blocked(a: np.ndarray) -> np.ndarray:
+    return a.reshape(1, 4, 16, 28, 28).transpose(0, 1, 3, 4, 2)
+
+
+def _shared_slow() -> list[te.Tensor]:
+    """A slow value per channel that every pixel reads."""
+    a, v = _p(8, 32, 64), _p(32)
+    scale = te.compute((32,), lambda c: 1.0 / tirx.sqrt(v[c] + 1e-3), name="scale")
+    return [a, v, te.compute(a.shape, lambda n, c, w: a[n, c, w] * scale[c], name="scaled")]
+
+
+class TestElementwise(SpaceContract):
+    space = ELEMENTWISE
+    cases = (
+        Case("chain", _chain, lambda a, b, c: np.maximum((a + b) * c + a, 0)),
+        Case("gelu", _gelu, lambda a: a * 0.5 * (1 + erf(a * 0.70710678))),
+        Case("prime", _one(topi.nn.relu, 31013), lambda a: np.maximum(a, 0)),
+        Case("odd_width", _one(topi.nn.relu, 40, 7, 7), lambda a: np.maximum(a, 0)),
+        Case("tiny", _one(topi.nn.relu, 3), lambda a: np.maximum(a, 0)),
+        Case("ones", _one(topi.exp, 1, 1), lambda a: np.exp(a)),
+        Case("int64", _one(lambda a: topi.add(a, a), 5, 37, dtype="int64"), lambda a: a + a),
+        Case("bool", _two(topi.greater, (4, 100), (4, 100)), lambda a, b: a > b),
+        Case("float64", _one(lambda a: topi.multiply(a, a), 300, dtype="float64"), lambda a: a * a),
+        Case("channel_scale", _two(topi.multiply, (1, 24, 20, 20), (1, 24, 1, 1)), lambda a, b: a * b),
+        Case("transpose", _one(topi.transpose, 200, 300), lambda a: a.T),
+        Case("transpose_odd", _one(topi.transpose, 37, 53), lambda a: a.T),
+        Case("heads", _one(lambda a: topi.transpose(a, (0, 2, 1, 3)), 1, 64, 12, 64), lambda a: a.transpose(0, 2, 1, 3)),
+        Case("keys", _one(lambda a: topi.transpose(a, (0, 1, 3, 2)), 1, 12, 128, 64), lambda a: a.transpose(0, 1, 3, 2)),
+        Case("to_blocked", _one(lambda a: topi.layout_transform(a, "NCHW", "NCHW16c"), 1, 64, 28, 28), _to_blocked),
+        Case(
+            "from_blocked", _one(lambda a: topi.layout_transform(a, "NCHW16c", "NCHW"), 1, 4, 28, 28, 16),
+            lambda a: a.transpose(0, 1, 4, 2, 3).reshape(1, 64, 28, 28),
+        ),
+        Case(
+            "concat_channels", _two(lambda a, b: topi.concatenate([a, b], 1), (1, 4, 28, 28, 16), (1, 2, 28, 28, 16)),
+            lambda a, b: np.concatenate([a, b], 1),
+        ),
+        Case(
+            "concat_last", _two(lambda a, b: topi.concatenate([a, b], -1), (9, 50), (9, 75)),
+            lambda a, b: np.concatenate([a, b], -1),
+        ),
+        Case(
+            "pad", _one(lambda a: topi.nn.pad(a, [0, 0, 1, 2], [0, 0, 2, 1]), 1, 8, 30, 30),
+            lambda a: np.pad(a, ((0, 0), (0, 0), (1, 2), (2, 1))),
+        ),
+        Case(
+            "gather", _two(lambda a, i: topi.take(a, i, axis=0, mode="clip"), (500, 96), (1, 77), "int64"),
+            lambda a, i: a[i], high={1: 500},
+        ),
+        Case(
+            "slice", _one(lambda a: topi.strided_slice(a, [0, 1, 3], [2, 30, 60], [1, 2, 1]), 2, 32, 64),
+            lambda a: a[0:2, 1:30:2, 3:60],
+        ),
+        Case("split", _one(lambda a: list(topi.split(a, 3, axis=1)), 40, 96), lambda a: np.split(a, 3, axis=1)),
+        Case(
+            "shuffle", _one(_shuffle, 1, 58, 14, 14),
+            lambda a: a.reshape(1, 2, 29, 14, 14).transpose(0, 2, 1, 3, 4).reshape(1, 58, 14, 14),
+        ),
+        Case("shared_slow", _shared_slow, lambda a, v: a / np.sqrt(v + 1e-3)[None, :, None], low=0.1),
+    )
+
+
+def test_a_chain_is_one_pass() -> None:
+    sch = best_seed(ELEMENTWISE, te.create_prim_func(_chain()), TARGET)
+    assert len(sch.get_child_blocks(sch.get_sblock("root"))) == 1
+
+
+def test_a_slow_shared_value_is_stored() -> None:
+    sch = best_seed(ELEMENTWISE, te.create_prim_func(_shared_slow()), TARGET)
+    names = [str(sch.get(b).name_hint) for b in sch.get_child_blocks(sch.get_sblock("root"))]
+    assert names == ["scale", "scaled"]
+
+
+def test_duplication_is_bounded() -> None:
+    """Twenty squarings of a sum would be a million terms if each were inlined into the next."""
+    a = _p(64, 64)
+    x = a
+    for _ in range(20):
+        x = topi.multiply(x, x)
+    sch = best_seed(ELEMENTWISE, te.create_prim_func([a, x]), TARGET)
+    assert len(str(sch.mod)) < 400_000
+
+
+@pytest.mark.parametrize("cores", [1])
+def test_one_core_stays_serial(cores: int) -> None:
+    import tvm
+
+    target = tvm.target.Target({"kind": "llvm", "num-cores": cores})
+    a = _p(1024, 1024)
+    text = best_seed(ELEMENTWISE, te.create_prim_func([a, topi.nn.relu(a)]), target).mod.script()
+    assert "T.parallel" not in text and "T.vectorized" in text
