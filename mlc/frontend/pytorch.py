@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-__all__ = ["import_torch", "to_onnx"]
+__all__ = ["export_module", "import_torch", "to_onnx"]
 
 
 def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -> ImportedModel:
@@ -31,7 +31,7 @@ def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -
     import torch
 
     if isinstance(source, torch.nn.Module):
-        source = _exported(source, example_inputs, name)
+        source = export_module(source, example_inputs, name)
     inputs = list(source.graph_signature.user_inputs)
     try:
         mod = _through_onnx(source, name)
@@ -43,7 +43,8 @@ def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -
     return imported(mod, name, inputs)
 
 
-def _exported(module: Any, example_inputs: Sequence[Any] | None, name: str) -> Any:
+def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) -> Any:
+    """``torch.export`` of the module in evaluation mode; refuses what cannot be traced, in one line."""
     import torch
 
     if example_inputs is None:

@@ -1,0 +1,6 @@
+"""Engines side by side on one model: a process each, the same threads, timed in turn, outputs compared."""
+
+from mlc.bench.engines import ENGINES, EngineSpec, expand
+from mlc.bench.run import BenchEvent, BenchResult, EngineResult, Timing, run_bench
+
+__all__ = ["ENGINES", "BenchEvent", "BenchResult", "EngineResult", "EngineSpec", "Timing", "expand", "run_bench"]
