@@ -26,13 +26,16 @@ class MeasureOptions:
 class MeasureRequest:
     """``func`` is the task's function and ``trace`` the candidate's trace, both as JSON text.
 
-    ``trace`` empty means the function is scheduled already (it carries ``tirx.is_scheduled``).
+    A candidate that no trace describes is given whole as ``scheduled``, a function with the same parameters. With
+    neither, ``func`` is itself the candidate (it carries ``tirx.is_scheduled``). The reference output is always
+    that of ``func`` as it stands, so a candidate in the last form is only checked for finite, repeatable output.
     """
 
     task_key: str
     func: str
     target: str  # JSON of the tvm target
     trace: str
+    scheduled: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""Input data for candidates, and the comparison of what they compute with the reference. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["STYLES", "Param", "mismatch", "poison", "random_arrays"]
+
+#: how floats are drawn: ``normal`` first; ``positive`` for functions with logarithms, roots and quotients
+STYLES = ("normal", "positive")
+_SEED = 20_240_229
+_HALF_BITS_TOLERANCE = 16  # units of the last place that a sum in a 16-bit type may be off, relative to the largest
+_ORDINARY = 1e3  # times the median magnitude: larger values (masks, say) must not widen the tolerance of the rest
+
+
+@dataclass(frozen=True)
+class Param:
+    """A buffer parameter; ``output`` when the function writes it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's type for TVM's name of it, through ml_dtypes for the small floats."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
+    """One array for each parameter, the same in every process: random inputs, poisonless zeros for outputs.
+
+    Floats are standard normal, or uniform in [0.1, 1.1] in the style ``positive``. Integers are small and never
+    negative, so that they are valid as indices into any axis of the function's buffers that is longer than one.
+    """
+    extents = [n for p in params for n in p.shape if n > 1]
+    limit = min([8, *extents])
+    arrays = []
+    for position, param in enumerate(params):
+        dtype = numpy_dtype(param.dtype)
+        rng = np.random.Generator(np.random.SFC64([_SEED, position]))
+        if param.output:
+            arrays.append(np.zeros(param.shape, dtype))
+        elif dtype.kind == "b":
+            arrays.append(rng.random(param.shape) < 0.5)
+        elif dtype.kind in "iu":
+            arrays.append(rng.integers(0, limit, param.shape).astype(dtype))
+        else:
+            drawn = _floats(rng, param.shape, style, np.float64 if dtype == np.float64 else np.float32)
+            arrays.append(drawn.astype(dtype, copy=False))
+    return arrays
+
+
+def poison(reference: np.ndarray) -> np.ndarray:
+    """An array that differs from ``reference`` everywhere: an output that is never written cannot pass for it."""
+    if reference.dtype.kind == "b":
+        return ~reference
+    if reference.dtype.kind in "iu":
+        return reference ^ reference.dtype.type(1)
+    return np.full(reference.shape, np.nan, reference.dtype)
+
+
+def mismatch(output: np.ndarray, reference: np.ndarray, rtol: float) -> str:
+    """Empty where ``output`` is as good as ``reference``, else what is wrong with it.
+
+    Floats may differ by ``rtol`` times the larger of their own magnitude and the largest ordinary magnitude of the
+    reference; infinities must agree, and NaN never passes. Everything else must be equal. Types of 16 bits and
+    less get the tolerance that their own precision needs.
+    """
+    if output.dtype.kind in "biu":
+        wrong = np.flatnonzero(output.ravel() != reference.ravel())
+        return _describe(wrong, output, reference)
+    if output.dtype.itemsize < 4 or output.dtype.kind not in "f":
+        rtol = max(rtol, _HALF_BITS_TOLERANCE * _epsilon(output.dtype))
+    got, want = (a.astype(np.float32, copy=False).ravel() for a in (output, reference))
+    if output.dtype == np.float64:
+        got, want = output.ravel(), reference.ravel()
+    with np.errstate(invalid="ignore"):
+        magnitude = np.abs(want)
+        scale = np.maximum(magnitude, _scale(magnitude))
+        fine = (np.abs(got - want) <= rtol * scale) | ((got == want) & np.isinf(want))
+    return _describe(np.flatnonzero(~fine), output, reference)
+
+
+def _floats(rng: np.random.Generator, shape: tuple[int, ...], style: str, dtype: Any) -> np.ndarray:
+    if style == "positive":
+        return rng.random(shape, dtype=dtype) + dtype(0.1)
+    return rng.standard_normal(shape, dtype=dtype)
+
+
+def _epsilon(dtype: np.dtype[Any]) -> float:
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).eps)
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def _scale(magnitude: np.ndarray) -> float:
+    """The largest ordinary magnitude: the largest of all, but not over 1000 times the median of the nonzero ones."""
+    nonzero = magnitude[(magnitude > 0) & np.isfinite(magnitude)]
+    if not nonzero.size:
+        return 0.0
+    largest = float(nonzero.max())
+    sample = nonzero[:: max(1, nonzero.size // 65536)]  # the median of a sample says as much
+    return min(largest, _ORDINARY * float(np.median(sample)))
+
+
+def _describe(wrong: np.ndarray, output: np.ndarray, reference: np.ndarray) -> str:
+    if not wrong.size:
+        return ""
+    at = int(wrong[0])
+    place = ", ".join(str(int(i)) for i in np.unravel_index(at, output.shape)) if output.shape else ""
+    return (f"{wrong.size} of {output.size} elements differ from the reference, the first at [{place}]: "
+            f"{output.ravel()[at]} instead of {reference.ravel()[at]}")

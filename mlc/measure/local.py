@@ -1,0 +1,262 @@
+"""Measures candidates on this machine with worker processes that live on from batch to batch.
+
+A batch has two phases. First every worker builds its share, all at once, since compiling is what costs. Then the
+candidates run one after the other, each in the worker that built it, while the other workers sleep, so that nothing
+disturbs the times. A time is that of repeated calls on the same buffers: what fits into the caches is found there
+(hot), as a model's activations mostly are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import statistics
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mlc.errors import MeasureError
+from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
+from mlc.measure.pool import Job, Pool
+from mlc.measure.process import WorkerProcess
+from mlc.measure.protocol import Message
+
+__all__ = ["LocalMeasurer"]
+
+_REFERENCE_SECONDS = 300.0  # for the unscheduled function of a task
+_DATA_SECONDS = 120.0  # for a worker to draw a task's inputs
+_LEAST_SECONDS = 0.5  # a run gets this much even if the build took nearly all of the candidate's time
+
+OnResult = Callable[[int, MeasureResult], None]
+
+
+@dataclass
+class _Reference:
+    """Where the reference outputs of a task lie, or why there are none."""
+
+    path: Path
+    ready: bool = False
+    problem: str = ""
+    crashes: int = 0
+
+
+@dataclass
+class _Candidate:
+    """A request on its way. ``worker`` is the process that holds its code; ``crashes`` counts second chances."""
+
+    index: int
+    request: MeasureRequest
+    reference: _Reference
+    worker: WorkerProcess | None = None
+    code_hash: str = ""
+    build_seconds: float = 0.0
+    crashes: int = 0
+    result: MeasureResult | None = None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The candidates of one call. ``fresh`` means that results of equal code are not taken from earlier batches."""
+
+    number: int
+    candidates: list[_Candidate]
+    options: MeasureOptions
+    on_result: OnResult | None = None
+    fresh: bool = False
+
+    def open(self) -> list[_Candidate]:
+        """Those without a result."""
+        return [c for c in self.candidates if c.result is None]
+
+    def settle(self, candidate: _Candidate, result: MeasureResult) -> None:
+        candidate.result = replace(result, code_hash=candidate.code_hash, build_seconds=candidate.build_seconds)
+        if self.on_result is not None:
+            self.on_result(candidate.index, candidate.result)
+
+    def results(self) -> list[MeasureResult]:
+        return [c.result for c in self.candidates if c.result is not None]
+
+
+class LocalMeasurer:
+    """Implements :class:`mlc.measure.measurer.Measurer` with ``workers`` processes on this machine.
+
+    A candidate that crashes or hangs costs its worker, which is replaced, and nothing else. One that crashes in a
+    worker where others ran before gets a second chance in another, since an earlier one may have done the damage.
+    Code that has been timed is not timed again: candidates that lower to equal code share the result.
+    """
+
+    def __init__(self, options: MeasureOptions, workers: int = 2) -> None:
+        if workers < 1:
+            raise MeasureError(f"at least one worker is needed to measure, got {workers}")
+        self.options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="mlc-measure-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._pool = Pool(workers, options.threads)
+        self._references: dict[str, _Reference] = {}
+        self._known: dict[tuple[str, str], MeasureResult] = {}
+        self._batches = 0
+
+    def __enter__(self) -> LocalMeasurer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop every worker and remove what they shared. Idempotent."""
+        self._pool.close()
+        self._remove()
+
+    def measure(
+        self, requests: Sequence[MeasureRequest], on_result: OnResult | None = None
+    ) -> list[MeasureResult]:
+        """One result for each request, in order, whatever the candidates do."""
+        batch = self._batch(requests, self.options, on_result)
+        self._settle(batch)
+        return batch.results()
+
+    def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
+        """Check the candidates of one task, then time them in turn, ``rounds`` times each, in one worker.
+
+        Slow drifts of the machine then hit all alike. Each success has ``rounds`` times, in the order of the rounds.
+        """
+        if len({request.task_key for request in requests}) > 1:
+            raise MeasureError("candidates are compared within one task, got several; compare each task by itself")
+        batch = self._batch(requests, replace(self.options, repeats=1, cutoff=0.0), fresh=True)
+        self._settle(batch, slots=(0,))
+        passed = [c for c in batch.candidates if c.result is not None and not c.result.failure]
+        lost = [c for c in passed if not self._pool.living(c.worker)]  # their worker died of another candidate
+        self._pool.serve([self._build_job(batch, c) for c in lost], slots=(0,))
+        self._interleave(batch, [c for c in passed if self._pool.living(c.worker)], rounds)
+        return batch.results()
+
+    # -- phases
+
+    def _batch(
+        self, requests: Sequence[MeasureRequest], options: MeasureOptions, on_result: OnResult | None = None,
+        fresh: bool = False,
+    ) -> _Batch:
+        if self._pool.closed:
+            raise MeasureError("a measurer cannot be used after it was closed; make a new one")
+        self._batches += 1
+        candidates = [_Candidate(i, request, self._reference(request)) for i, request in enumerate(requests)]
+        return _Batch(self._batches, candidates, options, on_result, fresh)
+
+    def _settle(self, batch: _Batch, slots: Sequence[int] | None = None) -> None:
+        """Build and run until every candidate has a result; those whose worker another one took down go again."""
+        while batch.open():
+            missing = {c.reference.path: c for c in batch.open() if not (c.reference.ready or c.reference.problem)}
+            jobs = [self._reference_job(c.request, c.reference) for c in missing.values()]
+            jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
+            self._pool.serve(jobs, slots)
+            for candidate in batch.open():
+                self._run(batch, candidate)
+
+    def _run(self, batch: _Batch, candidate: _Candidate) -> None:
+        worker, reference = candidate.worker, candidate.reference
+        if reference.problem:
+            batch.settle(candidate, MeasureResult(failure="run", detail=reference.problem))
+            return
+        known = self._known.get((candidate.request.task_key, candidate.code_hash))
+        if known is not None and candidate.code_hash and not batch.fresh:
+            batch.settle(candidate, replace(known, run_seconds=0.0))
+            return
+        if worker is None or not self._pool.living(worker) or not reference.ready:
+            return
+        slots = (self._pool.slot_of(worker),)
+        if reference.path not in worker.prepared:
+            self._pool.serve([self._prepare_job(batch, candidate)], slots)
+        if self._pool.living(worker) and candidate.result is None:
+            self._pool.serve([self._run_job(batch, candidate)], slots)
+
+    def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int) -> None:
+        if not candidates:
+            return
+        estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
+        round_seconds = sum(max(t, batch.options.min_repeat_seconds) + t for t in estimates)
+        message = self._run_message(batch, candidates[0]) | {
+            "job": "interleave", "ids": [c.index for c in candidates], "estimates": estimates, "rounds": rounds,
+        }
+
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            for position, candidate in enumerate(candidates):
+                if "failure" in answer:
+                    batch.settle(candidate, _failure(answer))
+                else:
+                    batch.settle(candidate, MeasureResult(times=tuple(answer["times"][position])))
+
+        self._pool.serve([Job(message, batch.options.timeout + 3 * rounds * round_seconds, done)], slots=(0,))
+
+    # -- jobs
+
+    def _reference(self, request: MeasureRequest) -> _Reference:
+        name = hashlib.blake2b(f"{request.func}\0{request.target}".encode(), digest_size=12).hexdigest()
+        return self._references.setdefault(name, _Reference(self._folder / f"{name}.npz"))
+
+    def _reference_job(self, request: MeasureRequest, reference: _Reference) -> Job:
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            if "failure" not in answer:
+                reference.ready = True
+            elif answer["failure"] == "crash" and worker.runs and not reference.crashes:
+                reference.crashes += 1
+            else:
+                reference.problem = f"the task's reference output could not be computed ({answer['detail']})"
+
+        message = {"job": "reference", "func": request.func, "target": request.target, "path": str(reference.path)}
+        return Job(message, _REFERENCE_SECONDS, done)
+
+    def _build_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            if "failure" in answer:
+                self._failed(batch, candidate, worker, answer)
+                return
+            candidate.worker = worker
+            candidate.code_hash, candidate.build_seconds = answer["code_hash"], answer["build_seconds"]
+
+        message = {"job": "build", "batch": batch.number, "id": candidate.index, **asdict(candidate.request)}
+        return Job(message, batch.options.timeout, done)
+
+    def _prepare_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+        """Drawing inputs may take seconds for large tasks, which is not the candidate's fault."""
+
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            if "failure" in answer:
+                self._failed(batch, candidate, worker, answer)
+            else:
+                worker.prepared.add(candidate.reference.path)
+
+        return Job(self._run_message(batch, candidate) | {"job": "prepare"}, _DATA_SECONDS, done)
+
+    def _run_job(self, batch: _Batch, candidate: _Candidate) -> Job:
+        def done(worker: WorkerProcess, answer: Message) -> None:
+            if "failure" in answer:
+                self._failed(batch, candidate, worker, answer)
+            else:
+                batch.settle(candidate, MeasureResult(tuple(answer["times"]), run_seconds=answer["run_seconds"]))
+            worker.runs += 1
+            if candidate.result is not None:
+                self._known[candidate.request.task_key, candidate.code_hash] = candidate.result
+
+        limit = max(batch.options.timeout - candidate.build_seconds, _LEAST_SECONDS)
+        return Job(self._run_message(batch, candidate) | {"job": "run"}, limit, done)
+
+    def _run_message(self, batch: _Batch, candidate: _Candidate) -> Message:
+        request, options = candidate.request, batch.options
+        return {
+            "id": candidate.index, "func": request.func, "target": request.target,
+            "reference": str(candidate.reference.path), "rtol": options.rtol, "repeats": options.repeats,
+            "warmup_runs": options.warmup_runs, "min_repeat_seconds": options.min_repeat_seconds,
+            "cutoff": options.cutoff,
+        }
+
+    def _failed(self, batch: _Batch, candidate: _Candidate, worker: WorkerProcess, answer: Message) -> None:
+        if answer["failure"] == "crash" and worker.runs and not candidate.crashes:
+            candidate.crashes += 1  # perhaps an earlier candidate did it: once more, in another worker
+            return
+        batch.settle(candidate, _failure(answer))
+
+
+def _failure(answer: Message) -> MeasureResult:
+    return MeasureResult(failure=answer["failure"], detail=answer["detail"])

@@ -1,0 +1,45 @@
+"""Which machine this is, in a few words, and whether it is quiet enough to be measured on."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+from mlc.config import physical_cores
+
+__all__ = ["cpu_model", "load_warning", "machine_id"]
+
+_QUIET = 0.25  # cores that others may use before times suffer visibly
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
+
+
+def machine_id() -> str:
+    """What a record says about where it was measured: ``AMD EPYC 7B13, 2 cores``."""
+    cores = physical_cores()
+    return f"{cpu_model()}, {cores} core{'s' if cores != 1 else ''}"
+
+
+def load_warning(seconds: float = 0.3) -> str:
+    """One line if something else keeps this machine busy, else the empty text. Looks for ``seconds``.
+
+    Call it while this process and its workers are idle; their own work would count too.
+    """
+    import psutil
+
+    busy = psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1)
+    if busy <= _QUIET:
+        return ""
+    return (f"the machine should be idle while times are taken, but {busy:.1f} of its {psutil.cpu_count()} CPUs are "
+            "busy; end what runs there, or expect times that are too long")

@@ -1,0 +1,160 @@
+"""A few worker processes, and the loop that keeps them busy and replaces the ones that die."""
+
+from __future__ import annotations
+
+import selectors
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mlc.errors import MeasureError
+from mlc.measure.process import WorkerProcess
+from mlc.measure.protocol import Broken, Message
+
+__all__ = ["Job", "Pool"]
+
+_START_SECONDS = 120.0  # for a worker to import TVM on a machine that is busy
+_START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """``done`` takes the worker and its answer. If the worker died or took more than ``limit`` seconds, the answer
+    is a failure (``crash`` or ``timeout``) and the worker is gone."""
+
+    message: Message
+    limit: float
+    done: Callable[[WorkerProcess, Message], None]
+
+
+class Pool:
+    """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed."""
+
+    def __init__(self, size: int, threads_each: int) -> None:
+        self._threads_each = threads_each
+        self._slots: list[WorkerProcess | None] = []
+        self._failed_starts = 0
+        self._close = weakref.finalize(self, _kill_all, self._slots)
+        self._slots.extend(WorkerProcess(threads_each) for _ in range(size))
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    def close(self) -> None:
+        """Kill every worker. Idempotent."""
+        self._close()
+
+    def living(self, worker: WorkerProcess | None) -> bool:
+        """Whether ``worker`` is still one of the pool's."""
+        return worker is not None and worker in self._slots
+
+    def slot_of(self, worker: WorkerProcess) -> int:
+        """Where to send jobs that need what ``worker`` holds."""
+        return self._slots.index(worker)
+
+    def serve(self, jobs: Iterable[Job], slots: Sequence[int] | None = None) -> None:
+        """Do all ``jobs`` on the workers in ``slots`` (default: all), one job a worker at a time.
+
+        Raises :class:`MeasureError` only where no worker can be started. Whatever else is raised, by a ``done`` or
+        by Ctrl-C, leaves no worker with half a job.
+        """
+        waiting, chosen = deque(jobs), range(len(self._slots)) if slots is None else slots
+        busy: dict[int, tuple[Job, float]] = {}
+        try:
+            while waiting or busy:
+                for slot in chosen:
+                    if waiting and slot not in busy and self._worker(slot).ready:
+                        self._begin(slot, waiting.popleft(), busy)
+                self._wait(chosen if waiting else list(busy), busy)
+        except BaseException:
+            for slot in busy:
+                self._drop(slot)
+            raise
+
+    def _worker(self, slot: int) -> WorkerProcess:
+        worker = self._slots[slot]
+        if worker is None:
+            worker = self._slots[slot] = WorkerProcess(self._threads_each)
+        return worker
+
+    def _begin(self, slot: int, job: Job, busy: dict[int, tuple[Job, float]]) -> None:
+        busy[slot] = (job, time.monotonic() + job.limit)
+        try:
+            self._worker(slot).send({**job.message, "limit": job.limit})
+        except Broken:
+            self._ended(slot, busy)
+
+    def _wait(self, slots: Sequence[int], busy: dict[int, tuple[Job, float]]) -> None:
+        """Wait for the first answer, death, or deadline among ``slots``, and deal with all there are."""
+        deadlines = {}
+        with selectors.DefaultSelector() as selector:
+            for slot in slots:
+                worker = self._worker(slot)
+                if slot in busy or not worker.ready:
+                    deadlines[slot] = busy[slot][1] if slot in busy else worker.started + _START_SECONDS
+                    selector.register(worker, selectors.EVENT_READ, slot)
+            if not deadlines:  # what was begun has ended already
+                return
+            patience = max(0.0, min(deadlines.values()) - time.monotonic())
+            for key, _ in selector.select(patience):
+                self._hear(key.data, busy)
+                deadlines.pop(key.data)
+        for slot, deadline in deadlines.items():
+            if time.monotonic() >= deadline:
+                self._overdue(slot, busy)
+
+    def _hear(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+        worker = self._worker(slot)
+        try:
+            answer = worker.receive()
+        except Broken:
+            self._ended(slot, busy)
+            return
+        if answer is None:
+            return
+        if worker.ready:
+            job, _ = busy.pop(slot)
+            job.done(worker, answer)
+        else:
+            worker.ready = True
+            self._failed_starts = 0
+
+    def _ended(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+        worker = self._worker(slot)
+        how = worker.bury()
+        self._slots[slot] = None
+        if slot in busy:
+            job, _ = busy.pop(slot)
+            job.done(worker, {"failure": "crash", "detail": f"the worker ended with {how}"})
+        else:
+            self._start_failed(how)
+
+    def _overdue(self, slot: int, busy: dict[int, tuple[Job, float]]) -> None:
+        worker = self._worker(slot)
+        self._drop(slot)
+        if slot in busy:
+            job, _ = busy.pop(slot)
+            job.done(worker, {"failure": "timeout", "detail": f"no answer after {job.limit:.3g} s"})
+        else:
+            self._start_failed(f"no sign of life for {_START_SECONDS:.0f} s")
+
+    def _start_failed(self, how: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= _START_ATTEMPTS:
+            raise MeasureError(f"workers must be able to start, but {_START_ATTEMPTS} in a row ended at once ({how}); "
+                               "`mlc doctor` says what is wrong with the installation")
+
+    def _drop(self, slot: int) -> None:
+        worker, self._slots[slot] = self._slots[slot], None
+        if worker is not None:
+            worker.kill()
+
+
+def _kill_all(slots: list[WorkerProcess | None]) -> None:
+    for slot, worker in enumerate(slots):
+        slots[slot] = None
+        if worker is not None:
+            worker.kill()

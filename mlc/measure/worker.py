@@ -1,0 +1,64 @@
+"""The worker's side: ``python -m mlc.measure.worker`` takes jobs from its parent until the pipe ends.
+
+A job is one of ``reference``, ``build``, ``run`` and ``interleave``; each gets exactly one answer. What a candidate
+does wrong in an orderly way is an answer; what it does otherwise ends the process, which the parent notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc.measure.protocol import Broken, Message, MessageReader, send
+
+if TYPE_CHECKING:
+    from mlc.measure.workbench import Workbench
+
+__all__ = ["main"]
+
+_GRACE = 5.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
+
+
+def main() -> None:
+    """Serve jobs from standard input to standard output until the parent closes them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # should memory run out, it is the candidate's fault, not the tuner's
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a candidate or a library prints must not end up among the answers
+    # tvm_ffi imports PyTorch if it can, which costs a second and 200 MB and is of no use here
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    from mlc.measure.workbench import Workbench
+
+    bench = Workbench(int(os.environ["TVM_NUM_THREADS"]))
+    jobs = MessageReader(0)
+    try:
+        send(answers, {"ready": True})
+        while True:
+            job = jobs.wait()
+            signal.setitimer(signal.ITIMER_REAL, job["limit"] + _GRACE)
+            answer = _answer(bench, job)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            send(answers, answer)
+    except Broken:
+        return
+
+
+def _answer(bench: Workbench, job: Message) -> Message:
+    try:
+        return getattr(bench, job["job"])(job)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return {"failure": getattr(error, "failure", "run"), "detail": f"{type(error).__name__}: {lines[-1]}"[:500]}
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # candidates may have left threads and destructors behind that are better not run
