@@ -51,7 +51,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """``reason``: ``trials``, ``seconds``, ``finished`` (every task stopped), ``interrupted`` or ``failed``.
+    """``reason``: ``trials``, ``seconds``, ``finished`` (every task stopped) or ``interrupted``.
 
     ``trials`` and ``seconds`` are of this run alone, ``measured`` how many records it wrote.
     """

@@ -1,0 +1,116 @@
+"""Who gets the next trials, and when a task stops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mlc.tune.allocation import Allocator, TaskState
+
+
+def states(*rooflines: float, weight: int = 1) -> list[TaskState]:
+    return [TaskState(i, f"t{i}", weight, r) for i, r in enumerate(rooflines)]
+
+
+def test_every_task_has_a_turn_in_the_order_of_its_share_of_the_roofline() -> None:
+    tasks = states(1e-3, 4e-3, 2e-3)
+    tasks[0].weight = 3
+    allocator = Allocator(tasks, 8, trials=300)
+    order = []
+    for _ in range(3):
+        state, n = allocator.next(300) or (None, 0)
+        assert state is not None
+        order.append((state.index, n))
+        allocator.update(state, n, 10 * state.roofline, 1.0)
+    assert order == [(1, 8), (0, 8), (2, 8)]
+
+
+@pytest.mark.parametrize(("trials", "seconds", "first"), [
+    (20, None, 1), (None, 30.0, 1), (160, None, 2), (None, 1e6, 8), (None, None, 8), (400, 64.0, 2),
+])  # fmt: skip
+def test_a_small_budget_makes_the_first_batches_small(trials: int | None, seconds: float | None, first: int) -> None:
+    allocator = Allocator(states(*[1e-3] * 20), 8, trials, seconds)
+    turn = allocator.next(trials)
+    assert turn is not None and turn[1] == first
+
+
+def test_a_budget_below_the_number_of_tasks_goes_to_the_largest() -> None:
+    tasks = states(1e-3, 5e-3, 2e-3, 4e-3, 3e-3)
+    allocator = Allocator(tasks, 8, trials=3)
+    left, served = 3, []
+    while (turn := allocator.next(left)) is not None:
+        allocator.update(turn[0], turn[1], 1e-2, 0.1)
+        served.append(turn[0].index)
+        left -= turn[1]
+    assert served == [1, 3, 4] and left == 0
+
+
+def start(tasks: list[TaskState], best: float, seconds: float = 1.0) -> Allocator:
+    allocator = Allocator(tasks, 8)
+    for _ in tasks:
+        turn = allocator.next()
+        assert turn is not None
+        allocator.update(turn[0], 8, best, seconds)
+    return allocator
+
+
+def test_then_the_largest_gain_for_the_whole_model_per_second_is_next() -> None:
+    heavy = states(1e-3, 1e-3)
+    heavy[1].weight = 10
+    assert start(heavy, 4e-3).next() == (heavy[1], 8)
+
+    slow = states(1e-3, 1e-3)  # the same task, but the second one's batches take five times as long
+    allocator = start(slow, 4e-3)
+    slow[1].spent *= 5
+    assert allocator.next() == (slow[0], 8)
+
+    near = states(1e-3, 3.5e-3)  # the second is close to its bound
+    assert start(near, 4e-3).next() == (near[0], 8)
+
+
+def test_a_task_without_success_yields_to_others_and_stops_when_flat() -> None:
+    tasks = states(1e-3, 1e-3)
+    tasks[0].weight = 2
+    allocator = start(tasks, 4e-3)
+    assert allocator.next() == (tasks[0], 8)
+    reasons = [allocator.update(tasks[0], 8, 4e-3, 1.0) for _ in range(2)]
+    assert reasons == ["", ""] and allocator.next() == (tasks[1], 8)
+    reasons = [allocator.update(tasks[0], 8, 3.99e-3, 1.0) for _ in range(2)]  # a quarter of a percent is no success
+    assert reasons == ["", "flat"]
+    assert allocator.next() == (tasks[1], 8)
+
+
+def test_success_starts_the_patience_anew() -> None:
+    (task,) = tasks = states(1e-3)
+    allocator = start(tasks, 4e-3)
+    for best in (4e-3, 4e-3, 4e-3, 3e-3, 3e-3, 3e-3, 3e-3):
+        assert allocator.update(task, 8, best, 1.0) == ""
+    assert allocator.update(task, 8, 3e-3, 1.0) == "flat"
+    assert allocator.next() is None
+
+
+def test_near_the_roofline_one_batch_without_success_is_enough() -> None:
+    (task,) = tasks = states(1e-3)
+    allocator = start(tasks, 1.05e-3)
+    assert allocator.update(task, 8, 1.05e-3, 1.0) == "roofline"
+
+
+def test_reaching_the_documented_peak_is_no_reason_to_stop_while_it_still_gains() -> None:
+    (task,) = tasks = states(1e-3)
+    allocator = start(tasks, 0.95e-3)  # a machine faster than its documented constants
+    assert allocator.update(task, 8, 0.9e-3, 1.0) == ""
+    assert task.fraction > 1
+
+
+def test_a_task_in_which_everything_fails_is_given_up() -> None:
+    (task,) = tasks = states(1e-3)
+    allocator = start(tasks, math.inf)
+    assert [allocator.update(task, 8, math.inf, 1.0) for _ in range(3)] == ["", "", "failing"]
+
+
+def test_tasks_with_a_time_from_the_log_skip_the_first_phase() -> None:
+    tasks = states(1e-3, 9e-3)
+    tasks[1].best = 1e-2
+    turn = Allocator(tasks, 8).next()
+    assert turn is not None and turn[0] is tasks[0]
