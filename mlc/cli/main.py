@@ -12,18 +12,18 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mlc.cli import compile, doctor, log, run, targets
+from mlc.cli import bench, compile, doctor, log, run, targets, tune
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import SETTINGS, get_int
 from mlc.errors import MlcError, UsageError
 
-__all__ = ["COMMANDS", "main", "parser"]
+__all__ = ["COMMANDS", "finish", "main", "parser"]
 
 COMMANDS: tuple[Command, ...] = (
-    compile.COMMAND, run.COMMAND, log.COMMAND, targets.COMMAND, doctor.COMMAND,
+    tune.COMMAND, compile.COMMAND, run.COMMAND, bench.COMMAND, log.COMMAND, targets.COMMAND, doctor.COMMAND,
 )
 
 
@@ -57,12 +57,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code and never raises for an error that is the user's to mend."""
+    """Run one command and return its exit code; no error leaves it."""
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json, debug = "--json" in words, "--debug" in words
+    return finish(lambda: _dispatch(words), as_json="--json" in words, debug="--debug" in words)
+
+
+def finish(run: Callable[[], Outcome | None], *, as_json: bool = False, debug: bool = False) -> int:
+    """Call ``run``, print what it hands back or why it failed, and return the exit code."""
     try:
         debug = debug or get_int("MLC_DEBUG") > 0
-        outcome = _dispatch(words)
+        outcome = run()
         if outcome is not None:
             _print(outcome, as_json)
         sys.stdout.flush()

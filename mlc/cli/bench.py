@@ -1,0 +1,142 @@
+"""``mlc bench``: the compiled model against other engines, interleaved, at the same thread count."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc.cli import options
+from mlc.cli.outcome import Command, Outcome
+from mlc.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+    from mlc.bench import BenchEvent, BenchResult, EngineSpec
+    from mlc.cli.models import ModelArgument
+
+__all__ = ["COMMAND", "progress", "render_result"]
+
+_PEERS = ("onnxruntime", "openvino")  # of an .onnx model where --against is left out and they are installed
+_EPILOG = f"""engines for --against:
+  onnxruntime, openvino    on the ONNX model
+  torch-eager, torch-compile (torch: both)    on an exported PyTorch program, MODEL.pt2
+  tvm, tvm-metaschedule    TVM as it comes, and after its own tuner had --seconds
+  mlc-untuned              mlc without any log
+
+{options.MODELS_EPILOG}"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser, "an ONNX file or a compiled .so")
+    parser.add_argument("--against", metavar="ENGINES",
+                        help="comma-separated (default: onnxruntime,openvino, those that are installed)")
+    parser.add_argument("--onnx", type=Path, metavar="FILE",
+                        help="the model that MODEL.so was built from, for the other engines")
+    options.add_threads(parser)
+    options.add_log(parser)
+    parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
+    parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
+                        help="rounds in which every engine has its turn (default: 12)")
+
+
+def _execute(args: argparse.Namespace) -> Outcome:
+    from mlc.bench import Timing, run_bench
+    from mlc.cli.models import find_model
+    from mlc.report.console import stderr_console
+
+    model = find_model(args.model)
+    if args.onnx and not model.is_artifact:
+        raise UsageError("--onnx goes with a compiled MODEL.so; an ONNX file is MODEL itself")
+    source = find_model(str(args.onnx)).source() if args.onnx else model.source()
+    engines = _engines(args, model)
+    with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder, progress(stderr_console()) as on_event:
+        specs = [_spec(engine, model, args, Path(folder)) for engine in engines]
+        result = run_bench(source, specs, threads=_threads(args), timing=Timing(rounds=args.rounds),
+                           name=model.stem, on_event=on_event)
+    failed = any(row.error for row in result.results)
+    return Outcome(result.to_json(), lambda console: render_result(result, console), exit_code=1 if failed else 0)
+
+
+def _threads(args: argparse.Namespace) -> int:
+    from mlc.config import physical_cores
+
+    return int(args.threads or physical_cores())
+
+
+def _engines(args: argparse.Namespace, model: ModelArgument) -> list[str]:
+    """``mlc`` first, then what was asked for; raises :class:`UsageError` for an unknown name."""
+    from mlc.bench import expand
+    from mlc.installation import installed
+
+    if args.against is None:
+        wanted = [] if model.is_artifact and not args.onnx else [peer for peer in _PEERS if installed(peer)]
+    else:
+        wanted = [word.strip() for word in args.against.split(",") if word.strip()]
+    names = [spec.kind for spec in expand(wanted)] if wanted else []
+    if "tvm-metaschedule" in names and args.seconds is None:
+        raise UsageError("tvm-metaschedule needs a tuning budget; give --seconds S")
+    return ["mlc", *(name for name in names if name != "mlc")]
+
+
+def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: Path) -> EngineSpec:
+    """Compile for our own engines; the others load the model themselves."""
+    from mlc.bench import EngineSpec
+
+    if engine == "mlc" and model.is_artifact:
+        return EngineSpec("mlc", artifact=str(model.path))
+    if engine in ("mlc", "mlc-untuned"):
+        from mlc import api
+        from mlc.target import resolve
+
+        path = folder / f"{engine}.so"
+        target = resolve("native", _threads(args))
+        api.compile(model.source(), target=target, log=args.log if engine == "mlc" else False).save(path)
+        return EngineSpec(engine, artifact=str(path))
+    return EngineSpec(engine, seconds=args.seconds or 0.0)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[BenchEvent], None]]:
+    """A listener that tells of a benchmark's course: one changing line in a terminal, a line an engine elsewhere."""
+    from rich.markup import escape
+
+    status = console.status("preparing ...") if console.is_terminal else None
+
+    def listener(event: BenchEvent) -> None:
+        if event.kind == "failed":
+            console.print(f"{event.engine}: {escape(event.detail)}", soft_wrap=True)
+        elif event.kind == "loading" and status:
+            status.update(f"loading {event.engine} ...")
+        elif event.kind == "ready" and not status:
+            console.print(f"{event.engine}: loaded in {event.seconds:.1f} s")
+        elif event.kind == "round" and status:
+            of = f" of {event.rounds}" if event.rounds else ""
+            status.update(f"timing, round {event.round}{of} ...")
+
+    if status is None:
+        yield listener
+        return
+    with status:
+        yield listener
+
+
+def render_result(result: BenchResult, console: Console) -> None:
+    """The table and what it means."""
+    from mlc.report import format as fmt
+    from mlc.report.tables import bench_table
+
+    console.print(bench_table([row.to_json() for row in result.results]))
+    console.print(f"{result.model} on {result.machine}, {result.threads} threads each, interleaved; errors against "
+                  f"{result.reference or 'nothing'}", soft_wrap=True, markup=False)
+    speedup = result.speedup_over_best_peer
+    if speedup is not None:
+        console.print(f"mlc against the best of the others: {fmt.factor(speedup)}")
+
+
+COMMAND = Command("bench", "compare with other engines", _add_arguments, _execute, epilog=_EPILOG)
