@@ -17,7 +17,7 @@ from tvm.relax import transform
 from mlc.errors import BuildError
 from mlc.graph.rewrite import bindings, leaves, op_name, replaced
 
-__all__ = ["FUSION", "CheckLowered", "LowerInnerReshapes"]
+__all__ = ["FUSION", "LowerInnerReshapes", "check_lowered"]
 
 #: operators that only copy elements somewhere else
 _COPIES = {
@@ -71,7 +71,8 @@ def _lower_inner_reshapes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) ->
     return builder.finalize()
 
 
-def _check_lowered(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+def check_lowered(mod: tvm.IRModule) -> None:
+    """Raise :class:`BuildError` if main calls anything but tensor functions and reshapes."""
     left: Counter[str] = Counter()
     for binding in bindings(mod["main"]):
         value = binding.value
@@ -83,11 +84,9 @@ def _check_lowered(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IR
             f"every operator must be lowered to a tensor function, but these are left: {names}; "
             "replace them in the model, or add a legalisation for them"
         )
-    return mod
 
 
 LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
-CheckLowered = tvm.transform.module_pass(_check_lowered, opt_level=0, name="CheckLowered")
 
 #: tensor functions to kernels, in this order
 FUSION: tuple[tvm.transform.Pass, ...] = (
@@ -96,5 +95,4 @@ FUSION: tuple[tvm.transform.Pass, ...] = (
     transform.FuseOps(),
     transform.FuseTIR(),
     transform.DeadCodeElimination(),
-    CheckLowered,
 )

@@ -10,10 +10,11 @@ from tvm.relax import transform
 
 from mlc.config import get
 from mlc.graph import simplify
-from mlc.graph.fuse import FUSION, LowerInnerReshapes
+from mlc.graph.fuse import FUSION, LowerInnerReshapes, check_lowered
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.legalise import Legalise
 from mlc.graph.packing import PackWeights
+from mlc.graph.rewrite import check_straight_line
 from mlc.target import Target
 
 __all__ = ["PASSES", "SIMPLIFY", "optimise", "simplified"]
@@ -72,12 +73,14 @@ def optimise(mod: tvm.IRModule, target: Target, *, dump: str | Path | None = Non
     operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
+    check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     with target.tvm:
         for index, entry in enumerate(PASSES):
             each = entry if isinstance(entry, tvm.transform.Pass) else entry(target)
             mod = each(mod)
             if folder:
                 _dump(mod, Path(folder) / f"{index:02d}_{each.info.name}.py")
+    check_lowered(mod)
     return mod
 
 

@@ -25,8 +25,8 @@ from mlc.errors import ModelError
 from mlc.graph.constants import array_of
 
 __all__ = [
-    "PROJECTION", "Rule", "Rules", "Scope", "bindings", "dtype_of", "is_constant", "leaves", "op_name", "replaced",
-    "rewrite", "rewrite_pass", "shape_of",
+    "PROJECTION", "Rule", "Rules", "Scope", "bindings", "check_straight_line", "dtype_of", "is_constant", "leaves",
+    "op_name", "replaced", "rewrite", "rewrite_pass", "shape_of",
 ]
 
 Rule = Callable[[relax.Expr, "Scope"], "relax.Expr | None"]
@@ -40,13 +40,8 @@ _MAX_FIRINGS = 64  # of rules on one binding in one sweep; more means two rules 
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
-    """The static shape of a tensor expression; raises :class:`ModelError` for a symbolic one."""
-    try:
-        return tuple(int(dim) for dim in expr.ty.shape.values)
-    except (AttributeError, TypeError, ValueError):
-        raise ModelError(
-            f"every tensor must have a static shape, got {expr.ty} for {expr}; fix the input sizes when exporting"
-        ) from None
+    """The static shape of a tensor expression."""
+    return tuple(int(dim) for dim in expr.ty.shape.values)
 
 
 def dtype_of(expr: relax.Expr) -> str:
@@ -64,6 +59,23 @@ def bindings(func: relax.Function) -> Iterator[relax.VarBinding]:
                     "function or a shape match; export the model with fixed shapes and without control flow"
                 )
             yield binding
+
+
+def check_straight_line(mod: tvm.IRModule) -> None:
+    """Raise :class:`ModelError` unless main is straight-line code with static shapes."""
+    func = mod["main"]
+    if not isinstance(func, relax.Function):
+        raise ModelError(f"main must be a Relax function, got {type(func).__name__}")
+    for var in [*func.params, *(binding.var for binding in bindings(func))]:
+        for ty in var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]:
+            if isinstance(ty, relax.TensorType) and not _is_static(ty):
+                raise ModelError(
+                    f"every tensor must have a static shape, but {var.name} is {ty}; fix the input sizes when exporting"
+                )
+
+
+def _is_static(ty: relax.TensorType) -> bool:
+    return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(d, tvm.tirx.IntImm) for d in ty.shape.values)
 
 
 class Scope:
@@ -206,7 +218,7 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     func = new  # the last sweep left out what the one before it made useless
     mod = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     mod.update_func(mod.get_global_var("main"), func)
-    return mod
+    return relax.transform.CanonicalizeBindings()(mod)  # no alias of the result
 
 
 def rewrite_pass(name: str, rules: Rules) -> tvm.transform.Pass:

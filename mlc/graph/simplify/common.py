@@ -5,8 +5,11 @@ Before: ``a = R.exp(x); b = R.exp(x); R.add(a, b)``. After: ``a = R.exp(x); R.ad
 
 from __future__ import annotations
 
-from tvm import relax
+import tvm
+from tvm.relax import transform
 
 __all__ = ["ShareCommon"]
 
-ShareCommon = relax.transform.EliminateCommonSubexpr()
+ShareCommon = tvm.transform.Sequential(
+    [transform.EliminateCommonSubexpr(), transform.CanonicalizeBindings()], name="ShareCommon"
+)
