@@ -1,0 +1,155 @@
+"""What the features say about schedules whose properties are known."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tvm
+from scheduled import AVX2, TARGET, elementwise, matmul, naive, tiled
+from tvm import s_tir
+
+from cost_model.costs import NestCost, nest_cost
+from cost_model.features import FEATURES, extract
+from cost_model.features import _extract as uncached
+from cost_model.machine import machine
+from cost_model.nests import Nest, read_function
+
+
+def hottest(mod: tvm.IRModule, target: tvm.target.Target = TARGET) -> tuple[Nest, NestCost]:
+    costs = [(n, nest_cost(n, machine(target))) for n in read_function(mod).nests]
+    return max(costs, key=lambda pair: pair[0].flops)
+
+
+def feature(mod: tvm.IRModule, name: str, target: tvm.target.Target = TARGET) -> float:
+    return float(extract(mod, target).vector[FEATURES.index(name)])
+
+
+def test_nests_are_the_statements_with_their_loops_and_work() -> None:
+    function = read_function(tiled(matmul()))
+    assert len(function.nests) == 3  # start, update, write back
+    nest, _ = hottest(tiled(matmul()))
+    assert nest.flops == 2 * 64 * 128 * 96 and len(nest.reduction) == 1
+    assert [b.name for b in function.arguments] == ["C", "A", "B"] or {b.name for b in function.arguments} == set("ABC")
+    assert [b.scope for b in function.allocations] == ["local"]
+    assert sum(b.bytes for b in function.arguments) == 4 * (64 * 96 + 96 * 128 + 64 * 128)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 32), (6, 64), (8, 64)])
+def test_the_register_tile_is_counted_in_vectors(rows: int, columns: int) -> None:
+    func = matmul(48, 128, 96)
+    _, cost = hottest(tiled(func, rows, columns))
+    vectors = columns // 16
+    assert cost.accumulators == rows * vectors and cost.operations == rows * vectors
+    assert cost.loads == rows + vectors and cost.stores == 0 and cost.gathers == 0
+    assert cost.inner == 96 and cost.inner_reduces
+
+
+def test_spills_appear_where_the_registers_end() -> None:
+    func = matmul(48, 128, 96)
+    assert hottest(tiled(func, 6, 64))[1].spills == 0
+    assert hottest(tiled(func, 8, 64))[1].spills > 0  # 32 accumulators and 4 operands in 32 registers
+    assert hottest(tiled(func, 6, 32, 8), AVX2)[1].spills > 0  # 24 and 4 in 16
+
+
+def test_few_accumulators_wait_for_the_multiply_add() -> None:
+    func = matmul(48, 128, 96)
+    small, large = hottest(tiled(func, 1, 16))[1], hottest(tiled(func, 6, 32))[1]
+    assert small.cycles / small.operations > 4 > 1 > large.cycles / large.operations
+
+
+def test_a_tile_narrower_than_a_register_wastes_lanes() -> None:
+    func = matmul(64, 128, 96)
+    assert hottest(tiled(func, 4, 32, 16))[1].lanes_used == 1.0
+    assert hottest(tiled(func, 4, 32, 8))[1].lanes_used == 0.5
+    assert hottest(tiled(func, 4, 32, 8), AVX2)[1].lanes_used == 1.0
+
+
+def test_parallel_balance_is_the_part_of_the_cores_at_work() -> None:
+    def balance(rows: int) -> tuple[float, float]:
+        cost = hottest(tiled(matmul(48, 128, 96), rows, 32))[1]
+        return cost.parallel, cost.balance
+
+    assert balance(4) == (12, 1.0) and balance(16) == (3, 0.75)
+    serial = hottest(tiled(matmul(), parallel=False))[1]
+    assert serial.parallel == 1 and serial.balance == 0.5 and serial.launch == 0
+
+
+def test_a_strided_vector_gathers() -> None:
+    sch = s_tir.Schedule(naive(matmul(64, 64, 64)))
+    i, j, k = sch.get_loops(sch.get_sblock("C"))
+    sch.reorder(j, k, i)
+    _, i1 = sch.split(i, [None, 16])
+    sch.vectorize(i1)
+    assert hottest(sch.mod)[1].gathers > 0
+    assert hottest(tiled(matmul(64, 64, 64)))[1].gathers == 0
+
+
+def test_traffic_is_compulsory_where_all_fits_and_grows_where_it_does_not() -> None:
+    _, cost = hottest(tiled(matmul(128, 64, 64)))
+    compulsory = 4 * (128 * 64 + 64 * 64)  # A and B, 48 KiB; the local accumulators cost none
+    assert cost.traffic[1] == cost.traffic[2] == pytest.approx(compulsory)
+    assert cost.traffic[0] > compulsory
+    big = tiled(matmul(512, 2048, 512))
+    _, cost = hottest(big)
+    assert cost.traffic[0] >= cost.traffic[1] >= cost.traffic[2] >= 4 * (512 * 512 + 512 * 2048) * 0.99
+    assert cost.traffic[1] > 5 * cost.traffic[2]
+
+
+def test_the_estimate_puts_schedules_in_the_order_that_everyone_knows() -> None:
+    func = matmul(192, 256, 256)
+    seconds = [
+        extract(m, TARGET).seconds
+        for m in (tiled(func, 6, 64), tiled(func, 6, 32), tiled(func, 1, 16), naive(func))
+    ]
+    assert seconds == sorted(seconds) and seconds[-1] > 10 * seconds[0]
+    assert extract(tiled(func, 6, 64), TARGET).seconds > 2 * 192 * 256 * 256 / machine(TARGET).flops
+
+
+def test_vectors_have_one_finite_number_for_each_name() -> None:
+    for mod in (tiled(matmul()), naive(matmul()), naive(elementwise())):
+        vector = extract(mod, TARGET).vector
+        assert vector.shape == (len(FEATURES),) == (150,) and vector.dtype == np.float32 and np.isfinite(vector).all()
+    assert len(set(FEATURES)) == len(FEATURES)
+
+
+def test_features_tell_schedules_apart_and_equal_ones_not() -> None:
+    func = matmul()
+    a, b, c = (extract(tiled(func, r), TARGET).vector for r in (2, 4, 4))
+    assert (b == c).all() and (a != b).sum() > 8
+    assert feature(tiled(func), "nest0.reduction") == 1 and feature(tiled(func), "total.nests") == 3
+    assert feature(naive(elementwise()), "nest0.special") == 12
+
+
+def test_threads_of_a_gpu_are_seen() -> None:
+    target = tvm.target.Target({
+        "kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32,
+        "max_shared_memory_per_block": 232448,
+    })  # fmt: skip
+
+    def bound(threads: int, *, columns_last: bool = True) -> tvm.IRModule:
+        sch = s_tir.Schedule(naive(elementwise()))
+        i, j = sch.get_loops(sch.get_sblock("C"))
+        if not columns_last:
+            sch.reorder(j, i)
+        block, thread = sch.split(sch.fuse(*((i, j) if columns_last else (j, i))), [None, threads])
+        sch.bind(block, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+        return sch.mod
+
+    _, cost = hottest(bound(256), target)
+    assert (cost.threads, cost.parallel, cost.coalesced) == (256, 1024, 1.0)
+    _, strided = hottest(bound(256, columns_last=False), target)
+    assert strided.coalesced < 0.5 and strided.seconds > cost.seconds
+    assert hottest(bound(32), target)[1].occupancy < cost.occupancy
+
+
+def test_reading_a_candidate_takes_milliseconds() -> None:
+    mod, target = tiled(matmul()), str(TARGET)
+    spent = []
+    for _ in range(20):
+        start = time.perf_counter()
+        uncached.__wrapped__(mod, target)
+        spent.append(time.perf_counter() - start)
+    assert np.median(spent) < 0.005

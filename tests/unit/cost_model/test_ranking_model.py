@@ -1,0 +1,148 @@
+"""The prior, the bound, and the model that learns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scheduled import AVX2, TARGET, elementwise, matmul, naive, tiled
+
+from cost_model.features import Features, extract
+from cost_model.gbt import RankingModel
+from cost_model.machine import machine
+from cost_model.model import CostModel, RooflineModel, Sample, prior_scores, sample
+from cost_model.roofline import analyse, estimate, prior
+
+FUNC = matmul(96, 256, 128)
+TILES = [(r, c) for r in (1, 2, 3, 4, 6, 8, 12) for c in (16, 32, 64, 128)]
+CANDIDATES = [tiled(FUNC, r, c) for r, c in TILES]
+
+
+def hidden_truth(rows: int, columns: int) -> float:
+    """A machine that the analytic model knows nothing of: it likes flat, wide tiles."""
+    return 1e-4 * (1 + abs(math.log2(rows) - 1) + 0.5 * abs(math.log2(columns / 16) - 3))
+
+
+def accuracy(scores: np.ndarray, seconds: np.ndarray) -> float:
+    """Part of the pairs that are put in the right order."""
+    faster = seconds[:, None] < seconds[None, :]
+    return float((scores[:, None] > scores[None, :])[faster].mean())
+
+
+SECONDS = np.array([hidden_truth(*t) for t in TILES])
+
+
+def samples(indices: np.ndarray, group: str = "t") -> list[Sample]:
+    return [sample(group, CANDIDATES[i], TARGET, float(SECONDS[i])) for i in indices]
+
+
+def test_the_bound_counts_work_and_compulsory_bytes() -> None:
+    found = analyse(FUNC, TARGET)
+    assert found.flops == 2 * 96 * 256 * 128
+    assert found.bytes == 4 * (96 * 128 + 128 * 256 + 96 * 256)
+    assert found.compute_seconds == pytest.approx(found.flops / machine(TARGET).flops)
+    assert machine(TARGET).flops == 2 * machine(AVX2).flops == 2 * 4.2e9 * 2 * 2 * 16
+    assert estimate(FUNC, TARGET) == found.seconds == found.compute_seconds
+    large = elementwise(1 << 20)
+    assert estimate(large, TARGET) == pytest.approx(2 * 4 * 64 * (1 << 20) / machine(TARGET).bandwidth)
+
+
+def test_the_bound_is_the_same_before_and_after_scheduling() -> None:
+    assert analyse(FUNC, TARGET).bytes == analyse(CANDIDATES[0], TARGET).bytes
+    assert analyse(FUNC, TARGET).flops == analyse(CANDIDATES[0], TARGET).flops
+
+
+def test_without_data_the_ranking_is_the_analytic_one() -> None:
+    scores = RankingModel().score(FUNC, TARGET, CANDIDATES)
+    seconds = [prior(c, TARGET) for c in CANDIDATES]
+    assert (np.argsort(-scores, kind="stable") == np.argsort(seconds, kind="stable")).all()
+    assert (scores == RooflineModel().score(FUNC, TARGET, CANDIDATES)).all()
+    assert (scores <= 0).all() and len(np.unique(scores)) > 10
+    assert RankingModel().score(FUNC, TARGET, [naive(FUNC)])[0] < scores.min()
+
+
+def test_it_learns_what_the_analytic_model_does_not_know() -> None:
+    rng = np.random.default_rng(0)
+    shuffled = rng.permutation(len(TILES))
+    learned, held_out = shuffled[:18], shuffled[18:]
+    model = RankingModel()
+    before = accuracy(model.score(FUNC, TARGET, [CANDIDATES[i] for i in held_out]), SECONDS[held_out])
+    model.fit(samples(learned))
+    after = accuracy(model.score(FUNC, TARGET, [CANDIDATES[i] for i in held_out]), SECONDS[held_out])
+    assert before < 0.7 < after
+    assert accuracy(model.score(FUNC, TARGET, [CANDIDATES[i] for i in learned]), SECONDS[learned]) > 0.9
+
+
+def test_failures_rank_last() -> None:
+    model = RankingModel()
+    wide = [i for i, (_, c) in enumerate(TILES) if c == 128]
+    rest = [i for i, (_, c) in enumerate(TILES) if c != 128]
+    failed = [Sample("t", extract(CANDIDATES[i], TARGET), math.inf) for i in wide]
+    model.fit([*samples(np.array(rest)), *failed])
+    scores = model.score(FUNC, TARGET, CANDIDATES)
+    assert scores[wide].max() < np.median(scores[rest])
+
+
+def test_groups_are_never_compared() -> None:
+    """A second task, a thousand times slower throughout, must not change the first one's ranking upside down."""
+    model = RankingModel()
+    indices = np.arange(len(TILES))
+    slow = [Sample("slow", s.features, s.seconds * 1000) for s in samples(indices)]
+    model.fit([*samples(indices), *slow])
+    assert accuracy(model.score(FUNC, TARGET, CANDIDATES), SECONDS) > 0.9
+
+
+def test_equal_samples_give_equal_models_and_saving_keeps_them() -> None:
+    a, b, c = RankingModel(seed=1), RankingModel(seed=1), RankingModel(seed=1)
+    for model in (a, b):
+        for part in np.array_split(np.arange(len(TILES)), 3):
+            model.fit(samples(part))
+    scores = a.score(FUNC, TARGET, CANDIDATES)
+    assert (scores == b.score(FUNC, TARGET, CANDIDATES)).all()
+    c.load(a.save())
+    assert (scores == c.score(FUNC, TARGET, CANDIDATES)).all() and c.samples == a.samples == len(TILES)
+    assert c.known("t") == len(TILES) and c.known("u") == 0
+    extra = samples(np.arange(4), "u")
+    for model in (a, c):
+        model.fit(extra)
+    assert (a.score(FUNC, TARGET, CANDIDATES) == c.score(FUNC, TARGET, CANDIDATES)).all()
+
+
+def test_a_single_sample_a_group_teaches_nothing() -> None:
+    model = RankingModel()
+    model.fit([*samples(np.array([0]), "a"), *samples(np.array([1]), "b")])
+    assert (model.score(FUNC, TARGET, CANDIDATES) == RooflineModel().score(FUNC, TARGET, CANDIDATES)).all()
+
+
+def test_the_oldest_samples_make_room() -> None:
+    model = RankingModel(capacity=20)
+    model.fit(samples(np.arange(len(TILES))))
+    assert model.samples == 20
+
+
+@pytest.mark.parametrize("blob", [b"", b"not an archive", RankingModel().save()[:100]])
+def test_a_damaged_state_is_refused(blob: bytes) -> None:
+    with pytest.raises(ValueError, match="must be an archive that save"):
+        RankingModel().load(blob)
+
+
+def test_a_state_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = RankingModel().save()
+    monkeypatch.setattr("cost_model.gbt.FEATURES", ("something", "else"))
+    with pytest.raises(ValueError, match="this version's features"):
+        RankingModel().load(blob)
+
+
+def test_both_models_keep_the_contract() -> None:
+    models: list[CostModel] = [RankingModel(), RooflineModel()]
+    for model in models:
+        assert len(model.score(FUNC, TARGET, [])) == 0
+        model.fit([])
+        type(model)().load(model.save())
+
+
+def test_prior_scores_are_zero_at_the_roofline() -> None:
+    bound = estimate(FUNC, TARGET)
+    at = [Features(np.zeros(1), bound), Features(np.zeros(1), 2 * bound)]
+    assert prior_scores(FUNC, TARGET, at) == pytest.approx([0.0, -1.0])
