@@ -47,7 +47,7 @@ test-all: lint
 	@$(PYTEST)
 
 bench: $(STAMP)
-	@$(BIN)/python -m tests.performance.table --output build/bench
+	@$(BIN)/python tests/performance/table.py --output build/bench
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -93,7 +93,7 @@ def _tune(console: Console, started: float, source: Path, log: Path, seconds: fl
     from mlc.report import format as fmt
     from mlc.report.progress import listening
 
-    _say(console, started, f"tuning for {fmt.duration(seconds)} into {log}; Ctrl-C stops early and keeps what was found")
+    _say(console, started, f"tuning for {fmt.duration(seconds)} into {log}; Ctrl-C stops early and keeps all")
     with listening(console) as listener:
         report = api.tune(source, target="native", seconds=seconds, log=log, on_event=listener)
     _say(console, started, f"{report.trials} trials in {fmt.duration(report.seconds)}; functions together "
