@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 
 from cost_model.model import CostModel
 from mlc.graph.task import Task, versions
 from mlc.log.record import Record
 from mlc.log.store import TuningLog
+from mlc.measure.machine import machine_id
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
 from mlc.tune.options import TuneOptions
 
-__all__ = ["Journal", "machine_name"]
+__all__ = ["Journal"]
 
 #: the log keeps the cost model under this name, one for each target
 _MODEL_STATE = "cost_model/{target}"
@@ -74,7 +72,7 @@ class Journal:
         extra = {"code": result.code_hash} if result.code_hash else {}
         return Record(
             task.key, task.name, space, dict(decisions), trace, times=tuple(result.times), failure=result.failure,
-            detail=result.detail[:500], machine=machine_name(), versions=versions(), seed=self._options.seed,
+            detail=result.detail[:500], machine=machine_id(), versions=versions(), seed=self._options.seed,
             session=self.session, trial=self.spent_trials + self.trials, build_seconds=result.build_seconds,
             when=time.time(), flops=flops, extra=extra,
         )
@@ -83,7 +81,7 @@ class Journal:
         """The record of a candidate that was timed again in the last comparison; no trial of its own."""
         return replace(
             record, times=tuple(result.times), failure=result.failure, detail=result.detail[:500],
-            machine=machine_name(), versions=versions(), session=self.session, seed=self._options.seed,
+            machine=machine_id(), versions=versions(), session=self.session, seed=self._options.seed,
             when=time.time(), extra={**record.extra, "verdict": verdict},
         )
 
@@ -111,16 +109,3 @@ class Journal:
         if always or time.monotonic() - self._stored > _MODEL_PERIOD:
             self._stored = time.monotonic()
             self.log.put_state(self._state, model.save())
-
-
-@lru_cache(maxsize=1)
-def machine_name() -> str:
-    """The processor's own name where the system tells it: times of equal names may be compared."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -87,8 +87,8 @@ def test_a_strided_vector_gathers() -> None:
 
 
 def test_traffic_is_compulsory_where_all_fits_and_grows_where_it_does_not() -> None:
-    _, cost = hottest(tiled(matmul(128, 64, 64)))
-    compulsory = 4 * (128 * 64 + 64 * 64)  # A and B, 48 KiB; the local accumulators cost none
+    _, cost = hottest(tiled(matmul(64, 256, 64)))
+    compulsory = 4 * (64 * 64 + 64 * 256)  # A and B, 80 KiB; the local accumulators cost none
     assert cost.traffic[1] == cost.traffic[2] == pytest.approx(compulsory)
     assert cost.traffic[0] > compulsory
     big = tiled(matmul(512, 2048, 512))
