@@ -9,7 +9,10 @@ when the first parallel loop runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from mlc.config import physical_cores
 
 __all__ = ["configure", "environment"]
 
@@ -20,12 +23,31 @@ def environment(threads: int) -> Mapping[str, str]:
 
 
 def configure(threads: int) -> None:
-    """Run compiled code on ``threads`` threads in this process; the first call decides the pool's size.
+    """Run compiled code that this Python thread calls on ``threads`` threads; 0.3 us where nothing changes.
 
-    A later call can lower the number, never raise it above the first (TVM cannot grow its pool).
+    Each calling thread has a pool of its own. It is made for all physical cores (or for ``threads``, if more) when
+    the process first gets here, and TVM cannot grow it later; ``TVM_NUM_THREADS`` in the environment goes before.
     """
-    for name, value in environment(threads).items():
-        os.environ.setdefault(name, value)
-    import tvm
+    configure_pool, running = _pool(threads)
+    if running() != _reached.get(threads):
+        configure_pool(1, threads)
+        _reached[threads] = running()
 
-    tvm.get_global_func("runtime.config_threadpool")(1, threads)
+
+_reached: dict[int, int] = {}  # threads asked for -> threads that the pool gave, which may be fewer
+
+
+@cache
+def _functions() -> tuple[Callable[[int, int], None], Callable[[], int]]:
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func("runtime.NumThreads", allow_missing=True) is None:
+        import tvm  # noqa: F401  (loads the library that has it)
+    return tvm_ffi.get_global_func("runtime.config_threadpool"), tvm_ffi.get_global_func("runtime.NumThreads")
+
+
+def _pool(threads: int) -> tuple[Callable[[int, int], None], Callable[[], int]]:
+    if not _reached:
+        for name, value in environment(max(threads, physical_cores())).items():
+            os.environ.setdefault(name, value)
+    return _functions()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
-__all__ = ["Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "schedule_with"]
+__all__ = ["Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "first_seed", "schedule_with"]
 
 Decisions = Mapping[str, int]
 
@@ -101,12 +101,19 @@ def schedule_with(
     return sch
 
 
-def best_seed(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule:
-    """The schedule of the first seed that can be carried out."""
+def first_seed(
+    space: Space, func: tirx.PrimFunc, target: tvm.target.Target
+) -> tuple[s_tir.Schedule, dict[str, int]]:
+    """The schedule of the first seed that can be carried out, and that seed's decisions."""
     reason: Exception | None = None
     for decisions in space.seeds(func, target):
         try:
-            return schedule_with(space, func, target, decisions)
+            return schedule_with(space, func, target, decisions), dict(decisions)
         except InvalidDecision as error:
             reason = error
     raise InvalidDecision(f"space {space.name} has no seed that fits this function: {reason}")
+
+
+def best_seed(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule:
+    """The schedule of the first seed that can be carried out."""
+    return first_seed(space, func, target)[0]

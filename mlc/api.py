@@ -1,0 +1,141 @@
+"""The Python face: compile a model, tune it, load what was compiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlc.build import Executable
+    from mlc.frontend.model import ImportedModel
+    from mlc.log import LogReader
+    from mlc.measure import Measurer
+    from mlc.target import Target
+    from mlc.tune import TuneReport
+
+__all__ = ["compile", "load", "tune"]
+
+_BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
+
+
+def compile(
+    model: Any,
+    target: str | Target = "native",
+    log: str | os.PathLike[str] | LogReader | bool | None = None,
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+) -> Executable:
+    """Compile a model for a target with the best schedules that are known.
+
+    ``model`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
+    tuple of tensors), or a Relax ``IRModule``; ``shapes`` fixes free dimensions of an ONNX model's inputs. ``target``
+    is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means your own
+    log for the target (as does True), read over those that ship, and False none at all. A function that the log does not know gets
+    the schedule that arithmetic on the machine says is good. ``threads`` is how many threads the code is made for
+    and runs on (default: the physical cores).
+
+    Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
+    ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
+    """
+    from mlc.build import ModelMeta, compile_module
+
+    imported, resolved = _imported(model, target, example_inputs, shapes, threads)
+    from mlc.graph.pipeline import optimise
+
+    optimised = optimise(imported.mod, resolved)
+    meta = ModelMeta(imported.name, imported.inputs, imported.outputs)
+    if log is False:
+        return compile_module(optimised, resolved, None, meta)
+    if log is not None and not isinstance(log, str | os.PathLike | bool):
+        return compile_module(optimised, resolved, log.best, meta)
+    from mlc.log import layered
+
+    with layered(Path(log) if isinstance(log, str | os.PathLike) else None, resolved) as reader:
+        return compile_module(optimised, resolved, reader.best, meta)
+
+
+def tune(
+    model: Any,
+    target: str | Target = "native",
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    strategy: str = "evolutionary",
+    on_event: Callable[[Any], None] | None = None,
+    measurer: Measurer | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+) -> TuneReport:
+    """Search faster schedules for a model's functions and keep every measurement in the log.
+
+    ``trials`` (candidates measured) and ``seconds`` bound the run, whichever is reached first; with neither it ends
+    when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
+    means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
+    ``on_event`` is told of progress; ``measurer`` replaces the one that uses this machine. The model, ``target``,
+    ``shapes`` and ``threads`` are as for :func:`compile`, which then finds what was tuned.
+
+    Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run.
+    """
+    from mlc.tune import TuneOptions, tune_tasks
+
+    options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
+    imported, resolved = _imported(model, target, example_inputs, shapes, threads)
+    from mlc.config import user_log_path
+    from mlc.graph.pipeline import optimise
+    from mlc.graph.tasks import extract_tasks
+    from mlc.log import TuningLog
+
+    tasks = extract_tasks(optimise(imported.mod, resolved), resolved)
+    path = Path(log) if log is not None else user_log_path(resolved.canonical)
+    own = measurer is None
+    chosen = measurer if measurer is not None else _local_measurer(resolved)
+    try:
+        with TuningLog(path) as records:
+            return tune_tasks(tasks, resolved, records, options, chosen, on_event)
+    finally:
+        if own:
+            chosen.close()
+
+
+def load(path: str | os.PathLike[str]) -> Executable:
+    """Load a compiled model from a file that :meth:`Executable.save` or ``mlc compile`` wrote, ready to run.
+
+    Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short
+    or no artifact, and where this machine lacks what it was built for.
+    """
+    from mlc.build import load as load_artifact
+
+    return load_artifact(path)
+
+
+def _imported(
+    model: Any,
+    target: str | Target,
+    example_inputs: Sequence[Any] | None,
+    shapes: Mapping[str, Sequence[int]] | None,
+    threads: int | None,
+) -> tuple[ImportedModel, Target]:
+    from mlc.installation import check_pins
+
+    check_pins()
+    from mlc.frontend.load import load_model
+    from mlc.target import resolve
+
+    resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
+    return load_model(model, example_inputs=example_inputs, shapes=shapes), resolved
+
+
+def _local_measurer(target: Target) -> Measurer:
+    from mlc.config import physical_cores
+    from mlc.measure import LocalMeasurer, MeasureOptions
+
+    workers = max(1, min(physical_cores(), _BUILD_WORKERS))
+    return LocalMeasurer(MeasureOptions(threads=target.threads), workers)

@@ -1,0 +1,110 @@
+"""From an optimised module to an executable: apply the log, plan, emit."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from mlc.build import emit, runtime, weights
+from mlc.build.executable import Executable
+from mlc.build.features import required_features
+from mlc.build.schedule import Lookup, schedule_functions
+from mlc.config import get
+from mlc.frontend.model import TensorSpec, imported
+from mlc.target import Target
+
+__all__ = ["ModelMeta", "compile_module"]
+
+
+@dataclass(frozen=True)
+class ModelMeta:
+    """What an artifact says of its model: a name, and names, shapes and types at its border, in ``main``'s order."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def compile_module(
+    mod: tvm.IRModule, target: Target, lookup: Lookup | None = None, meta: ModelMeta | None = None
+) -> Executable:
+    """Compile what :func:`mlc.graph.optimise` made.
+
+    ``lookup`` gives the log's best record of a task; where it has none, the function's space decides by itself.
+    ``meta`` left out is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the
+    function that cannot be scheduled or compiled. ``MLC_DUMP_DIR`` names a folder for what is compiled.
+    """
+    if meta is None:
+        model = imported(mod, "module")
+        meta = ModelMeta(model.name, model.inputs, model.outputs)
+    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None))
+    lifted, tensors = weights.lift(scheduled, twins)
+    aliased = weights.aliased_outputs(lifted["main"])
+    final = emit.finalise(lifted, target)
+    _dump(scheduled, final)
+    code = emit.shared_library(final, target)
+    metadata = {
+        **_border(meta, aliased), **_place(target),
+        "functions": [function.to_json() for function in functions],
+        "weights": [{"shape": [int(d) for d in t.shape], "dtype": str(t.dtype)} for t in tensors],
+    }
+    return Executable(code, metadata, [_bytes(tensor) for tensor in tensors])
+
+
+def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
+    def entry(spec: TensorSpec) -> dict[str, Any]:
+        return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+    return {
+        "name": meta.name,
+        "inputs": [entry(spec) for spec in meta.inputs],
+        "outputs": [{**entry(spec), "aliased": own} for spec, own in zip(meta.outputs, aliased, strict=True)],
+    }
+
+
+def _place(target: Target) -> dict[str, Any]:
+    """Where the code runs, and what made it."""
+    return {
+        "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
+        "machine": _machine(target), "features": list(required_features(target.tvm)), "versions": _versions(),
+    }
+
+
+def _machine(target: Target) -> str:
+    host = target.tvm.host or target.tvm
+    triple = str(host.attrs.get("mtriple", ""))
+    return triple.partition("-")[0] or platform.machine()
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    return {
+        "mlc": metadata.version("mlc"), "tvm": runtime.version(),
+        "llvm": str(tvm.target.codegen.llvm_version_major(allow_none=True)),
+    }
+
+
+def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """A tensor's memory as bytes, shared where it is aligned."""
+    size = int(np.prod(tensor.shape, dtype=np.int64)) * ((tensor.dtype.bits + 7) // 8)
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.from_dlpack(runtime.view(tensor, (size,), "uint8"))
+
+
+def _dump(scheduled: tvm.IRModule, final: tvm.IRModule) -> None:
+    if not get("MLC_DUMP_DIR"):
+        return
+    folder = Path(get("MLC_DUMP_DIR"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, mod in (("scheduled", scheduled), ("final", final)):
+        (folder / f"build_{name}.py").write_text(mod.script(show_meta=False), encoding="utf-8")

@@ -1,0 +1,98 @@
+"""Scheduled functions and the calls between them become a shared library."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import transform
+
+from mlc.build.link import find_linker, link_shared
+from mlc.build.schedule import last_line
+from mlc.errors import BuildError, MlcError
+from mlc.target import Target
+
+__all__ = ["FINALISE", "finalise", "shared_library"]
+
+#: from calls in the dataflow form to the virtual machine's instructions; nothing here chooses or schedules anything
+FINALISE: tuple[tvm.transform.Pass, ...] = (
+    transform.RewriteDataflowReshape(),
+    transform.ToNonDataflow(),
+    transform.RemovePurityChecking(),
+    transform.CallTIRRewrite(),
+    transform.StaticPlanBlockMemory(),
+    transform.LowerAllocTensor(),
+    transform.KillAfterLastUse(),
+    transform.LowerRuntimeBuiltin(),
+    transform.ComputePrimValue(),
+    transform.VMShapeLower(),
+    transform.AttachGlobalSymbol(),
+)
+
+
+def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Plan the memory of ``main`` and lower it to calls of the virtual machine."""
+    with target.tvm:
+        return tvm.transform.Sequential(list(FINALISE))(mod)
+
+
+def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
+    """Compile and link a module of scheduled functions.
+
+    TVM's lowering is called without the pipelines around it, which would legalise and schedule once more. Raises
+    :class:`BuildError` naming the function that cannot be compiled.
+    """
+    find_linker()  # says what is missing before minutes are spent
+    if target.kind == "cuda":
+        mod = _with_legal_names(mod)
+    with _code_generation(target), tempfile.TemporaryDirectory(prefix="mlc-build-") as folder:
+        try:
+            executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline="default")
+            path = Path(folder, "code.so")
+            executable.export_library(str(path), fcompile=link_shared, workspace_dir=folder)
+        except MlcError:
+            raise
+        except Exception as error:
+            raise _blamed(mod, target, error) from error
+        return path.read_bytes()
+
+
+@contextmanager
+def _code_generation(target: Target) -> Iterator[None]:
+    """What must be set while code is generated for a target."""
+    with ExitStack() as stack:
+        if target.kind == "cuda":
+            from mlc.build import cuda
+
+            stack.enter_context(cuda.code_generation(cuda.architectures(target)))
+            stack.enter_context(tvm.transform.PassContext(opt_level=3, config=cuda.PASS_CONFIG))
+        stack.enter_context(target.tvm)
+        yield
+
+
+def _with_legal_names(mod: tvm.IRModule) -> tvm.IRModule:
+    from mlc.build import cuda
+
+    functions = {
+        var: cuda.legal_names(func) if isinstance(func, tirx.PrimFunc) else func for var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _blamed(mod: tvm.IRModule, target: Target, error: Exception) -> BuildError:
+    """The error again, with the name of the first function that does not compile alone."""
+    for var, func in mod.functions.items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        try:
+            tirx.build(tvm.IRModule({var: func}), target=target.tvm, pipeline="default")
+        except Exception as own:
+            return BuildError(
+                f"function {var.name_hint} must compile for {target.canonical}, but TVM refused it: {last_line(own)}; "
+                "MLC_DUMP_DIR=DIR writes what it was given"
+            )
+    return BuildError(f"the module must compile for {target.canonical}, but TVM refused it: {last_line(error)}")

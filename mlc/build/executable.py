@@ -1,0 +1,168 @@
+"""A compiled model in memory: call it with arrays, save it, time it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlc import threads
+from mlc.build import artifact, runtime
+from mlc.build.features import missing_features
+from mlc.build.inputs import InputSlot, in_order
+from mlc.config import physical_cores
+from mlc.errors import ArtifactError
+from mlc.frontend.model import TensorSpec
+
+__all__ = ["Executable", "load"]
+
+_POOLED_ALLOCATOR = 2
+_BOUND = "main_with_weights"
+
+
+class Executable:
+    """A compiled model. ``exe(*arrays, **named)`` runs it; inputs come by position, by name, or both.
+
+    Names that are no Python identifiers go through a dictionary: ``exe(**{"input.1": x})``. Several threads may
+    call it; they take turns. ``metadata`` is what the artifact says of itself: name, target, threads, versions, and
+    under ``functions`` what each tensor function was made of.
+    """
+
+    def __init__(
+        self, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray], path: Path | None = None
+    ) -> None:
+        """``weights`` are bytes in the order of ``metadata["weights"]``; ``path`` is a file with the code in it."""
+        self.metadata = metadata
+        self.inputs = _specs(metadata["inputs"])
+        self.outputs = _specs(metadata["outputs"])
+        self._code, self._weights, self._path = code, weights, path
+        self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
+        self._threads = min(int(metadata["threads"]), physical_cores())
+        self._lock = threading.Lock()
+        self._main: Callable[..., Any] | None = None
+        self._slots: list[InputSlot] = []
+
+    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+        """Run the model; the outputs, in the model's order, are the caller's own.
+
+        Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
+        :class:`mlc.errors.ArtifactError` where this machine cannot run the code.
+        """
+        values = arrays if not named and len(arrays) == len(self.inputs) else in_order(self.inputs, arrays, named)
+        with self._lock:
+            main = self._main or self._start()
+            threads.configure(self._threads)
+            result = main(*[slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)])
+            return self._collected(result)
+
+    def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
+        """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones."""
+        values = in_order(self.inputs, arrays, named)
+        with self._lock:
+            main = self._main or self._start()
+            threads.configure(self._threads)
+            tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+            for _ in range(warmup):
+                main(*tensors)
+            return tuple(_seconds(main, tensors) for _ in range(repeats))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
+        artifact.write(Path(path), self._code, self.metadata, self._weights)
+
+    def __repr__(self) -> str:
+        takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<Executable {self.metadata['name']} for {self.metadata['target']}: ({takes}) -> ({gives})>"
+
+    def _start(self) -> Callable[..., Any]:
+        """Load the code and bind the weights; happens once, at the first call or in :func:`load`."""
+        check_machine(self.metadata)
+        machine = _module(self._code, self._path)["vm_load_executable"]()
+        machine["vm_initialization"](runtime.CPU, 0, _POOLED_ALLOCATOR)
+        name = "main"
+        if self._weights:
+            machine["save_function"](name, _BOUND, 1, *self._bound_weights())
+            name = _BOUND
+        self._machine = machine
+        self._slots = [InputSlot(spec) for spec in self.inputs]
+        self._main = machine[name]
+        return self._main
+
+    def _bound_weights(self) -> list[Any]:
+        import tvm_ffi
+
+        table = self.metadata["weights"]
+        return [
+            runtime.view(tvm_ffi.from_dlpack(data), tuple(entry["shape"]), entry["dtype"])
+            for data, entry in zip(self._weights, table, strict=True)
+        ]
+
+    def _collected(self, result: Any) -> list[np.ndarray]:
+        tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
+        arrays = (np.from_dlpack(tensor) for tensor in tensors)
+        return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+
+
+def _seconds(main: Callable[..., Any], tensors: Sequence[Any]) -> float:
+    started = time.perf_counter()
+    main(*tensors)
+    return time.perf_counter() - started
+
+
+def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
+
+
+_opened: set[str] = set()  # files loaded as they are, by this process
+
+
+def _module(code: bytes, path: Path | None) -> Any:
+    """The shared library as a module of TVM's runtime.
+
+    A file is opened in place once. Again, it goes through a copy of its code: the system's loader goes by the name
+    and would hand out what the file held before, and two modules must not share one library's variables.
+    """
+    import tvm_ffi
+
+    runtime.function("runtime.NumThreads")  # the library must be there before code that calls it
+    place = os.path.realpath(path) if path is not None else ""
+    if place and place not in _opened:
+        _opened.add(place)
+        return tvm_ffi.load_module(place)
+    with tempfile.NamedTemporaryFile(prefix="mlc-", suffix=".so") as file:
+        file.write(code)
+        file.flush()
+        return tvm_ffi.load_module(file.name)
+
+
+def check_machine(metadata: dict[str, Any]) -> None:
+    """Raise :class:`ArtifactError` where this machine's CPU or TVM cannot run the code."""
+    lacking = missing_features(metadata["machine"], tuple(metadata["features"]))
+    if lacking:
+        what = f"a {lacking[0]} CPU" if lacking[0] == metadata["machine"] else f"the instructions {', '.join(lacking)}"
+        raise ArtifactError(f"the module was built for {metadata['target']} and needs {what}, which this "
+                            f"{platform.machine()} CPU does not have; compile the model on it, or for an older level "
+                            "such as --target x86-64-v3")
+    built, here = metadata["versions"]["tvm"], runtime.version()
+    if built != here:
+        raise ArtifactError(f"the module was built with TVM {built}, but TVM {here} is installed; compile the model "
+                            f"again, or `pip install apache-tvm=={built}`")
+
+
+def load(path: str | os.PathLike[str]) -> Executable:
+    """Load what :meth:`Executable.save` wrote, ready to run.
+
+    The weights stay in the file and are mapped into memory. Raises :class:`mlc.errors.ArtifactError` for a file that
+    is missing, cut short or no artifact, and where this machine is not one that it was built for.
+    """
+    found = artifact.read(path)
+    exe = Executable(found.code(), found.metadata, artifact.mapped_weights(found), found.path)
+    exe._start()
+    return exe

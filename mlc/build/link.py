@@ -1,0 +1,44 @@
+"""Object files to a shared library, with whatever linker the machine has."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from mlc.errors import BuildError
+
+__all__ = ["find_linker", "link_shared"]
+
+_DRIVERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
+#: linkers without a compiler around them: the code needs no start files, and its libc and libm are in the process
+_LINKERS = ("ld", "ld.lld", "ld.gold", "ld.mold")
+
+
+def find_linker() -> list[str]:
+    """The command that links: ``$CXX`` or ``$CC``, a compiler driver, or a bare linker.
+
+    Raises :class:`BuildError` where there is none.
+    """
+    for name in ("CXX", "CC"):
+        words = shlex.split(os.environ.get(name, ""))
+        if words and shutil.which(words[0]):
+            return words
+    for name in (*_DRIVERS, *_LINKERS):
+        if shutil.which(name):
+            return [name]
+    raise BuildError(
+        "building an artifact needs a linker, but neither a C compiler nor ld was found; install one "
+        "(`apt install gcc`, `conda install gxx`) or name it in CXX"
+    )
+
+
+def link_shared(output: str, objects: Sequence[str], **_: object) -> None:
+    """Link ``objects`` into the shared library ``output``; raises :class:`BuildError` with the linker's last line."""
+    command = [*find_linker(), "-shared", "-o", str(output), *map(str, objects)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+        raise BuildError(f"{command[0]} must link the compiled code, but it refused: {lines[-1].strip()}")

@@ -1,0 +1,112 @@
+"""Every tensor function gets its schedule: the log's best trace, else its space's first seed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from mlc.errors import BuildError
+from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.task import Task, normalise, task_key
+from mlc.graph.tasks import extract_tasks
+from mlc.log.record import Record
+from mlc.target import Target
+from schedules import registry
+from schedules.space import InvalidDecision, first_seed
+from schedules.trace import replay
+
+__all__ = ["BuiltFunction", "Lookup", "last_line", "schedule_functions"]
+
+#: the log's best record of a task key, or None
+Lookup = Callable[[str], Record | None]
+
+
+@dataclass(frozen=True)
+class BuiltFunction:
+    """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time.
+
+    ``source``: ``log`` (a trace that was measured), ``seed`` (the space's own decisions) or ``given`` (the function
+    came with its schedule).
+    """
+
+    name: str
+    symbol: str
+    key: str
+    space: str
+    source: str
+    calls: int = 1
+    seconds: float | None = None
+    flops: float = 0.0
+    decisions: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; ``tuned`` says whether the log had it."""
+        return {**asdict(self), "tuned": self.source == "log"}
+
+
+def schedule_functions(
+    mod: tvm.IRModule, target: Target, lookup: Lookup
+) -> tuple[tvm.IRModule, list[BuiltFunction], dict[str, str]]:
+    """Schedule each distinct tensor function that ``main`` calls, once.
+
+    Returns the module with scheduled functions, what was done, and for functions equal to an earlier one the symbol
+    that stands for them. Raises :class:`BuildError` naming a function that no space can schedule.
+    """
+    tasks = {task.key: task for task in extract_tasks(mod, target)}
+    scheduled = tvm.IRModule(mod.functions, attrs=mod.attrs)
+    built: dict[str, BuiltFunction] = {}
+    twins: dict[str, str] = {}
+    for symbol in _called(mod):
+        func = mod[symbol]
+        if not isinstance(func, tirx.PrimFunc):
+            raise BuildError(f"main must call tensor functions only, but {symbol} is a {type(func).__name__}")
+        key = task_key(normalise(func), target)
+        if key in built:
+            twins[symbol] = built[key].symbol
+            continue
+        if func.attrs and func.attrs.get("tirx.is_scheduled", False):
+            entry = BuiltFunction(tasks[key].name, symbol, key, "given", "given", tasks[key].weight)
+        else:
+            func, entry = _scheduled(tasks[key], symbol, lookup(key))
+        built[key] = entry
+        func = func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
+        scheduled.update_func(mod.get_global_var(symbol), func)
+    return scheduled, list(built.values()), twins
+
+
+def _called(mod: tvm.IRModule) -> list[str]:
+    """The functions that ``main`` calls, in the order of first calls."""
+    calls = (b.value for b in bindings(mod["main"]) if isinstance(b.value, relax.Call))
+    return list(dict.fromkeys(call.args[0].name_hint for call in calls if op_name(call) == "relax.call_tir"))
+
+
+def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.PrimFunc, BuiltFunction]:
+    if record is not None:
+        try:
+            func = replay(task.func, record.trace).mod["main"]
+        except InvalidDecision as error:
+            warnings.warn(f"the log's schedule of {task.name} no longer fits it, so the untuned one is used ({error})",
+                          stacklevel=2)
+        else:
+            return func, BuiltFunction(task.name, symbol, task.key, record.space, "log", task.weight, record.seconds,
+                                       record.flops, dict(record.decisions))
+    target = task.target.tvm
+    try:
+        space = registry.find(task.func, target)
+        sch, decisions = first_seed(space, task.func, target)
+    except Exception as error:  # whatever TVM raises for a function that cannot be analysed
+        raise BuildError(f"function {task.name} must have a schedule for {task.target.canonical}, but none fits it: "
+                         f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
+    return sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
+                                          decisions=decisions)
+
+
+def last_line(error: BaseException) -> str:
+    """What TVM's long messages end with: the reason."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
