@@ -21,7 +21,7 @@ from tvm.ir import Call, TensorLoad
 
 __all__ = [
     "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "evaluate", "expensive_calls", "nest",
-    "uses", "walk",
+    "op_name", "uses", "walk",
 ]
 
 #: a use of one of these per element outweighs a load, so that computing it twice is worth a buffer

@@ -24,8 +24,8 @@ __all__ = ["REDUCTION"]
 
 
 class Reduction(Space):
-    """Knobs: ``lanes`` registers of partial results of a sum, ``vector`` registers a step in the other stages,
-    ``recompute`` (1: slow intermediates are computed again where they are read, not stored), ``parallel``."""
+    """Knobs: ``lanes`` registers of partial results of a sum, ``fold`` the width of the second, narrower step (0: none),
+    ``vector`` registers a step in the other stages, ``recompute`` (1: slow intermediates are computed again where they are read, not stored), ``parallel``."""
 
     name = "cpu.reduction"
     target_kind = "llvm"
@@ -39,7 +39,7 @@ class Reduction(Space):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         info = analyse(func)
-        knobs = [Knob("lanes", (1, 2, 4)), Knob("vector", (1, 2, 4))]
+        knobs = [Knob("lanes", (1, 2, 4)), Knob("fold", (0, 4, 8)), Knob("vector", (1, 2, 4))]
         if any(b.expensive and len(info.consumers(b)) > 1 for b in info.blocks if b.kind == "injective"):
             knobs.append(Knob("recompute", (0, 1)))
         if _work(info) >= PARALLEL_WORK // 4:
@@ -49,18 +49,18 @@ class Reduction(Space):
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         names = {k.name for k in self.knobs(func, target)}
         parallel = int(_work(analyse(func)) >= PARALLEL_WORK)
-        for lanes, vector in ((2, 2), (4, 4), (1, 1), (4, 2)):
-            full = {"lanes": lanes, "vector": vector, "recompute": 0, "parallel": parallel}
+        for lanes, fold, vector in ((2, 4, 2), (4, 8, 2), (1, 4, 1), (4, 4, 4)):
+            full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "parallel": parallel}
             yield {name: value for name, value in full.items() if name in names}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         func = sch.mod["main"]
         names = {k.name for k in self.knobs(func, target)}
         info, machine = analyse(func), cpu_machine(target)
-        lanes, vector = pick("lanes"), pick("vector")
+        lanes, fold, vector = pick("lanes"), pick("fold"), pick("vector")
         recompute = bool(pick("recompute")) if "recompute" in names else False
         parallel = bool(pick("parallel")) if "parallel" in names else False
-        tile = RowTile(lanes=lanes, vector=vector, parallel=parallel)
+        tile = RowTile(lanes=lanes, fold=fold, vector=vector, parallel=parallel)
         inline_injective(sch, info)
         if recompute:
             for block in _repeated(info):

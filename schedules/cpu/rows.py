@@ -24,9 +24,11 @@ __all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
 
 @dataclass(frozen=True)
 class RowTile:
-    """``lanes`` registers hold the partial results of a split sum; ``vector`` registers a step elsewhere."""
+    """``lanes`` registers hold the partial results of a split sum, which are then folded into ``fold`` (0: not);
+    ``vector`` registers a step elsewhere."""
 
     lanes: int = 2
+    fold: int = 4
     vector: int = 2
     parallel: bool = True
 
@@ -73,18 +75,26 @@ def _partial_width(extent: int, lanes: int, registers: int) -> int:
     return max(fill, key=lambda d: (fill[d], d)) if fill else 1
 
 
-def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, registers: int) -> SBlockRV | None:
-    """Split the innermost reduced loop of ``block`` over vector lanes; returns the block of partial results.
+def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, tile: RowTile) -> list[SBlockRV]:
+    """Split the innermost reduced loop of ``block`` over vector lanes; returns the blocks of partial results.
 
-    ``s = sum(x[k])   -->   p[l] = sum(x[ko * L + l]); s = sum(p[l])``
+    The partial results are added up in a second, narrower vector first, since one at a time is a chain of as many
+    dependent additions.
+
+    ``s = sum(x[k])   -->   p[l] = sum(x[ko * L + l]); q[m] = sum(p[lo * 4 + m]); s = sum(q[m])``
     """
     here = _fuse_reduced(sch, block)
     inner = here.loops[-1]
-    width = _partial_width(inner.extent, lanes, registers) if inner.kind == "R" else 1
+    width = _partial_width(inner.extent, lanes, tile.lanes) if inner.kind == "R" else 1
     if width == 1:
-        return None
+        return []
     _, lane = sch.split(inner.rv, [None, width])
-    return sch.rfactor(lane, 0)
+    partials = [sch.rfactor(lane, 0)]
+    if tile.fold and width >= 4 * tile.fold and width % tile.fold == 0:
+        last = nest(sch, block).loops[-1]
+        _, lane = sch.split(last.rv, [None, tile.fold])
+        partials.append(sch.rfactor(lane, 0))
+    return partials
 
 
 def schedule_rows(
@@ -102,11 +112,9 @@ def schedule_rows(
     for block in blocks:
         here = nest(sch, block)
         if any(loop.kind == "R" for loop in here.loops):
-            partial = None
-            if reduces_along_memory(here):
-                partial = split_sum(sch, block, _lanes(here, machine), tile.lanes)
-            if partial is not None:
-                placed.append(partial)
+            partials = split_sum(sch, block, _lanes(here, machine), tile) if reduces_along_memory(here) else []
+            if partials:
+                placed += partials
                 along = max(along, prod(loop.extent for loop in here.loops))
             else:  # also where a short or prime axis cannot be split: one row a lane beats one at a time
                 across = max(across, prod(loop.extent for loop in here.loops))

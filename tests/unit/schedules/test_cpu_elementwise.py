@@ -74,8 +74,14 @@ class TestElementwise(SpaceContract):
         Case("channel_scale", _two(topi.multiply, (1, 24, 20, 20), (1, 24, 1, 1)), lambda a, b: a * b),
         Case("transpose", _one(topi.transpose, 200, 300), lambda a: a.T),
         Case("transpose_odd", _one(topi.transpose, 37, 53), lambda a: a.T),
-        Case("heads", _one(lambda a: topi.transpose(a, (0, 2, 1, 3)), 1, 64, 12, 64), lambda a: a.transpose(0, 2, 1, 3)),
-        Case("keys", _one(lambda a: topi.transpose(a, (0, 1, 3, 2)), 1, 12, 128, 64), lambda a: a.transpose(0, 1, 3, 2)),
+        Case(
+            "heads", _one(lambda a: topi.transpose(a, (0, 2, 1, 3)), 1, 64, 12, 64),
+            lambda a: a.transpose(0, 2, 1, 3),
+        ),
+        Case(
+            "keys", _one(lambda a: topi.transpose(a, (0, 1, 3, 2)), 1, 12, 128, 64),
+            lambda a: a.transpose(0, 1, 3, 2),
+        ),
         Case("to_blocked", _one(lambda a: topi.layout_transform(a, "NCHW", "NCHW16c"), 1, 64, 28, 28), _to_blocked),
         Case(
             "from_blocked", _one(lambda a: topi.layout_transform(a, "NCHW16c", "NCHW"), 1, 4, 28, 28, 16),

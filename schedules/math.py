@@ -1,0 +1,228 @@
+"""Transcendental functions as arithmetic that vectorises.
+
+LLVM turns a vector ``exp`` into one library call per lane, which makes softmax or GELU ten times slower than the
+memory they touch. :func:`expand_math` replaces such calls on ``float32`` by polynomials and bit operations, before or
+after scheduling. Largest relative errors over the whole range, measured against float64 (``tests``): ``exp``, ``log``
+and their bases 2 and 10: 3e-7; ``tanh``, ``sigmoid``, ``erf``: 5e-7. Infinities, NaN, zeros and denormal numbers come
+out as the library's. The coefficients are minimax fits (Lawson's iteration) in double precision, rounded.
+
+Other types and functions keep their library calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+
+from schedules.analysis import op_name
+
+__all__ = ["EXPANDED", "expand_math"]
+
+#: exp(r) = 1 + r + r^2 P(r) on |r| <= log(2)/2; relative error 3e-9
+_EXP = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814540579915047)
+#: log(1 + f) = f - f^2/2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; relative error 8e-10
+_LOG = (
+    0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053, 0.14219552278518677,
+    -0.1240558922290802, 0.11888162046670914, -0.11675652116537094, 0.06746640801429749,
+)
+#: erf(x) = x P(x^2) / Q(x^2) on |x| <= 3.93; relative error 2e-8. Beyond, erf rounds to one.
+_ERF_P = (
+    1.1283791065216064, 0.19078318774700165, 0.05279019847512245, 0.003779581282287836, 0.0002848079602699727,
+    2.0419754491740605e-06,
+)
+_ERF_Q = (
+    1.0, 0.5024099349975586, 0.11425725370645523, 0.014997381716966629, 0.0011652059620246291, 3.800409103860147e-05,
+)
+_ERF_END = 3.93
+#: log(2) in two parts; the first has so few bits that its product with an exponent is exact
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_LOG2_E = 1.4426950408889634
+#: adding and subtracting 1.5 * 2^23 rounds a float32 to the nearest integer and leaves it in the low bits
+_ROUNDER, _ROUNDER_BITS = 12582912.0, 0x4B400000
+_SQRT_HALF_BITS = 0x3F3504F3
+_SIGN_BIT = -0x80000000
+
+
+def _f(value: float) -> Any:
+    return tirx.const(value, "float32")
+
+
+def _i(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def _let(value: Any, body: Callable[[Any], Any], dtype: str = "float32") -> Any:
+    """``body`` of a new variable that holds ``value``, so that the value is computed once."""
+    variable = tirx.Var("t", dtype)
+    return tirx.Let(variable, value, body(variable))
+
+
+def _horner(coefficients: Sequence[float], x: Any) -> Any:
+    result = _f(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * x + _f(coefficient)
+    return result
+
+
+def _bits(x: Any) -> Any:
+    return tirx.reinterpret("int32", x)
+
+
+def _float(x: Any) -> Any:
+    return tirx.reinterpret("float32", x)
+
+
+def _power_of_two(n: Any) -> Any:
+    return _float(tirx.shift_left(n + _i(127), _i(23)))
+
+
+def _reduced(x: Any, body: Callable[[Any, Any], Any]) -> Any:
+    """``body(r, n)`` with ``x = n log(2) + r``, ``|r| <= log(2)/2`` and ``n`` an int32 (Cody and Waite, 1980)."""
+
+    def shifted(k: Any) -> Any:
+        return _let(k - _f(_ROUNDER), lambda n: body(
+            (x - n * _f(_LN2_HIGH)) - n * _f(_LN2_LOW), _bits(k) - _i(_ROUNDER_BITS),
+        ))
+
+    return _let(x * _f(_LOG2_E) + _f(_ROUNDER), shifted)
+
+
+def _scaled_exp(r: Any, n: Any) -> Any:
+    """``exp(r) 2^n``. The power is applied in two halves, so that results below the normal range are rounded once
+    and results above it become infinite."""
+    return _let(r, lambda r: _let(n, lambda n: _let(tirx.shift_right(n, _i(1)), lambda half: (
+        (r * r * _horner(_EXP, r) + r + _f(1.0)) * _power_of_two(half) * _power_of_two(n - half)
+    ), "int32"), "int32"))
+
+
+def _clamp(low: float, x: Any, high: float) -> Any:
+    """``x`` between two constants. They come first in max and min, because then a NaN passes through."""
+    return tirx.Min(_f(high), tirx.Max(_f(low), x))
+
+
+def _exp(x: Any) -> Any:
+    return _let(_clamp(-104.0, x, 89.0), lambda c: _reduced(c, _scaled_exp))
+
+
+def _exp2(x: Any) -> Any:
+    return _let(_clamp(-150.0, x, 129.0), lambda c: _let(c + _f(_ROUNDER), lambda k: _scaled_exp(
+        (c - (k - _f(_ROUNDER))) * _f(0.6931471805599453), _bits(k) - _i(_ROUNDER_BITS),
+    )))
+
+
+def _log(x: Any) -> Any:
+    def normal(y: Any, shift: Any) -> Any:
+        def split(e: Any) -> Any:
+            mantissa = _float(_bits(y) - tirx.shift_left(e, _i(23)))
+            return _let(tirx.Cast("float32", e) + shift, lambda n: _let(mantissa - _f(1.0), lambda f: (
+                n * _f(_LN2_HIGH) + (f + (f * f * (f * _horner(_LOG, f) - _f(0.5)) + n * _f(_LN2_LOW)))
+            )))
+
+        return _let(tirx.shift_right(_bits(y) - _i(_SQRT_HALF_BITS), _i(23)), split, "int32")
+
+    def whole(x: Any) -> Any:
+        small = x < _f(1.1754943508222875e-38)  # denormal: scaled into the normal range first
+        scaled, shift = tirx.Select(small, x * _f(8388608.0), x), tirx.Select(small, _f(-23.0), _f(0.0))
+        finite = _let(scaled, lambda y: normal(y, shift))
+        special = tirx.Select(x.equal(_f(0.0)), _f(float("-inf")), _f(float("nan")))
+        return tirx.Select(x > _f(0.0), tirx.Select(x < _f(float("inf")), finite, x), special)
+
+    return _let(x, whole)
+
+
+def _log1p(x: Any) -> Any:
+    # log(u) (x / (u - 1)) for u = 1 + x undoes the rounding of u (Kahan)
+    def corrected(u: Any) -> Any:
+        exact = tirx.Select(u < _f(float("inf")), _log(u) * (x / (u - _f(1.0))), u)
+        return tirx.Select(u.equal(_f(1.0)), x, exact)
+
+    return _let(_f(1.0) + x, corrected)
+
+
+def _tanh(x: Any) -> Any:
+    # with E = exp(2|x|) - 1, built from r^2 P(r) + r so that nothing cancels for small x: tanh |x| = E / (E + 2)
+    def positive(r: Any, n: Any) -> Any:
+        return _let(r, lambda r: _let(_power_of_two(n), lambda s: _let(
+            s * (r * r * _horner(_EXP, r) + r) + (s - _f(1.0)), lambda e: e / (e + _f(2.0)),
+        )))
+
+    def signed(x: Any) -> Any:
+        size = tirx.Min(_f(9.02), tirx.abs(x)) * _f(2.0)
+        result = _let(size, lambda z: _reduced(z, positive))
+        return _float(tirx.bitwise_or(_bits(result), tirx.bitwise_and(_bits(x), _i(_SIGN_BIT))))
+
+    return _let(x, signed)
+
+
+def _erf(x: Any) -> Any:
+    def rational(c: Any) -> Any:
+        return _let(c * c, lambda t: c * _horner(_ERF_P, t) / _horner(_ERF_Q, t))
+
+    return _clamp(-1.0, _let(_clamp(-_ERF_END, x, _ERF_END), rational), 1.0)
+
+
+def _sigmoid(x: Any) -> Any:
+    return _f(1.0) / (_f(1.0) + _exp(_f(0.0) - x))
+
+
+def _pow(x: Any, y: Any) -> Any | None:
+    """Quarter powers by multiplication and square roots; None for any other exponent."""
+    if not isinstance(y, tirx.FloatImm) or float(y.value) * 4 != int(float(y.value) * 4) or abs(float(y.value)) > 4:
+        return None
+    quarters = int(abs(float(y.value)) * 4)
+
+    def product(x: Any) -> Any:
+        root = tirx.sqrt(x)
+        parts = {0: [], 1: [tirx.sqrt(root)], 2: [root], 3: [root, tirx.sqrt(root)]}[quarters % 4]
+        result = _f(1.0)
+        for position, factor in enumerate([*[x] * (quarters // 4), *parts]):
+            result = factor if position == 0 else result * factor
+        return result if float(y.value) >= 0 else _f(1.0) / result
+
+    return _let(x, product)
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "exp": _exp,
+    "exp2": _exp2,
+    "log": _log,
+    "log1p": lambda x: _let(x, _log1p),
+    "log2": lambda x: _log(x) * _f(_LOG2_E),
+    "log10": lambda x: _log(x) * _f(0.4342944819032518),
+    "tanh": _tanh,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+    "pow": _pow,
+    "rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
+}
+
+#: the operators that are replaced
+EXPANDED = tuple(sorted(_RULES))
+
+
+def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with its slow float32 calls as arithmetic; the same object where there are none.
+
+    Scheduling before or after makes no difference to the result. After is better: the task keeps its name in the
+    tuning log when a polynomial changes, and a cost model sees one operation.
+
+    ``B[i] = T.exp(A[i])   -->   B[i] = T.Let(...)``
+    """
+    changed = [False]
+
+    def call(node: Call) -> Any:
+        rule = _RULES.get(op_name(node))
+        if rule is None or str(node.ty) != "float32":
+            return node
+        expansion = rule(*node.args)
+        if expansion is None:
+            return node
+        changed[0] = True
+        return expansion
+
+    body = tvm_ffi.structural_map(func.body, (Call, call))
+    return func.with_body(body) if changed[0] else func

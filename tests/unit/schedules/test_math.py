@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import tvm
+from harness import TARGET
+from tvm import s_tir, te, tirx, topi
+
+from schedules.math import EXPANDED, expand_math
+
+RNG = np.random.default_rng(0)
+
+
+def _every_magnitude(step: int = 7919) -> np.ndarray:
+    """Values over the whole range of float32: zeros, denormals, infinities and NaN among them."""
+    return np.arange(0, 2**32, step, dtype=np.uint64).astype(np.uint32).view(np.float32)
+
+
+def _run(function: Callable[[Any], Any], values: np.ndarray, vector: bool = True) -> np.ndarray:
+    values = np.concatenate([values, np.zeros(-len(values) % 32, "float32")])
+    a = te.placeholder((len(values),), "float32")
+    func = te.create_prim_func([a, te.compute(a.shape, lambda i: function(a[i]), name="b")])
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    if vector:
+        _, inner = sch.split(sch.get_loops(sch.get_sblock("b"))[0], [None, 32])
+        sch.vectorize(inner)
+    expanded = expand_math(sch.mod["main"])
+    assert not expanded.same_as(sch.mod["main"])
+    out = tvm.runtime.tensor(np.zeros_like(values))
+    tvm.compile(tvm.IRModule({"main": expanded}), target=TARGET)["main"](tvm.runtime.tensor(values), out)
+    return out.numpy()
+
+
+CASES = {
+    # name: (function, float64 reference, interval of interest, largest relative error)
+    "exp": (tirx.exp, np.exp, (-87, 88), 2e-7),
+    "exp2": (tirx.exp2, np.exp2, (-125, 127), 2e-7),
+    "log": (tirx.log, np.log, (0.3, 3), 3e-7),
+    "log1p": (tirx.log1p, np.log1p, (-0.9, 2), 3e-7),
+    "log2": (tirx.log2, np.log2, (0.3, 3), 3e-7),
+    "log10": (tirx.log10, np.log10, (0.3, 3), 3e-7),
+    "tanh": (tirx.tanh, np.tanh, (-10, 10), 4e-7),
+    "erf": (tirx.erf, scipy.special.erf, (-4.5, 4.5), 5e-7),
+    "sigmoid": (tirx.sigmoid, scipy.special.expit, (-80, 80), 3e-7),
+    "rsqrt": (tirx.rsqrt, lambda x: 1 / np.sqrt(x), (0.01, 100), 2e-7),
+    "pow_0.75": (lambda x: tirx.power(x, tirx.const(0.75, "float32")), lambda x: x**0.75, (0.01, 100), 4e-7),
+    "pow_-0.5": (lambda x: tirx.power(x, tirx.const(-0.5, "float32")), lambda x: x**-0.5, (0.01, 100), 4e-7),
+    "pow_2": (lambda x: tirx.power(x, tirx.const(2.0, "float32")), lambda x: x**2, (-9, 9), 4e-7),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_relative_error_and_special_values(name: str) -> None:
+    function, reference, interval, bound = CASES[name]
+    values = np.concatenate([_every_magnitude(), RNG.uniform(*interval, 200_000).astype("float32")])
+    got = _run(function, values)[: len(values)]
+    with np.errstate(all="ignore"):
+        want = reference(values.astype("float64"))
+        rounded = want.astype("float32")
+    special = ~np.isfinite(rounded)
+    np.testing.assert_array_equal(got[special], rounded[special])
+    tiny = np.finfo("float32").tiny
+    normal = ~special & (np.abs(want) >= tiny)
+    error = np.abs(got[normal] - want[normal]) / np.abs(want[normal])
+    assert error.max() <= bound
+    assert normal.sum() > 200_000
+    # below the normal range the result may be rounded once more than ideal, or flushed by an intermediate
+    assert np.abs(got[~special & ~normal] - want[~special & ~normal]).max(initial=0) < tiny
+
+
+def test_scalar_code_agrees_with_vector_code() -> None:
+    values = RNG.uniform(-20, 20, 4096).astype("float32")
+    np.testing.assert_array_equal(_run(tirx.tanh, values), _run(tirx.tanh, values, vector=False))
+
+
+def test_expanding_before_or_after_scheduling_is_the_same() -> None:
+    """Inlining, unrolling and splitting duplicate the expansion; each copy must keep its own variables."""
+    a = te.placeholder((64, 128), "float32")
+    b = te.compute(a.shape, lambda i, j: tirx.exp(a[i, j]), name="b")
+    c = te.compute(a.shape, lambda i, j: b[i, j] + b[i, 127 - j], name="c")
+    func = te.create_prim_func([a, c])
+
+    def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+        sch.compute_inline(sch.get_sblock("b"))
+        _, unrolled, inner = sch.split(sch.get_loops(sch.get_sblock("c"))[1], [None, 2, 16])
+        sch.unroll(unrolled)
+        sch.vectorize(inner)
+        return sch.mod["main"]
+
+    data = RNG.normal(size=(64, 128)).astype("float32")
+    results = []
+    for scheduled in (schedule(expand_math(func)), expand_math(schedule(func))):
+        out = tvm.runtime.tensor(np.zeros_like(data))
+        tvm.compile(tvm.IRModule({"main": scheduled}), target=TARGET)["main"](tvm.runtime.tensor(data), out)
+        results.append(out.numpy())
+    np.testing.assert_array_equal(*results)
+    wide = np.exp(data.astype("float64"))
+    np.testing.assert_allclose(results[0], wide + wide[:, ::-1], rtol=3e-7)
+
+
+def test_other_types_and_functions_are_left_alone() -> None:
+    a, b = te.placeholder((16,), "float64"), te.placeholder((16,), "float32")
+    func = te.create_prim_func([a, topi.exp(a)])
+    assert expand_math(func).same_as(func)
+    func = te.create_prim_func([b, topi.sin(b)])
+    assert expand_math(func).same_as(func)
+    func = te.create_prim_func([b, te.compute((16,), lambda i: tirx.power(b[i], tirx.const(2.3, "float32")))])
+    assert expand_math(func).same_as(func)
+
+
+def test_no_library_call_remains() -> None:
+    a = te.placeholder((1024,), "float32")
+    func = te.create_prim_func([a, te.compute(a.shape, lambda i: tirx.exp(a[i]) + tirx.erf(a[i]) + tirx.tanh(a[i]))])
+    assembly = tvm.compile(tvm.IRModule({"main": expand_math(func)}), target=TARGET).mod.inspect_source("s")
+    assert "expf" not in assembly and "erff" not in assembly and "tanhf" not in assembly
+
+
+def test_the_list_of_operators_is_what_the_cases_cover() -> None:
+    assert {name.partition("_")[0] for name in CASES} == set(EXPANDED)
