@@ -84,10 +84,10 @@ def mismatch(output: np.ndarray, reference: np.ndarray, rtol: float) -> str:
     got, want = (a.astype(np.float32, copy=False).ravel() for a in (output, reference))
     if output.dtype == np.float64:
         got, want = output.ravel(), reference.ravel()
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         magnitude = np.abs(want)
-        scale = np.maximum(magnitude, _scale(magnitude))
-        fine = (np.abs(got - want) <= rtol * scale) | ((got == want) & np.isinf(want))
+        close = np.abs(got - want) <= rtol * np.maximum(magnitude, _scale(magnitude))
+        fine = np.where(np.isfinite(want), close, (got == want) & ~np.isnan(want))
     return _describe(np.flatnonzero(~fine), output, reference)
 
 

@@ -151,6 +151,7 @@ class LocalMeasurer:
             jobs = [self._reference_job(c.request, c.reference) for c in missing.values()]
             jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
             self._pool.serve(jobs, slots)
+            self._pool.settle()
             for candidate in batch.open():
                 self._run(batch, candidate)
 

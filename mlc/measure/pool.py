@@ -74,6 +74,11 @@ class Pool:
                 self._drop(slot)
             raise
 
+    def settle(self) -> None:
+        """Wait for workers that are still starting: their imports would disturb whatever is timed."""
+        while starting := [i for i, worker in enumerate(self._slots) if worker is not None and not worker.ready]:
+            self._wait(starting, {})
+
     def _worker(self, slot: int) -> WorkerProcess:
         worker = self._slots[slot]
         if worker is None:

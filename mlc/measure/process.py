@@ -66,7 +66,7 @@ class WorkerProcess:
             self._process.kill()
             code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        words = self.last_words()
+        words = "" if how == "SIGSEGV" else self.last_words()  # TVM ends that one with a meaningless stack frame
         self._close()
         return f"{how}: {words}" if words else how
 

@@ -203,7 +203,7 @@ class _Lowered:
 
     def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
         if info.name == _LAST_SHARED_PASS:
-            self.code_hash = f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
+            self.code_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"
 
 
 def _build(func: tirx.PrimFunc, target: tvm.target.Target) -> _Built:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_GRACE = 5.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
+_GRACE = 2.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
 
 
 def main() -> None:
@@ -55,8 +55,8 @@ def _answer(bench: Workbench, job: Message) -> Message:
     try:
         return getattr(bench, job["job"])(job)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return {"failure": getattr(error, "failure", "run"), "detail": f"{type(error).__name__}: {lines[-1]}"[:500]}
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return {"failure": getattr(error, "failure", "run"), "detail": lines[-1][:500]}
 
 
 if __name__ == "__main__":

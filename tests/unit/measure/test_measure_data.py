@@ -1,0 +1,86 @@
+"""Inputs that make wrong programs visible, and comparisons that let none pass."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mlc.measure.data import Param, mismatch, poison, random_arrays
+
+RNG = np.random.default_rng(0)
+
+
+def test_inputs_are_the_same_everywhere_and_differ_from_each_other() -> None:
+    params = [Param((64, 32), "float32", False), Param((64, 32), "float32", False), Param((64,), "float32", True)]
+    first, second = random_arrays(params, "normal"), random_arrays(params, "normal")
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not np.array_equal(first[0], first[1]) and first[0].std() > 0.9 and (first[0] < 0).any()
+    positive = random_arrays(params, "positive")
+    assert positive[0].min() >= 0.1 and positive[0].max() <= 1.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float8_e4m3fn", "int8", "uint8", "int64", "bool"])
+def test_every_type_gets_varied_values_of_its_own(dtype: str) -> None:
+    (array,) = random_arrays([Param((1000,), dtype, False)], "normal")
+    assert str(array.dtype) == dtype and len(np.unique(array.astype(np.float32))) > (1 if dtype == "bool" else 5)
+
+
+def test_integers_are_valid_indices_into_the_other_buffers() -> None:
+    ids, _ = random_arrays([Param((1, 500), "int64", False), Param((2, 128), "float32", False)], "normal")
+    assert set(np.unique(ids)) == {0, 1}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int64", "uint8", "bool"])
+def test_poison_never_passes(dtype: str) -> None:
+    (reference,) = random_arrays([Param((300,), dtype, False)], "normal")
+    assert mismatch(reference.copy(), reference, 1e-3) == ""
+    assert mismatch(poison(reference), reference, 1e-3).startswith("300 of 300")
+
+
+def test_the_tolerance_is_relative_to_the_largest_magnitude() -> None:
+    reference = RNG.standard_normal(1000).astype(np.float32)
+    largest = np.abs(reference).max()
+    within, beyond = reference.copy(), reference.copy()
+    within[3] += 0.9e-3 * largest
+    beyond[3] += 1.1e-3 * largest
+    assert mismatch(within, reference, 1e-3) == ""
+    assert "1 of 1000 elements differ from the reference, the first at [3]" in mismatch(beyond, reference, 1e-3)
+
+
+def test_huge_masks_do_not_hide_errors_in_ordinary_values() -> None:
+    reference = RNG.standard_normal((10, 10)).astype(np.float32)
+    reference[::2, 5] = np.finfo(np.float32).min
+    assert mismatch(reference * np.float32(1 - 1e-6), reference, 1e-3) == ""
+    output = reference.copy()
+    output[2, 3] += 10
+    assert "[2, 3]" in mismatch(output, reference, 1e-3)
+
+
+def test_not_a_number_and_infinity() -> None:
+    reference = np.array([1.0, np.inf, -np.inf, 2.0], np.float32)
+    assert mismatch(reference.copy(), reference, 1e-3) == ""
+    for value, place in ((np.nan, 0), (-np.inf, 1), (np.nan, 1), (1.0, 2), (np.inf, 3)):
+        output = reference.copy()
+        output[place] = value
+        assert f"[{place}]" in mismatch(output, reference, 1e-3)
+    nan = np.array([np.nan], np.float32)
+    assert mismatch(nan, nan, 1e-3), "NaN never passes, not even for NaN"
+    zeros = np.zeros(5, np.float32)
+    assert mismatch(zeros.copy(), zeros, 1e-3) == "" and mismatch(zeros + np.float32(1e-30), zeros, 1e-3)
+
+
+def test_small_types_get_the_tolerance_of_their_own_precision() -> None:
+    reference = RNG.standard_normal(1000).astype(ml_dtypes.bfloat16)
+    near = (reference.astype(np.float32) + 0.02).astype(ml_dtypes.bfloat16)
+    far = (reference.astype(np.float32) + 1).astype(ml_dtypes.bfloat16)
+    assert mismatch(near, reference, 1e-3) == "" and mismatch(far, reference, 1e-3)
+
+
+def test_integers_must_be_equal_and_scalars_work() -> None:
+    reference = RNG.integers(0, 8, (4, 4))
+    output = reference.copy()
+    output[1, 2] += 1
+    assert "[1, 2]" in mismatch(output, reference, 1e-3)
+    scalar = np.array(3.0, np.float32)
+    assert mismatch(scalar.copy(), scalar, 1e-3) == "" and "[]" in mismatch(scalar * 2, scalar, 1e-3)
