@@ -1,57 +1,81 @@
 """How an index expression moves with the loops around it: enough of affine analysis for footprints and strides.
 
-An :class:`Affine` is a sum of terms, each a linear combination of loops whose range may be capped by a
-``floormod``. ``floordiv`` by a constant divides coefficients, which may become fractions: over ``n`` steps of a
-loop with coefficient 1/4 the value moves by n/4, which is what a footprint needs.
+An :class:`Affine` is a sum of terms, each a linear combination of loops. A ``floormod`` caps a term's range. A
+``floordiv`` divides coefficients, which may become fractions (over ``n`` steps of a loop with coefficient 1/4 the
+value moves by n/4, which is what a footprint needs) while the term's values stay whole multiples of its unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
-__all__ = ["Affine", "Environment", "evaluate"]
+__all__ = ["Affine", "Environment", "Term", "evaluate"]
 
 _INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
-class Affine:
-    """``terms`` are (coefficient by loop number, cap on the range of the term)."""
+class Term:
+    """``unit`` divides every value of the term; 0 where each coefficient speaks for itself."""
 
-    terms: tuple[tuple[Mapping[int, float], float], ...] = ()
+    coefficients: Mapping[int, float]  # by loop number
+    cap: float = _INFINITE
+    unit: float = 0.0
+
+    def scaled(self, factor: float) -> Term:
+        coefficients = {i: c * factor for i, c in self.coefficients.items()}
+        return Term(coefficients, self.cap * abs(factor), self.unit * abs(factor))
+
+    def split(self, divisor: float) -> tuple[Term | None, Term | None]:
+        """The part whose values are multiples of ``divisor``, and the rest."""
+        if self.unit:
+            return (self, None) if self.unit % divisor == 0 else (None, self)
+        multiples = {i: c for i, c in self.coefficients.items() if c % divisor == 0}
+        others = {i: c for i, c in self.coefficients.items() if c % divisor}
+        return (
+            replace(self, coefficients=multiples) if multiples else None,
+            replace(self, coefficients=others) if others else None,
+        )
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The sum of ``terms`` and ``constant``."""
+
+    terms: tuple[Term, ...] = ()
     constant: float = 0.0
 
     @staticmethod
     def loop(index: int) -> Affine:
-        return Affine((({index: 1.0}, _INFINITE),))
+        return Affine((Term({index: 1.0}),))
 
     def __add__(self, other: Affine) -> Affine:
         merged: dict[int, float] = {}
         kept = []
-        for coefficients, cap in self.terms + other.terms:
-            if cap == _INFINITE:
-                for loop, c in coefficients.items():
+        for term in self.terms + other.terms:
+            if term.cap == _INFINITE and not term.unit:
+                for loop, c in term.coefficients.items():
                     merged[loop] = merged.get(loop, 0.0) + c
             else:
-                kept.append((coefficients, cap))
+                kept.append(term)
         merged = {loop: c for loop, c in merged.items() if c}
-        terms = tuple(kept) + (((merged, _INFINITE),) if merged else ())
-        return Affine(terms, self.constant + other.constant)
+        return Affine((*kept, Term(merged)) if merged else tuple(kept), self.constant + other.constant)
 
     def scaled(self, factor: float) -> Affine:
         if not factor:
             return Affine()
-        terms = tuple(({i: c * factor for i, c in cs.items()}, cap * abs(factor)) for cs, cap in self.terms)
-        return Affine(terms, self.constant * factor)
+        return Affine(tuple(t.scaled(factor) for t in self.terms), self.constant * factor)
 
     def divided(self, divisor: float, extents: list[int]) -> Affine:
         """``floordiv``: a part that stays within one step of the quotient does not move it."""
         whole, rest = self._split(divisor)
-        within = rest.range_over(rest.loops, extents) + self.constant % divisor < divisor
-        total = whole.scaled(1.0 / divisor) + (Affine() if within else rest.scaled(1.0 / divisor))
+        total = whole.scaled(1.0 / divisor)
+        if rest.range_over(rest.loops, extents) + self.constant % divisor >= divisor:
+            floored = tuple(replace(t.scaled(1.0 / divisor), unit=1.0) for t in rest.terms)
+            total = Affine(total.terms + floored)
         return Affine(total.terms, self.constant // divisor)
 
     def modulo(self, divisor: float, extents: list[int]) -> Affine:
@@ -60,31 +84,24 @@ class Affine:
         constant = self.constant % divisor
         if rest.range_over(rest.loops, extents) + constant < divisor:
             return Affine(rest.terms, constant)
-        return Affine(tuple((cs, min(cap, divisor - 1)) for cs, cap in rest.terms), constant)
+        return Affine(tuple(replace(t, cap=min(t.cap, divisor - 1)) for t in rest.terms), constant)
 
     def _split(self, divisor: float) -> tuple[Affine, Affine]:
         """The terms that are multiples of the divisor, and the others."""
-        whole, rest = [], []
-        for coefficients, cap in self.terms:
-            multiples = {i: c for i, c in coefficients.items() if c % divisor == 0}
-            others = {i: c for i, c in coefficients.items() if c % divisor}
-            if multiples:
-                whole.append((multiples, cap))
-            if others:
-                rest.append((others, cap))
-        return Affine(tuple(whole)), Affine(tuple(rest))
+        parts = [term.split(divisor) for term in self.terms]
+        return Affine(tuple(w for w, _ in parts if w)), Affine(tuple(r for _, r in parts if r))
 
     @property
     def loops(self) -> set[int]:
         """The loops this value moves with."""
-        return {i for coefficients, _ in self.terms for i in coefficients}
+        return {i for term in self.terms for i in term.coefficients}
 
     def range_over(self, loops: Collection[int], extents: list[int]) -> float:
         """The distance between the smallest and the largest value while ``loops`` run and the others stand."""
         total = 0.0
-        for coefficients, cap in self.terms:
-            moved = sum(abs(c) * (extents[i] - 1) for i, c in coefficients.items() if i in loops)
-            total += min(cap, moved)
+        for term in self.terms:
+            moved = sum(abs(c) * (extents[i] - 1) for i, c in term.coefficients.items() if i in loops)
+            total += min(term.cap, moved)
         return total
 
     def positions(self, loops: Collection[int], extents: list[int]) -> float:
@@ -96,8 +113,8 @@ class Affine:
         return min(iterations, 1.0 + self.range_over(loops, extents))
 
     def step(self, loop: int) -> float:
-        """How far one step of ``loop`` moves the value."""
-        return sum(coefficients.get(loop, 0.0) for coefficients, _ in self.terms)
+        """How far one step of ``loop`` moves the value, on average."""
+        return sum(term.coefficients.get(loop, 0.0) for term in self.terms)
 
 
 @dataclass

@@ -112,7 +112,8 @@ def _cpu(nest: Nest, machine: Machine) -> NestCost:
     fused = 0.5 if nest.reduction and nest.arithmetic >= 2 else 1.0  # a multiply and an add are one instruction
     operations = unrolled * vectors * (nest.arithmetic * fused + nest.special)
     registers = accumulators + live
-    spills = max(0.0, registers - machine.vector_registers)
+    steps = math.prod(extents[i] for i in scalar_loops if i in nest.reduction)
+    spills = max(0.0, registers - _usable(machine)) * (steps if nest.reduction else 1)
     chain = operations / max(accumulators, 1.0) if nest.reduction and body.pivot in nest.reduction else 0.0
     cycles = max(operations / 2, (loads + spills) / 2 + gathers, stores + spills, chain * CPU_FMA_LATENCY)
     cycles += spills + _LOOP_CYCLES
@@ -144,6 +145,11 @@ def _cpu(nest: Nest, machine: Machine) -> NestCost:
         if body.pivot >= 0 else 0.0,
         tile_bytes=sets[first_reduction], chunk_bytes=sets[first_inside],
     )
+
+
+def _usable(machine: Machine) -> float:
+    """Vector registers that LLVM fills before it spills: it hoists broadcasts and constants into the others."""
+    return machine.vector_registers - (4 if machine.vector_registers >= 32 else 1)
 
 
 def _combined(compute: float, memory: tuple[float, ...]) -> float:

@@ -239,7 +239,7 @@ class _Walk:
 
 
 def _form(affine: Affine) -> tuple[object, ...]:
-    return (affine.constant, tuple((tuple(cs.items()), cap) for cs, cap in affine.terms))
+    return (affine.constant, tuple((tuple(t.coefficients.items()), t.cap, t.unit) for t in affine.terms))
 
 
 @dataclass
