@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
+from mlc.config import get
+from mlc.errors import UsageError
+from mlc.report import format as fmt
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mlc.build import Executable
 
 __all__ = ["COMMAND"]
 
@@ -26,37 +36,68 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
-    import time
-
-    import mlc
+    from mlc import api
     from mlc.cli.models import find_model
 
     model = find_model(args.model)
+    if model.is_artifact:
+        raise UsageError(f"{args.model} is compiled already; give the model that it was built from")
     output = args.output or Path(f"{model.stem}.so")
     options.check_folder(output)
     if args.report:
-        from mlc.report.html import check_report_folder
+        from mlc.report.html import check_folder
 
-        check_report_folder(args.report)
+        check_folder(args.report)
     started = time.perf_counter()
-    exe = mlc.compile(model.source(), target=args.target, log=args.log)
+    with _dumping(args.report):
+        exe = api.compile(model.source(), target=args.target, log=args.log)
     exe.save(output)
     took = time.perf_counter() - started
     document: dict[str, Any] = {
         "model": args.model, "output": str(output), "bytes": output.stat().st_size, "seconds": round(took, 3),
-        "target": exe.metadata.get("target"), "functions": exe.metadata.get("functions", []),
+        "target": exe.metadata["target"], "threads": exe.metadata["threads"], "functions": exe.metadata["functions"],
         "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
     }
     if args.report:
-        from mlc.report.html import write_report
-
-        document["report"] = str(write_report(args.report, model.stem, exe))
-    return Outcome(document, lambda console: _render(document, console))
+        document["report"] = str(_report(args, document, exe))
+    return Outcome(document, lambda console: _render(args, document, console))
 
 
-def _render(document: dict[str, Any], console: Console) -> None:
-    from mlc.report import format as fmt
+@contextmanager
+def _dumping(report: Path | None) -> Iterator[None]:
+    """The report shows code, so have the compiler write it down, unless ``MLC_DUMP_DIR`` asks for that already."""
+    if report is None or get("MLC_DUMP_DIR"):
+        yield
+        return
+    os.environ["MLC_DUMP_DIR"] = str(report / "ir")
+    try:
+        yield
+    finally:
+        del os.environ["MLC_DUMP_DIR"]
 
+
+def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable) -> Path:
+    from mlc.log import layered
+    from mlc.report.html import CompileReport, FunctionRow, scripts, write
+    from mlc.target import resolve
+
+    functions = document["functions"]
+    with layered(args.log, resolve(args.target)) as log:
+        records = {f["key"]: list(log.records(f["key"])) for f in functions}
+    code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
+    rows = [
+        FunctionRow(f["name"], f["calls"], f["space"], f["tuned"], f["seconds"], f["flops"], len(records[f["key"]]),
+                    f["decisions"], code.get(f["symbol"], ""))
+        for f in functions
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in exe.metadata["versions"].items())
+    facts = [document["target"], f"{document['threads']} threads", fmt.bytes_(document["bytes"]),
+             f"built in {document['seconds']:.1f} s", versions]
+    every = [record for found in records.values() for record in found]
+    return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every))
+
+
+def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:
     functions = document["functions"]
     tuned = sum(bool(f.get("tuned")) for f in functions)
     console.print(
@@ -66,7 +107,9 @@ def _render(document: dict[str, Any], console: Console) -> None:
     if "report" in document:
         console.print(f"report: {document['report']}", soft_wrap=True)
     if tuned < len(functions):
-        console.print(f"to make it faster: mlc tune {document['model']}", soft_wrap=True)
+        words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
+                 *(["--log", args.log] if args.log else [])]
+        console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 
 COMMAND = Command("compile", "build a model into one file", _add_arguments, _execute, epilog=options.MODELS_EPILOG)

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -66,7 +67,9 @@ def finish(run: Callable[[], Outcome | None], *, as_json: bool = False, debug: b
     """Call ``run``, print what it hands back or why it failed, and return the exit code."""
     try:
         debug = debug or get_int("MLC_DEBUG") > 0
-        outcome = run()
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            outcome = run()
         if outcome is not None:
             _print(outcome, as_json)
         sys.stdout.flush()
@@ -142,6 +145,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Warnings are one line too."""
+    print(f"mlc: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool, debug: bool) -> int:

@@ -44,7 +44,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     outputs = exe(**inputs)
     names = [spec.name for spec in exe.outputs]
     if args.output:
-        np.savez(args.output, **dict(zip(names, outputs, strict=True)))
+        arrays_by_name: dict[str, Any] = dict(zip(names, outputs, strict=True))
+        np.savez(args.output, **arrays_by_name)
     drawn = f"random, seed {args.seed}"
     document: dict[str, Any] = {
         "model": args.model,

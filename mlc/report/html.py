@@ -6,6 +6,8 @@ One self-contained ``index.html`` with no script and nothing fetched, readable i
 from __future__ import annotations
 
 import html
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from mlc.report import plots
 if TYPE_CHECKING:
     from mlc.log.record import Record
 
-__all__ = ["CompileReport", "FunctionRow", "check_folder", "page", "write"]
+__all__ = ["CompileReport", "FunctionRow", "check_folder", "page", "scripts", "write"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #0072B2; --mute: #888; }
@@ -75,6 +77,15 @@ def write(folder: Path, report: CompileReport) -> Path:
     path = folder / "index.html"
     path.write_text(page(report), encoding="utf-8")
     return path
+
+
+def scripts(dump: Path) -> dict[str, str]:
+    """The functions of a module that the compiler dumped as text, by symbol; empty where there is no such file."""
+    if not dump.is_file():
+        return {}
+    text = re.sub(r"T\.int64\((-?\d+)\)", r"\1", dump.read_text(encoding="utf-8"))
+    found = re.findall(r"^    @T\.prim_func.*?\n    def (\w+)(.*?)(?=^    @|\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    return {symbol: textwrap.dedent(f"    def {symbol}{body}").rstrip() + "\n" for symbol, body in found}
 
 
 def page(report: CompileReport) -> str:
