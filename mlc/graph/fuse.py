@@ -8,14 +8,16 @@ where it would keep them apart.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 
 import tvm
-from tvm import relax, topi
+from tvm import relax, s_tir, tirx, topi
 from tvm.relax import transform
 
 from mlc.errors import BuildError
-from mlc.graph.rewrite import bindings, leaves, op_name, replaced
+from mlc.graph.rewrite import bindings, leaves, op_name, replaced, shape_of
 
 __all__ = ["FUSION", "LowerInnerReshapes", "check_lowered"]
 
@@ -28,6 +30,8 @@ _COPIES = {
 #: operators that no copy before them is merged with
 _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
           "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")
+#: TVM's kinds of functions, as FuseOps reads them
+_BROADCAST, _INJECTIVE, _OPAQUE = 1, 2, 8
 #: what main may call in the end
 _LOWERED = {"relax.call_tir", "relax.reshape"}
 
@@ -52,23 +56,96 @@ def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
     return {var for var, value in bound.items() if between_copies(var, value)}
 
 
-def _lower_inner_reshapes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    func = mod["main"]
-    inner = _inner_reshapes(func)
-    if not inner:
+_Change = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], relax.Expr]
+
+
+def _with_changed(mod: tvm.IRModule, chosen: set[relax.Var], change: _Change) -> tvm.IRModule:
+    """The module with what the ``chosen`` variables of main are bound to replaced by ``change`` of it."""
+    if not chosen:
         return mod
+    func = mod["main"]
     builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
     image: dict[relax.Var, relax.Expr] = {}
     with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
         with builder.dataflow():
             for binding in bindings(func):
                 value = replaced(binding.value, image)
-                if binding.var in inner:
-                    value = builder.call_te(topi.reshape, *value.args, primfunc_name_hint="reshape")
+                value = change(builder, binding.var, value) if binding.var in chosen else value
                 image[binding.var] = builder.emit(value, binding.var.name)
             result = builder.emit_output(replaced(func.body.body, image))
         builder.emit_func_output(result)
     return builder.finalize()
+
+
+def _lower_inner_reshapes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    def lower(builder: relax.BlockBuilder, _var: relax.Var, value: relax.Expr) -> relax.Expr:
+        return builder.call_te(topi.reshape, *value.args, primfunc_name_hint="reshape")
+
+    return _with_changed(mod, _inner_reshapes(mod["main"]), lower)
+
+
+def _blocks(stmt: tirx.Stmt) -> Iterator[s_tir.SBlock]:
+    """The computing blocks of a function as a tensor expression makes it: loops around blocks, one after another."""
+    if isinstance(stmt, s_tir.SBlockRealize):
+        inner = list(_blocks(stmt.block.body))
+        yield from inner or [stmt.block]
+    elif isinstance(stmt, tirx.SeqStmt):
+        for each in stmt.seq:
+            yield from _blocks(each)
+    elif isinstance(stmt, tirx.For):
+        yield from _blocks(stmt.body)
+
+
+def _is_product(func: tirx.PrimFunc) -> bool:
+    """Whether the function holds a convolution or matrix product: a reduction that reads two tensors."""
+    return any(
+        any(var.iter_type == tirx.IterVar.CommReduce for var in block.iter_vars)
+        and len({region.source for region in block.reads}) > 1
+        for block in _blocks(func.body)
+    )
+
+
+def _elements(expr: relax.Expr) -> int:
+    return math.prod(shape_of(expr))
+
+
+def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """Tell FuseOps to keep what has another shape out of a product's kernel.
+
+    The kernel of a product has one shape: that of the product and of everything after it. An operator that broadcasts
+    its result (the gate of a squeeze and excitation block times a whole image) is not merged with it, and neither is
+    something small that the epilogue reads (an attention mask), which would be computed again for every element.
+    """
+    pattern = {
+        gvar: int((func.attrs or {}).get("op_pattern", _OPAQUE))
+        for gvar, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)
+    }
+    products = {gvar for gvar in pattern if _is_product(mod[gvar])}
+    inside: set[relax.Var] = set()  # results of products, and what would become their epilogue
+    injective: set[relax.Var] = set()
+    changed: dict[relax.Var, int] = {}
+    for binding in bindings(mod["main"]):
+        call, var = binding.value, binding.var
+        if not isinstance(call, relax.Call) or op_name(call) != "relax.call_tir":
+            continue
+        gvar, args = call.args[0], set(leaves(call.args[1]))
+        if pattern[gvar] <= _INJECTIVE:
+            injective.add(var)
+        small = {arg for arg in args if _elements(arg) < _elements(var)}
+        if gvar in products:
+            inside.add(var)
+        elif pattern[gvar] <= _BROADCAST and small & inside:
+            changed[var] = _INJECTIVE
+        elif pattern[gvar] <= _BROADCAST and args & inside:
+            inside.add(var)
+            changed.update(dict.fromkeys(small & injective, _OPAQUE))
+
+    def with_pattern(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        gvar = value.args[0]
+        copy = builder.add_func(mod[gvar].with_attr("op_pattern", changed[var]), gvar.name_hint)
+        return relax.Call(value.op, [copy, *value.args[1:]], value.attrs, value.ty_args)
+
+    return _with_changed(mod, set(changed), with_pattern)
 
 
 def check_lowered(mod: tvm.IRModule) -> None:
@@ -86,11 +163,13 @@ def check_lowered(mod: tvm.IRModule) -> None:
         )
 
 
+SeparateProducts = tvm.transform.module_pass(_separate_products, opt_level=0, name="SeparateProducts")
 LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
 
 #: tensor functions to kernels, in this order
 FUSION: tuple[tvm.transform.Pass, ...] = (
     transform.AnnotateTIROpPattern(),
+    SeparateProducts,
     transform.FoldConstant(),
     transform.FuseOps(),
     transform.FuseTIR(),

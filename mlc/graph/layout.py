@@ -33,6 +33,10 @@ _UNARY = {
 }
 _BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
 
+# operators that could make them infinite, for layouts without padding lanes
+_UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
+_BINARY_EXACT = {"relax.divide", "relax.power"}
+
 
 @dataclass(frozen=True)
 class ChannelBlocks:
@@ -130,8 +134,8 @@ class _Rewriter:
             "relax.nn.avg_pool2d": self._pool,
             "relax.concat": self._concat,
             "relax.mean": self._mean,
-            **dict.fromkeys(_UNARY, self._unary),
-            **dict.fromkeys(_BINARY, self._binary),
+            **dict.fromkeys(_UNARY | _UNARY_EXACT, self._unary),
+            **dict.fromkeys(_BINARY | _BINARY_EXACT, self._binary),
         }
 
     def run(self) -> tvm.IRModule:
@@ -261,13 +265,13 @@ class _Rewriter:
     def _unary(self, call: relax.Call) -> tuple[ChannelBlocks, relax.Expr] | None:
         data, *rest = call.args
         layout = self._value(data).home
-        if layout is None:
+        if layout is None or (layout.padded and _op_name(call) in _UNARY_EXACT):
             return None
         return layout, relax.Call(call.op, [self._as(data, layout), *rest], call.attrs)
 
     def _binary(self, call: relax.Call) -> tuple[ChannelBlocks, relax.Expr] | None:
         layout = next((v.home for v in map(self._value, call.args) if v.home is not None), None)
-        if layout is None or len(_shape(call)) != 4:
+        if layout is None or len(_shape(call)) != 4 or (layout.padded and _op_name(call) in _BINARY_EXACT):
             return None
         operands = [self._operand(arg, layout) for arg in call.args]
         if any(o is None for o in operands):

@@ -27,10 +27,12 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.RecogniseGelu,
     simplify.RecogniseLayerNorm,
     simplify.RecogniseSoftmax,
+    simplify.ConvolveChannelWindows,
     simplify.CheaperArithmetic,
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
     simplify.SinkMovement,
+    simplify.SinkShuffles,
 )
 
 _MAX_ROUNDS = 8

@@ -105,6 +105,10 @@ class Scope:
         """Whether nothing but the expression at hand uses the variable. Errs on the side of False."""
         return isinstance(expr, relax.Var) and self._uses[expr] <= 1
 
+    def uses(self, var: relax.Var) -> int:
+        """How many arguments of the function's bindings the variable is."""
+        return self._uses[var]
+
     def array(self, expr: relax.Expr) -> np.ndarray | None:
         """The elements, where ``expr`` is a constant."""
         return array_of(expr)

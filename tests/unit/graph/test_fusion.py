@@ -51,6 +51,22 @@ def test_elementwise_work_is_not_repeated_inside_reductions() -> None:
     assert _kernels(func) == ["fused_tir_exp_add", "fused_softmax_tir_sin", "matmul"]
 
 
+def test_a_kernel_of_a_product_has_one_shape() -> None:
+    w = weight(8, 8, 1, 1)
+
+    @R.function(private=True)
+    def func(x: R.Tensor((1, 8, 6, 6), "float32"), m: R.Tensor((1, 1, 6, 6), "float32")):
+        with R.dataflow():
+            s = R.sigmoid(R.nn.conv2d(R.mean(x, axis=[2, 3], keepdims=True), w))
+            a = R.nn.relu(R.multiply(x, s))
+            y = R.add(R.nn.conv2d(a, w), R.exp(m))
+            R.output(y)
+        return y
+
+    expected = ["mean", "fused_conv2d_tir_sigmoid", "fused_multiply_relu", "tir_exp", "fused_conv2d_add"]
+    assert sorted(_kernels(func)) == sorted(expected)
+
+
 def test_a_concatenation_does_not_enter_the_convolution_after_it() -> None:
     w = weight(4, 6, 3, 3)
 

@@ -1,0 +1,79 @@
+"""Sums over a window of neighbouring channels, as local response normalisation makes them, by a convolution.
+
+Before::
+
+    p = R.nn.pad(x, [0, 0, 2, 2, 0, 0, 0, 0])
+    y = p[:, 0:C] + p[:, 1:C+1] + p[:, 2:C+2] + p[:, 3:C+3] + p[:, 4:C+4]      # strided slices
+
+After: ``R.nn.conv2d(x, W)`` with a 1x1 kernel ``W[o, i] = 1`` for ``|o - i| <= 2``.
+
+Most of that matrix is zero, but the product runs at full speed on the blocked layout that the convolutions around it
+use, takes the rest of the normalisation as its epilogue, and saves both changes of layout; it costs ``2 C^2`` flops a
+pixel, so it is left alone for more than 512 channels. Values must be finite, as infinity times zero is no number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.constants import constant
+from mlc.graph.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
+
+__all__ = ["ConvolveChannelWindows"]
+
+_MAX_CHANNELS = 512
+
+
+def _terms(expr: relax.Expr, scope: Scope) -> list[relax.Expr]:
+    """What a chain of additions adds up; sums that something else needs are terms of their own."""
+    total = scope.call(expr, "add")
+    if total is None or not (isinstance(expr, relax.Call) or scope.once(expr)):
+        return [expr]
+    return [term for arg in total.args for term in _terms(arg, scope)]
+
+
+def _channel_slice(expr: relax.Expr, channels: int, scope: Scope) -> tuple[relax.Var, int] | None:
+    """``(p, b)`` of ``p[:, b:b+C]``."""
+    part = scope.call(expr, "strided_slice")
+    if part is None or not scope.once(expr) or shape_of(part)[1] != channels:
+        return None
+    whole, cut = shape_of(part.args[0]), shape_of(part)
+    if len(whole) != 4 or whole[0] != cut[0] or whole[2:] != cut[2:] or len(part.args) > 4:
+        return None  # with strides
+    axes, begins = ([int(v) for v in arg.fields] for arg in part.args[1:3])
+    return (part.args[0], begins[axes.index(1)]) if 1 in axes else None
+
+
+def _padded_channels(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
+    """``(x, before)`` of a tensor padded by zeros along its channels only."""
+    pad = scope.call(expr, "nn.pad")
+    if pad is None or str(pad.attrs.pad_mode) != "constant" or float(pad.attrs.pad_value) != 0.0:
+        return None
+    before, after, *others = (int(p) for p in pad.attrs.pad_width[2:])
+    first = [int(p) for p in pad.attrs.pad_width[:2]]
+    return (pad.args[0], before) if not any(others + first) and before >= 0 and after >= 0 else None
+
+
+def convolve(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """A sum of slices that are each the same tensor shifted along its channels."""
+    shape = shape_of(call)
+    if len(shape) != 4 or not 1 < shape[1] <= _MAX_CHANNELS or dtype_of(call) != "float32":
+        return None
+    slices = [_channel_slice(term, shape[1], scope) for term in _terms(call, scope)]
+    source = slices[0]
+    if source is None or len(slices) < 3 or any(s is None or not s[0].same_as(source[0]) for s in slices):
+        return None
+    padded = _padded_channels(source[0], scope)
+    if padded is None or scope.uses(source[0]) != len(slices) or shape_of(padded[0]) != shape:
+        return None
+    band = np.zeros((shape[1], shape[1]), "float32")
+    for part in slices:
+        band += np.eye(shape[1], k=part[1] - padded[1], dtype="float32") if part is not None else 0
+    return op.nn.conv2d(padded[0], constant(band[:, :, None, None]))
+
+
+RULES: Rules = {"relax.add": (convolve,)}
+
+ConvolveChannelWindows = rewrite_pass("ConvolveChannelWindows", RULES)
