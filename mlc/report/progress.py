@@ -100,7 +100,7 @@ def line(event: Event, view: SessionView) -> str:
             return _started(event)
         case BatchMeasured():
             task = view.tasks[event.task]
-            gain = f" ({fmt.factor(task.gain)} over untuned)" if task.gain else ""
+            gain = _over_untuned(task.gain)
             failed = f", failed: {_counts(event.failures)}" if event.failures else ""
             return (f"{fmt.duration(event.elapsed):>7}  {event.name}: trial {event.task_trials}, best "
                     f"{fmt.seconds(event.best_seconds)}{gain}{failed}; {_model(view)}{_left(event.eta)}")
@@ -133,8 +133,13 @@ def _summary(view: SessionView, since: float) -> str:
 
 
 def _model(view: SessionView) -> str:
-    gain = f" ({fmt.factor(view.gain)} over untuned)" if view.gain else ""
-    return f"model {fmt.seconds(view.latency)}{gain}"
+    return f"model {fmt.seconds(view.latency)}{_over_untuned(view.gain)}" if view.latency else "model not known yet"
+
+
+def _over_untuned(gain: float | None) -> str:
+    """Nothing while there is no gain to tell of."""
+    text = fmt.factor(gain)
+    return "" if text in ("-", "1.00×") else f" ({text} over untuned)"
 
 
 def _left(eta: float | None, separator: str = ", ") -> str:

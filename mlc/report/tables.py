@@ -31,19 +31,25 @@ def table(
     return out
 
 
-def tuning_table(report: TuneReport) -> Table:
-    """What a tuning run found for each task, the model's costliest first."""
+def tuning_table(report: TuneReport, limit: int = 24) -> Table:
+    """What a tuning run found for its costliest tasks, at most ``limit`` of them; the last row sums up the rest."""
 
     def cost(task: TaskReport) -> float:
         return task.weight * task.best_seconds if math.isfinite(task.best_seconds) else 0.0
 
     total = sum(cost(task) for task in report.tasks) or math.inf
-    rows = [
+    ranked = sorted(report.tasks, key=lambda task: (-cost(task), task.name))
+    rows: list[tuple[object, ...]] = [
         (task.name, task.weight, task.trials, fmt.seconds(task.default_seconds), fmt.seconds(task.best_seconds),
          fmt.factor(task.speedup), f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%",
          task.verdict, task.stopped or "-")
-        for task in sorted(report.tasks, key=lambda task: (-cost(task), task.name))
+        for task in ranked[:limit]
     ]
+    rest = ranked[limit:]
+    if rest:
+        share = f"{100 * sum(map(cost, rest)) / total:.0f}%"
+        rows.append((f"{len(rest)} more", sum(t.weight for t in rest), sum(t.trials for t in rest), "", "", "", share,
+                     "", "", ""))
     right = ("calls", "trials", "untuned", "tuned", "gain", "share", "of roofline")
     return table(("task", *right, "verdict", "stopped"), rows, right=right)
 

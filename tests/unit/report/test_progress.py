@@ -75,7 +75,7 @@ def test_without_a_budget_nothing_is_said_of_its_part() -> None:
     (EVENTS[:1], "3 tasks, 1 of them in the log already; budget: 100 trials or 1:00, 7 trials spent before"),
     (EVENTS[:2], "   0:10  conv: trial 8, best 1.00 ms (2.00× over untuned), failed: 2 timeout; "
                  "model 5.00 ms (1.20× over untuned), 0:50 left"),
-    (EVENTS[:3], "   0:20  dense: trial 8, best -, failed: 1 build; model -, 0:50 left"),
+    (EVENTS[:3], "   0:20  dense: trial 8, best -, failed: 1 build; model not known yet, 0:50 left"),
     (EVENTS[:4], "         dense: stopped, failing, after 8 trials"),
     (EVENTS[:5], "         conv: tuned, 1.10 ms against 2.20 ms untuned"),
 ])
