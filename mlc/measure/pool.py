@@ -48,8 +48,8 @@ class Pool:
         self._close()
 
     def living(self, worker: WorkerProcess | None) -> bool:
-        """Whether ``worker`` is still one of the pool's."""
-        return worker is not None and worker in self._slots
+        """Whether ``worker`` is still one of the pool's, with what it holds."""
+        return worker is not None and worker in self._slots and worker.alive
 
     def slot_of(self, worker: WorkerProcess) -> int:
         """Where to send jobs that need what ``worker`` holds."""
@@ -66,7 +66,7 @@ class Pool:
         try:
             while waiting or busy:
                 for slot in chosen:
-                    if waiting and slot not in busy and self._worker(slot).ready:
+                    if waiting and slot not in busy and self._idle(slot):
                         self._begin(slot, waiting.popleft(), busy)
                 self._wait(chosen if waiting else list(busy), busy)
         except BaseException:
@@ -84,6 +84,14 @@ class Pool:
         if worker is None:
             worker = self._slots[slot] = WorkerProcess(self._threads_each)
         return worker
+
+    def _idle(self, slot: int) -> bool:
+        """Whether the worker, which has no job, can take one. One that died between jobs is replaced, without blame."""
+        worker = self._worker(slot)
+        if worker.ready and not worker.alive:
+            self._drop(slot)
+            worker = self._worker(slot)
+        return worker.ready
 
     def _begin(self, slot: int, job: Job, busy: dict[int, tuple[Job, float]]) -> None:
         busy[slot] = (job, time.monotonic() + job.limit)

@@ -50,6 +50,11 @@ class WorkerProcess:
         """What to wait on for :meth:`receive`."""
         return self._stdout.fileno()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
     def send(self, message: Message) -> None:
         """Give it a job; raises :class:`Broken` if it has died."""
         send(self._stdin.fileno(), message)

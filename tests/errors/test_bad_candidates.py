@@ -31,7 +31,8 @@ def measurer() -> Iterator[LocalMeasurer]:
     (tasks.segfault, "crash", "SIGSEGV"), (tasks.abort, "crash", "SIGABRT"), (tasks.leave, "crash", "exit code 3"),
     (tasks.far_write, "crash", "SIGSEGV"), (tasks.hang, "timeout", "no answer after"),
     (tasks.half_written, "wrong", "2048 of 4096 elements differ from the reference, the first at [2048]: nan"),
-    (tasks.tripled, "wrong", "of 4096 elements differ from the reference, the first at [0]"), (tasks.one_nan, "wrong", "1 of 4096 elements differ"),
+    (tasks.tripled, "wrong", "of 4096 elements differ from the reference, the first at [0]"),
+    (tasks.one_nan, "wrong", "1 of 4096 elements differ"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_it_fails_alone_and_says_why(
     measurer: LocalMeasurer, candidate: tirx.PrimFunc, failure: str, detail: str

@@ -108,7 +108,9 @@ def test_a_worker_killed_from_outside_is_replaced(measurer: LocalMeasurer) -> No
     request = tasks.request(tasks.gemm(), "")
     assert not measurer.measure([request])[0].failure
     before = _pids(measurer)
-    os.kill(before[0], signal.SIGKILL)
+    psutil.Process(before[0]).kill()
+    while psutil.Process(before[0]).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     fresh = tasks.traces(tasks.gemm(64, 64, 64), 4)
     results = measurer.measure([tasks.request(tasks.gemm(64, 64, 64), t) for t in fresh])
     assert all(not r.failure for r in results), results
@@ -151,10 +153,10 @@ with LocalMeasurer(MeasureOptions(threads=1, timeout=2.0), workers=2) as measure
 """
 
 
-def _parent_and_workers() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def _parent_and_workers(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
+        text=True, start_new_session=True, env={**os.environ, "TMPDIR": str(folder)},
     )
     assert parent.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
@@ -163,16 +165,16 @@ def _parent_and_workers() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     return parent, workers
 
 
-def test_an_interrupt_ends_parent_and_workers_with_one_trace() -> None:
-    parent, workers = _parent_and_workers()
+def test_an_interrupt_ends_parent_and_workers_with_one_trace(tmp_path: Path) -> None:
+    parent, workers = _parent_and_workers(tmp_path)
     os.killpg(parent.pid, signal.SIGINT)  # what Ctrl-C does
     _, errors = parent.communicate(timeout=20)
     assert errors.count("Traceback") == 1 and errors.strip().endswith("KeyboardInterrupt")
     assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
-def test_workers_end_when_their_parent_is_killed_even_in_a_hanging_candidate() -> None:
-    parent, workers = _parent_and_workers()
+def test_workers_end_when_their_parent_is_killed_even_in_a_hanging_candidate(tmp_path: Path) -> None:
+    parent, workers = _parent_and_workers(tmp_path)
     parent.kill()
     parent.communicate()
     assert not psutil.wait_procs(workers, timeout=2.0 + 2.0 + 4)[1], "the limit of the job, and its grace"
