@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -15,11 +16,13 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.space import InvalidDecision
+from schedules.space import InvalidDecision, Space, best_seed
 
 __all__ = [
-    "GpuLimits", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_spatial", "leaves", "limits",
-    "loads_of", "loop_kinds", "refresh", "require", "scratch", "static_extents",
+    "CudaSpace", "GpuLimits", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_spatial", "leaves",
+    "limits",
+    "loads_of", "loop_kinds", "refresh", "require", "require_joined", "scratch",
+    "static_extents", "uniform",
 ]
 
 #: static ``__shared__`` arrays may not exceed this; more needs dynamic shared memory, which these spaces don't use
@@ -49,6 +52,33 @@ def limits(target: tvm.target.Target) -> GpuLimits:
     )
 
 
+class CudaSpace(Space):
+    """A space that recognises a function by analysis and takes it only if a seed can really be carried out.
+
+    Being asked costs one scheduling, which is remembered; failing after a match would cost the whole build.
+    """
+
+    target_kind = "cuda"
+
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        """Whether the function looks like this space's. May raise what TVM raises."""
+        raise NotImplementedError
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return _feasible(self, func, str(target))
+
+
+@lru_cache(maxsize=1024)
+def _feasible(space: CudaSpace, func: tirx.PrimFunc, target: str) -> bool:
+    try:
+        if not space.recognises(func):
+            return False
+        best_seed(space, func, tvm.target.Target(target))
+    except Exception:  # TVM's primitives raise TypeError, ValueError, InternalError for what they don't know
+        return False
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Leaf:
     """One block right under the root, as it is in the schedule now."""
@@ -75,6 +105,11 @@ class Leaf:
     def name(self) -> str:
         return str(self.block.name_hint)
 
+    @property
+    def index_types(self) -> set[str]:
+        """The integer types of its iterators."""
+        return {str(iv.dom.extent.ty.dtype) for iv in self.block.iter_vars}
+
     def writes_to(self, buffer: Any) -> bool:
         return any(region.source.same_as(buffer) for region in self.block.writes)
 
@@ -83,7 +118,13 @@ class Leaf:
 
 
 def leaves(sch: s_tir.Schedule) -> list[Leaf]:
-    """The blocks right under the root, in the order in which they run."""
+    """The blocks right under the root, in the order in which they run.
+
+    Raises :class:`InvalidDecision` for a function that is one opaque block: TVM can't put a loop around its root.
+    """
+    body = sch.mod["main"].body
+    if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+        raise InvalidDecision("the blocks must stand under a root block, but this function is a single opaque block")
     root_rv = sch.get_sblock("root")
     allocated = list(sch.get(root_rv).alloc_buffers)
     found = []
@@ -128,6 +169,15 @@ def _expression_size(node: Any) -> int:
     return count
 
 
+def uniform(found: Sequence[Leaf]) -> bool:
+    """Whether all iterators have one integer type.
+
+    Where they do not, some of TVM's primitives raise halfway and its lowering misses reductions across threads (seen
+    with 0.27), so such a function is only bound, never rearranged.
+    """
+    return len(set().union(*(leaf.index_types for leaf in found))) <= 1
+
+
 def refresh(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
     """The same leaves as they are after transformations of the schedule."""
     return [replace(leaf, block=sch.get(leaf.rv)) for leaf in found]
@@ -144,7 +194,7 @@ def inline_spatial(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
             continue
         position = remaining.index(leaf)
         current = refresh(sch, remaining)
-        if _inlined_size(current[position], current) > _MAX_EXPRESSION:
+        if not _worth_inlining(current[position], current):
             continue
         try:
             sch.compute_inline(leaf.rv)
@@ -154,17 +204,17 @@ def inline_spatial(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
     return refresh(sch, remaining)
 
 
-def _inlined_size(leaf: Leaf, others: Sequence[Leaf]) -> int:
+def _worth_inlining(leaf: Leaf, others: Sequence[Leaf]) -> bool:
+    """Whether every reader of ``leaf`` declares that it reads it and stays of a size that compiles fast."""
     buffer = leaf.block.writes[0].source
     size = _expression_size(leaf.block.body)
-    return max(
-        (
-            _expression_size(o.block.body) + size * sum(ld.source.same_as(buffer) for ld in loads_of(o.block.body))
-            for o in others
-            if o.reads_from(buffer)
-        ),
-        default=0,
-    )
+    for other in others:
+        uses = sum(load.source.same_as(buffer) for load in loads_of(other.block.body))
+        if uses and (other is leaf or not other.reads_from(buffer)):
+            return False
+        if uses and _expression_size(other.block.body) + size * uses > _MAX_EXPRESSION:
+            return False
+    return True
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -186,6 +236,33 @@ def bind_flat(sch: s_tir.Schedule, loops: Sequence[Any], threads: int, vector: i
     sch.bind(bx, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     return bx, tx
+
+
+def require_joined(sch: s_tir.Schedule) -> None:
+    """Raise :class:`InvalidDecision` unless TVM joins every reduction that is spread over threads.
+
+    Its pass looks for patterns and leaves what it doesn't know as it is: each thread would keep a part of the sum.
+    """
+    lowered = s_tir.transform.LowerCrossThreadReduction()(sch.mod)["main"]
+    threads: list[Any] = []
+    left: list[str] = []
+
+    def enter(loop: Any) -> None:
+        if loop.thread_binding is not None and str(loop.thread_binding.thread_tag).startswith("threadIdx"):
+            threads.append(loop.loop_var)
+
+    def inspect(realize: Any) -> None:
+        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            used: list[Any] = []
+            tvm_ffi.structural_walk(value, (tvm.ir.Var, used.append), order="post")
+            spread = any(var.same_as(thread) for var in used for thread in threads)
+            if iv.iter_type == tirx.IterVar.CommReduce and spread and realize.block.init is not None:
+                left.append(str(realize.block.name_hint))
+
+    callbacks = [(tirx.For, enter), (s_tir.SBlockRealize, inspect)]
+    tvm_ffi.structural_walk(lowered.body, callbacks, order="pre")
+    names = ", ".join(sorted(set(left)))
+    require(not left, f"a reduction over threads must be one that TVM can join, but {names} is not")
 
 
 def require(condition: bool, message: str) -> None:

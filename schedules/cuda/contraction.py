@@ -8,7 +8,7 @@ Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -18,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import Leaf, inline_spatial, leaves, loads_of, refresh, scratch, static_extents
+from schedules.cuda.common import Leaf, inline_spatial, leaves, loads_of, refresh, scratch, static_extents, uniform
 
 __all__ = ["Contraction", "K", "M", "N", "Normal", "analyse", "inline_producers", "normalise", "operand"]
 
@@ -41,6 +41,7 @@ class Contraction:
     lhs_is_a: bool
     windowed: bool
     bits: int  # of the wider operand's elements
+    index: str = "int64"  # the type of the function's indices
     run_a: str = K
     run_b: str = N
     vector_a: int = 1
@@ -77,7 +78,7 @@ def analyse(func: tirx.PrimFunc) -> Contraction | None:
 
 def _single_reduction(found: Sequence[Leaf]) -> Leaf | None:
     reductions = [leaf for leaf in found if leaf.reduction]
-    if len(reductions) != 1 or not all(leaf.spatial for leaf in found if not leaf.reduction):
+    if not uniform(found) or len(reductions) != 1 or not all(leaf.spatial for leaf in found if not leaf.reduction):
         return None
     main = reductions[0]
     return main if main.simple and len(main.block.writes) == 1 else None
@@ -152,8 +153,7 @@ def _classify(sch: s_tir.Schedule) -> Contraction | None:
     (group,) = grouped
     if extents[group[0]] % group[1]:
         return None
-    sch.transform_block_layout(main.rv, _group_split(len(iters), *group))
-    block = sch.get(main.rv)
+    block = _split_groups(sch, main, group, _index_type(main.block)).block
     loads, extents = _product(block), static_extents(block)
     return None if loads is None or extents is None else _roles(block, loads, extents, group)
 
@@ -165,12 +165,40 @@ def _writes_own_iterators(block: Any) -> bool:
     return len(indices) == len(spatial) and all(v.same_as(i) for v, i in zip(spatial, indices, strict=True))
 
 
-def _group_split(rank: int, position: int, size: int) -> Callable[..., list[Any]]:
+def _group_split(rank: int, position: int, size: int, index: str) -> tirx.IndexMap:
+    """Before: ``..., f, ...``. After: ``..., f // size, f % size, ...``, the group and the channel in it."""
+
     def split(*iters: Any) -> list[Any]:
         channel = iters[position]
         return [*iters[:position], channel // size, channel % size, *iters[position + 1 :]]
 
-    return tirx.IndexMap.from_func(split, ndim=rank)
+    return tirx.IndexMap.from_func(split, ndim=rank, index_dtype=index)
+
+
+def _split_groups(sch: s_tir.Schedule, main: Leaf, group: tuple[int, int], index: str) -> Leaf:
+    """Make the group of a grouped convolution an iterator of its own.
+
+    Before: ``y[f] += x[f // 12 * 8 + c] * w[f, c]``. After: ``y[g * 12 + i] += x[g * 8 + c] * w[g * 12 + i, c]``.
+    """
+    rank = len(main.block.iter_vars)
+    sch.transform_block_layout(main.rv, _group_split(rank, *group, index))
+    (main,) = refresh(sch, [main])
+    for load in _product(main.block) or ():
+        if not _has_division(load.indices):
+            continue
+        # TVM simplifies indices only where it rewrites them: an identical layout of a copy (inlined later) does it
+        read = next(i for i, r in enumerate(main.block.reads) if r.source.same_as(load.source))
+        sch.cache_read(main.rv, read, "global")
+        same = tirx.IndexMap.from_func(lambda *i: list(i), ndim=len(load.indices), index_dtype=index)
+        sch.transform_layout(main.rv, ("read", read), same)
+    return refresh(sch, [main])[0]
+
+
+def _has_division(indices: Any) -> bool:
+    found: list[Any] = []
+    for index in indices:
+        tvm_ffi.structural_walk(index, (tirx.FloorDiv, found.append), order="post")
+    return bool(found)
 
 
 def _roles(
@@ -196,7 +224,7 @@ def _roles(
     if not {M, N, K} <= set(roles):
         return None
     bits = max(tvm.runtime.DataType(str(load.source.dtype)).bits for load in loads)
-    return Contraction(tuple(roles), extents, group, lhs_is_a, _windowed(loads, iters), bits)
+    return Contraction(tuple(roles), extents, group, lhs_is_a, _windowed(loads, iters), bits, _index_type(block))
 
 
 def _windowed(loads: Sequence[Any], iters: Sequence[Any]) -> bool:
@@ -207,9 +235,13 @@ def _windowed(loads: Sequence[Any], iters: Sequence[Any]) -> bool:
     return any(mixes(index) for load in loads for index in load.indices)
 
 
-def _fuse(positions: Sequence[int], extents: Sequence[int], variables: Sequence[Any]) -> Any:
+def _index_type(block: Any) -> str:
+    return str(block.iter_vars[0].dom.extent.ty.dtype)
+
+
+def _fuse(positions: Sequence[int], extents: Sequence[int], variables: Sequence[Any], index: str) -> Any:
     """The row-major number of the point that ``variables`` at ``positions`` name."""
-    number: Any = tirx.const(0, "int64")
+    number: Any = tirx.const(0, index)
     for i in positions:
         number = number * extents[i] + variables[i]
     return number
@@ -230,8 +262,7 @@ def normalise(sch: s_tir.Schedule, contraction: Contraction) -> Normal:
         raise ValueError("the function must hold exactly one reduction")
     position = [leaf.name for leaf in found].index(main.name)
     if contraction.group is not None:
-        sch.transform_block_layout(main.rv, _group_split(len(main.block.iter_vars), *contraction.group))
-        (main,) = refresh(sch, [main])
+        main = _split_groups(sch, main, contraction.group, contraction.index)
     loads = _product(main.block)
     if loads is None:
         raise ValueError("the reduction must be a sum of products")
@@ -259,9 +290,10 @@ def _reshape(
     members = [[d for d, p in enumerate(positions) if contraction.roles[p] == role] for role in order]
 
     def flat(*variables: Any) -> list[Any]:
-        return [_fuse(dims, extents, variables) for dims in members if dims]
+        return [_fuse(dims, extents, variables, contraction.index) for dims in members if dims]
 
-    sch.transform_layout(block, which, tirx.IndexMap.from_func(flat, ndim=len(positions)))
+    index_map = tirx.IndexMap.from_func(flat, ndim=len(positions), index_dtype=contraction.index)
+    sch.transform_layout(block, which, index_map)
 
 
 def _flatten_block(sch: s_tir.Schedule, block: Any, contraction: Contraction, order: Sequence[str]) -> None:
@@ -270,10 +302,12 @@ def _flatten_block(sch: s_tir.Schedule, block: Any, contraction: Contraction, or
     roles = [r for r in contraction.roles if r in order][:rank]
     extents = [e for r, e in zip(contraction.roles, contraction.extents, strict=True) if r in order][:rank]
 
-    def flat(*variables: Any) -> list[Any]:
-        return [_fuse([i for i, r in enumerate(roles) if r == role], extents, variables) for role in order]
+    members = [[i for i, r in enumerate(roles) if r == role] for role in order]
 
-    sch.transform_block_layout(block, tirx.IndexMap.from_func(flat, ndim=rank))
+    def flat(*variables: Any) -> list[Any]:
+        return [_fuse(positions, extents, variables, contraction.index) for positions in members]
+
+    sch.transform_block_layout(block, tirx.IndexMap.from_func(flat, ndim=rank, index_dtype=contraction.index))
 
 
 def _fold_epilogue(
@@ -289,7 +323,7 @@ def _fold_epilogue(
     spatial = [e for r, e in zip(contraction.roles, contraction.extents, strict=True) if r != K]
     extents = list(static_extents(sch.get(out)) or ())
     if contraction.group is not None and len(extents) == len(spatial) - 1:
-        sch.transform_block_layout(out, _group_split(len(extents), *_group_in_output(contraction)))
+        sch.transform_block_layout(out, _group_split(len(extents), *_group_in_output(contraction), contraction.index))
     _flatten_block(sch, out, contraction, (BATCH, M, N))
     return out, after
 
@@ -373,7 +407,7 @@ def _linear(load: Any, variables: Sequence[Any], extents: Sequence[int]) -> list
     analyzer = tvm.sym.Analyzer()
     for var, extent in zip(variables, extents, strict=True):
         analyzer.bind(var, tvm.ir.Range(0, extent))
-    offset: Any = tirx.const(0, "int64")
+    offset: Any = tirx.const(0, str(variables[0].ty.dtype))
     for index, size in zip(load.indices, load.source.shape, strict=True):
         offset = offset * size + index
     offset = analyzer.simplify(offset)

@@ -8,8 +8,19 @@ from math import prod
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import Leaf, bind_flat, ceil_div, inline_spatial, leaves, limits, scratch, static_extents
-from schedules.space import Decisions, Knob, Pick, Space
+from schedules.cuda.common import (
+    CudaSpace,
+    Leaf,
+    bind_flat,
+    ceil_div,
+    inline_spatial,
+    leaves,
+    limits,
+    scratch,
+    static_extents,
+    uniform,
+)
+from schedules.space import Decisions, Knob, Pick
 
 __all__ = ["Elementwise"]
 
@@ -25,23 +36,20 @@ def _vector(leaf: Leaf, wanted: int) -> int:
     return next(v for v in (wanted, wanted // 2, 1) if v and extents[-1] % v == 0)
 
 
-class Elementwise(Space):
+def _one_loop_each(sch: s_tir.Schedule, leaf: Leaf) -> bool:
+    extents = static_extents(leaf.block)
+    return bool(extents) and len(sch.get_loops(leaf.rv)) == len(extents or ())
+
+
+class Elementwise(CudaSpace):
     """Functions without a reduction: maps, broadcasts, transposes, gathers, concatenations, splits."""
 
     name = "cuda.elementwise"
-    target_kind = "cuda"
 
-    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    def recognises(self, func: tirx.PrimFunc) -> bool:
         sch = scratch(func)
-        try:
-            found = leaves(sch)
-        except s_tir.ScheduleError:
-            return False
-        return bool(found) and all(
-            leaf.spatial and (extents := static_extents(leaf.block)) is not None and len(extents) > 0
-            and len(sch.get_loops(leaf.rv)) == len(extents)
-            for leaf in found
-        )
+        found = leaves(sch)
+        return bool(found) and uniform(found) and all(leaf.spatial and _one_loop_each(sch, leaf) for leaf in found)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads)

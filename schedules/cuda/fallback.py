@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import bind_leaf, inline_spatial, leaves, limits, refresh
+from schedules.cuda.common import bind_leaf, inline_spatial, leaves, limits, refresh, uniform
 from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["Fallback"]
@@ -31,6 +31,6 @@ class Fallback(Space):
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         threads = pick("threads")
-        remaining = inline_spatial(sch, leaves(sch))
-        for leaf in refresh(sch, remaining):
+        found = leaves(sch)
+        for leaf in refresh(sch, inline_spatial(sch, found) if uniform(found) else found):
             bind_leaf(sch, leaf, limits(target), threads)

@@ -16,9 +16,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import GpuLimits, bind_flat, bind_leaves, ceil_div, limits, require
+from schedules.cuda.common import CudaSpace, GpuLimits, bind_flat, bind_leaves, ceil_div, limits, require
 from schedules.cuda.contraction import Contraction, K, M, N, analyse, inline_producers, normalise, operand
-from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
+from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Tile", "TiledContraction", "TiledGemm"]
 
@@ -59,16 +59,15 @@ class Tile:
         return contraction.size("b") * tiles * self.split_k
 
 
-class TiledContraction(Space):
+class TiledContraction(CudaSpace):
     """What the matrix product and the convolution share: everything but which functions are theirs."""
 
-    target_kind = "cuda"
-
-    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    def recognises(self, func: tirx.PrimFunc) -> bool:
         contraction = analyse(func)
         return contraction is not None and self.accepts(contraction)
 
     def accepts(self, contraction: Contraction) -> bool:
+        """Whether a contraction of these sizes is this space's."""
         raise NotImplementedError
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:

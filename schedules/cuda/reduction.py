@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from schedules.cuda.common import (
+    CudaSpace,
     GpuLimits,
     Leaf,
     bind_flat,
@@ -28,10 +29,12 @@ from schedules.cuda.common import (
     loads_of,
     loop_kinds,
     require,
+    require_joined,
     scratch,
     static_extents,
+    uniform,
 )
-from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
+from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Reduce", "Rows"]
 
@@ -76,7 +79,10 @@ class _RowShape:
 @lru_cache(maxsize=512)
 def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     sch = scratch(func)
-    found = inline_spatial(sch, leaves(sch))
+    found = leaves(sch)
+    if not uniform(found):
+        return None
+    found = inline_spatial(sch, found)
     if len(found) < 2 or not found[-1].spatial or found[-1].intermediate:
         return None
     *stages, last = found
@@ -104,17 +110,13 @@ def _spatial_extents(leaf: Leaf) -> list[int]:
     return [e for e, spatial in zip(extents, kinds, strict=True) if spatial]
 
 
-class Rows(Space):
+class Rows(CudaSpace):
     """Reductions over rows whose results every element of the row uses again, in one kernel."""
 
     name = "cuda.rows"
-    target_kind = "cuda"
 
-    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        try:
-            return _row_shape(func) is not None
-        except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
-            return False
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        return _row_shape(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads)
@@ -148,6 +150,7 @@ class Rows(Space):
                 sch.set_scope(stage.rv, i, "shared")
             reducing = sch.get_loops(stage.rv)[1:]
             _spread(sch, sch.fuse(*reducing), threads, unroll)
+        require_joined(sch)
 
 
 def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int) -> None:
@@ -170,7 +173,10 @@ class _ReduceShape:
 @lru_cache(maxsize=512)
 def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
     sch = scratch(func)
-    found = inline_spatial(sch, leaves(sch))
+    found = leaves(sch)
+    if not uniform(found):
+        return None
+    found = inline_spatial(sch, found)
     if not found or not found[0].reduction or len(found) > 2 or not _own_order(found[0]):
         return None
     main, extents = found[0], static_extents(found[0].block)
@@ -208,17 +214,13 @@ def _terms_run(main: Leaf, extents: Sequence[int]) -> bool:
     return False
 
 
-class Reduce(Space):
+class Reduce(CudaSpace):
     """One reduction of any kind, with whatever is elementwise before and after it."""
 
     name = "cuda.reduce"
-    target_kind = "cuda"
 
-    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        try:
-            return _reduce_shape(func) is not None
-        except (s_tir.ScheduleError, ValueError, tvm.error.InternalError):
-            return False
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        return _reduce_shape(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = _reduce_shape(func)
@@ -245,12 +247,11 @@ class Reduce(Space):
         together, apart, unroll = pick("threads_together"), pick("threads_apart"), pick("unroll")
         require(_pair_fits(together, apart, limits(target)), f"a block can't have {together} x {apart} threads")
         main, *rest = inline_spatial(sch, leaves(sch))
-        spatial, _ = loop_kinds(sch, main) or ([], [])
-        if not spatial:
-            sch.add_unit_loop(main.rv)
         last = rest[0].rv if rest else sch.cache_write(main.rv, 0, "local")
         if rest:
             sch.set_scope(main.rv, 0, "local")
+        if not sch.get_loops(last):
+            sch.add_unit_loop(last)
         if together == 1:
             _, at = bind_flat(sch, sch.get_loops(last), apart)
         else:
@@ -267,6 +268,7 @@ class Reduce(Space):
         if unroll:
             sch.annotate(outer, "pragma_auto_unroll_max_step", unroll)
             sch.annotate(outer, "pragma_unroll_explicit", 0)
+        require_joined(sch)
 
 
 def _axis(first: bool) -> str:
