@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cpu.tiling import accumulate, accumulator_budget, consumers_inlined, divisors, find_annotated, vectors_in
+from schedules.cpu.tiling import (
+    accumulate,
+    accumulator_budget,
+    check_tile,
+    consumers_inlined,
+    divisors,
+    find_annotated,
+    vectors_in,
+)
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -96,13 +104,14 @@ class Conv2d(Space):
         rows, groups, unroll, order, pad_at = pick("rows"), pick("groups"), pick("ic"), pick("order"), pick("pad")
         if rows % oh_tile or groups % oc_tile:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
+        count, width = vectors_in(shape.oc, lanes)
+        check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll)
         n, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
         outer_ow, tile_ow = sch.split(ow, [None, ow_tile])
         chunks = (chunk_oh, chunk_oc) if order == 0 else (chunk_oc, chunk_oh)
         sch.reorder(n, *chunks, outer_oc, outer_oh, outer_ow, tile_oc, tile_oh, tile_ow, oc)
-        count, width = vectors_in(shape.oc, lanes)
         vectors, vector = sch.split(oc, [count, width])
         sch.vectorize(vector)
         for loop in (tile_oc, tile_oh, tile_ow, vectors):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cpu.tiling import accumulate, accumulator_budget, consumers_inlined, divisors
+from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, consumers_inlined, divisors
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -137,6 +137,7 @@ class Gemm(Space):
         unroll, order, inner = pick("k"), pick("order"), pick("inner")
         if -(-shape.m // m_tile) % mb or (shape.n // n_tile) % nb:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
+        check_tile(cpu_machine(target), m_tile * -(-n_tile // lanes), unroll)
         *batch, i, j = sch.get_loops(out)
         chunk_i, outer_i, tile_i = sch.split(i, [None, mb, m_tile])
         width = min(lanes, n_tile)

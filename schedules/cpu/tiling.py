@@ -14,7 +14,9 @@ from tvm import s_tir
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
-__all__ = ["accumulate", "accumulator_budget", "consumers_inlined", "divisors", "find_annotated", "vectors_in"]
+__all__ = [
+    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "vectors_in",
+]
 
 OP_ANNOTATION = "mlc.op"
 
@@ -72,6 +74,18 @@ def accumulator_budget(machine: CpuMachine) -> int:
     broadcasts and then spills; with 16 registers, 12 and two is the largest that does not spill.
     """
     return machine.vector_registers - (6 if machine.vector_registers >= 32 else 2)
+
+
+#: multiply-adds of one unrolled loop body: beyond this the build takes seconds and the code leaves the µop cache
+_MAX_BODY = 512
+
+
+def check_tile(machine: CpuMachine, accumulators: int, unroll: int) -> None:
+    """Raise :class:`InvalidDecision` for a tile that must spill most of its accumulators, or is too much code."""
+    if accumulators > machine.vector_registers * 5 // 4:
+        raise InvalidDecision(f"{accumulators} accumulators do not fit {machine.vector_registers} registers")
+    if accumulators * unroll > _MAX_BODY:
+        raise InvalidDecision(f"a loop body of {accumulators * unroll} multiply-adds is too long")
 
 
 def accumulate(
