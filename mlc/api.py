@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import tvm
+
     from mlc.build import Executable
     from mlc.frontend.model import ImportedModel
     from mlc.log import LogReader
@@ -34,9 +36,9 @@ def compile(
     ``model`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
     tuple of tensors), or a Relax ``IRModule``; ``shapes`` fixes free dimensions of an ONNX model's inputs. ``target``
     is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means your own
-    log for the target (as does True), read over those that ship, and False none at all. A function that the log does not know gets
-    the schedule that arithmetic on the machine says is good. ``threads`` is how many threads the code is made for
-    and runs on (default: the physical cores).
+    log for the target (as does True), read over those that ship, and False none at all. A function that the log does
+    not know gets the schedule that arithmetic on the machine says is good. ``threads`` is how many threads the code is
+    made for and runs on (default: the physical cores).
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
     ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
@@ -44,9 +46,7 @@ def compile(
     from mlc.build import ModelMeta, compile_module
 
     imported, resolved = _imported(model, target, example_inputs, shapes, threads)
-    from mlc.graph.pipeline import optimise
-
-    optimised = optimise(imported.mod, resolved)
+    optimised = _optimised(imported, resolved)
     meta = ModelMeta(imported.name, imported.inputs, imported.outputs)
     if log is False:
         return compile_module(optimised, resolved, None, meta)
@@ -89,11 +89,10 @@ def tune(
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     imported, resolved = _imported(model, target, example_inputs, shapes, threads)
     from mlc.config import user_log_path
-    from mlc.graph.pipeline import optimise
     from mlc.graph.tasks import extract_tasks
     from mlc.log import TuningLog
 
-    tasks = extract_tasks(optimise(imported.mod, resolved), resolved)
+    tasks = extract_tasks(_optimised(imported, resolved), resolved)
     path = Path(log) if log is not None else user_log_path(resolved.canonical)
     own = measurer is None
     chosen = measurer if measurer is not None else _local_measurer(resolved)
@@ -131,6 +130,21 @@ def _imported(
 
     resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
     return load_model(model, example_inputs=example_inputs, shapes=shapes), resolved
+
+
+def _optimised(imported: ImportedModel, target: Target) -> tvm.IRModule:
+    """The fused module; whatever TVM raises on the way becomes one line."""
+    from mlc.errors import BuildError, MlcError
+    from mlc.graph.pipeline import optimise
+
+    try:
+        return optimise(imported.mod, target)
+    except MlcError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BuildError(f"the graph of {imported.name} must be lowered for {target.canonical}, but a pass failed: "
+                         f"{lines[-1].strip()}; MLC_DUMP_DIR=DIR writes the graph after every pass") from error
 
 
 def _local_measurer(target: Target) -> Measurer:

@@ -17,13 +17,13 @@ from mlc import threads
 from mlc.build import artifact, runtime
 from mlc.build.features import missing_features
 from mlc.build.inputs import InputSlot, in_order
+from mlc.build.places import Place, place_of
 from mlc.config import physical_cores
 from mlc.errors import ArtifactError
 from mlc.frontend.model import TensorSpec
 
 __all__ = ["Executable", "load"]
 
-_POOLED_ALLOCATOR = 2
 _BOUND = "main_with_weights"
 
 
@@ -46,8 +46,9 @@ class Executable:
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
-        self._main: Callable[..., Any] | None = None
-        self._slots: list[InputSlot] = []
+        self._slots = [InputSlot(spec) for spec in self.inputs]
+        self._running: tuple[Callable[..., Any], Place] | None = None
+        self._machine: Any = None
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the model; the outputs, in the model's order, are the caller's own.
@@ -57,21 +58,24 @@ class Executable:
         """
         values = arrays if not named and len(arrays) == len(self.inputs) else in_order(self.inputs, arrays, named)
         with self._lock:
-            main = self._main or self._start()
+            main, place = self._running or self._start()
             threads.configure(self._threads)
-            result = main(*[slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)])
-            return self._collected(result)
+            return self._collected(main(*self._tensors(values, place)), place)
 
     def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
-        """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones."""
+        """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
+
+        Getting arrays in and out is not counted.
+        """
         values = in_order(self.inputs, arrays, named)
         with self._lock:
-            main = self._main or self._start()
+            main, place = self._running or self._start()
             threads.configure(self._threads)
-            tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+            tensors = self._tensors(values, place)
             for _ in range(warmup):
                 main(*tensors)
-            return tuple(_seconds(main, tensors) for _ in range(repeats))
+            place.synchronise()
+            return tuple(_seconds(main, tensors, place) for _ in range(repeats))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
@@ -81,19 +85,29 @@ class Executable:
         takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<Executable {self.metadata['name']} for {self.metadata['target']}: ({takes}) -> ({gives})>"
 
-    def _start(self) -> Callable[..., Any]:
+    def _start(self) -> tuple[Callable[..., Any], Place]:
         """Load the code and bind the weights; happens once, at the first call or in :func:`load`."""
         check_machine(self.metadata)
-        machine = _module(self._code, self._path)["vm_load_executable"]()
-        machine["vm_initialization"](runtime.CPU, 0, _POOLED_ALLOCATOR)
-        name = "main"
-        if self._weights:
-            machine["save_function"](name, _BOUND, 1, *self._bound_weights())
-            name = _BOUND
-        self._machine = machine
-        self._slots = [InputSlot(spec) for spec in self.inputs]
-        self._main = machine[name]
-        return self._main
+        place = place_of(self.metadata)
+        try:
+            machine = _module(self._code, self._path)["vm_load_executable"]()
+            machine["vm_initialization"](*place.devices)
+            name = "main"
+            if self._weights:
+                machine["save_function"](name, _BOUND, 1, *self._bound_weights())
+                name = _BOUND
+            main = machine[name]
+        except Exception as error:  # whatever the system's loader or the virtual machine has to say
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ArtifactError(f"the code of {self.metadata['name']} must load, but TVM's runtime refused it: "
+                                f"{lines[-1].strip()}; compile the model again") from error
+        self._machine = machine  # `main` does not keep it
+        self._running = main, place
+        return self._running
+
+    def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
+        tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
+        return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
 
     def _bound_weights(self) -> list[Any]:
         import tvm_ffi
@@ -104,15 +118,16 @@ class Executable:
             for data, entry in zip(self._weights, table, strict=True)
         ]
 
-    def _collected(self, result: Any) -> list[np.ndarray]:
+    def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
-        arrays = (np.from_dlpack(tensor) for tensor in tensors)
+        arrays = map(place.left, tensors)
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
 
 
-def _seconds(main: Callable[..., Any], tensors: Sequence[Any]) -> float:
+def _seconds(main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:
     started = time.perf_counter()
     main(*tensors)
+    place.synchronise()
     return time.perf_counter() - started
 
 

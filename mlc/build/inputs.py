@@ -17,13 +17,12 @@ __all__ = ["InputSlot", "in_order"]
 class InputSlot:
     """One input of a compiled model. Not safe for several threads: its owner holds a lock."""
 
-    def __init__(self, spec: TensorSpec, device: Any = None) -> None:
+    def __init__(self, spec: TensorSpec) -> None:
         import tvm_ffi
 
         self.spec = spec
         self._shape = spec.shape
         self._dtype = np.dtype(spec.dtype)
-        self._device = device
         self._from_dlpack = tvm_ffi.from_dlpack
         self._staged: tuple[np.ndarray, Any] | None = None
 

@@ -106,5 +106,6 @@ def aliased_outputs(func: relax.Function) -> tuple[bool, ...]:
 
 def _outputs(func: relax.Function, bound: Mapping[relax.Var, relax.Expr]) -> Sequence[relax.Expr]:
     result = func.body.body
-    result = bound.get(result, result) if isinstance(bound.get(result), relax.Tuple) else result
+    while result in bound and isinstance(bound[result], relax.Var | relax.Tuple):
+        result = bound[result]
     return list(result.fields) if isinstance(result, relax.Tuple) else [result]

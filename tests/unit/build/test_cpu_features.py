@@ -1,0 +1,45 @@
+"""Which instructions code needs, and which this machine has."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from mlc.build import features
+from mlc.target import resolve
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 extensions")
+
+
+@x86
+@pytest.mark.parametrize(
+    ("target", "needed", "not_needed"),
+    [
+        ("x86-64", set(), {"sse4_2", "avx"}),
+        ("x86-64-v2", {"sse4_2", "popcnt"}, {"avx"}),
+        ("x86-64-v3", {"avx2", "fma", "bmi2", "f16c"}, {"avx512f"}),
+        ("x86-64-v4", {"avx2", "avx512f", "avx512bw", "avx512vl"}, {"avx512_vnni"}),
+        ("llvm -mcpu=znver4", {"avx512_vnni", "avx512_bf16"}, {"amx_tile"}),
+        ("cuda:sm_90", set(), {"avx"}),
+    ],
+)
+def test_levels(target: str, needed: set[str], not_needed: set[str]) -> None:
+    found = set(features.required_features(resolve(target).tvm))
+    assert needed <= found and not (found & not_needed)
+
+
+def test_this_machine_has_what_native_needs() -> None:
+    needed = features.required_features(resolve("native").tvm)
+    assert needed and features.missing_features(platform.machine(), needed) == ()
+
+
+def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "host_features", lambda: frozenset({"avx", "fma"}))
+    assert features.missing_features(platform.machine(), ("avx", "avx2", "fma", "avx512f")) == ("avx2", "avx512f")
+    assert features.missing_features("riscv64", ("avx",)) == ("riscv64",)
+
+
+def test_without_cpuinfo_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "host_features", lambda: None)
+    assert features.missing_features(platform.machine(), ("avx512f",)) == ()

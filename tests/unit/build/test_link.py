@@ -1,0 +1,65 @@
+"""Linking uses whatever the machine has."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlc.build import compile_module, link
+from mlc.errors import BuildError
+from mlc.target import resolve
+from mlc.testing.programs import dense
+
+TARGET = resolve("native", threads=1)
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A search path with nothing on it but the named tools."""
+
+    def keep(*names: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for name in names:
+            (folder / name).symlink_to(str(shutil.which(name)))
+        monkeypatch.setenv("PATH", str(folder))
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    return keep
+
+
+@pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld")
+def test_a_bare_linker_is_enough(only) -> None:
+    only("ld")
+    assert link.find_linker() == ["ld"]
+    case = dense()
+    x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
+    np.testing.assert_allclose(compile_module(case.mod, TARGET)(x)[0], case.reference(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_environment_names_the_compiler(only, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = next(tool for tool in ("g++", "cc", "ld") if shutil.which(tool))
+    only(name)
+    monkeypatch.setenv("CXX", f"{name} -O1")
+    assert link.find_linker() == [name, "-O1"]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert link.find_linker() == [name]
+
+
+def test_no_linker_is_one_clear_line(only) -> None:
+    only()
+    with pytest.raises(BuildError, match="neither a C compiler nor ld was found; install one") as caught:
+        compile_module(dense().mod, TARGET)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_linker_says_is_passed_on(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.o"
+    broken.write_bytes(b"no object file")
+    with pytest.raises(BuildError, match="must link the compiled code, but it refused: ") as caught:
+        link.link_shared(str(tmp_path / "out.so"), [str(broken)])
+    assert "\n" not in str(caught.value)
