@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from schedules.cpu.contraction import CONTRACTION
 from schedules.cpu.conv import CONV2D
+from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
 from schedules.cpu.gemm import GEMM
+from schedules.cpu.pooling import POOLING
 from schedules.cpu.reduction import REDUCTION
 from schedules.space import Space
 
 __all__ = ["SPACES"]
 
-SPACES: tuple[Space, ...] = (CONV2D, GEMM, REDUCTION, ELEMENTWISE, FALLBACK)
+SPACES: tuple[Space, ...] = (
+    CONV2D, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+)

@@ -19,10 +19,10 @@ __all__ = [
     "inline_block", "inline_injective", "is_transposed", "parallelise", "schedule_injective", "vectorise", "work",
 ]
 
-#: element steps below which waking the other threads (5 to 10 microseconds) costs more than it saves
-PARALLEL_WORK = 24 * 1024
+#: element steps below which waking the other threads (2 to 6 microseconds) costs more than it saves
+PARALLEL_WORK = 64 * 1024
 #: how many element steps one transcendental call or division is worth
-_CALL_COST = 6
+_CALL_COST = 3
 #: nodes beyond which an expression is stored once instead of being duplicated by inlining
 _MAX_EXPRESSION = 2000
 

@@ -15,22 +15,12 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import BlockInfo, FuncInfo, analyse, nest
-from schedules.cpu.common import (
-    PARALLEL_WORK,
-    InjectiveTile,
-    attempt,
-    extent_of,
-    has_block,
-    inline_injective,
-    schedule_injective,
-    vectorise,
-    work,
-)
+from schedules.analysis import analyse, nest
+from schedules.cpu.common import PARALLEL_WORK, attempt, extent_of, has_block, inline_injective, vectorise, work
 from schedules.cpu.rows import RowTile
-from schedules.cpu.standalone import schedule_reduction
+from schedules.cpu.standalone import schedule_block
 from schedules.machine import CpuMachine, cpu_machine
-from schedules.space import Decisions, Knob, Pick, Space
+from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["FALLBACK"]
 
@@ -63,21 +53,13 @@ class Fallback(Space):
             rows = RowTile(lanes=lanes, vector=vector, parallel=parallel)
             for block in info.blocks:
                 if has_block(sch, block.name):
-                    _one(sch, info, block, machine, rows)
+                    # where it fails half-way, what was done so far is legal and stays
+                    with suppress(s_tir.ScheduleError, InvalidDecision):
+                        schedule_block(sch, block, machine, rows)
             return
         for rv in sch.get_child_blocks(sch.get_sblock(str(func.body.block.name_hint))):
             with suppress(s_tir.ScheduleError):
                 _outer(sch, rv, machine, vector, parallel)
-
-
-def _one(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo, machine: CpuMachine, rows: RowTile) -> None:
-    """Lay out one block of a function that is understood; where that fails half-way, what was done stays legal."""
-    rv = sch.get_sblock(block.name)
-    if block.kind == "reduction":
-        attempt(lambda: schedule_reduction(sch, rv, machine, rows))
-    else:
-        tile = InjectiveTile(vector=rows.vector, tile=16, across=False, parallel=rows.parallel)
-        attempt(lambda: schedule_injective(sch, rv, machine, tile))
 
 
 def _outer(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, vector: int, parallel: bool) -> None:

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import BlockInfo, FuncInfo, analyse
 from schedules.cpu.common import PARALLEL_WORK, has_block, inline_block, inline_injective, work
 from schedules.cpu.rows import RowTile, schedule_rows
-from schedules.cpu.standalone import schedule_standalone
+from schedules.cpu.standalone import schedule_block
 from schedules.machine import cpu_machine
 from schedules.space import Decisions, Knob, Pick, Space
 
@@ -24,8 +24,9 @@ __all__ = ["REDUCTION"]
 
 
 class Reduction(Space):
-    """Knobs: ``lanes`` registers of partial results of a sum, ``fold`` the width of the second, narrower step (0: none),
-    ``vector`` registers a step in the other stages, ``recompute`` (1: slow intermediates are computed again where they are read, not stored), ``parallel``."""
+    """Knobs: ``lanes`` registers of partial results of a sum, ``fold`` the width of a second, narrower step (0: none),
+    ``vector`` registers a step in the other stages, ``recompute`` (1: slow intermediates are computed again where
+    they are read, not stored), ``parallel``."""
 
     name = "cpu.reduction"
     target_kind = "llvm"
@@ -34,7 +35,8 @@ class Reduction(Space):
         info = analyse(func)
         return (
             info.plain and len(info.outputs) == 1 and bool(info.reductions)
-            and not any(b.windowed or b.contraction for b in info.reductions)
+            and not any(b.windowed for b in info.reductions)
+            and (len(info.reductions) == 1 or not any(b.contraction for b in info.reductions))
         )
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
@@ -69,7 +71,8 @@ class Reduction(Space):
         stages = [b for b in info.blocks if has_block(sch, b.name) and not info.is_output(b)]
         last = info.outputs[0]
         if parallel and _rows(info) < machine.cores:
-            schedule_standalone(sch, [*stages, last], machine, tile)
+            for block in (*stages, last):
+                schedule_block(sch, block, machine, tile)
             return
         schedule_rows(sch, sch.get_sblock(last.name), [sch.get_sblock(b.name) for b in stages], machine, tile)
 

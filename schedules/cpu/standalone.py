@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from tvm import s_tir
@@ -11,9 +11,10 @@ from tvm.s_tir.schedule import SBlockRV
 from schedules.analysis import BlockInfo, nest
 from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, divisor, schedule_injective
 from schedules.cpu.rows import RowTile, schedule_rows
+from schedules.cpu.window import default_tile, read_axes, schedule_window_block
 from schedules.machine import CpuMachine
 
-__all__ = ["schedule_reduction", "schedule_standalone"]
+__all__ = ["schedule_block", "schedule_reduction"]
 
 
 def schedule_reduction(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, tile: RowTile) -> None:
@@ -34,15 +35,16 @@ def schedule_reduction(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     schedule_rows(sch, block, [], machine, tile)
 
 
-def schedule_standalone(
-    sch: s_tir.Schedule, blocks: Sequence[BlockInfo], machine: CpuMachine, tile: RowTile
-) -> None:
-    """Lay out each of ``blocks`` by itself."""
-    for block in blocks:
-        rv = sch.get_sblock(block.name)
-        if block.kind == "reduction":
-            schedule_reduction(sch, rv, machine, tile)
-        else:
-            schedule_injective(sch, rv, machine, InjectiveTile(vector=tile.vector, parallel=tile.parallel))
-
-
+def schedule_block(sch: s_tir.Schedule, block: BlockInfo, machine: CpuMachine, tile: RowTile) -> None:
+    """Lay out one block that stands alone under the root, by its kind."""
+    rv = sch.get_sblock(block.name)
+    if block.kind != "reduction":
+        plain = InjectiveTile(vector=tile.vector, tile=8, across=True, parallel=tile.parallel)
+        schedule_injective(sch, rv, machine, plain)
+        return
+    axes = read_axes(block) if block.windowed or block.contraction else None
+    if axes is None:
+        schedule_reduction(sch, rv, machine, tile)
+        return
+    best = default_tile(axes, machine, machine.lanes(str(block.writes[0].dtype)))
+    schedule_window_block(sch, block, axes, machine, replace(best, parallel=tile.parallel))

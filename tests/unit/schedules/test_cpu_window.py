@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
+from tvm import te, tirx, topi
+
+from schedules.analysis import analyse
+from schedules.cpu.contraction import CONTRACTION
+from schedules.cpu.depthwise import DEPTHWISE
+from schedules.cpu.pooling import POOLING
+from schedules.cpu.window import read_window
+from schedules.registry import find
+from schedules.space import best_seed
+
+__all__ = ["pytest_generate_tests"]
+
+
+def _p(*shape: int, dtype: str = "float32") -> te.Tensor:
+    return te.placeholder(shape, dtype)
+
+
+def _pool(shape: tuple[int, ...], kernel: int, stride: int, pad: int, kind: str):  # type: ignore[no-untyped-def]
+    layout = "NCHW16c" if len(shape) == 5 else "NCHW"
+
+    def build() -> list[te.Tensor]:
+        a = _p(*shape)
+        window, steps = (kernel, kernel), (stride, stride)
+        return [a, topi.nn.pool2d(
+            a, window, steps, (1, 1), (pad,) * 4, kind, layout=layout, count_include_pad=False,
+        )]
+
+    return build
+
+
+def _torch_pool(kernel: int, stride: int, pad: int, kind: str):  # type: ignore[no-untyped-def]
+    def reference(a: np.ndarray) -> np.ndarray:
+        blocked = a.ndim == 5
+        plain = a.transpose(0, 1, 4, 2, 3).reshape(a.shape[0], -1, *a.shape[2:4]) if blocked else a
+        data = torch.from_numpy(np.ascontiguousarray(plain))
+        if kind == "max":
+            out = F.max_pool2d(data, kernel, stride, pad).numpy()
+        else:
+            out = F.avg_pool2d(data, kernel, stride, pad, count_include_pad=False).numpy()
+        return out.reshape(a.shape[0], a.shape[1], 16, *out.shape[2:]).transpose(0, 1, 3, 4, 2) if blocked else out
+
+    return reference
+
+
+def _conv(convolution, *, stride: int = 1, pad: int = 0, groups: int = 1):  # type: ignore[no-untyped-def]
+    def reference(a: np.ndarray, w: np.ndarray) -> np.ndarray:
+        x, y = torch.from_numpy(a), torch.from_numpy(w)
+        return convolution(x, y, stride=stride, padding=pad, groups=groups).numpy()
+
+    return reference
+
+
+def _lrn(a: np.ndarray) -> np.ndarray:
+    return F.local_response_norm(torch.from_numpy(a), 5, alpha=1e-2, beta=0.75, k=1.0).numpy()
+
+
+def _depthwise_blocked(stride: int, pad: int):  # type: ignore[no-untyped-def]
+    """``[N, C/c, H, W, c] * [C/c, 1, KH, KW, 1, c]``, annotated, with a residual and a ReLU behind it."""
+
+    def build() -> list[te.Tensor]:
+        size = (20 + 2 * pad - 3) // stride + 1
+        a, w, r = _p(1, 3, 20, 20, 16), _p(3, 1, 3, 3, 1, 16), _p(1, 3, size, size, 16)
+        padded = topi.nn.pad(a, [0, 0, pad, pad, 0], name="padded") if pad else a
+        kh, kw = te.reduce_axis((0, 3), "kh"), te.reduce_axis((0, 3), "kw")
+
+        def product(n, b, h, x, c):  # type: ignore[no-untyped-def]
+            return te.sum(padded[n, b, h * stride + kh, x * stride + kw, c] * w[b, 0, kh, kw, 0, c], axis=[kh, kw])
+
+        out = te.compute((1, 3, size, size, 16), product, name="depthwise", attrs={"mlc.op": "depthwise_nchwc"})
+        return [a, w, r, topi.nn.relu(topi.add(out, r))]
+
+    def reference(a: np.ndarray, w: np.ndarray, r: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(a.transpose(0, 1, 4, 2, 3).reshape(1, 48, 20, 20).copy())
+        y = torch.from_numpy(w.transpose(0, 5, 1, 4, 2, 3).reshape(48, 1, 3, 3).copy())
+        out = F.conv2d(x, y, stride=stride, padding=pad, groups=48).numpy()
+        blocked = out.reshape(1, 3, 16, *out.shape[2:]).transpose(0, 1, 3, 4, 2)
+        return np.maximum(blocked + r, 0)
+
+    return build, reference
+
+
+def _two(make, first: tuple[int, ...], second: tuple[int, ...], dtype: str = "float32"):  # type: ignore[no-untyped-def]
+    def build() -> list[te.Tensor]:
+        a, b = _p(*first, dtype=dtype), _p(*second, dtype=dtype)
+        return [a, b, make(a, b)]
+
+    return build
+
+
+def _int8_product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    k = te.reduce_axis((0, 70), "k")
+    return te.compute((60, 48), lambda i, j: te.sum(a[i, k].astype("int32") * b[k, j].astype("int32"), k))
+
+
+class TestPooling(SpaceContract):
+    space = POOLING
+    cases = (
+        Case("max_blocked", _pool((1, 2, 27, 27, 16), 3, 2, 0, "max"), _torch_pool(3, 2, 0, "max")),
+        Case("max_blocked_padded", _pool((1, 2, 28, 28, 16), 3, 2, 1, "max"), _torch_pool(3, 2, 1, "max")),
+        Case("average_blocked_padded", _pool((1, 2, 14, 14, 16), 3, 1, 1, "avg"), _torch_pool(3, 1, 1, "avg")),
+        Case("max_plain", _pool((1, 6, 30, 33), 3, 2, 1, "max"), _torch_pool(3, 2, 1, "max")),
+        Case("average_plain", _pool((2, 3, 12, 12), 2, 2, 0, "avg"), _torch_pool(2, 2, 0, "avg")),
+        Case("response_norm", lambda: [a := _p(1, 12, 9, 11), topi.nn.lrn(a, 5, 1, 1e-2, 0.75, 1.0)], _lrn),
+    )
+
+
+_STRIDE1, _STRIDE2, _BARE = _depthwise_blocked(1, 1), _depthwise_blocked(2, 1), _depthwise_blocked(1, 0)
+
+
+class TestDepthwise(SpaceContract):
+    space = DEPTHWISE
+    cases = (
+        Case("blocked", *_STRIDE1),
+        Case("blocked_stride", *_STRIDE2),
+        Case("blocked_unpadded", *_BARE),
+        Case(
+            "plain",
+            _two(
+                lambda a, w: topi.nn.depthwise_conv2d_nchw(a, w, (1, 1), (1, 1, 1, 1), (1, 1)),
+                (1, 8, 18, 24), (8, 1, 3, 3),
+            ),
+            _conv(F.conv2d, pad=1, groups=8),
+        ),
+    )
+
+
+class TestContraction(SpaceContract):
+    space = CONTRACTION
+    cases = (
+        Case(
+            "conv2d", _two(lambda a, w: topi.nn.conv2d_nchw(a, w, 1, 1, 1), (1, 6, 15, 24), (10, 6, 3, 3)),
+            _conv(F.conv2d, pad=1),
+        ),
+        Case(
+            "conv2d_prime_width",
+            _two(lambda a, w: topi.nn.conv2d_nchw(a, w, (1, 1), (0, 0, 0, 0), (1, 1)), (1, 3, 9, 73), (4, 3, 3, 3)),
+            _conv(F.conv2d),
+        ),
+        Case(
+            "conv2d_stride", _two(lambda a, w: topi.nn.conv2d_nchw(a, w, 2, 1, 1), (2, 5, 17, 32), (6, 5, 3, 3)),
+            _conv(F.conv2d, stride=2, pad=1),
+        ),
+        Case(
+            "conv2d_groups",
+            _two(lambda a, w: topi.nn.group_conv2d_nchw(a, w, 1, 1, 1, 2), (1, 8, 12, 16), (12, 4, 3, 3)),
+            _conv(F.conv2d, pad=1, groups=2),
+        ),
+        Case(
+            "conv2d_transpose",
+            _two(
+                lambda a, w: topi.nn.conv2d_transpose_nchw(a, w, (2, 2), (1, 1, 1, 1), "float32", (0, 0)),
+                (1, 6, 7, 8), (6, 4, 4, 4),
+            ),
+            _conv(F.conv_transpose2d, stride=2, pad=1),
+        ),
+        Case("conv1d", _two(lambda a, w: topi.nn.conv1d(a, w), (1, 8, 100), (12, 8, 5)), _conv(F.conv1d)),
+        Case(
+            "conv3d", _two(lambda a, w: topi.nn.conv3d_ncdhw(a, w, 1, 1, 1, 1), (1, 4, 5, 9, 16), (6, 4, 3, 3, 3)),
+            _conv(F.conv3d, pad=1),
+        ),
+        Case("product_odd", _two(topi.matmul, (60, 70), (70, 51)), lambda a, b: a @ b),
+        Case("product_float64_odd", _two(topi.matmul, (40, 70), (70, 51), "float64"), lambda a, b: a @ b),
+        Case(
+            "product_int8", _two(_int8_product, (60, 70), (70, 48), "int8"),
+            lambda a, b: a.astype(int) @ b.astype(int),
+        ),
+    )
+
+
+def test_a_product_with_both_rows_contiguous_goes_by_rows() -> None:
+    a, b = _p(40, 64), _p(33, 64)
+    func = te.create_prim_func([a, b, topi.matmul(a, b, transp_b=True)])
+    space = find(func, TARGET)
+    assert space.name == "cpu.reduction"
+    x, y = (np.random.default_rng(s).normal(size=(n, 64)).astype("float32") for s, n in ((0, 40), (1, 33)))
+    got = build_and_run(best_seed(space, func, TARGET).mod, [x, y, np.zeros((40, 33), "float32")])[2]
+    np.testing.assert_allclose(got, x.astype("float64") @ y.T.astype("float64"), rtol=1e-5, atol=1e-5)
+
+
+def test_an_epilogue_of_another_shape_falls_back_and_is_correct() -> None:
+    a = _p(1, 4, 12, 12)
+    pooled = topi.nn.pool2d(a, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
+    func = te.create_prim_func([a, topi.transpose(pooled, (0, 2, 3, 1))])
+    assert read_window(analyse(func)) is None
+    space = find(func, TARGET)
+    data = np.random.default_rng(2).normal(size=(1, 4, 12, 12)).astype("float32")
+    got = build_and_run(best_seed(space, func, TARGET).mod, [data, np.zeros((1, 12, 12, 4), "float32")])[1]
+    want = F.max_pool2d(torch.from_numpy(data), 3, 1, 1).numpy().transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_accumulators_are_one_tile() -> None:
+    """The reduction's buffer is computed inside the tile loop, so lowering shrinks it to registers."""
+    func = te.create_prim_func(_pool((1, 4, 56, 56, 16), 3, 2, 1, "max")())
+    sch = best_seed(POOLING, func, TARGET)
+    anchor = sch.get_sblock("pool_max_update") if "pool_max_update" in sch.mod.script() else sch.get_sblock("pool_max")
+    kinds = [int(sch.get(loop).kind) for loop in sch.get_loops(anchor)]
+    assert tirx.ForKind.PARALLEL in kinds and kinds[-1] == tirx.ForKind.VECTORIZED
