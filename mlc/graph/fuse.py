@@ -36,11 +36,15 @@ _BROADCAST, _INJECTIVE, _OPAQUE = 1, 2, 8
 _LOWERED = {"relax.call_tir", "relax.reshape"}
 
 
+def _values(func: relax.Function) -> list[relax.Expr]:
+    return [binding.value for binding in bindings(func)]
+
+
 def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
     """The reshapes of a copy's result, used by nothing else, for operators that a copy can be merged into."""
     bound = {b.var: b.value for b in bindings(func)}
     users: dict[relax.Var, list[relax.Expr]] = defaultdict(list)
-    for value in [*bound.values(), func.body.body]:
+    for value in [*_values(func), func.body.body]:
         for leaf in leaves(value):
             users[leaf].append(value)
 
@@ -121,6 +125,7 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
         for gvar, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)
     }
     products = {gvar for gvar in pattern if _is_product(mod[gvar])}
+    uses = Counter(leaf for value in [*_values(mod["main"]), mod["main"].body.body] for leaf in leaves(value))
     inside: set[relax.Var] = set()  # results of products, and what would become their epilogue
     injective: set[relax.Var] = set()
     changed: dict[relax.Var, int] = {}
@@ -138,7 +143,7 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
             changed[var] = _INJECTIVE
         elif pattern[gvar] <= _BROADCAST and args & inside:
             inside.add(var)
-            changed.update(dict.fromkeys(small & injective, _OPAQUE))
+            changed.update((arg, _OPAQUE) for arg in small & injective if uses[arg] == 1)
 
     def with_pattern(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         gvar = value.args[0]

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.blocked import dense_packed
+from mlc.graph.constants import array_of, constant
 from mlc.target import Target
 
 __all__ = ["PANEL", "PackWeights"]
@@ -30,10 +31,12 @@ def PackWeights(target: Target) -> tvm.transform.Pass:
 
 
 def _pack(weight: np.ndarray) -> np.ndarray:
+    """The panels ``[N/16, K, 16]`` as a view where no padding is needed: weights can be hundreds of megabytes."""
     depth, columns = weight.shape
     panels = -(-columns // PANEL)
-    padded = np.pad(weight, ((0, 0), (0, panels * PANEL - columns)))
-    return np.ascontiguousarray(padded.reshape(depth, panels, PANEL).transpose(1, 0, 2))
+    if columns % PANEL:
+        weight = np.pad(weight, ((0, 0), (0, panels * PANEL - columns)))
+    return weight.reshape(depth, panels, PANEL).transpose(1, 0, 2)
 
 
 @mutator
@@ -53,13 +56,13 @@ class _Packer(PyExprMutator):
         if not (isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.matmul"):
             return call
         data, weight = call.args
-        if not isinstance(weight, tvm.ir.GenericConst) or len(data.ty.shape) < 2:
+        array = array_of(weight)
+        if array is None or len(data.ty.shape) < 2:
             return call
-        array = weight.value.numpy()
         if array.ndim != 2 or array.dtype != np.float32 or str(data.ty.dtype) != "float32":
             return call
         columns = array.shape[1]
-        packed = relax.const(_pack(array))
+        packed = constant(_pack(array))
         product = self.builder_.call_te(dense_packed, data, packed, primfunc_name_hint="dense")
         if columns % PANEL == 0:
             return product
