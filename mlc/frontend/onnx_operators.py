@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mlc.errors import UnsupportedOperators
+from mlc.frontend.onnx_converters import CONVERTERS
 
 if TYPE_CHECKING:
     import onnx
@@ -49,7 +50,7 @@ def unsupported(node: onnx.NodeProto) -> str:
     qualified = _qualified(node)
     if node.domain not in _STANDARD:
         return "" if node.domain == "com.microsoft" and node.op_type in _MICROSOFT else qualified
-    if node.op_type not in _converters() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
+    if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
         return qualified
     return _wrongly_converted(node)
 
