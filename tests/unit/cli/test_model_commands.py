@@ -1,0 +1,208 @@
+"""compile, run, tune and bench on a small network, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mlc.cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    """``(1, 8, 14, 14) -> conv 3x3, bias, relu -> mean -> dense -> (1, 10)``, and a second output."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    shapes = {"w": (16, 8, 3, 3), "b": (16,), "d": (16, 10)}
+    weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32") * 0.1, n) for n, s in shapes.items()]
+    nodes = [
+        helper.make_node("Conv", ["image", "w", "b"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["features"]), helper.make_node("Flatten", ["features"], ["f"]),
+        helper.make_node("MatMul", ["f", "d"], ["scores"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "small", [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 8, 14, 14])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 10]),
+         helper.make_tensor_value_info("features", TensorProto.FLOAT, [1, 16, 1, 1])], weights,
+    )
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifact(model_path):
+    path = model_path.with_suffix(".so")
+    log = model_path.with_name("empty.db")
+    from mlc.log import TuningLog
+
+    TuningLog(log).close()
+    assert main(["compile", str(model_path), "--log", str(log), "-o", str(path)]) == 0
+    return path
+
+
+def _json(capsys, *words: object, code: int = 0) -> dict:
+    capsys.readouterr()
+    assert main([*map(str, words), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def _reference(model_path, image: np.ndarray) -> list[np.ndarray]:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model_path, providers=["CPUExecutionProvider"]).run(None, {"image": image})
+
+
+def test_compile_tells_what_it_made(model_path, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    document = _json(capsys, "compile", model_path, "--report", tmp_path / "report")
+    assert document["output"] == "small.so" and (tmp_path / "small.so").stat().st_size == document["bytes"]
+    assert [i["name"] for i in document["inputs"]] == ["image"] and document["outputs"][0]["shape"] == [1, 10]
+    assert document["functions"] and not any(f["tuned"] for f in document["functions"])
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert all(f["name"] in page for f in document["functions"])
+    assert page.count("<details") == len(document["functions"]) and "T.vectorized" in page
+    assert "MLC_DUMP_DIR" not in os.environ
+
+
+def test_run_gives_the_models_outputs(artifact, model_path, tmp_path, capsys) -> None:
+    image = np.random.default_rng(3).standard_normal((1, 8, 14, 14), dtype="float32")
+    np.save(tmp_path / "image.npy", image)
+    out = tmp_path / "out.npz"
+    document = _json(capsys, "run", artifact, "--input", f"image={tmp_path / 'image.npy'}", "-o", out, "--repeat", "5")
+    with np.load(out) as found:
+        assert list(found) == ["scores", "features"]
+        for name, expected in zip(found, _reference(model_path, image), strict=True):
+            np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
+        assert document["outputs"][0]["max"] == pytest.approx(float(found["scores"].max()))
+    latency = document["latency"]
+    assert latency["runs"] == 5 and 0 < latency["min_ms"] <= latency["median_ms"] <= latency["p90_ms"]
+
+
+def test_run_draws_missing_inputs_from_the_seed(artifact, tmp_path, capsys) -> None:
+    drawn = [_json(capsys, "run", artifact, "--seed", seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] and drawn[0]["outputs"] != drawn[2]["outputs"]
+    assert drawn[0]["inputs"][0]["source"] == "random, seed 1"
+    assert main(["run", str(artifact), "--repeat", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "1×8×14×14" in text and "latency over 2 runs: median" in text
+
+
+@pytest.mark.parametrize(("name", "array", "says"), [
+    ("picture", np.zeros((1, 8, 14, 14), "float32"), "must be one of image, got picture"),
+    ("image", np.zeros((1, 8, 14, 15), "float32"), "15"),
+    ("image", np.zeros((1, 8, 14, 14), "int64"), "int64"),
+    ("image", "not an array", "what numpy.save writes"),
+    ("image", None, "does not exist"),
+], ids=["name", "shape", "type", "content", "missing"])
+def test_run_refuses_a_wrong_input(name, array, says, artifact, tmp_path, capsys) -> None:
+    path = tmp_path / "x.npy"
+    if isinstance(array, np.ndarray):
+        np.save(path, array)
+    elif array is not None:
+        path.write_text(array)
+    assert main(["run", str(artifact), "--input", f"{name}={path}"]) == 1
+    line = capsys.readouterr().err
+    assert says in line and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x7fELF and then nothing"])
+def test_run_refuses_what_is_no_artifact(content, tmp_path, capsys) -> None:
+    path = tmp_path / "x.so"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["run", str(path)]) == 1
+    line = capsys.readouterr().err
+    assert str(path) in line and line.count("\n") == 1
+
+
+def test_compile_refuses_an_artifact(artifact, capsys) -> None:
+    assert main(["compile", str(artifact)]) == 2
+    assert "is compiled already" in capsys.readouterr().err
+
+
+def test_tune_fills_the_log_and_compile_uses_it(model_path, tmp_path, capsys) -> None:
+    log = tmp_path / "own.db"
+    document = _json(capsys, "tune", model_path, "--trials", "6", "--log", log, "--seed", "3")
+    assert document["reason"] in ("trials", "finished") and document["log"] == str(log)
+    assert 0 < document["trials"] <= 6 and document["best_latency"] <= document["default_latency"]
+    shown = _json(capsys, "log", "show", "--log", log)
+    assert {t["key"] for t in shown["tasks"]} == {t["key"] for t in document["tasks"]}
+    built = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "x.so")
+    assert all(f["tuned"] for f in built["functions"] if f["key"] in {t["key"] for t in shown["tasks"]})
+
+
+def test_resume_goes_on_with_the_budget(model_path, tmp_path, capsys) -> None:
+    log = tmp_path / "own.db"
+    first = _json(capsys, "tune", model_path, "--trials", "4", "--log", log)
+    capsys.readouterr()
+    assert main(["tune", str(model_path), "--trials", "4", "--log", str(log), "--resume"]) == 0
+    seen = capsys.readouterr()
+    if first["trials"] == 4:
+        assert "0 trials in" in seen.out and "4 trials spent before" in seen.err
+
+
+def test_an_interrupt_keeps_the_log_and_says_how_to_go_on(model_path, tmp_path) -> None:
+    log = tmp_path / "own.db"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlc.cli.main", "tune", "light:squeezenet", "--log", str(log), "--strategy", "random"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    while ": trial " not in lines[-1] and process.poll() is None:
+        lines.append(process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, lines
+    assert f"mlc tune light:squeezenet --log {log} --strategy random --resume" in out
+    assert "interrupted: " in out
+    from mlc.log import TuningLog
+
+    with TuningLog(log, readonly=True) as kept:
+        assert kept.count() >= 1
+
+
+def test_bench_prints_the_settled_document(model_path, artifact, tmp_path, capsys) -> None:
+    started = time.perf_counter()
+    document = _json(capsys, "bench", artifact, "--onnx", model_path, "--against", "onnxruntime", "--rounds", "2")
+    assert set(document) == {"model", "machine", "threads", "results", "speedup_over_best_peer"}
+    ours, theirs = document["results"]
+    assert (ours["engine"], theirs["engine"]) == ("mlc", "onnxruntime")
+    for row in document["results"]:
+        assert set(row) == {"engine", "median_ms", "p10_ms", "p90_ms", "max_abs_err", "max_rel_err"}
+        assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
+    assert ours["max_rel_err"] < 1e-4
+    assert document["speedup_over_best_peer"] == pytest.approx(theirs["median_ms"] / ours["median_ms"])
+    assert time.perf_counter() - started < 120
+
+
+def test_bench_compiles_a_model_and_tells_of_an_engine_that_fails(model_path, tmp_path, capsys) -> None:
+    document = _json(
+        capsys, "bench", model_path, "--against", "mlc-untuned,torch-eager", "--rounds", "1", "--threads", "1", code=1
+    )
+    rows = {row["engine"]: row for row in document["results"]}
+    assert document["threads"] == 1 and rows["mlc"]["median_ms"] and rows["mlc-untuned"]["median_ms"]
+    assert "torch.nn.Module" in rows["torch-eager"]["error"] and rows["torch-eager"]["median_ms"] is None
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--against", "tensorrt"], "got 'tensorrt'"),
+    (["--against", "tvm-metaschedule"], "give --seconds"),
+    (["--onnx", "x.onnx"], "goes with a compiled"),
+])
+def test_bench_usage(words, says, model_path, capsys) -> None:
+    assert main(["bench", str(model_path), *words]) == 2
+    assert says in capsys.readouterr().err
