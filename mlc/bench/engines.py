@@ -7,9 +7,9 @@ the engine's own fastest path for one request at a time in float32.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ArtifactError, InstallationError, UsageError
@@ -102,15 +102,16 @@ def load_engine(job: Job) -> Engine:
     try:
         return ENGINES[job.spec.kind](job)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+        if "." in (error.name or "."):  # a part of an installed package: its version, then
+            raise
         raise InstallationError(
-            f"{package} must be installed for {job.spec.name}; run `pip install mlc[bench]`"
+            f"{error.name} must be installed for {job.spec.name}; run `pip install mlc[bench]`"
         ) from None
 
 
 def _needs_onnx(job: Job) -> str:
     if not job.onnx_path:
-        raise UsageError(f"{job.spec.kind} needs the model as ONNX, and there is only another form; name the .onnx file")
+        raise UsageError(f"{job.spec.kind} needs the model as ONNX and there is only another form; name the .onnx file")
     return job.onnx_path
 
 
@@ -206,51 +207,25 @@ def _tvm_metaschedule(job: Job) -> Engine:
     from tvm import relax
     from tvm.relax.pipeline import static_shape_tuning_pipeline
 
+    from mlc.bench import metaschedule
     from mlc.frontend import load_model
     from mlc.target import resolve
 
     if job.spec.seconds <= 0:
         raise UsageError("tvm-metaschedule needs a tuning budget, got none; give --seconds S")
     model = load_model(_needs_onnx(job))
-    target = resolve("native", job.threads).tvm
+    native = resolve("native", job.threads)
+    target = native.tvm
     with tempfile.TemporaryDirectory(prefix="mlc-metaschedule-") as folder:
         with target:
             mod = tvm.transform.Sequential([
                 relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(),
                 relax.get_pipeline("zero"),
             ])(model.mod)
-        _tune_with_metaschedule(mod, target, folder, job.spec.seconds)
+        metaschedule.tune(mod, native.attrs, Path(folder), job.spec.seconds)
         with target:
             mod = static_shape_tuning_pipeline(0, target, folder)(model.mod)
             return _tvm_engine(tvm.compile(mod, target=target), model.inputs, job.threads)
-
-
-def _tune_with_metaschedule(mod: Any, target: Any, folder: str, seconds: float) -> None:
-    # The import takes 20 s and is no part of the budget.
-    from tvm.s_tir import meta_schedule as ms
-
-    class BudgetSpent(Exception):
-        pass
-
-    @ms.utils.derived_object
-    class Deadline(ms.measure_callback.PyMeasureCallback):
-        def apply(self, *_: Any) -> None:
-            if time.monotonic() > deadline:
-                raise BudgetSpent
-
-    callbacks = [*ms.measure_callback.MeasureCallback.create("default"), Deadline()]
-    tasks, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(
-        ms.relax_integration.extract_tasks(mod, target), folder, num_threads=1
-    )
-    deadline = time.monotonic() + seconds
-    try:
-        ms.tune.tune_tasks(
-            tasks=tasks, task_weights=weights, work_dir=folder, max_trials_global=1 << 30,
-            num_trials_per_iter=16, measure_callbacks=callbacks,
-        )
-    except Exception as error:  # TVM may wrap what a callback raises
-        if "BudgetSpent" not in f"{type(error).__name__}: {error}":
-            raise
 
 
 def _tvm_engine(executable: Any, inputs: Sequence[TensorSpec], threads: int) -> Engine:

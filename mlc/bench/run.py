@@ -213,6 +213,7 @@ class _Session:
             assert row.worker is not None
             with self._failing(row):
                 row.outputs = row.worker.ask("run", feeds, timeout=self.timing.call_timeout)
+                row.worker.settle()
         running = self._running()
         reference = next((r for r in running if r.job.spec.kind == _REFERENCE), running[0] if running else None)
         if reference is None:
@@ -255,6 +256,7 @@ class _Session:
         with self._failing(row):
             limit = timing.call_timeout * (warmup + 1) + timing.turn
             row.times += row.worker.ask("time", warmup, timing.calls, timing.turn, timeout=limit)
+            row.worker.settle()
 
     def _goes_on(self, number: int, started: float) -> bool:
         if self.timing.seconds is None:

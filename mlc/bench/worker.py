@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
+import threading
 import time
 from typing import BinaryIO
 
@@ -22,10 +24,18 @@ __all__ = ["main", "time_calls"]
 
 def main() -> int:
     """Serve until standard input closes."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # Libraries print to standard output; the replies get a pipe of their own.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return _serve(sys.stdin.buffer, replies)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A benchmark that was killed leaves nothing running: this process ends its session, a tuner's children too."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -14,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mlc.bench import BenchResult, EngineResult, EngineSpec, Timing, run_bench
 from mlc.bench.client import Worker, WorkerFailed
 from mlc.bench.engines import Job, environment, expand
+from mlc.bench.metaschedule import _drop_torn_records
 from mlc.errors import UsageError
 from mlc.testing.models import bert_tiny, light_model, random_inputs
 
@@ -93,6 +96,27 @@ def test_no_worker_outlives_a_benchmark():
     assert not [p for p in psutil.Process().children() if "mlc.bench.worker" in p.cmdline()]
 
 
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    script = (
+        "import time\nfrom mlc.bench.client import Worker\nfrom mlc.bench.engines import environment\n"
+        "worker = Worker(environment(1)); print(worker.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(1.0)
+    parent.kill()
+    parent.communicate()
+    psutil.wait_procs([worker], timeout=10)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_torn_metaschedule_record_is_dropped(tmp_path):
+    path = tmp_path / "database_tuning_record.json"
+    path.write_text('[0, [[], []]]\n[1, [[], [0.5]]]\n[2, [[], [0.')
+    assert _drop_torn_records(path) == 2
+    assert path.read_text() == '[0, [[], []]]\n[1, [[], [0.5]]]\n'
+
+
 def test_a_compiled_module_that_is_none_fails_in_its_row(tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a module")
@@ -139,7 +163,7 @@ def test_idle_workers_do_not_spin(kind, tmp_path):
         inputs = worker.ask("load", Job(spec, 2, onnx_path=str(tmp_path / "mlp.onnx")), timeout=60)
         worker.ask("run", random_inputs(inputs), timeout=30)
         worker.ask("time", 2, 200, 0.2, timeout=30)
-        time.sleep(0.05)
+        worker.settle()
         process = psutil.Process(worker.pid)
         before = process.cpu_times()
         time.sleep(0.5)
