@@ -102,9 +102,9 @@ def _cpu(target: tvm.target.Target) -> Machine:
         gpu=False, cores=cores, hz=CPU_HZ, vector_bytes=width, vector_registers=registers,
         flops=cores * CPU_HZ * per_cycle * (width // 4), bandwidth=bandwidth,
         levels=(
-            Level(32 * 1024, 32 * CPU_HZ),
-            Level(512 * 1024, 14 * CPU_HZ),
-            Level(8 * 1024 * 1024, bandwidth / cores),
+            Level(32 * 1024, width * CPU_HZ),  # one register a cycle from level 2
+            Level(512 * 1024 if width < 64 else 1024 * 1024, 20 * CPU_HZ),
+            Level(16 * 1024 * 1024, bandwidth / cores),
         ),
         launch_seconds=2e-6,
     )

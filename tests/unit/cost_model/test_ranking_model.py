@@ -15,7 +15,7 @@ from cost_model.model import CostModel, RooflineModel, Sample, prior_scores, sam
 from cost_model.roofline import analyse, estimate, prior
 
 FUNC = matmul(96, 256, 128)
-TILES = [(r, c) for r in (1, 2, 3, 4, 6, 8, 12) for c in (16, 32, 64, 128)]
+TILES = [(r, c) for r in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) for c in (16, 32, 64, 128)]
 CANDIDATES = [tiled(FUNC, r, c) for r, c in TILES]
 
 
@@ -65,7 +65,7 @@ def test_without_data_the_ranking_is_the_analytic_one() -> None:
 def test_it_learns_what_the_analytic_model_does_not_know() -> None:
     rng = np.random.default_rng(0)
     shuffled = rng.permutation(len(TILES))
-    learned, held_out = shuffled[:18], shuffled[18:]
+    learned, held_out = shuffled[:28], shuffled[28:]
     model = RankingModel()
     before = accuracy(model.score(FUNC, TARGET, [CANDIDATES[i] for i in held_out]), SECONDS[held_out])
     model.fit(samples(learned))
