@@ -47,8 +47,9 @@ def compile_module(
     scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None))
     lifted, tensors = weights.lift(scheduled, twins)
     aliased = weights.aliased_outputs(lifted["main"])
+    _dump("scheduled", scheduled)
     final = emit.finalise(lifted, target)
-    _dump(scheduled, final)
+    _dump("final", final)
     code = emit.shared_library(final, target)
     metadata = {
         **_border(meta, aliased), **_place(target),
@@ -101,10 +102,8 @@ def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
     return np.from_dlpack(runtime.view(tensor, (size,), "uint8"))
 
 
-def _dump(scheduled: tvm.IRModule, final: tvm.IRModule) -> None:
-    if not get("MLC_DUMP_DIR"):
-        return
-    folder = Path(get("MLC_DUMP_DIR"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, mod in (("scheduled", scheduled), ("final", final)):
+def _dump(name: str, mod: tvm.IRModule) -> None:
+    if get("MLC_DUMP_DIR"):
+        folder = Path(get("MLC_DUMP_DIR"))
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / f"build_{name}.py").write_text(mod.script(show_meta=False), encoding="utf-8")

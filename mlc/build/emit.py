@@ -20,7 +20,6 @@ __all__ = ["FINALISE", "finalise", "shared_library"]
 
 #: from calls in the dataflow form to the virtual machine's instructions; nothing here chooses or schedules anything
 FINALISE: tuple[tvm.transform.Pass, ...] = (
-    transform.RewriteDataflowReshape(),
     transform.ToNonDataflow(),
     transform.RemovePurityChecking(),
     transform.CallTIRRewrite(),
@@ -35,9 +34,13 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
 
 
 def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Plan the memory of ``main`` and lower it to calls of the virtual machine."""
-    with target.tvm:
-        return tvm.transform.Sequential(list(FINALISE))(mod)
+    """Plan the memory of ``main`` and lower it to calls of the virtual machine; raises :class:`BuildError`."""
+    try:
+        with target.tvm:
+            return tvm.transform.Sequential(list(FINALISE))(mod)
+    except Exception as error:
+        raise BuildError(f"the calls of main must lower for {target.canonical}, but a pass failed: {last_line(error)}; "
+                         "MLC_DUMP_DIR=DIR writes what it was given") from error
 
 
 def shared_library(mod: tvm.IRModule, target: Target) -> bytes:

@@ -10,11 +10,13 @@ from mlc.threads import environment
 
 _SCRIPT = """
 import os
+import sys
 import threading
+sys.modules["torch"] = None  # tvm_ffi would spend a second on it
 from mlc import threads
+from mlc.build import runtime
+count = runtime.function("runtime.NumThreads")  # the library comes before the settings
 threads.configure(1)
-import tvm
-count = tvm.get_global_func("runtime.NumThreads")
 seen = [count()]
 for n in (4, 2, 4):
     threads.configure(n)
