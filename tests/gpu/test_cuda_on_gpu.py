@@ -1,0 +1,72 @@
+"""What the emulator and the twin promise, on a real GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+import mlc
+from mlc.build import cuda
+from mlc.target import Target, resolve
+from mlc.testing.cuda_cases import CASES, Case, inputs_of, largest_error
+from mlc.testing.models import light_model, random_inputs
+from schedules import registry
+from schedules.space import InvalidDecision, best_seed, schedule_with
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cuda._exists(tvm.cuda(0)) or shutil.which("nvcc") is None, reason="needs a GPU and nvcc"),
+]
+
+
+@cache
+def here() -> Target:
+    """This machine's GPU."""
+    return resolve(f"cuda:sm_{str(tvm.cuda(0).compute_version).replace('.', '')}")
+
+
+def error_on_gpu(case: Case, sch: tvm.s_tir.Schedule) -> float:
+    with cuda.code_generation(cuda.architectures(here())), tvm.transform.PassContext(config=cuda.PASS_CONFIG):
+        function = cuda.legal_names(sch.mod["main"])
+        module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), here().tvm)
+    inputs, outputs = inputs_of(case)
+    arrays = [tvm.runtime.tensor(a, tvm.cuda(0)) for a in (*inputs, *outputs)]
+    module["main"](*arrays)
+    tvm.cuda(0).sync()
+    return largest_error([a.numpy() for a in arrays[len(inputs) :]], case.expected(inputs))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_best_seed(case: Case) -> None:
+    func = case.func()
+    assert error_on_gpu(case, best_seed(registry.find(func, here().tvm), func, here().tvm)) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_random_decisions(case: Case) -> None:
+    func, rng = case.func(), random.Random(case.name)
+    space = registry.find(func, here().tvm)
+    for _ in range(4):
+        try:
+            sch = schedule_with(space, func, here().tvm, {
+                k.name: rng.choice(k.values) for k in space.knobs(func, here().tvm)})
+        except InvalidDecision:
+            continue
+        assert error_on_gpu(case, sch) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
+def test_model(name: str, tmp_path: Path) -> None:
+    model = light_model(name)
+    on_cpu = mlc.compile(model, target="native", log=False)
+    mlc.compile(model, target=here(), log=False).save(tmp_path / "model.so")
+    on_gpu = mlc.load(tmp_path / "model.so")
+    inputs = random_inputs(on_cpu.inputs)
+    for got, want in zip(on_gpu(**inputs), on_cpu(**inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,167 @@
+"""Machine code for GPUs, made without one: what is in it, and what is said where it can't be made or run."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+import mlc
+from mlc.build import cuda
+from mlc.errors import ArtifactError, BuildError
+from mlc.target import resolve
+from mlc.testing.cuda_cases import CASES
+from mlc.testing.models import bert_base, light_model
+from schedules import registry
+from schedules.space import best_seed
+
+BY_NAME = {case.name: case for case in CASES}
+FATBIN = bytes.fromhex("50ed55ba")  # the magic number at the head of a fat binary
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_no_gpu = pytest.mark.skipif(cuda._exists(tvm.cuda(0)), reason="this machine has a GPU")
+
+
+def scheduled(name: str, target: tvm.target.Target) -> tirx.PrimFunc:
+    func = BY_NAME[name].func()
+    return cuda.legal_names(best_seed(registry.find(func, target), func, target).mod["main"])
+
+
+@needs_nvcc
+def test_several_architectures_in_one_module(tmp_path: Path) -> None:
+    target = resolve("cuda:sm_80")
+    names = ("conv3x3_residual", "dense_bias_gelu", "layer_norm", "vector_matrix", "transpose", "argmax")
+    functions = {n: scheduled(n, target.tvm).with_attr("global_symbol", n) for n in names}
+    with cuda.code_generation(("sm_80", "sm_90")), tvm.transform.PassContext(config=cuda.PASS_CONFIG):
+        module = tvm.compile(tvm.IRModule(functions), target=target.tvm)
+    module.export_library(str(tmp_path / "kernels.so"))
+    code = (tmp_path / "kernels.so").read_bytes()
+    assert FATBIN in code
+    assert code.count(b"\x7fELF") >= 3, "the library itself and machine code for two architectures"
+    assert b"__global__" not in code, "an artifact holds machine code, not source"
+
+
+@needs_nvcc
+@needs_no_gpu
+def test_squeezenet_without_a_gpu(tmp_path: Path) -> None:
+    exe = mlc.compile(light_model("squeezenet"), target="cuda:sm_90", log=False)
+    spaces = {f["space"] for f in exe.metadata["functions"]}
+    assert "cuda.conv" in spaces
+    assert spaces <= {"cuda.gemm", "cuda.conv", "cuda.rows", "cuda.reduce", "cuda.elementwise"}
+    path = tmp_path / "model.so"
+    exe.save(path)
+    assert FATBIN in path.read_bytes()
+    with pytest.raises(ArtifactError, match=r"built for cuda \(sm_90\).*--target native"):
+        mlc.load(path)
+    # and in a process that has built nothing, where no stand-in for the driver is loaded
+    script = "import sys, mlc, mlc.errors\ntry: mlc.load(sys.argv[1])\nexcept mlc.errors.ArtifactError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert "built for cuda (sm_90)" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["resnet50", "bert_base"])
+def test_large_models(name: str, arch: str) -> None:
+    model = bert_base() if name == "bert_base" else light_model(name)
+    exe = mlc.compile(model, target=f"cuda:{arch}", log=False)
+    spaces = {f["space"] for f in exe.metadata["functions"]}
+    assert spaces <= {"cuda.gemm", "cuda.conv", "cuda.rows", "cuda.reduce", "cuda.elementwise"}
+
+
+def test_nvcc_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
+    missing = r"needs nvcc, but 'no-such-nvcc' was not found; install .* or set MLC_NVCC"
+    with pytest.raises(BuildError, match=missing), cuda.code_generation(("sm_90",)):
+        pytest.fail("the context must not be entered")
+
+
+def fake_nvcc(folder: Path, script: str) -> str:
+    path = folder / "nvcc"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_nvcc_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    complaint = "echo 'kernels.cu(3): warning: odd'; echo 'kernels.cu(7): error: expected a )' >&2; exit 2"
+    monkeypatch.setenv("MLC_NVCC", fake_nvcc(tmp_path, complaint))
+    with pytest.raises(BuildError) as caught:
+        cuda.nvcc("nonsense", ("sm_80", "sm_90"))
+    assert str(caught.value).startswith("CUDA source must compile for sm_80, sm_90, but nvcc refused: kernels.cu(7)")
+    assert "\n" not in str(caught.value)
+
+
+@needs_nvcc
+def test_a_refusal_comes_through_tvm_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = resolve("cuda:sm_80")
+    func = scheduled("add_relu", target.tvm)
+    before = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    real = shutil.which("nvcc")
+    # a toolkit whose compiler makes the stand-in for the driver, but no kernels
+    script = f'case "$*" in *--fatbin*) echo "ptxas fatal: too old" >&2; exit 1;; *) exec {real} "$@";; esac'
+    with cuda.code_generation(("sm_80",)), pytest.raises(BuildError, match="ptxas fatal: too old"):
+        monkeypatch.setenv("MLC_NVCC", fake_nvcc(tmp_path, script))
+        with cuda.code_generation(("sm_80",)):
+            tvm.compile(tvm.IRModule({"main": func}), target=target.tvm)
+    after = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    assert (before is None) == (after is None)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("fast", "found"), [(False, False), (True, True)])
+def test_fast_arithmetic_only_when_asked(fast: bool, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **kw: commands.append(command) or run(command, **kw))
+    binary = cuda.nvcc('extern "C" __global__ void f(float* x) { x[0] = expf(x[1]); }', ("sm_90",), fast_math=fast)
+    assert binary[:4] == FATBIN
+    assert ("--use_fast_math" in commands[0]) == found
+
+
+def test_architecture_specific_code_has_no_ptx() -> None:
+    assert cuda._gencode(("sm_90a",)) == ["-gencode", "arch=compute_90a,code=sm_90a"]
+    assert cuda._gencode(("sm_80", "sm_90"))[-1] == "arch=compute_90,code=compute_90", "PTX for what comes later"
+
+
+@pytest.mark.parametrize(("arch", "version", "runs"), [
+    ("sm_80", "8.0", True), ("sm_80", "9.0", True), ("sm_90", "8.9", False), ("sm_90", "12.0", True),
+    ("sm_90a", "9.0", True), ("sm_90a", "10.0", False),
+])
+def test_which_gpu_runs_what(arch: str, version: str, runs: bool) -> None:
+    assert cuda._runs_on(arch, version) is runs
+
+
+def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        exist = True
+        compute_version = "7.5"
+
+    monkeypatch.setattr(tvm, "cuda", lambda _index: Old())
+    with pytest.raises(ArtifactError, match="built for sm_80, but this GPU is sm_75; compile with --target"):
+        cuda.require_gpu(("sm_80",))
+
+
+def test_names_become_identifiers_and_stay_apart() -> None:
+    shape = (3,)
+    names = ("gpu_0/data_0", "gpu_0.data_0", "0", "fine", "größe")
+    inputs = [te.placeholder(shape, name=n) for n in names]
+    func = te.create_prim_func([*inputs, te.compute(shape, lambda i: sum((x[i] for x in inputs[1:]), inputs[0][i]))])
+    legal = cuda.legal_names(func)
+    found = [str(p.name) for p in legal.params[:-1]]
+    assert len(set(found)) == len(names)
+    assert all(n.isidentifier() and n.isascii() for n in found)
+    assert found[3] == "fine"
+    tvm.ir.assert_structural_equal(func, legal)
+    values = [np.full(shape, float(10**i), "float32") for i in range(len(names))]
+    out = tvm.runtime.tensor(np.zeros(shape, "float32"))
+    tvm.compile(legal, target="llvm")["main"](*map(tvm.runtime.tensor, values), out)
+    np.testing.assert_allclose(out.numpy(), 11111.0)
