@@ -53,7 +53,9 @@ def _read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, _Shape] | None:
     extents = [int(v.dom.extent) for v in sch.get(block).iter_vars]
     if len(extents) != 9:
         return None
-    return block, _Shape(*extents, padded=bool(sch.get_producers(block)))
+    n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = extents
+    padded = bool(sch.get_producers(block))
+    return block, _Shape(n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded)
 
 
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
