@@ -39,7 +39,10 @@ FRIENDLY = {
     "cuda:sm_90a": "NVIDIA Hopper with its architecture-specific instructions",
 }
 
-_SHARED_MEMORY = {"70": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "90a": 232448}
+#: bytes of shared memory that one block may ask for, by compute capability
+_SHARED_MEMORY = {
+    "70": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "90a": 232448,
+}
 
 
 @dataclass(frozen=True)
