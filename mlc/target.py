@@ -75,7 +75,9 @@ class Target:
         attrs = json.loads(self.attrs)
         if attrs["kind"] == "cuda":
             return f"cuda/{attrs['arch']}"
-        return f"llvm/{attrs.get('mcpu', 'generic')}/{attrs.get('num-cores', 1)}"
+        common = f"llvm/{attrs.get('mcpu', 'generic')}/{attrs.get('num-cores', 1)}"
+        others = sorted(f"{k}={v}" for k, v in attrs.items() if k not in ("kind", "mcpu", "num-cores"))
+        return "/".join([common, *(re.sub(r"[^\w=.+-]+", "_", other) for other in others)])
 
 
 def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> Target:
@@ -91,12 +93,12 @@ def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> 
 def _resolve(name: str, threads: int) -> Target:
     words = name.split()
     head = words[0] if words else ""
-    options = {}
+    options: dict[str, Any] = {}
     for word in words[1:]:
         match = re.fullmatch(r"--?([\w-]+)=(\S+)", word)
         if not match:
             raise TargetError(f"target options must look like -key=value, got {word!r} in {name!r}")
-        options[match[1]] = match[2]
+        options[match[1]] = int(match[2]) if match[2].isdigit() else match[2]
     if head.startswith("cuda"):
         return _cuda(name, head, options)
     if head == "native":
@@ -112,7 +114,7 @@ def _resolve(name: str, threads: int) -> Target:
     raise TargetError(f"the target must be one that `mlc targets` lists, got {name!r}; {hint}")
 
 
-def _llvm(name: str, mcpu: str, threads: int, options: dict[str, str]) -> Target:
+def _llvm(name: str, mcpu: str, threads: int, options: dict[str, Any]) -> Target:
     import tvm as _tvm
 
     attrs: dict[str, Any] = {"kind": "llvm", "num-cores": int(options.pop("num-cores", threads))}
@@ -125,7 +127,7 @@ def _llvm(name: str, mcpu: str, threads: int, options: dict[str, str]) -> Target
     return _checked(name, attrs)
 
 
-def _cuda(name: str, head: str, options: dict[str, str]) -> Target:
+def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
     arch = head.partition(":")[2] or options.pop("arch", "sm_80")
     number = arch.removeprefix("sm_")
     if number not in _SHARED_MEMORY:
