@@ -98,7 +98,7 @@ def _resolve(name: str, threads: int) -> Target:
         match = re.fullmatch(r"--?([\w-]+)=(\S+)", word)
         if not match:
             raise TargetError(f"target options must look like -key=value, got {word!r} in {name!r}")
-        options[match[1]] = int(match[2]) if match[2].isdigit() else match[2]
+        options[match[1]] = _option(match[1], match[2])
     if head.startswith("cuda"):
         return _cuda(name, head, options)
     if head == "native":
@@ -112,6 +112,13 @@ def _resolve(name: str, threads: int) -> Target:
     near = difflib.get_close_matches(head, FRIENDLY, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`mlc targets` lists the names"
     raise TargetError(f"the target must be one that `mlc targets` lists, got {name!r}; {hint}")
+
+
+def _option(key: str, text: str) -> Any:
+    """TVM is strict about types: lists of features, whole numbers, else text."""
+    if key in ("mattr", "keys", "libs"):
+        return text.split(",")
+    return int(text) if text.isdigit() else text
 
 
 def _llvm(name: str, mcpu: str, threads: int, options: dict[str, Any]) -> Target:
