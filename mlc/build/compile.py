@@ -95,11 +95,16 @@ def _versions() -> dict[str, str]:
 
 
 def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    """A tensor's memory as bytes, shared where it is aligned."""
+    """A tensor's memory as bytes; copied only where it is not aligned as compiled code wants it."""
     size = int(np.prod(tensor.shape, dtype=np.int64)) * ((tensor.dtype.bits + 7) // 8)
     if not size:
         return np.empty(0, np.uint8)
-    return np.from_dlpack(runtime.view(tensor, (size,), "uint8"))
+    data = np.from_dlpack(runtime.view(tensor, (size,), "uint8"))
+    if data.ctypes.data % runtime.ALIGNMENT:
+        aligned = np.from_dlpack(runtime.empty_tensor((size,), "uint8"))
+        aligned[...] = data
+        return aligned
+    return data
 
 
 def _dump(name: str, mod: tvm.IRModule) -> None:

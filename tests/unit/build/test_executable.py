@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm_ffi
+from tvm import relax, topi
 
 from mlc.build import Executable, ModelMeta, compile_module, load
 from mlc.frontend.model import TensorSpec
@@ -112,6 +114,20 @@ def test_results_that_are_inputs_or_weights_are_copies() -> None:
     for output in outputs:
         output[...] = np.nan
     _check(exe(x), case.reference(x))
+
+
+def test_a_weight_that_is_not_aligned() -> None:
+    memory = np.random.default_rng(5).standard_normal(4 * 8 + 1, dtype=np.float32)
+    start = 1 if memory.ctypes.data % 64 == 0 else 0
+    weight = memory[start : start + 32].reshape(4, 8)
+    assert weight.ctypes.data % 64
+
+    def body(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+        return [builder.emit_te(topi.add, params[0], relax.const(tvm_ffi.from_dlpack(weight)))]
+
+    exe = compile_module(programs.program({"x": ((4, 8), "float32")}, body), TARGET)
+    (x,) = _inputs(exe.inputs)
+    _check(exe(x), [x + weight])
 
 
 def test_threads_may_share_an_executable(dense: tuple[Executable, Program]) -> None:
