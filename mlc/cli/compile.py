@@ -83,7 +83,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
 
     functions = document["functions"]
     with layered(args.log, resolve(args.target)) as log:
-        records = {f["key"]: list(log.records(f["key"])) for f in functions}
+        records = {f["key"]: [r for r in log.records(f["key"]) if "verdict" not in r.extra] for f in functions}
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
         FunctionRow(f["name"], f["calls"], f["space"], f["tuned"], f["seconds"], f["flops"], len(records[f["key"]]),

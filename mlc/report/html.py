@@ -31,7 +31,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; white-space: nowrap; } .n { text-align: right; white-space: nowrap; }
 .bar { background: var(--bar); height: .7rem; border-radius: 2px; min-width: 1px; }
-td.share { width: 9rem; vertical-align: middle; } code, pre { font: 12px/1.45 ui-monospace, monospace; }
+td.share { width: 7rem; vertical-align: middle; } code, pre { font: 12px/1.45 ui-monospace, monospace; }
 pre { overflow: auto; max-height: 32rem; border: 1px solid var(--line); padding: .8rem; border-radius: 4px; }
 .figure { background: #fff; padding: .6rem; border-radius: 4px; overflow: auto; }
 .figure svg { max-width: 100%; height: auto; }
@@ -104,23 +104,25 @@ def page(report: CompileReport) -> str:
 
 def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
     """The table, costliest first; a share is of the time that the log knows."""
-    total = sum(_cost(row) for row in rows)
+    total, largest = sum(map(_cost, rows)), max(map(_cost, rows), default=0.0)
     known = [row for row in rows if row.seconds]
     if known:
         yield (f"<p>{len(known)} of {len(rows)} functions have a measured time; one run calls them for "
                f"{fmt.seconds(total)} together.</p>")
-    yield ('<table><thead><tr><th>function</th><th class="n">calls</th><th class="n">time a call</th><th>share</th>'
-           '<th class="n">work</th><th class="n">rate</th><th>space</th><th>schedule from</th></tr></thead><tbody>')
+    yield ('<table><thead><tr><th>function</th><th class="n">calls</th><th class="n">time a call</th>'
+           '<th colspan="2">share</th><th class="n">work</th><th class="n">rate</th><th>space</th>'
+           "<th>schedule from</th></tr></thead><tbody>")
     for index, row in sorted(enumerate(rows), key=lambda item: -_cost(item[1])):
-        share = _cost(row) / total if total else 0.0
-        bar = f'<div class="bar" style="width:{100 * share:.1f}%" title="{100 * share:.1f}%"></div>' if share else ""
+        bar = f'<div class="bar" style="width:{100 * _cost(row) / largest:.1f}%"></div>' if _cost(row) else ""
+        share = f"{100 * _cost(row) / total:.1f}%" if _cost(row) else "-"
         name = f'<a href="#f{index}">{html.escape(row.name)}</a>' if row.script else html.escape(row.name)
         source = f"log, {row.trials} trials" if row.tuned else '<span class="untuned">seed</span>'
         chosen = html.escape(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
         work = fmt.flops(row.flops) if row.flops else "-"
         yield (
             f'<tr><td>{name}<br><code>{chosen}</code></td><td class="n">{row.calls}</td>'
-            f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="share">{bar}</td><td class="n">{work}</td>'
+            f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="n">{share}</td><td class="share">{bar}</td>'
+            f'<td class="n">{work}</td>'
             f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{html.escape(row.space)}</td>'
             f"<td>{source}</td></tr>"
         )

@@ -100,6 +100,8 @@ def _progress(records: Iterable[Record]) -> dict[str, list[tuple[int, float]]]:
     trials: dict[str, int] = {}
     best: dict[str, list[tuple[int, float]]] = {}
     for record in records:
+        if "verdict" in record.extra:  # a winner timed again, no trial
+            continue
         key = record.task_key
         names.setdefault(key, record.task_name)
         trials[key] = trials.get(key, 0) + 1

@@ -104,7 +104,7 @@ class SessionView:
 
     def _batch(self, event: BatchMeasured) -> None:
         if self.active in self.tasks and self.tasks[self.active].state == "tuning":
-            self.tasks[self.active].state = "paused"
+            self.tasks[self.active].state = ""  # has had a turn and may have another
         task = self.tasks[event.task]
         task.trials, task.state, task.failures = event.task_trials, "tuning", event.failures
         task.best, task.default = event.best_seconds, event.default_seconds

@@ -58,7 +58,7 @@ def _parsed(report: CompileReport) -> _Balanced:
 def test_functions_are_sorted_by_what_they_cost_a_run() -> None:
     rows = _parsed(CompileReport("m", ["t"], ROWS)).rows[1:]
     assert [row[0].split("tile_m")[0] for row in rows] == ["fused_dense<b>", "fused_conv2d_relu", "fused_add"]
-    assert rows[1][1:3] == ["2", "1.00 ms"] and rows[1][4:6] == ["200 MFLOP", "200 GFLOP/s"]
+    assert rows[1][1:3] == ["2", "1.00 ms"] and rows[1][3] == "25.0%" and rows[1][5:7] == ["200 MFLOP", "200 GFLOP/s"]
     assert rows[2][2] == "-" and rows[2][-1] == "seed" and rows[0][-1] == "log, 12 trials"
 
 

@@ -64,7 +64,7 @@ def test_shares_add_up_and_unmeasured_tasks_count_with_their_roofline() -> None:
 def test_one_task_is_active_at_a_time() -> None:
     view = _view(*EVENTS[:2], _batch("pool", 1e-5))
     assert view.active == "key-pool"
-    assert [view.tasks[f"key-{n}"].state for n in ("conv", "pool")] == ["paused", "tuning"]
+    assert [view.tasks[f"key-{n}"].state for n in ("conv", "pool")] == ["", "tuning"]
 
 
 def test_without_a_budget_nothing_is_said_of_its_part() -> None:
