@@ -8,11 +8,12 @@ expression is understood; one that depends on data, or bends, has the stride ``N
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tvm_ffi
@@ -21,8 +22,10 @@ from tvm.ir import Call, TensorLoad
 
 __all__ = [
     "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "evaluate", "expensive_calls", "nest",
-    "op_name", "uses", "walk",
+    "op_name", "remembered", "uses", "walk",
 ]
+
+_T = TypeVar("_T")
 
 #: a use of one of these per element outweighs a load, so that computing it twice is worth a buffer
 _EXPENSIVE = frozenset({
@@ -30,6 +33,9 @@ _EXPENSIVE = frozenset({
     "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "sqrt", "rsqrt", "fmod",
     "call_pure_extern", "call_extern", "call_llvm_pure_intrin",
 })
+
+#: how many values of a variable are tried to find its stride
+_MAX_STEPS = 4096
 
 _INTEGER_OPS: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: lambda a, b: a + b,
@@ -64,13 +70,8 @@ def walk(node: Any, *entries: tuple[Any, Callable[[Any], Any]]) -> None:
 
 def uses(node: Any, variables: Sequence[tirx.Var]) -> frozenset[int]:
     """The positions of those ``variables`` that occur in ``node``."""
-    found: set[int] = set()
-
-    def visit(value: tirx.Var) -> None:
-        found.update(i for i, v in enumerate(variables) if v.same_as(value))
-
-    walk(node, (tirx.Var, visit))
-    return frozenset(found)
+    free = tirx.analysis.undefined_vars(node)
+    return frozenset(i for i, v in enumerate(variables) if any(v.same_as(f) for f in free))
 
 
 def evaluate(expr: Any, values: Mapping[tirx.Var, Any]) -> Any:
@@ -105,6 +106,22 @@ def _branches(expr: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
+def remembered(look: Callable[..., _T]) -> Callable[..., _T]:
+    """Keep the results of ``look(func, *hashable)`` for the last few functions; asking a space takes it many times."""
+    kept: deque[tuple[tirx.PrimFunc, tuple[Any, ...], _T]] = deque(maxlen=8)
+
+    @wraps(look)
+    def cached(func: tirx.PrimFunc, *rest: Any) -> _T:
+        for known, arguments, result in kept:
+            if known.same_as(func) and arguments == rest:
+                return result
+        result = look(func, *rest)
+        kept.append((func, rest, result))
+        return result
+
+    return cached
+
+
 @dataclass(frozen=True)
 class Access:
     """One load or store. ``strides[i]`` is how many elements it moves when variable ``i`` advances by one:
@@ -123,31 +140,25 @@ class Access:
         return self.strides[position] != 0
 
 
-def _flat(indices: Sequence[Any], shape: Sequence[Any], values: Mapping[tirx.Var, Any]) -> Any:
-    offset: Any = 0
-    for index, extent in zip(indices, shape, strict=True):
-        value, size = evaluate(index, values), evaluate(extent, {})
-        if value is None or size is None:
-            return None
-        offset = offset * size + value
-    return offset
-
-
 def _stride(
-    indices: Sequence[Any], shape: Sequence[Any], position: int, variables: Sequence[tirx.Var], extents: Sequence[int],
-    bindings: Mapping[tirx.Var, Any],
+    indices: Sequence[Any], shape: Sequence[Any], dims: Sequence[frozenset[int]], position: int,
+    variables: Sequence[tirx.Var], extents: Sequence[int], bindings: Mapping[tirx.Var, Any],
 ) -> tuple[int | None, int]:
     """The stride and the period of one access along the variable at ``position``."""
-    if extents[position] == 1:
+    if extents[position] == 1 or not any(position in dim for dim in dims):
         return 0, 0
     point: dict[tirx.Var, Any] = {v: np.int64(0) for v in variables}
-    point[variables[position]] = np.arange(min(extents[position], 4096), dtype=np.int64)
+    point[variables[position]] = np.arange(min(extents[position], _MAX_STEPS), dtype=np.int64)
     for var, expr in bindings.items():
         point[var] = evaluate(expr, point)
-    offset = _flat(indices, shape, point)
-    if offset is None:
-        return None, 0
-    steps = np.diff(np.broadcast_to(offset, (min(extents[position], 4096),)))
+    offset: Any = 0
+    for index, extent, dim in zip(indices, shape, dims, strict=True):
+        # an index that this variable does not move is a constant, even where it is read from memory
+        value, size = evaluate(index, point) if position in dim else 0, evaluate(extent, {})
+        if value is None or size is None:
+            return None, 0
+        offset = offset * size + value
+    steps = np.diff(np.broadcast_to(offset, (min(extents[position], _MAX_STEPS),)))
     changes = np.flatnonzero(steps != steps[0])
     return (None, int(changes[0]) + 1) if len(changes) else (int(steps[0]), 0)
 
@@ -181,11 +192,7 @@ def accesses(
     result = []
     for buffer, write, indices in seen:
         dims = tuple(dimension(i) for i in indices)
-        used = frozenset().union(*dims) if dims else frozenset()
-        moves = [
-            _stride(indices, buffer.shape, p, variables, extents, bound) if p in used else (0, 0)
-            for p in range(len(variables))
-        ]
+        moves = [_stride(indices, buffer.shape, dims, p, variables, extents, bound) for p in range(len(variables))]
         result.append(Access(buffer, write, tuple(s for s, _ in moves), tuple(p for _, p in moves), dims))
     return tuple(result)
 
@@ -360,6 +367,7 @@ class FuncInfo:
         return tuple(b for b in self.blocks if b.name in reached and b is not info)
 
 
+@remembered
 def analyse(func: tirx.PrimFunc) -> FuncInfo:
     """Look at a fresh function. Never raises: what is not understood makes the result not ``plain``."""
     body = func.body

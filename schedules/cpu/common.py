@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import BlockInfo, FuncInfo, Nest, nest, walk
+from schedules.analysis import BlockInfo, FuncInfo, Nest, expensive_calls, nest, walk
 from schedules.machine import CpuMachine
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
 PARALLEL_WORK = 64 * 1024
 #: how many element steps one transcendental call or division is worth
 _CALL_COST = 3
+#: elements that the serial part of a parallel nest should have at least
+_MIN_INNER = 256
 #: nodes beyond which an expression is stored once instead of being duplicated by inlining
 _MAX_EXPRESSION = 2000
 
@@ -134,7 +136,7 @@ def _worth_inlining(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo) -> bo
     rv = sch.get_sblock(block.name)
     if copies > 1 and copies * expression_size(sch.get(rv).body) > _MAX_EXPRESSION:
         return False
-    if not nest(sch, rv).expensive:
+    if not expensive_calls(sch.get(rv).body):
         return True
     return len(consumers) == 1 and consumers[0][0].elements <= 2 * block.elements
 
@@ -209,17 +211,50 @@ def _unbend(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
     return here
 
 
-def collapse(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
-    """Fuse neighbouring loops wherever no index keeps a division; loops of extent 1 go first."""
+def collapse(sch: s_tir.Schedule, block: SBlockRV, cores: int = 1) -> tuple[Nest, list[list[int]]]:
+    """Fuse neighbouring loops wherever no index keeps a division; loops of extent 1 go with their neighbour.
+
+    Returns the nest and, for each of its loops, the extents that were fused. With more than one core, a nest that
+    would become a single loop is left as two, so that the outer one can run in parallel without a division.
+    """
     here = _unbend(sch, block)
-    position = len(here.loops) - 2
-    while position >= 0:
-        outer, inner = here.loops[position], here.loops[position + 1]
-        if 1 in (outer.extent, inner.extent) or here.linear(position, position + 1):
-            sch.fuse(outer.rv, inner.rv)
-            here = nest(sch, block)
-        position -= 1
-    return here
+    groups: list[list[int]] = []
+    last: int | None = None  # the group's innermost loop of more than one iteration
+    for i, loop in enumerate(here.loops):
+        if groups and (loop.extent == 1 or last is None or here.linear(last, i)):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+        last = last if loop.extent == 1 else i
+    extents = [[here.loops[i].extent for i in group] for group in groups]
+    if cores > 1 and len(groups) == 1:
+        cut = _even_cut(extents[0], cores)
+        groups, extents = [groups[0][:cut], groups[0][cut:]], [extents[0][:cut], extents[0][cut:]]
+        groups, extents = [g for g in groups if g], [e for e in extents if e]
+    for group in groups:
+        if len(group) > 1:
+            sch.fuse(*(here.loops[i].rv for i in group))
+    return (here if len(groups) == len(here.loops) else nest(sch, block)), extents
+
+
+def _even_cut(extents: Sequence[int], cores: int) -> int:
+    """Before which loop to cut a nest into a parallel and a serial part; 0 where it stays whole."""
+    for wanted in (8 * cores, cores):
+        for cut in range(1, len(extents)):
+            if prod(extents[:cut]) >= wanted and prod(extents[cut:]) >= _MIN_INNER:
+                return cut
+    return 0
+
+
+def _aligned(width: int, extents: Sequence[int], lanes: int) -> int:
+    """The widest step up to ``width`` that no boundary of the fused ``extents`` cuts unevenly: TVM could not put the
+    index of such a step together again, and would divide for every lane."""
+    while width > lanes:
+        sizes = [prod(extents[i:]) for i in range(1, len(extents))]
+        if all(size % width == 0 or width % size == 0 for size in sizes):
+            break
+        width //= 2
+    return width
 
 
 def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, tile: InjectiveTile) -> None:
@@ -228,31 +263,60 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     Loops that run through memory together are fused; the contiguous axis is vectorised; a transposition is tiled;
     the outer loops run in parallel where the work pays for waking the threads.
     """
-    here = collapse(sch, block)
-    if not here.loops:
+    before = nest(sch, block)
+    if not before.loops:
         return
-    elements = prod(loop.extent for loop in here.loops)
-    cores = machine.cores if tile.parallel and work(elements, here.expensive) >= PARALLEL_WORK else 1
+    elements = prod(loop.extent for loop in before.loops)
+    cores = machine.cores if tile.parallel and work(elements, before.expensive) >= PARALLEL_WORK else 1
+    here, parts = collapse(sch, block, cores)
     lanes = machine.lanes(str(here.writes[0].buffer.dtype))
     store, load = _lane_loops(here)
     if store is not None and load is not None:
         _transpose(sch, here, store, load, lanes, cores, tile)
         return
-    lane = len(here.loops) - 1 if store is None else store
+    lane = _lane(here, store, lanes)
+    if store is not None and lane != store:
+        _shuffle(sch, here, store, lane, lanes, cores)
+        return
     loops = [loop.rv for i, loop in enumerate(here.loops) if i != lane]
     inner, extent, ragged = here.loops[lane].rv, here.loops[lane].extent, False
     if lane != len(here.loops) - 1:
         sch.reorder(*loops, inner)
-    if cores > 1 and elements // extent < 4 * cores and extent >= 2 * lanes:
-        count, ragged = _chunks(extent, cores, lanes * tile.vector)
+    width = _aligned(lanes * tile.vector, parts[lane], lanes)
+    if cores > 1 and elements // extent < cores and extent >= 2 * lanes:
+        count, ragged = _chunks(extent, cores, width)
         chunk, inner = sch.split(inner, [None, -(-extent // count)] if ragged else [count, None])
         loops.append(chunk)
     if lane in here.conditions:
         sch.vectorize(inner)
     else:
-        vectorise(sch, inner, lanes, tile.vector, guarded=ragged)
+        vectorise(sch, inner, lanes, width // lanes, guarded=ragged)
     if loops:
         parallelise(sch, loops, cores)
+
+
+def _lane(here: Nest, store: int | None, lanes: int) -> int:
+    """The loop to vectorise: along the store, unless reads jump about there (a channel shuffle) and not elsewhere."""
+    lane = len(here.loops) - 1 if store is None else store
+    if all(access.strides[lane] is not None for access in here.accesses):
+        return lane
+    steady = [
+        i for i, loop in enumerate(here.loops)
+        if loop.extent >= lanes and i not in here.conditions and all(a.strides[i] is not None for a in here.accesses)
+    ]
+    return max(steady, key=lambda i: here.loops[i].extent, default=lane)
+
+
+def _shuffle(sch: s_tir.Schedule, here: Nest, store: int, lane: int, lanes: int, cores: int) -> None:
+    """Step along ``lane`` in short stretches inside the stored axis, so that a stretch's lines stay in the cache
+    until every position of the stored axis is written."""
+    extent = here.loops[lane].extent
+    length = divisor(extent, 2 * lanes)
+    outer, inner = sch.split(here.loops[lane].rv, [None, length if length >= lanes // 2 else lanes])
+    rest = [loop.rv for i, loop in enumerate(here.loops) if i not in (store, lane)]
+    sch.reorder(*rest, outer, here.loops[store].rv, inner)
+    sch.vectorize(inner)
+    parallelise(sch, [*rest, outer], cores)
 
 
 def _chunks(extent: int, cores: int, width: int) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.analysis import analyse
+from schedules.analysis import analyse, remembered
 from schedules.cpu.common import (
     PARALLEL_WORK,
     InjectiveTile,
@@ -49,7 +49,8 @@ class Elementwise(Space):
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         names = {k.name for k in self.knobs(func, target)}
         parallel = int(_look(func)[1] >= PARALLEL_WORK)
-        for vector, tile, across in ((2, 8, 1), (2, 16, 0), (4, 8, 1), (1, 8, 1)):
+        tiles = ((2, 8, 1), (2, 16, 0), (4, 16, 1)) if "tile" in names else ((2, 0, 0), (4, 0, 0), (1, 0, 0))
+        for vector, tile, across in tiles:
             full = {"vector": vector, "tile": tile, "across": across, "parallel": parallel}
             yield {name: value for name, value in full.items() if name in names}
 
@@ -69,12 +70,13 @@ class Elementwise(Space):
             schedule_injective(sch, sch.get_sblock(block.name), machine, tile)
 
 
+@remembered
 def _look(func: tirx.PrimFunc) -> tuple[bool, int]:
     """After inlining: whether any output is transposed, and the work of the largest one in element steps."""
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
     info = analyse(func)
     inline_injective(sch, info)
-    nests = [collapse(sch, sch.get_sblock(block.name)) for block in info.outputs]
+    nests = [collapse(sch, sch.get_sblock(block.name))[0] for block in info.outputs]
     amount = max(work(b.elements, n.expensive) for b, n in zip(info.outputs, nests, strict=True))
     return any(is_transposed(n) for n in nests), amount
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import TARGET, Case, SpaceContract, pytest_generate_tests
+import tvm
+from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from scipy.special import erf
-from tvm import te, tirx, topi
+from tvm import s_tir, te, tirx, topi
 
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.space import best_seed
@@ -127,6 +128,40 @@ def test_a_slow_shared_value_is_stored() -> None:
     assert names == ["scale", "scaled"]
 
 
+@pytest.mark.parametrize("shape", [(12, 55, 55, 16), (1, 12, 27, 27, 16), (3, 7, 7, 1000), (240, 240)])
+def test_no_index_keeps_a_division(shape: tuple[int, ...]) -> None:
+    """Fused and split again, a contiguous index must still be recognised as one; else every lane divides."""
+    a, b = _p(*shape), _p(*shape)
+    sch = best_seed(ELEMENTWISE, te.create_prim_func([a, b, topi.multiply(a, b)]), TARGET)
+    passes = [
+        s_tir.transform.LowerInitBlock(), s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(), s_tir.transform.LoopPartition(), tirx.transform.VectorizeLoop(True),
+        tirx.transform.StmtSimplify(),
+    ]
+    script = tvm.transform.Sequential(passes)(sch.mod).script()
+    assert "//" not in script and "%" not in script
+
+
+def test_a_padded_channel_shuffle_steps_along_the_pixels() -> None:
+    """In blocked layout the stored axis is gathered from everywhere and partly padded; the pixels are neither."""
+    a = _p(1, 12, 14, 14, 16)
+    plain = topi.reshape(topi.transpose(a, (0, 1, 4, 2, 3)), (1, 4, 48, 14, 14))
+    used = topi.strided_slice(plain, [0, 0, 0, 0, 0], [1, 4, 34, 14, 14], [1] * 5)
+    shuffled = topi.reshape(topi.transpose(used, (0, 2, 1, 3, 4)), (1, 4, 34, 14, 14))
+    padded = topi.reshape(topi.nn.pad(shuffled, [0] * 5, [0, 0, 14, 0, 0]), (1, 12, 16, 14, 14))
+    func = te.create_prim_func([a, topi.transpose(padded, (0, 1, 3, 4, 2))])
+    sch = best_seed(ELEMENTWISE, func, TARGET)
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    *_, stored, pixels = [sch.get(loop) for loop in sch.get_loops(block)]
+    assert int(stored.extent) == 16 and 196 % int(pixels.extent) == 0
+    data = np.random.default_rng(0).normal(size=(1, 12, 14, 14, 16)).astype("float32")
+    got = build_and_run(sch.mod, [data, np.zeros_like(data)])[1]
+    channels = data.transpose(0, 1, 4, 2, 3).reshape(1, 4, 48, 14, 14)[:, :, :34]
+    channels = channels.transpose(0, 2, 1, 3, 4).reshape(1, 4, 34, 14, 14)
+    channels = np.pad(channels, ((0, 0), (0, 0), (0, 14), (0, 0), (0, 0))).reshape(1, 12, 16, 14, 14)
+    np.testing.assert_array_equal(got, channels.transpose(0, 1, 3, 4, 2))
+
+
 def test_duplication_is_bounded() -> None:
     """Twenty squarings of a sum would be a million terms if each were inlined into the next."""
     a = _p(64, 64)
@@ -139,8 +174,6 @@ def test_duplication_is_bounded() -> None:
 
 @pytest.mark.parametrize("cores", [1])
 def test_one_core_stays_serial(cores: int) -> None:
-    import tvm
-
     target = tvm.target.Target({"kind": "llvm", "num-cores": cores})
     a = _p(1024, 1024)
     text = best_seed(ELEMENTWISE, te.create_prim_func([a, topi.nn.relu(a)]), target).mod.script()
