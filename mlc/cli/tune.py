@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
+from mlc.errors import MeasureError, UsageError
 from mlc.tune.options import STRATEGY_NAMES
 
 if TYPE_CHECKING:
@@ -45,12 +47,20 @@ def _execute(args: argparse.Namespace) -> Outcome:
     from mlc.target import resolve
 
     model = find_model(args.model)
+    if model.is_artifact:
+        raise UsageError(f"{args.model} is compiled already; give the model that it was built from")
     target = resolve(args.target)
+    if target.kind == "cuda":
+        _need_gpu(args.target)
     with listening(stderr_console()) as listener:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener,
         )
+    if report.trials and all(math.isinf(task.best_seconds) for task in report.tasks):
+        failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
+        raise MeasureError(f"some candidate must run, but all {report.trials} failed ({failed}); "
+                           f"`mlc log show --task fused --log {_log_path(args, target)}` says why")
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(_log_path(args, target)),
         **report.to_json(),
@@ -61,6 +71,17 @@ def _execute(args: argparse.Namespace) -> Outcome:
         document, lambda console: _render(args, report, document, console),
         exit_code=1 if report.reason == "interrupted" else 0,
     )
+
+
+def _need_gpu(name: str) -> None:
+    """Tuning measures; compiling is the only thing that works for a device that isn't there."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise MeasureError(f"tuning for {name} needs a GPU to measure on, but this machine has no NVIDIA driver; tune "
+                           "where `nvidia-smi` lists one (`mlc compile` works anywhere)") from None
 
 
 def resume_command(args: argparse.Namespace) -> str:

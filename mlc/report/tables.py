@@ -39,12 +39,13 @@ def tuning_table(report: TuneReport, limit: int = 24) -> Table:
 
     total = sum(cost(task) for task in report.tasks) or math.inf
     ranked = sorted(report.tasks, key=lambda task: (-cost(task), task.name))
-    rows: list[tuple[object, ...]] = [
-        (task.name, task.weight, task.trials, fmt.seconds(task.default_seconds), fmt.seconds(task.best_seconds),
-         fmt.factor(task.speedup), f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%",
-         task.verdict, task.stopped or "-")
-        for task in ranked[:limit]
-    ]
+    rows: list[tuple[object, ...]] = []
+    for task in ranked[:limit]:
+        measured = math.isfinite(task.best_seconds)
+        share, reached = f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%"
+        rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
+                     fmt.seconds(task.best_seconds), *((fmt.factor(task.speedup), share, reached) if measured else "---"),
+                     task.verdict if measured else "-", task.stopped or "-"))
     rest = ranked[limit:]
     if rest:
         share = f"{100 * sum(map(cost, rest)) / total:.0f}%"

@@ -128,8 +128,9 @@ def test_run_refuses_what_is_no_artifact(content, tmp_path, capsys) -> None:
     assert str(path) in line and line.count("\n") == 1
 
 
-def test_compile_refuses_an_artifact(artifact, capsys) -> None:
-    assert main(["compile", str(artifact)]) == 2
+@pytest.mark.parametrize("command", ["compile", "tune"])
+def test_an_artifact_is_no_model(command, artifact, capsys) -> None:
+    assert main([command, str(artifact)]) == 2
     assert "is compiled already" in capsys.readouterr().err
 
 
@@ -142,6 +143,40 @@ def test_tune_fills_the_log_and_compile_uses_it(model_path, tmp_path, capsys) ->
     assert {t["key"] for t in shown["tasks"]} == {t["key"] for t in document["tasks"]}
     built = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "x.so")
     assert all(f["tuned"] for f in built["functions"] if f["key"] in {t["key"] for t in shown["tasks"]})
+
+
+def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
+    import ctypes
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert main(["tune", str(model_path), "--target", "cuda:sm_90", "--trials", "1"]) == 1
+    assert "needs a GPU to measure on" in capsys.readouterr().err
+
+
+def test_a_run_in_which_everything_failed_is_a_failure(model_path, tmp_path, capsys, monkeypatch) -> None:
+    from mlc import api
+    from mlc.measure.measurer import MeasureResult
+
+    class Failing:
+        def measure(self, requests, on_result=None):
+            results = [MeasureResult(failure="build", detail="no") for _ in requests]
+            for number, result in enumerate(results):
+                if on_result:
+                    on_result(number, result)
+            return results
+
+        def compare(self, requests, rounds):
+            return self.measure(requests)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(api, "_local_measurer", lambda target: Failing())
+    assert main(["tune", str(model_path), "--trials", "4", "--log", str(tmp_path / "own.db")]) == 1
+    assert "all 4 failed (4 build)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_resume_goes_on_with_the_budget(model_path, tmp_path, capsys) -> None:
