@@ -43,9 +43,9 @@ def tuning_table(report: TuneReport, limit: int = 24) -> Table:
     for task in ranked[:limit]:
         measured = math.isfinite(task.best_seconds)
         share, reached = f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%"
+        relative = (fmt.factor(task.speedup), share, reached) if measured else ("-", "-", "-")
         rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
-                     fmt.seconds(task.best_seconds), *((fmt.factor(task.speedup), share, reached) if measured else "---"),
-                     task.verdict if measured else "-", task.stopped or "-"))
+                     fmt.seconds(task.best_seconds), *relative, task.verdict if measured else "-", task.stopped or "-"))
     rest = ranked[limit:]
     if rest:
         share = f"{100 * sum(map(cost, rest)) / total:.0f}%"
