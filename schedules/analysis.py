@@ -112,7 +112,7 @@ def remembered(look: Callable[..., _T]) -> Callable[..., _T]:
 
     @wraps(look)
     def cached(func: tirx.PrimFunc, *rest: Any) -> _T:
-        for known, arguments, result in kept:
+        for known, arguments, result in tuple(kept):
             if known.same_as(func) and arguments == rest:
                 return result
         result = look(func, *rest)
