@@ -245,6 +245,10 @@ CASES: tuple[Case, ...] = (
         "batched_4d_transposed", "cuda.gemm", ((2, 3, 16, 32), (2, 3, 24, 32)), _product(transposed=True),
         lambda a, b: a @ b.swapaxes(-1, -2),
     ),
+    Case(
+        "dense_then_transpose", "cuda.gemm", ((21, 30), (30, 37)),
+        lambda a, b: _topi().transpose(_product()(a, b), (1, 0)), lambda a, b: (a @ b).T,
+    ),
     Case("vector_matrix", "cuda.reduce", ((1, 100), (100, 33), (33,)), _product(), lambda a, b, c: a @ b + c),
     Case("vector_matrix_transposed", "cuda.reduce", ((1, 96), (35, 96)), _product(True), lambda a, b: a @ b.T),
     Case("softmax", "cuda.rows", ((3, 5, 37),), lambda x: _topi().nn.softmax(x), lambda x: _softmax(x, -1)),

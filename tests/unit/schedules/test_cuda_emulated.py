@@ -16,8 +16,8 @@ from schedules.space import best_seed, schedule_with
 TARGET = resolve("cuda:sm_80").tvm
 BY_NAME = {case.name: case for case in CASES}
 #: of each kind one; all of them in the slow test
-SMOKE = ("conv3x3_groups", "conv3x3_residual", "dense_odd", "dense_even", "softmax_middle", "layer_norm", "global_pool",
-         "vector_matrix", "sum_all", "argmax", "split")
+SMOKE = ("conv3x3_groups", "conv3x3_residual", "dense_odd", "dense_then_transpose", "dense_even", "softmax_middle",
+         "layer_norm", "global_pool", "vector_matrix", "sum_all", "argmax", "split")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
 
