@@ -17,6 +17,7 @@ from mlc.graph.tasks import extract_tasks
 from mlc.log.record import Record
 from mlc.target import Target
 from schedules import registry
+from schedules.math import expand_math
 from schedules.space import InvalidDecision, first_seed
 from schedules.trace import replay
 
@@ -74,6 +75,8 @@ def schedule_functions(
         else:
             func, entry = _scheduled(tasks[key], symbol, lookup(key))
         built[key] = entry
+        if target.kind == "llvm":
+            func = expand_math(func)
         func = func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
         scheduled.update_func(mod.get_global_var(symbol), func)
     return scheduled, list(built.values()), twins
