@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlc.build import compile_module
+from mlc.build import Executable, compile_module
 from mlc.target import resolve
 from mlc.testing.programs import dense, twins
 
@@ -41,12 +41,15 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     target = resolve("native", threads=1)
     for name, case in (("two functions, 2 weights", dense()), ("one function called twice", twins())):
-        exe = compile_module(case.mod, target)
-        shape = exe.inputs[0].shape
-        shared, unaligned = _aligned(shape), _aligned((shape[0] * shape[1] + 1,))[1:].reshape(shape)
-        inside = float(np.median(exe.time(shared, repeats=repeats))) * 1e6
-        print(f"{name}: compiled code {inside:.1f} us; call {_median_us(lambda: exe(shared), repeats):.1f} us, "
-              f"with a copied input {_median_us(lambda: exe(unaligned), repeats):.1f} us")
+        print(f"{name}: {_costs(compile_module(case.mod, target), repeats)}")
+
+
+def _costs(exe: Executable, repeats: int) -> str:
+    shape = exe.inputs[0].shape
+    shared, unaligned = _aligned(shape), _aligned((shape[0] * shape[1] + 1,))[1:].reshape(shape)
+    inside = float(np.median(exe.time(shared, repeats=repeats))) * 1e6
+    return (f"compiled code {inside:.1f} us; call {_median_us(lambda: exe(shared), repeats):.1f} us, "
+            f"with a copied input {_median_us(lambda: exe(unaligned), repeats):.1f} us")
 
 
 if __name__ == "__main__":
