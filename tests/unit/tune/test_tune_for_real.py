@@ -34,10 +34,12 @@ def test_a_small_product_is_tuned_on_this_machine(tmp_path: Path) -> None:
             records = list(log.records(task.key))
     finally:
         measurer.close()
-    assert report.trials == found.trials == 16 and not {"wrong", "crash"} & set(found.failures)
+    # a product this small may reach its roofline before the budget ends
+    assert report.trials == found.trials and (found.trials == 16 or found.stopped)
+    assert not {"wrong", "crash"} & set(found.failures)
     assert best is not None and best.seconds == found.best_seconds < 0.05
     assert found.best_seconds > 0 and 0 < found.roofline_fraction < 3
     assert found.verdict in ("tuned", "default")
-    assert sum(isinstance(e, BatchMeasured) for e in events) == 3
+    assert sum(isinstance(e, BatchMeasured) for e in events) == -(-found.trials // 6)
     assert all(r.extra.get("code") for r in records if r.ok)
     assert replay(task.func, best.trace).mod is not None
