@@ -14,16 +14,22 @@ __all__ = ["STYLES", "Param", "mismatch", "poison", "random_arrays"]
 STYLES = ("normal", "positive")
 _SEED = 20_240_229
 _HALF_BITS_TOLERANCE = 16  # units of the last place that a sum in a 16-bit type may be off, relative to the largest
+_SMALL = 8  # bound of integers that mean nothing in particular
 _ORDINARY = 1e3  # times the median magnitude: larger values (masks, say) must not widen the tolerance of the rest
 
 
 @dataclass(frozen=True)
 class Param:
-    """A buffer parameter; ``output`` when the function writes it."""
+    """A buffer parameter; ``output`` when the function writes it.
+
+    ``limits`` bounds integers that the function indexes with: one bound for all, or one for each place of the last
+    axis, as where coordinates lie side by side. Empty where it does not.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     output: bool
+    limits: tuple[int, ...] = ()
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -40,10 +46,8 @@ def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
     """One array for each parameter, the same in every process: random inputs, poisonless zeros for outputs.
 
     Floats are standard normal, or uniform in [0.1, 1.1] in the style ``positive``. Integers are small and never
-    negative, so that they are valid as indices into any axis of the function's buffers that is longer than one.
+    negative; where the function indexes with them, they are valid indices.
     """
-    extents = [n for p in params for n in p.shape if n > 1]
-    limit = min([8, *extents])
     arrays = []
     for position, param in enumerate(params):
         dtype = numpy_dtype(param.dtype)
@@ -53,10 +57,11 @@ def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
         elif dtype.kind == "b":
             arrays.append(rng.random(param.shape) < 0.5)
         elif dtype.kind in "iu":
-            arrays.append(rng.integers(0, limit, param.shape).astype(dtype))
+            drawn = rng.integers(0, np.array(param.limits or _SMALL), param.shape)
+            arrays.append(drawn.astype(dtype))
         else:
-            drawn = _floats(rng, param.shape, style, np.float64 if dtype == np.float64 else np.float32)
-            arrays.append(drawn.astype(dtype, copy=False))
+            floats = _floats(rng, param.shape, style, np.float64 if dtype == np.float64 else np.float32)
+            arrays.append(floats.astype(dtype, copy=False))
     return arrays
 
 

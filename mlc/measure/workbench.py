@@ -180,9 +180,34 @@ def params_of(func: tirx.PrimFunc) -> tuple[Param, ...]:
     if not any(stored):
         stored[-1] = True
     return tuple(
-        Param(tuple(int(n) for n in p.shape), str(p.dtype), output)
+        Param(tuple(int(n) for n in p.shape), str(p.dtype), output, _index_limits(func, p))
         for p, output in zip(func.params, stored, strict=True)
     )
+
+
+def _index_limits(func: tirx.PrimFunc, param: Any) -> tuple[int, ...]:
+    """What ``param``'s integers must stay below, where other loads are indexed with them; see :class:`Param`."""
+    if "int" not in str(param.dtype):
+        return ()
+    found: list[tuple[Any, int]] = []  # the place in the last axis (None: any) and the extent that is indexed
+
+    def note(load: tvm.ir.TensorLoad) -> None:
+        for extent, index in zip(load.source.shape, load.indices, strict=True):
+            tvm_ffi.structural_walk(index, [(tvm.ir.TensorLoad, lambda inner, n=int(extent): uses(inner, n))])
+
+    def uses(inner: tvm.ir.TensorLoad, extent: int) -> None:
+        if inner.source.same_as(param):
+            last = inner.indices[-1] if inner.indices else None
+            found.append((int(last) if isinstance(last, tirx.IntImm) else None, extent))
+
+    tvm_ffi.structural_walk(func.body, [(tvm.ir.TensorLoad, note)])
+    if not found:
+        return ()
+    last_axis = int(param.shape[-1]) if len(param.shape) else 1
+    if last_axis == 1 or any(place is None for place, _ in found):
+        return (min(extent for _, extent in found),)
+    largest = max(extent for _, extent in found)
+    return tuple(min((e for p, e in found if p == k), default=largest) for k in range(last_axis))
 
 
 @lru_cache(maxsize=8)

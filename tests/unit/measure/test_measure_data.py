@@ -5,8 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tvm import te, topi
 
 from mlc.measure.data import Param, mismatch, poison, random_arrays
+from mlc.measure.workbench import params_of
 
 RNG = np.random.default_rng(0)
 
@@ -26,9 +28,25 @@ def test_every_type_gets_varied_values_of_its_own(dtype: str) -> None:
     assert str(array.dtype) == dtype and len(np.unique(array.astype(np.float32))) > (1 if dtype == "bool" else 5)
 
 
-def test_integers_are_valid_indices_into_the_other_buffers() -> None:
-    ids, _ = random_arrays([Param((1, 500), "int64", False), Param((2, 128), "float32", False)], "normal")
-    assert set(np.unique(ids)) == {0, 1}
+def test_integers_stay_below_their_limits_and_vary() -> None:
+    ids, pairs = random_arrays(
+        [Param((1, 500), "int64", False, (3,)), Param((200, 2), "int64", False, (1, 128))], "normal"
+    )
+    assert set(np.unique(ids)) == {0, 1, 2}
+    assert set(np.unique(pairs[:, 0])) == {0} and len(np.unique(pairs[:, 1])) > 50 and pairs[:, 1].max() < 128
+
+
+def test_limits_are_the_extents_that_a_function_indexes() -> None:
+    table, ids = te.placeholder((50, 16), name="table"), te.placeholder((1, 9), "int64", name="ids")
+    mask, places = te.placeholder((1, 128), "bool", name="mask"), te.placeholder((4, 7, 2), "int64", name="places")
+    count = te.placeholder((4, 7), "int64", name="count")
+    taken = te.create_prim_func([table, ids, topi.take(table, ids, axis=0)])
+    assert [p.limits for p in params_of(taken)] == [(), (50,), ()]
+    gathered = te.compute((4, 7), lambda i, j: mask[places[i, j, 0], places[i, j, 1]], name="gathered")
+    func = te.create_prim_func([mask, places, gathered])
+    assert [p.limits for p in params_of(func)] == [(), (1, 128), ()]
+    added = te.create_prim_func([count, te.compute((4, 7), lambda i, j: count[i, j] + count[i, j], name="twice")])
+    assert [p.limits for p in params_of(added)] == [(), ()]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int64", "uint8", "bool"])
