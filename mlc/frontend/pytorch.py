@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import tvm
 
-__all__ = ["export_module", "import_torch", "to_onnx"]
+__all__ = ["export_module", "import_torch", "quiet", "to_onnx"]
 
 
 def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -> ImportedModel:
@@ -60,7 +60,7 @@ def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) 
     training = module.training
     module.eval()
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             return torch.export.export(module, tuple(example_inputs))
     except Exception as error:
         raise ModelError(
@@ -82,7 +82,7 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     import torch
 
     try:
-        with _quiet():
+        with quiet():
             return torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(error)}") from error
@@ -91,7 +91,7 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
 def _direct(program: Any, name: str) -> tvm.IRModule:
     from tvm.relax.frontend.torch import from_exported_program
 
-    with _quiet():
+    with quiet():
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
         program = program.run_decompositions()
         _check_operators(program)
@@ -115,8 +115,8 @@ def _check_operators(program: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' notes on their own internals."""
+def quiet() -> Iterator[None]:
+    """Without the exporters' notes on their own internals and on packages that they do not need."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -8,11 +8,8 @@ logits. The transformers are exported from ``transformers`` configurations; noth
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -218,23 +215,12 @@ def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
     return _export(GPT2, seq, ["input_ids"], ["last_hidden_state"])
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's notes on packages that it does not need."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 def _export(build: Any, seq: int, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
     import torch
 
-    with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+    from mlc.frontend.pytorch import quiet
+
+    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         module = build().eval()
         for parameter in module.parameters():
