@@ -64,7 +64,6 @@ class Space(abc.ABC):
 
     name: str
     target_kind: str  # "llvm" or "cuda"
-    #: how often the machine's own seeds are worth measuring; informational
 
     @abc.abstractmethod
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

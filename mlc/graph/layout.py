@@ -16,6 +16,8 @@ import tvm
 from tvm import relax
 
 from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
+from mlc.graph.constants import array_of, constant
+from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
 from mlc.target import Target
 
 __all__ = ["BLOCK", "BlockedLayouts", "ChannelBlocks"]
@@ -100,25 +102,16 @@ def BlockedLayouts(target: Target) -> tvm.transform.Pass:
 
 
 def _has_convolution(func: relax.Function) -> bool:
-    bindings = [b for block in func.body.blocks for b in block.bindings]
-    return any(_op_name(b.value) == "relax.nn.conv2d" for b in bindings)
+    return any(_name(b.value) == "relax.nn.conv2d" for b in bindings(func))
 
 
-def _op_name(expr: relax.Expr) -> str:
-    return expr.op.name if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) else ""
-
-
-def _shape(expr: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(d) for d in expr.ty.shape)
-
-
-def _constant(expr: relax.Expr) -> np.ndarray | None:
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+def _name(expr: relax.Expr) -> str:
+    return op_name(expr) if isinstance(expr, relax.Call) else ""
 
 
 def _is_image(expr: relax.Expr) -> bool:
     ty = expr.ty
-    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and str(ty.dtype) == "float32"
+    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) == "float32"
 
 
 class _Rewriter:
@@ -145,16 +138,15 @@ class _Rewriter:
             self._values[param] = _Value(plain=param)
         with bb.function("main", list(func.params), attrs=dict(func.attrs) if func.attrs else {}):
             with bb.dataflow():
-                for block in func.body.blocks:
-                    for binding in block.bindings:
-                        self._values[binding.var] = self._bind(binding)
+                for binding in bindings(func):
+                    self._values[binding.var] = self._bind(binding)
                 result = bb.emit_output(self._substitute(func.body.body))
             bb.emit_func_output(result)
         return bb.finalize()
 
     def _bind(self, binding: relax.VarBinding) -> _Value:
         value = binding.value
-        rule = self._rules.get(_op_name(value))
+        rule = self._rules.get(_name(value))
         if rule is not None:
             made = rule(value)
             if made is not None:
@@ -169,16 +161,7 @@ class _Rewriter:
 
     def _substitute(self, expr: relax.Expr) -> relax.Expr:
         """``expr`` with every variable in its plain layout."""
-        if isinstance(expr, relax.Var):
-            return self._plain(expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._substitute(f) for f in expr.fields])
-        if isinstance(expr, relax.Call):
-            args = [self._substitute(a) for a in expr.args]
-            return relax.Call(expr.op, args, expr.attrs, expr.ty_args if hasattr(expr, "ty_args") else [])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self._substitute(expr.tuple_value), expr.index)
-        return expr
+        return replaced(expr, {var: self._plain(var) for var in leaves(expr)})
 
     def _plain(self, var: relax.Var) -> relax.Expr:
         value = self._value(var)
@@ -195,7 +178,7 @@ class _Rewriter:
         return value.blocked[layout]
 
     def _block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
-        n, c, h, w = _shape(x)
+        n, c, h, w = shape_of(x)
         each, full = c // layout.groups, layout.per_group * BLOCK
         op = relax.op
         if layout.padded:
@@ -207,7 +190,7 @@ class _Rewriter:
         return op.permute_dims(x, [0, 1, 3, 4, 2])
 
     def _unblock(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
-        n, _, h, w, _ = _shape(x)
+        n, _, h, w, _ = shape_of(x)
         op = relax.op
         each, full = layout.channels // layout.groups, layout.per_group * BLOCK
         if not h == w == 1:
@@ -222,17 +205,17 @@ class _Rewriter:
     def _conv2d(self, call: relax.Call) -> tuple[ChannelBlocks, relax.Expr] | None:
         data, weight = call.args
         attrs = call.attrs
-        array = _constant(weight)
+        array = array_of(weight)
         if array is None or not _is_image(data) or attrs.data_layout != "NCHW" or attrs.kernel_layout != "OIHW":
             return None
-        channels, groups = _shape(data)[1], int(attrs.groups)
+        channels, groups = shape_of(data)[1], int(attrs.groups)
         strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
         pads = [int(p) for p in attrs.padding]
         out = ChannelBlocks(array.shape[0], groups)
         if groups > 1 and groups == channels == array.shape[0]:
             layout = self._value(data).home or ChannelBlocks(channels)
             packed = layout.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
-            te_args = (self._as(data, layout), _const(packed), strides, pads, dilation)
+            te_args = (self._as(data, layout), constant(packed), strides, pads, dilation)
             return layout, self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
         if groups == 1 and channels < _NARROW:
             x, packed = self._narrow(data), out.cut(array, 0).transpose(0, 3, 4, 2, 1)[:, None]
@@ -240,11 +223,11 @@ class _Rewriter:
             inner = ChannelBlocks(channels, groups).canonical()
             x = self._as(data, inner)
             packed = ChannelBlocks(channels // groups).cut(out.cut(array, 0), 2).transpose(0, 2, 4, 5, 3, 1)
-        args = (x, _const(packed), strides, pads, dilation, groups)
+        args = (x, constant(packed), strides, pads, dilation, groups)
         return out.canonical(), self._bb.call_te(conv2d_nchwc, *args, primfunc_name_hint="conv2d")
 
     def _narrow(self, data: relax.Expr) -> relax.Expr:
-        n, c, h, w = _shape(data)
+        n, c, h, w = shape_of(data)
         x = self._bb.emit(relax.op.permute_dims(self._substitute(data), [0, 2, 3, 1]))
         return self._bb.emit(relax.op.reshape(x, (n, 1, h, w, c)))
 
@@ -254,7 +237,7 @@ class _Rewriter:
         if layout is None or call.attrs.layout != "NCHW":
             return None
         attrs = call.attrs
-        make = relax.op.nn.max_pool2d if _op_name(call) == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
+        make = relax.op.nn.max_pool2d if _name(call) == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
         blocked = f"NCHW{BLOCK}c"
         return layout, make(
             self._as(data, layout), pool_size=list(attrs.pool_size), strides=list(attrs.strides),
@@ -265,13 +248,13 @@ class _Rewriter:
     def _unary(self, call: relax.Call) -> tuple[ChannelBlocks, relax.Expr] | None:
         data, *rest = call.args
         layout = self._value(data).home
-        if layout is None or (layout.padded and _op_name(call) in _UNARY_EXACT):
+        if layout is None or (layout.padded and _name(call) in _UNARY_EXACT):
             return None
         return layout, relax.Call(call.op, [self._as(data, layout), *rest], call.attrs)
 
     def _binary(self, call: relax.Call) -> tuple[ChannelBlocks, relax.Expr] | None:
         layout = next((v.home for v in map(self._value, call.args) if v.home is not None), None)
-        if layout is None or len(_shape(call)) != 4 or (layout.padded and _op_name(call) in _BINARY_EXACT):
+        if layout is None or len(shape_of(call)) != 4 or (layout.padded and _name(call) in _BINARY_EXACT):
             return None
         operands = [self._operand(arg, layout) for arg in call.args]
         if any(o is None for o in operands):
@@ -279,15 +262,15 @@ class _Rewriter:
         return layout, relax.Call(call.op, operands, call.attrs)
 
     def _operand(self, expr: relax.Expr, layout: ChannelBlocks) -> relax.Expr | None:
-        array = _constant(expr)
+        array = array_of(expr)
         if array is not None:
             if array.size == 1:
                 return relax.const(array.reshape(()))
             shape = (1,) * (4 - array.ndim) + array.shape
             if shape != (1, layout.channels, 1, 1):
                 return None
-            return _const(layout.cut(array.reshape(shape), 1).transpose(0, 1, 3, 4, 2))
-        if not _is_image(expr) or _shape(expr)[1] != layout.channels:
+            return constant(layout.cut(array.reshape(shape), 1).transpose(0, 1, 3, 4, 2))
+        if not _is_image(expr) or shape_of(expr)[1] != layout.channels:
             return None
         return self._as(expr, layout)
 
@@ -296,11 +279,11 @@ class _Rewriter:
         if not isinstance(parts, relax.Tuple) or int(call.attrs.axis) not in (1, -3):
             return None
         fields = list(parts.fields)
-        if not all(_is_image(f) and _shape(f)[1] % BLOCK == 0 for f in fields):
+        if not all(_is_image(f) and shape_of(f)[1] % BLOCK == 0 for f in fields):
             return None
         if not any(self._value(f).home for f in fields):
             return None
-        channels = [ChannelBlocks(_shape(f)[1]) for f in fields]
+        channels = [ChannelBlocks(shape_of(f)[1]) for f in fields]
         blocked = [self._as(f, layout) for f, layout in zip(fields, channels, strict=True)]
         return ChannelBlocks(sum(layout.channels for layout in channels)), relax.op.concat(blocked, axis=1)
 
@@ -311,7 +294,3 @@ class _Rewriter:
         if layout is None or axes != [2, 3] or not call.attrs.keepdims:
             return None
         return layout, relax.op.mean(self._as(data, layout), axis=[2, 3], keepdims=True)
-
-
-def _const(array: np.ndarray) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(array))

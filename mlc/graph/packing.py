@@ -9,6 +9,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.blocked import dense_packed
 from mlc.graph.constants import array_of, constant
+from mlc.graph.rewrite import dtype_of, op_name, shape_of
 from mlc.target import Target
 
 __all__ = ["PANEL", "PackWeights"]
@@ -44,7 +45,6 @@ class _Packer(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._mod = mod
-        self._packed: dict[int, relax.Expr] = {}
 
     def run(self) -> tvm.IRModule:
         gvar = self._mod.get_global_var("main")
@@ -53,18 +53,16 @@ class _Packer(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if not (isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.matmul"):
+        if op_name(call) != "relax.matmul":
             return call
         data, weight = call.args
         array = array_of(weight)
-        if array is None or len(data.ty.shape) < 2:
-            return call
-        if array.ndim != 2 or array.dtype != np.float32 or str(data.ty.dtype) != "float32":
+        rank = len(shape_of(data))
+        if array is None or array.ndim != 2 or rank < 2 or not array.dtype == dtype_of(data) == "float32":
             return call
         columns = array.shape[1]
         packed = constant(_pack(array))
         product = self.builder_.call_te(dense_packed, data, packed, primfunc_name_hint="dense")
         if columns % PANEL == 0:
             return product
-        rank = len(data.ty.shape)
         return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.analysis import remembered
 from schedules.cpu.tiling import (
     accumulate,
     accumulator_budget,
@@ -58,6 +59,7 @@ def _read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, _Shape] | None:
     return block, _Shape(n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded)
 
 
+@remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
     found = _read(s_tir.Schedule(tvm.IRModule({"main": func})))
     return found[1] if found else None
@@ -65,9 +67,9 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
 
 class Conv2d(Space):
     """Knobs: ``ow``/``oh`` output columns/rows of one register tile, ``oc`` output blocks of one register tile,
-    ``rows`` tile rows of one parallel chunk, ``ic`` unrolling of the input channels, ``order`` which axis varies
-    fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the padded input is made
-    (0: once, 1: per chunk of rows).
+    ``rows`` output rows and ``groups`` output blocks of one parallel chunk, ``ic`` unrolling of the input channels,
+    ``order`` which axis varies fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the
+    padded input is made (0: once, 1: per chunk of rows).
     """
 
     name = "cpu.conv2d_nchwc"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.analysis import remembered
 from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, consumers_inlined, divisors
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
@@ -155,6 +156,7 @@ class Gemm(Space):
         sch.decompose_reduction(block, start)
 
 
+@remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
     found = _read(s_tir.Schedule(tvm.IRModule({"main": func})))
     return found[1] if found and _vector_columns(found[1].n) else None
