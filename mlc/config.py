@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from mlc.errors import UsageError
 
-__all__ = ["SETTINGS", "Setting", "get", "get_int", "physical_cores", "user_log_path"]
+__all__ = ["SETTINGS", "Setting", "get", "get_flag", "get_int", "physical_cores", "user_log_path"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ SETTINGS = {
         Setting("MLC_DATA_DIR", "", "where the user's own tuning logs live; empty: the platform's data folder"),
         Setting("MLC_DEBUG", "0", "0: one-line errors; 1: with the trace; 2: TVM's own output too"),
         Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
+        Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),
     )
 }
@@ -47,22 +50,45 @@ def get_int(name: str) -> int:
         raise UsageError(f"{name} must be a whole number, got {text!r}; unset it or give a number") from None
 
 
+def get_flag(name: str) -> bool:
+    """The value as yes or no; raises :class:`UsageError` for anything but 0 and 1."""
+    text = get(name)
+    if text not in ("0", "1"):
+        raise UsageError(f"{name} must be 0 or 1, got {text!r}; unset it or give one of them")
+    return text == "1"
+
+
 @lru_cache(maxsize=1)
 def _cores() -> int:
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
-    seen = set()
-    for cpu in allowed:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    return min(_separate(allowed), _quota(allowed))
+
+
+def _separate(cpus: Collection[int], sysfs: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many of ``cpus`` are cores of their own: hyper-threads of one core name the same siblings."""
+    siblings = set()
+    for cpu in cpus:
         try:
-            package = (topology / "physical_package_id").read_text().strip()
-            core = (topology / "core_id").read_text().strip()
+            siblings.add((sysfs / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip())
         except OSError:
-            return len(allowed)
-        seen.add((package, core))
-    return max(1, len(seen))
+            return max(1, len(cpus))
+    return max(1, len(siblings))
+
+
+def _quota(cpus: Collection[int], cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that a container's limit pays for; more threads would be stopped half of the time."""
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
+        try:
+            words = (cgroup / name).read_text().split()
+            period = words[1] if len(words) > 1 else (cgroup / "cpu/cpu.cfs_period_us").read_text()
+            if words[0] not in ("max", "-1"):
+                return max(1, math.ceil(int(words[0]) / int(period)))
+        except (OSError, ValueError, IndexError, ZeroDivisionError):
+            continue
+    return max(1, len(cpus))
 
 
 def physical_cores() -> int:

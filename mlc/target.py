@@ -44,6 +44,9 @@ _SHARED_MEMORY = {
     "70": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "90a": 232448,
 }
 
+#: attributes that the key has in a place of their own, or that do not change what a schedule means
+_NOT_IN_KEY = ("kind", "mcpu", "num-cores", "model")
+
 
 @dataclass(frozen=True)
 class Target:
@@ -71,12 +74,16 @@ class Target:
 
     @property
     def canonical(self) -> str:
-        """A short text without spaces, part of a task's key: ``llvm/znver5/2`` or ``cuda/sm_90``."""
+        """A short text without spaces, part of a task's key: ``llvm/znver5/2`` or ``cuda/sm_90``.
+
+        Cache sizes are left out: they say which schedules are promising, not what a schedule means, and one CPU may
+        report them differently as a whole machine and as a part of one.
+        """
         attrs = json.loads(self.attrs)
         if attrs["kind"] == "cuda":
             return f"cuda/{attrs['arch']}"
         common = f"llvm/{attrs.get('mcpu', 'generic')}/{attrs.get('num-cores', 1)}"
-        others = sorted(f"{k}={v}" for k, v in attrs.items() if k not in ("kind", "mcpu", "num-cores"))
+        others = sorted(f"{k}={v}" for k, v in attrs.items() if k not in _NOT_IN_KEY)
         return "/".join([common, *(re.sub(r"[^\w=.+-]+", "_", other) for other in others)])
 
 
@@ -104,6 +111,10 @@ def _resolve(name: str, threads: int) -> Target:
     if head == "native":
         import tvm as _tvm
 
+        from schedules.machine import native_caches
+
+        if caches := native_caches():
+            options.setdefault("model", caches)
         return _llvm(name, str(_tvm.target.codegen.llvm_get_system_cpu()), threads, options)
     if head == "llvm":
         return _llvm(name, options.pop("mcpu", ""), threads, options)

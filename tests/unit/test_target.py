@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import tvm
 
+from mlc import target as target_module
 from mlc.errors import TargetError
 from mlc.target import FRIENDLY, resolve
+from schedules import machine
 from schedules.machine import cpu_machine
 
 
@@ -19,8 +24,51 @@ def test_every_listed_name_is_a_tvm_target(name: str) -> None:
     ("name", "width", "registers"), [("x86-64", 16, 16), ("x86-64-v3", 32, 16), ("x86-64-v4", 64, 32)]
 )
 def test_vector_registers_follow_the_level(name: str, width: int, registers: int) -> None:
-    machine = cpu_machine(resolve(name, threads=3).tvm)
-    assert (machine.cores, machine.vector_bytes, machine.vector_registers) == (3, width, registers)
+    found = cpu_machine(resolve(name, threads=3).tvm)
+    assert (found.cores, found.vector_bytes, found.vector_registers) == (3, width, registers)
+
+
+def test_named_targets_mean_the_same_everywhere_and_native_carries_this_machines_caches(monkeypatch) -> None:
+    before = resolve("x86-64-v3", threads=3).attrs
+    monkeypatch.setattr(machine, "native_caches", lambda: "l1=64K,l2=2M,l3=48M")
+    target_module._resolve.cache_clear()
+    native = resolve("native", threads=3)
+    assert resolve("x86-64-v3", threads=3).attrs == before
+    plain, found = cpu_machine(resolve("x86-64-v3", threads=3).tvm), cpu_machine(native.tvm)
+    assert (plain.l1_bytes, plain.l2_bytes, plain.l3_bytes) == (32 << 10, 512 << 10, 16 << 20)
+    assert (found.l1_bytes, found.l2_bytes, found.l3_bytes) == (64 << 10, 2 << 20, 48 << 20)
+    target_module._resolve.cache_clear()
+    assert "l1" not in native.canonical and native.canonical.count("/") == 2
+
+
+def test_caches_may_be_spelled_out_and_other_models_are_left_alone() -> None:
+    spelled = cpu_machine(resolve("llvm -mcpu=znver3 -model=l2=256K,l3=8M").tvm)
+    assert (spelled.l1_bytes, spelled.l2_bytes, spelled.l3_bytes) == (32 << 10, 256 << 10, 8 << 20)
+    assert cpu_machine(resolve("llvm -mcpu=znver3 -model=xl2=256Kb").tvm).l2_bytes == 512 << 10
+
+
+def test_caches_are_read_from_sysfs_data_only(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    entries = [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "1024K"), ("3", "Unified", "32M"),
+               ("4", "Unified", "64M"), ("2", "Unified", "?")]
+    for number, texts in enumerate(entries):
+        folder = tmp_path / "cpu3" / "cache" / f"index{number}"
+        folder.mkdir(parents=True)
+        for name, text in zip(("level", "type", "size"), texts, strict=True):
+            (folder / name).write_text(f"{text}\n")
+    assert machine.native_caches(tmp_path) == "l1=48K,l2=1024K,l3=32768K"
+
+
+def test_without_sysfs_the_c_library_is_asked(tmp_path: Path, monkeypatch) -> None:
+    sizes = {"SC_LEVEL1_DCACHE_SIZE": 32768, "SC_LEVEL2_CACHE_SIZE": 0}
+
+    def sysconf(name: str) -> int:
+        if name not in sizes:
+            raise ValueError("unrecognized configuration name")
+        return sizes[name]
+
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert machine.native_caches(tmp_path) == "l1=32K"
 
 
 def test_options_are_part_of_the_key() -> None:

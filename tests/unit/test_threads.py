@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+from mlc import config
 from mlc.threads import environment
 
 _SCRIPT = """
@@ -45,3 +47,30 @@ def test_the_environment_goes_before() -> None:
 
 def test_environment_of_a_worker() -> None:
     assert environment(3) == {"TVM_NUM_THREADS": "3", "TVM_BIND_THREADS": "0"}
+
+
+def test_hyper_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    """Eight CPUs, of which 0 and 4, 1 and 5, ... share a core; two dies number their cores from 0 each."""
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "core_id").write_text(str(cpu % 2))
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert config._separate(range(8), tmp_path) == 4
+    assert config._separate({0, 4}, tmp_path) == 1
+    assert config._separate({2, 5, 6}, tmp_path) == 2
+    assert config._separate({0, 9}, tmp_path) == 2, "where the system does not say, every CPU is a core"
+
+
+def test_a_containers_limit_counts_in_both_forms(tmp_path: Path) -> None:
+    assert config._quota(range(8), tmp_path) == 8
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for text, cores in (("-1", 8), ("300000", 3), ("250000", 3), ("1000", 1)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{text}\n")
+        assert config._quota(range(8), tmp_path) == cores
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert config._quota(range(8), tmp_path) == 8
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert config._quota(range(8), tmp_path) == 2
