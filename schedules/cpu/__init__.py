@@ -10,10 +10,11 @@ from schedules.cpu.fallback import FALLBACK
 from schedules.cpu.gemm import GEMM
 from schedules.cpu.pooling import POOLING
 from schedules.cpu.reduction import REDUCTION
+from schedules.cpu.winograd import WINOGRAD
 from schedules.space import Space
 
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    CONV2D, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    CONV2D, WINOGRAD, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

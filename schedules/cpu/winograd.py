@@ -35,6 +35,11 @@ __all__ = ["WINOGRAD"]
 
 _OPS = ("conv2d_winograd",)
 
+#: tiles of one register tile at most
+_MAX_TILE = 28
+#: multiply-adds of a vector in the time in which a byte comes from beyond the second cache, and of a parallel loop
+_FAR, _MEETING = 0.12, 20_000
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -93,11 +98,12 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
 
 
 class Winograd(Space):
-    """Knobs: ``rows`` rows of tiles that are transformed and multiplied together, ``t`` tiles and ``oc`` output blocks
-    of one register tile, ``k`` unrolling of the input channels, ``inner`` which loop of register tiles is inside
-    (0: tiles, 1: output blocks), ``spread`` what the threads share (0: the blocks of rows, 1: each step's own loops,
-    which read the weights once but meet three times), ``pad`` where the padded input is made (0: once, 1: for each
-    block of rows and channels, 2: while it is read).
+    """Knobs: ``rows`` and ``columns`` of tiles that are transformed and multiplied together (whole rows, or a part of
+    one), ``group`` output blocks whose products are kept before they are transformed back, ``t`` tiles and ``oc``
+    output blocks of one register tile, ``k`` unrolling of the input channels, ``inner`` which loop of register tiles
+    is inside (0: tiles, 1: output blocks), ``spread`` what the threads share (0: the blocks of tiles, 1: the groups
+    of output blocks, so that weights are read once), ``pad`` where the padded input is made (0: once, 1: for each
+    block of tiles and channels, 2: while it is read).
     """
 
     name = "cpu.conv2d_winograd"
@@ -111,7 +117,9 @@ class Winograd(Space):
         assert shape is not None
         return (
             Knob("rows", tuple(divisors(shape.rows, 64))),
-            Knob("t", tuple(_tiles(shape))),
+            Knob("columns", tuple(divisors(shape.columns, 64))),
+            Knob("group", tuple(divisors(shape.oc_blocks, 64))),
+            Knob("t", tuple(range(1, min(shape.tiles, _MAX_TILE) + 1))),
             Knob("oc", tuple(divisors(shape.oc_blocks, 8))),
             Knob("k", tuple(divisors(shape.ic, 16))),
             Knob("inner", (0, 1)),
@@ -130,73 +138,35 @@ class Winograd(Space):
         blocks, shape = found
         machine = cpu_machine(target)
         lanes = machine.lanes()
-        rows, t, oc, unroll = pick("rows"), pick("t"), pick("oc"), pick("k")
-        inner, spread, pad_at = pick("inner"), pick("spread"), pick("pad")
-        count, width = vectors_in(shape.oc, lanes)
-        check_tile(machine, t * oc * count, unroll)
-        if t > rows * shape.columns:
-            raise InvalidDecision(f"a register tile of {t} must fit the {rows * shape.columns} tiles of a block")
-        if spread and rows != shape.rows:
-            raise InvalidDecision("steps are shared among threads for all rows at once")
+        rows, columns, group = pick("rows"), pick("columns"), pick("group")
+        t, oc, unroll, inner = pick("t"), pick("oc"), pick("k"), pick("inner")
+        spread, pad_at = pick("spread"), pick("pad")
+        check_tile(machine, t * oc * vectors_in(shape.oc, lanes)[0], unroll)
+        if columns != shape.columns and rows != 1:
+            raise InvalidDecision("a block of tiles must be whole rows or a part of one")
+        if t > rows * columns or group % oc:
+            raise InvalidDecision("a block of tiles and a group of channels must hold whole register tiles")
         out = consumers_inlined(sch, blocks.tiles)
         sch.compute_inline(blocks.tiles)
-        at, meet = self._outputs(sch, out, blocks, shape, rows, lanes, spread)
-        copy = sch.cache_write(blocks.products, 0, "local")
-        sch.compute_at(copy, at, preserve_unit_loops=True)
-        start = self._products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes, spread)
-        self._inputs(sch, blocks, at, lanes, spread, pad_at)
-        if meet is not None:
-            sch.parallel(meet)
-        sch.decompose_reduction(blocks.products, start)
 
-    def _outputs(
-        self, sch: s_tir.Schedule, out: SBlockRV, blocks: _Blocks, shape: _Shape, rows: int, lanes: int, spread: int
-    ) -> tuple[LoopRV, LoopRV | None]:
-        """Tile the result; returns the loop over blocks of rows, and the parallel one if that is shared."""
         n, ob, oh, ow, o = sch.get_loops(out)
-        block, row, i = sch.split(oh, [None, rows, shape.m])
-        column, j = sch.split(ow, [None, shape.m])
-        sch.reorder(n, block, ob, row, column, i, j, o)
-        outer = sch.fuse(n, block)
+        block_row, row, i = sch.split(oh, [None, rows, shape.m])
+        block_column, column, j = sch.split(ow, [None, columns, shape.m])
+        groups, ob = sch.split(ob, [None, group])
+        sch.reorder(n, block_row, block_column, groups, ob, row, column, i, j, o)
+        block = sch.fuse(n, block_row, block_column)
         _vectors(sch, o, lanes)
         sch.unroll(i)
         sch.unroll(j)
-        if spread:
-            ob = sch.fuse(ob, row)
-            sch.parallel(ob)
         sch.compute_at(blocks.rows, column, preserve_unit_loops=True)
         sch.set_scope(blocks.rows, 0, "local")
-        *_, y, x, _, _, lane = sch.get_loops(blocks.rows)
-        _vectors(sch, lane, lanes)
-        sch.unroll(y)
-        sch.unroll(x)
-        return outer, None if spread else outer
+        _registers(sch, blocks.rows, lanes)
 
-    def _products(
-        self, sch: s_tir.Schedule, copy: SBlockRV, products: SBlockRV, tile: tuple[int, int, int, int], lanes: int,
-        spread: int,
-    ) -> LoopRV:
-        t, oc, unroll, inner = tile
-        *_, i, j, ob, tiles, o = sch.get_loops(copy)
-        ragged = int(sch.get(tiles).extent) % t
-        outer_oc, tile_oc = sch.split(ob, [None, oc])
-        outer_t, tile_t = sch.split(tiles, [None, t])
-        order = (outer_oc, outer_t) if inner == 0 else (outer_t, outer_oc)
-        sch.reorder(i, j, *order, tile_oc, tile_t, o)
-        _vectors(sch, o, lanes)
-        sch.unroll(tile_oc)
-        sch.unroll(tile_t)
-        if ragged:
-            sch.annotate(outer_t, "pragma_loop_partition_hint", True)
-        start = accumulate(sch, products, order[1], 5, lanes, unroll)
-        if spread:
-            sch.parallel(sch.fuse(i, j))
-        return start
+        copy = sch.cache_write(blocks.products, 0, "local")
+        sch.compute_at(copy, groups, preserve_unit_loops=True)
+        start = _products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes)
 
-    def _inputs(
-        self, sch: s_tir.Schedule, blocks: _Blocks, at: LoopRV, lanes: int, spread: int, pad_at: int
-    ) -> None:
-        sch.compute_at(blocks.points, at, preserve_unit_loops=True)
+        sch.compute_at(blocks.points, block, preserve_unit_loops=True)
         *_, i, j, tiles, cb, c = sch.get_loops(blocks.points)
         sch.reorder(cb, tiles, i, j, c)
         _vectors(sch, c, lanes)
@@ -204,22 +174,54 @@ class Winograd(Space):
         sch.unroll(j)
         sch.compute_at(blocks.columns, tiles, preserve_unit_loops=True)
         sch.set_scope(blocks.columns, 0, "local")
-        *_, i, x, _, _, c = sch.get_loops(blocks.columns)
-        _vectors(sch, c, lanes)
-        sch.unroll(i)
-        sch.unroll(x)
+        _registers(sch, blocks.columns, lanes)
         if blocks.padded is not None:
-            if pad_at == 2:
-                sch.compute_inline(blocks.padded)
-            elif pad_at == 1:
-                sch.compute_at(blocks.padded, cb, preserve_unit_loops=True)
-                _vectors(sch, sch.get_loops(blocks.padded)[-1], lanes)
-            else:
-                loops = sch.get_loops(blocks.padded)
-                _vectors(sch, loops[-1], lanes)
-                sch.parallel(sch.fuse(*loops[:3]))
+            _padding(sch, blocks.padded, cb, pad_at, lanes)
         if spread:
-            sch.parallel(cb)
+            sch.parallel(groups)
+            sch.parallel(cb if pad_at == 1 else sch.fuse(cb, tiles))
+        else:
+            sch.parallel(block)
+        sch.decompose_reduction(blocks.products, start)
+
+
+def _products(
+    sch: s_tir.Schedule, copy: SBlockRV, products: SBlockRV, tile: tuple[int, int, int, int], lanes: int
+) -> LoopRV:
+    """The matrix product of each point, in register tiles; returns the loop to initialise before."""
+    t, oc, unroll, inner = tile
+    *_, i, j, ob, tiles, o = sch.get_loops(copy)
+    ragged = int(sch.get(tiles).extent) % t
+    outer_oc, tile_oc = sch.split(ob, [None, oc])
+    outer_t, tile_t = sch.split(tiles, [None, t])
+    order = (outer_oc, outer_t) if inner == 0 else (outer_t, outer_oc)
+    sch.reorder(i, j, *order, tile_oc, tile_t, o)
+    _vectors(sch, o, lanes)
+    sch.unroll(tile_oc)
+    sch.unroll(tile_t)
+    if ragged:
+        sch.annotate(outer_t, "pragma_loop_partition_hint", True)
+    return accumulate(sch, products, order[1], 5, lanes, unroll)
+
+
+def _padding(sch: s_tir.Schedule, padded: SBlockRV, cb: LoopRV, pad_at: int, lanes: int) -> None:
+    if pad_at == 2:
+        sch.compute_inline(padded)
+        return
+    if pad_at == 1:
+        sch.compute_at(padded, cb, preserve_unit_loops=True)
+    loops = sch.get_loops(padded)
+    _vectors(sch, loops[-1], lanes)
+    if pad_at == 0:
+        sch.parallel(sch.fuse(*loops[:3]))
+
+
+def _registers(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
+    """Unroll the transform of one tile of vectors: two loops over points, then single steps, then the channels."""
+    y, x, *_, lane = sch.get_loops(block)[-len(sch.get(block).iter_vars) :]
+    _vectors(sch, lane, lanes)
+    sch.unroll(y)
+    sch.unroll(x)
 
 
 def _vectors(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> None:
@@ -229,18 +231,65 @@ def _vectors(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> None:
     sch.vectorize(vector)
 
 
-def _tiles(shape: _Shape) -> list[int]:
-    return [t for t in range(1, min(shape.tiles, 28) + 1)]
-
-
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
-    for rows in divisors(shape.rows, 64):
-        for spread in ((0, 1) if rows == shape.rows else (0,)):
-            for t, oc in ((12, 2), (6, 4), (7, 2), (7, 3), (8, 3), (24, 1), (4, 4), (14,1), (5,4)):
-                if shape.oc_blocks % oc == 0 and t <= rows * shape.columns:
-                    for inner in (0, 1):
-                        for pad in (0, 1, 2) if shape.padded else (0,):
-                            yield {"rows": rows, "t": t, "oc": oc, "k": 4, "inner": inner, "spread": spread, "pad": pad}
+    """All ways to block, each with its best register tile, by :func:`_cost`."""
+    count = vectors_in(shape.oc, machine.lanes())[0]
+    options = []
+    for rows, columns in _blocks(shape):
+        for group in divisors(shape.oc_blocks, 64):
+            t, oc, inefficiency = _register_tile(rows * columns, group, count, machine)
+            for spread in (0, 1):
+                options.append((_cost(shape, machine, rows * columns, group, inefficiency, spread),
+                                rows, columns, group, t, oc, spread))
+    options.sort()
+    for _, rows, columns, group, t, oc, spread in options[:12]:
+        yield {
+            "rows": rows, "columns": columns, "group": group, "t": t, "oc": oc, "k": max(divisors(shape.ic, 4)),
+            "inner": int(t * 16 < oc * 64), "spread": spread, "pad": 2 if shape.padded else 0,
+        }
+
+
+def _blocks(shape: _Shape) -> list[tuple[int, int]]:
+    whole = [(rows, shape.columns) for rows in divisors(shape.rows, 64)]
+    return whole + [(1, columns) for columns in divisors(shape.columns, 64) if columns != shape.columns]
+
+
+def _register_tile(tiles: int, group: int, vectors: int, machine: CpuMachine) -> tuple[int, int, float]:
+    """Tiles and output blocks of the register tile with the least work, and that work over the ideal one."""
+    best = (float("inf"), 1, 1)
+    for oc in divisors(group, 8):
+        for t in range(1, min(tiles, _MAX_TILE) + 1):
+            width = oc * vectors
+            if t * width + min(t, width) > accumulator_budget(machine) and (t, oc) != (1, 1):
+                continue
+            loads = 1 / t + 1 / width
+            ragged = -(-tiles // t) * t / tiles
+            short = max(1.0, 8 / (t * width))  # two multiply-adds a cycle of four cycles each
+            cost = ragged * short * (1 + 0.3 * loads)
+            best = min(best, (cost, t, oc))
+    cost, t, oc = best
+    return t, oc, cost
+
+
+def _cost(
+    shape: _Shape, machine: CpuMachine, tiles: int, group: int, inefficiency: float, spread: int
+) -> float:
+    """Rough time of one thread in multiply-adds of a vector: arithmetic, and what passes the second cache."""
+    cores, item = machine.cores, 4
+    points, blocks, groups = shape.size**2, shape.tiles // tiles, shape.oc_blocks // group
+    inner, outer = shape.ic_blocks * shape.ic, shape.oc_blocks * shape.oc
+    shared = groups if spread else blocks
+    mine = -(-shared // cores) / shared  # the part of the slowest thread
+    products = points * shape.tiles * inner * outer / machine.lanes() * inefficiency * mine
+    a, b, c = points * tiles * inner * item, points * inner * outer * item, points * tiles * group * shape.oc * item
+    room = machine.l2_bytes / 2
+    if spread:
+        far = blocks * (a / cores + (a * groups + b) * mine)
+    else:
+        far = blocks * mine * ((b if b > room else 0) + (a * (1 + groups) if a + c > 2 * room else 0))
+    far += 2 * blocks * mine * groups * c if c > room else 0
+    meetings = 2 * blocks if spread else 1
+    return products + far * _FAR + meetings * _MEETING
 
 
 WINOGRAD = Winograd()
