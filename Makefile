@@ -11,16 +11,17 @@ TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
 DEMO_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench clean
+.PHONY: help venv demo test test-all lint bench bench-kernels clean
 
 help:
-	@echo "make venv      install mlc with its development and benchmark extras into $(VENV)"
-	@echo "make demo      tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
-	@echo "make test      ruff, mypy, import-linter and the tests that take less than half a minute each"
-	@echo "make test-all  the slow tests too"
-	@echo "make bench     the measured table of the README, written to build/bench/"
-	@echo "make lint      ruff, mypy and import-linter alone"
-	@echo "make clean     remove build artefacts and caches (not $(VENV))"
+	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
+	@echo "make demo           tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
+	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each"
+	@echo "make test-all       the slow tests too"
+	@echo "make bench          the measured table of the README, written to build/bench/"
+	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
+	@echo "make lint           ruff, mypy and import-linter alone"
+	@echo "make clean          remove build artefacts and caches (not $(VENV))"
 
 venv: $(STAMP)
 
@@ -48,6 +49,9 @@ test-all: lint
 
 bench: $(STAMP)
 	@$(BIN)/python tests/performance/table.py --output build/bench
+
+bench-kernels: $(STAMP)
+	@$(BIN)/python -m tests.performance.bench_kernels
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
