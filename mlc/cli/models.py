@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelArgument", "find_model"]
 
-_TRANSFORMERS = {name.replace("_", "-"): name for name in ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny")}
+_NAMES = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "vit_tiny", "resnet50_b8")
+_BUILTIN = {name.replace("_", "-"): name for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class ModelArgument:
 
 def find_model(text: str) -> ModelArgument:
     """Raises :class:`ModelError` for a missing file and :class:`UsageError` for an unknown built-in name."""
-    if text in _TRANSFORMERS:
-        return ModelArgument(text, text, None, _TRANSFORMERS[text])
+    if text in _BUILTIN:
+        return ModelArgument(text, text, None, _BUILTIN[text])
     if text.startswith("light:"):
         from mlc.testing.models import LIGHT_MODELS
 
@@ -54,7 +55,7 @@ def find_model(text: str) -> ModelArgument:
         raise UsageError(f"a light model must be one that the onnx package has, got {name!r}; try {', '.join(near)}")
     path = Path(text)
     if not path.is_file():
-        names = difflib.get_close_matches(text, _TRANSFORMERS, n=1)
+        names = difflib.get_close_matches(text, _BUILTIN, n=1)
         hint = f"did you mean {names[0]}?" if names else "give an .onnx file, light:squeezenet, bert-base or gpt2-small"
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"the model must be a file or a built-in name, but {text} {what}; {hint}")

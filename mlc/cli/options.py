@@ -20,7 +20,9 @@ __all__ = [
 MODELS_EPILOG = """models:
   a file           anything.onnx
   light:NAME       a network of the onnx package with seeded random weights: squeezenet, resnet50, vgg19, ...
+  resnet50-b8      that network at batch 8
   bert-base, gpt2-small    from transformers configurations with seeded random weights, 128 tokens
+  mobilenet-v2, vit-tiny   exported from PyTorch with seeded random weights, images of 224 x 224 pixels
 """
 
 

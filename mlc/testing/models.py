@@ -3,13 +3,14 @@
 The nine convolutional networks are the ``light_*.onnx`` files inside the ``onnx`` package. Their weights are
 ``ConstantOfShape``, so every output element would be one constant and a wrong program would pass; here each
 weight is drawn from a seeded generator, scaled for its role, so that activations stay near one from input to
-logits. The transformers are exported from ``transformers`` configurations; nothing is downloaded.
+logits. BERT and GPT-2 are exported from ``transformers`` configurations, MobileNetV2 and the vision transformer from
+:mod:`mlc.testing.networks`; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "LIGHT_MODELS", "MODELS", "bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny", "light_model", "light_path",
-    "random_inputs", "test_model",
+    "BATCHED_MODELS", "EXPORTED_MODELS", "LIGHT_MODELS", "MODELS", "bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny",
+    "light_model", "light_path", "mobilenet_v2", "random_inputs", "test_model", "vit_tiny",
 ]
 
 LIGHT_MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19",
     "zfnet512",
 )
-TRANSFORMERS = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny")
-MODELS = LIGHT_MODELS + TRANSFORMERS
+#: models that need PyTorch
+EXPORTED_MODELS = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "vit_tiny")
+#: a light model at another batch size
+BATCHED_MODELS = {"resnet50_b8": ("resnet50", 8)}
+MODELS = (*LIGHT_MODELS, *EXPORTED_MODELS, *BATCHED_MODELS)
 _EAGER: dict[str, Any] = {"attn_implementation": "eager"}  # plain operators, no fused attention
 
 # A residual branch adds its variance to the trunk's; a smaller last scale keeps deep sums near one.
@@ -51,10 +55,16 @@ def test_model(name: str) -> onnx.ModelProto:
     """Any model of :data:`MODELS` by its name; raises ``KeyError`` with the names for any other."""
     if name in LIGHT_MODELS:
         return light_model(name)
-    if name not in TRANSFORMERS:
+    if name in BATCHED_MODELS:
+        light, batch = BATCHED_MODELS[name]
+        return light_model(light, batch=batch)
+    builders: dict[str, Callable[[], onnx.ModelProto]] = {
+        "bert_base": bert_base, "bert_tiny": bert_tiny, "gpt2_small": gpt2_small, "gpt2_tiny": gpt2_tiny,
+        "mobilenet_v2": mobilenet_v2, "vit_tiny": vit_tiny,
+    }
+    if name not in builders:
         raise KeyError(f"the name must be one of {', '.join(MODELS)}, got {name!r}")
-    build = {"bert_base": bert_base, "bert_tiny": bert_tiny, "gpt2_small": gpt2_small, "gpt2_tiny": gpt2_tiny}[name]
-    return build()
+    return builders[name]()
 
 
 test_model.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest takes its name for
@@ -67,10 +77,10 @@ def light_path(name: str) -> Path:
     return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
 
 
-def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
+def light_model(name: str, seed: int = 0, batch: int = 1) -> onnx.ModelProto:
     """A light model whose parameters are all seeded random initializers, with one input, the image.
 
-    ``name`` is one of :data:`LIGHT_MODELS`; the input is f32 ``(1, 3, 224, 224)`` and meant to be standard normal.
+    ``name`` is one of :data:`LIGHT_MODELS`; the input is f32 ``(batch, 3, 224, 224)`` and meant to be standard normal.
     """
     import onnx
 
@@ -89,12 +99,24 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
             values = _draw(rng, roles[parameter], shapes[parameter])
             filled.append(_raw_tensor(parameter, values))
         else:
-            filled.append(given[parameter])  # the shape argument of a Reshape
+            filled.append(_batched(given[parameter], batch))  # the shape argument of a Reshape
     nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
     inputs = [i for i in graph.input if i.name in used and i.name not in shapes]
+    for value in (*inputs, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value *= batch
     filled_graph = onnx.helper.make_graph(nodes, name, inputs, graph.output, filled)
     # From IR version 4 on, initializers need not be listed as inputs.
     return onnx.helper.make_model(filled_graph, ir_version=8, opset_imports=model.opset_import)
+
+
+def _batched(shape: onnx.TensorProto, batch: int) -> onnx.TensorProto:
+    """The shape that a Reshape of activations wants, for ``batch`` images instead of one."""
+    from onnx import numpy_helper
+
+    dims = numpy_helper.to_array(shape).copy()
+    if batch > 1 and dims[0] == 1:
+        dims[0] = batch
+    return numpy_helper.from_array(dims, shape.name)
 
 
 def _parameter_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
@@ -184,6 +206,26 @@ def gpt2_tiny(seq: int = 16) -> onnx.ModelProto:
                         bos_token_id=0, eos_token_id=0)
 
 
+def mobilenet_v2(batch: int = 1) -> onnx.ModelProto:
+    """MobileNetV2 at width 1: f32 ``image`` of ``(batch, 3, 224, 224)`` to ``(batch, 1000)``."""
+    def build() -> Any:
+        from mlc.testing.networks import MobileNetV2
+
+        return MobileNetV2()
+
+    return _export(build, [(batch, 3, 224, 224)], "float32", ["image"], ["scores"])
+
+
+def vit_tiny(image: int = 224, depth: int = 12, batch: int = 1) -> onnx.ModelProto:
+    """ViT-Tiny, patches of 16 pixels: f32 ``image`` of ``(batch, 3, image, image)`` to ``(batch, 1000)``."""
+    def build() -> Any:
+        from mlc.testing.networks import VisionTransformer
+
+        return VisionTransformer(image, depth=depth)
+
+    return _export(build, [(batch, 3, image, image)], "float32", ["image"], ["scores"])
+
+
 def _export_bert(seq: int, **config: Any) -> onnx.ModelProto:
     import torch
     from transformers import BertConfig, BertModel
@@ -197,7 +239,7 @@ def _export_bert(seq: int, **config: Any) -> onnx.ModelProto:
             return self.bert(input_ids, attention_mask, token_type_ids, return_dict=False)
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    return _export(Bert, seq, names, ["last_hidden_state", "pooler_output"])
+    return _export(Bert, [(1, seq)] * 3, "int64", names, ["last_hidden_state", "pooler_output"])
 
 
 def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
@@ -212,10 +254,12 @@ def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
         def forward(self, input_ids: Any) -> Any:
             return self.gpt2(input_ids, use_cache=False, return_dict=False)[0]
 
-    return _export(GPT2, seq, ["input_ids"], ["last_hidden_state"])
+    return _export(GPT2, [(1, seq)], "int64", ["input_ids"], ["last_hidden_state"])
 
 
-def _export(build: Any, seq: int, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+def _export(
+    build: Callable[[], Any], shapes: list[tuple[int, ...]], dtype: str, inputs: list[str], outputs: list[str]
+) -> onnx.ModelProto:
     import torch
 
     from mlc.frontend.pytorch import quiet
@@ -226,7 +270,7 @@ def _export(build: Any, seq: int, inputs: list[str], outputs: list[str]) -> onnx
         for parameter in module.parameters():
             if parameter.ndim == 1:  # biases start at 0 and norms at 1: a program that skips them would pass
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        example = tuple(torch.ones(1, seq, dtype=torch.int64) for _ in inputs)
+        example = tuple(torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes)
         program = torch.onnx.export(
             module, example, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
         )
