@@ -19,7 +19,7 @@ from tvm.relax import transform
 from mlc.errors import BuildError
 from mlc.graph.rewrite import bindings, leaves, op_name, replaced, shape_of
 
-__all__ = ["FUSION", "LowerInnerReshapes", "check_lowered"]
+__all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
 
 #: operators that only copy elements somewhere else
 _COPIES = {
@@ -33,7 +33,7 @@ _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_nor
 #: TVM's kinds of functions, as FuseOps reads them
 _BROADCAST, _INJECTIVE, _OPAQUE = 1, 2, 8
 #: what main may call in the end
-_LOWERED = {"relax.call_tir", "relax.reshape"}
+_LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape"}
 
 
 def _values(func: relax.Function) -> list[relax.Expr]:
@@ -171,12 +171,15 @@ def check_lowered(mod: tvm.IRModule) -> None:
 SeparateProducts = tvm.transform.module_pass(_separate_products, opt_level=0, name="SeparateProducts")
 LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
 
-#: tensor functions to kernels, in this order
-FUSION: tuple[tvm.transform.Pass, ...] = (
+#: tensor functions that become one kernel to functions of their own, in this order
+GROUPING: tuple[tvm.transform.Pass, ...] = (
     transform.AnnotateTIROpPattern(),
     SeparateProducts,
     transform.FoldConstant(),
     transform.FuseOps(),
+)
+#: those functions to kernels
+MERGING: tuple[tvm.transform.Pass, ...] = (
     transform.FuseTIR(),
     transform.DeadCodeElimination(),
 )

@@ -18,6 +18,7 @@ from tvm import relax
 from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
 from mlc.graph.constants import array_of, constant
 from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
+from mlc.graph.select import CONVOLUTION
 from mlc.target import Target
 
 __all__ = ["BLOCK", "BlockedLayouts", "ChannelBlocks"]
@@ -224,7 +225,10 @@ class _Rewriter:
             x = self._as(data, inner)
             packed = ChannelBlocks(channels // groups).cut(out.cut(array, 0), 2).transpose(0, 2, 4, 5, 3, 1)
         args = (x, constant(packed), strides, pads, dilation, groups)
-        return out.canonical(), self._bb.call_te(conv2d_nchwc, *args, primfunc_name_hint="conv2d")
+        convolution = {"strides": strides, "pads": pads, "dilation": dilation, "groups": groups}
+        return out.canonical(), self._bb.call_te(
+            conv2d_nchwc, *args, primfunc_name_hint="conv2d", primfunc_attrs={CONVOLUTION: convolution}
+        )
 
     def _narrow(self, data: relax.Expr) -> relax.Expr:
         n, c, h, w = shape_of(data)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import tvm
 from tvm.relax import transform
 
-from mlc.config import get
+from mlc.config import get, get_flag
 from mlc.graph import simplify
-from mlc.graph.fuse import FUSION, LowerInnerReshapes, check_lowered
+from mlc.graph.concat import PlaceConcats
+from mlc.graph.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.legalise import Legalise
 from mlc.graph.packing import PackWeights
 from mlc.graph.rewrite import check_straight_line
+from mlc.graph.select import ChooseKernels, Price
 from mlc.target import Target
 
-__all__ = ["PASSES", "SIMPLIFY", "optimise", "simplified"]
+__all__ = ["SIMPLIFY", "optimise", "passes", "simplified"]
 
 #: one round of simplification; rounds repeat until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
@@ -51,34 +52,44 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
 
 Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_level=0, name="Simplify")
 
-#: what :func:`optimise` runs, in order, for a target
-PASSES: tuple[tvm.transform.Pass | Callable[[Target], tvm.transform.Pass], ...] = (
-    transform.ConvertToDataflow(),
-    transform.CanonicalizeBindings(),
-    Simplify,
-    simplify.ShareCommon,
-    BlockedLayouts,
-    PackWeights,
-    simplify.MergeMovement,
-    LowerInnerReshapes,
-    Legalise,
-    *FUSION,
-)
+
+def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
+    """What :func:`optimise` runs, in order."""
+    return (
+        transform.ConvertToDataflow(),
+        transform.CanonicalizeBindings(),
+        Simplify,
+        simplify.ShareCommon,
+        BlockedLayouts(target),
+        PackWeights(target),
+        simplify.MergeMovement,
+        LowerInnerReshapes,
+        Legalise(target),
+        PlaceConcats(target),
+        *GROUPING,
+        ChooseKernels(target, price, winograd=winograd),
+        *MERGING,
+    )
 
 
-def optimise(mod: tvm.IRModule, target: Target, *, dump: str | Path | None = None) -> tvm.IRModule:
+def optimise(
+    mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
+    dump: str | Path | None = None,
+) -> tvm.IRModule:
     """Lower ``mod`` to calls of fused tensor functions.
 
-    ``main`` of the result holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``dump`` names a
-    folder that gets the module as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises
-    :class:`mlc.errors.ModelError` for control flow or symbolic shapes and :class:`mlc.errors.BuildError` for an
-    operator that cannot be lowered.
+    ``main`` of the result holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``price`` gives the
+    seconds of a task, None where it is not known; alternatives without prices are chosen by an analytic estimate.
+    ``winograd`` says whether convolutions may round as :func:`mlc.graph.winograd.error_bound` states; left out,
+    ``MLC_WINOGRAD`` does. ``dump`` names a folder that gets the module as text after each pass; left out,
+    ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or symbolic shapes and
+    :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
+    allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     with target.tvm:
-        for index, entry in enumerate(PASSES):
-            each = entry if isinstance(entry, tvm.transform.Pass) else entry(target)
+        for index, each in enumerate(passes(target, price, winograd=allowed)):
             mod = each(mod)
             if folder:
                 _dump(mod, Path(folder) / f"{index:02d}_{each.info.name}.py")

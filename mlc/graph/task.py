@@ -20,12 +20,21 @@ _KEPT_ATTRS = ("tirx.noalias",)
 
 @dataclass(frozen=True)
 class Task:
-    """``func`` is normalised (see :func:`normalise`); ``weight`` counts its calls in one run of the model."""
+    """``func`` is normalised (see :func:`normalise`); ``weight`` counts its calls in one run of the model.
+
+    Tasks with an equal ``choice`` that is not empty are alternatives: the model runs the fastest of them only.
+    ``constants`` are the positions of the parameters that are weights of the model in every call, and
+    ``constant_bytes`` the size of all weights that one run of the model reads: so much passes through the caches
+    before a weight is read again. Neither is part of the key.
+    """
 
     name: str
     func: tirx.PrimFunc
     target: Target
     weight: int = 1
+    choice: str = ""
+    constants: tuple[int, ...] = ()
+    constant_bytes: int = 0
 
     @property
     def key(self) -> str:
@@ -34,6 +43,10 @@ class Task:
 
     def with_weight(self, weight: int) -> Task:
         return replace(self, weight=weight)
+
+    def competing(self, choice: str) -> Task:
+        """The task as one of the alternatives called ``choice``."""
+        return replace(self, choice=choice)
 
 
 def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
+from tvm.ir import GenericConst
 
 from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
@@ -17,23 +20,48 @@ __all__ = ["extract_tasks", "human_name"]
 
 #: names longer than this mention each operator once only
 _LONG = 60
+#: the number after a word; in ``2d`` and ``4x4`` digits belong to it
+_SERIAL = re.compile(r"(?<=[1-3]d)\d+$|(?<=\dx\d)\d+$|(?<=[a-z])(?<![1-3]d)(?<!\dx)\d+$")
 
 
 def human_name(symbol: str) -> str:
     """A function's name without the numbers that only keep it apart: ``fused_conv2d10_add6 --> fused_conv2d_add``."""
-    parts = [re.sub(r"(?<=[1-3]d)\d+$|(?<=[a-z])(?<![1-3]d)\d+$", "", part) for part in symbol.split("_")]
+    parts = [_SERIAL.sub("", part) for part in symbol.split("_")]
     name = "_".join(part for part in parts if part and not part.isdigit())
     return name if len(name) <= _LONG else "_".join(dict.fromkeys(name.split("_")))
 
 
-def _calls(mod: tvm.IRModule) -> Counter[str]:
-    """How often ``main`` calls each function, in the order of first calls."""
-    calls: Counter[str] = Counter()
+@dataclass
+class _Calls:
+    """How often ``main`` calls a function, and which arguments are constants in every call."""
+
+    count: int
+    constants: frozenset[int]
+
+    def and_(self, other: _Calls) -> _Calls:
+        """The calls of both, of functions that are equal."""
+        return _Calls(self.count + other.count, self.constants & other.constants)
+
+
+def _calls(mod: tvm.IRModule) -> tuple[dict[str, _Calls], int]:
+    """The calls of each function in the order of first calls, and the bytes of all constants among their arguments."""
+    calls: dict[str, _Calls] = {}
+    sizes: dict[tuple[int, int], int] = {}  # a tensor that several calls share is one
     for binding in bindings(mod["main"]):
         value = binding.value
-        if isinstance(value, relax.Call) and op_name(value) == "relax.call_tir":
-            calls[value.args[0].name_hint] += 1
-    return calls
+        if not (isinstance(value, relax.Call) and op_name(value) == "relax.call_tir"):
+            continue
+        tensors = {i: arg.value for i, arg in enumerate(value.args[1].fields) if _is_tensor(arg)}
+        for tensor in tensors.values():
+            size = math.prod(map(int, tensor.shape)) * ((tensor.dtype.bits + 7) // 8)
+            sizes[int(tensor.data_ptr()), size] = size
+        symbol, call = value.args[0].name_hint, _Calls(1, frozenset(tensors))
+        calls[symbol] = calls[symbol].and_(call) if symbol in calls else call
+    return calls, sum(sizes.values())
+
+
+def _is_tensor(arg: relax.Expr) -> bool:
+    return isinstance(arg, GenericConst) and isinstance(arg.value, tvm.runtime.Tensor)
 
 
 def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
@@ -42,19 +70,18 @@ def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
     Equal functions are one task whatever they are called in the module; ``weight`` counts the calls of all of them.
     Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
     """
-    tasks: dict[str, Task] = {}
-    names: Counter[str] = Counter()
-    for symbol, count in _calls(mod).items():
+    calls, constant_bytes = _calls(mod)
+    found: dict[str, tuple[Task, _Calls]] = {}
+    for symbol, call in calls.items():
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             continue
-        task = Task(human_name(symbol), normalise(func), target, count)
+        task = Task(human_name(symbol), normalise(func), target, constant_bytes=constant_bytes)
         key = task.key
-        if key in tasks:
-            tasks[key] = tasks[key].with_weight(tasks[key].weight + count)
-            continue
+        found[key] = (found[key][0], found[key][1].and_(call)) if key in found else (task, call)
+    tasks, names = [], Counter[str]()
+    for task, call in found.values():
         names[task.name] += 1
-        if names[task.name] > 1:
-            task = Task(f"{task.name}_{names[task.name]}", task.func, target, count)
-        tasks[key] = task
-    return list(tasks.values())
+        name = f"{task.name}_{names[task.name]}" if names[task.name] > 1 else task.name
+        tasks.append(replace(task, name=name, weight=call.count, constants=tuple(sorted(call.constants))))
+    return tasks
