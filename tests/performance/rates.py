@@ -20,7 +20,8 @@ __all__ = ["Rates", "best_of"]
 _REPEATS = 12
 _SHORTEST_MS = 8  # of one timed repeat
 _CHUNKS_PER_CORE = 8
-_MEMORY = 192 << 20  # bytes that no cache holds
+_MEMORY = 256 << 20  # bytes that no cache holds
+_CACHED = 64 << 20  # larger footprints count as memory
 
 
 def best_of(call: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -34,12 +35,15 @@ def best_of(call: Callable[[], object], repeats: int = _REPEATS) -> float:
 
 
 class Rates:
-    """Ceilings of this machine for ``target``; each is measured when it is first asked for."""
+    """Ceilings of this machine for ``target``.
+
+    The rates of memory are measured each time they are asked for: on a shared host they change from one minute to
+    the next by half, and a kernel should be compared with what was possible when it ran.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target, self._machine = target, cpu_machine(target.tvm)
-        self._read: dict[int, float] = {}
-        self._copied: dict[int, float] = {}
+        self._timers: dict[tuple[str, int], Callable[[], float]] = {}
 
     @cached_property
     def flops(self) -> float:
@@ -55,24 +59,25 @@ class Rates:
         block = sch.get_sblock("y")
         p, i, j = sch.get_loops(sch.cache_write(block, 0, "local"))
         self._accumulate(sch, block, p, (i, j))
-        seconds = self._seconds(sch, [np.full(lanes, 0.5, "float32")], (chunks, chains, lanes))
-        return 2.0 * chunks * chains * lanes * steps / seconds
+        timer = self._timer(sch, [np.full(lanes, 0.5, "float32")], (chunks, chains, lanes), 4 * _REPEATS)
+        return 2.0 * chunks * chains * lanes * steps / timer()
 
     def read(self, size: int) -> float:
         """Bytes a second of reading ``size`` bytes again and again: from the nearest cache that holds them."""
-        size = _rounded(size)
-        if size not in self._read:
-            self._read[size] = self._reading(size)
-        return self._read[size]
+        return self._rate("read", size, self._reading)
 
     def copy(self, size: int) -> float:
         """Bytes a second, read and written together, of copying where both sides are ``size`` bytes in all."""
-        size = _rounded(size)
-        if size not in self._copied:
-            self._copied[size] = self._copying(size)
-        return self._copied[size]
+        return self._rate("copy", size, self._copying)
 
-    def _reading(self, size: int) -> float:
+    def _rate(self, name: str, size: int, build: Callable[[int], Callable[[], float]]) -> float:
+        # few distinct sizes: powers of two, and one for everything beyond the caches
+        rounded = _MEMORY if size > _CACHED else 1 << max(14, (size - 1).bit_length())
+        if (name, rounded) not in self._timers:
+            self._timers[name, rounded] = build(rounded)
+        return rounded / self._timers[name, rounded]()
+
+    def _reading(self, size: int) -> Callable[[], float]:
         parts = self._chunks(size)
         width = 8 * self._machine.lanes()  # independent sums, so that the latency of an addition is hidden
         x = te.placeholder((parts, size // 4 // parts // width, width), name="x")
@@ -82,9 +87,9 @@ class Rates:
         block = sch.get_sblock("y")
         p, j = sch.get_loops(sch.cache_write(block, 0, "local"))
         self._accumulate(sch, block, p, (j,))
-        return size / self._seconds(sch, [np.ones([int(d) for d in x.shape], "float32")], (parts, width))
+        return self._timer(sch, [np.ones([int(d) for d in x.shape], "float32")], (parts, width))
 
-    def _copying(self, size: int) -> float:
+    def _copying(self, size: int) -> Callable[[], float]:
         parts, count = self._chunks(size), size // 8
         x = te.placeholder((parts, count // parts), name="x")
         sch = s_tir.Schedule(te.create_prim_func([x, te.compute(x.shape, lambda p, j: x[p, j], name="y")]))
@@ -93,15 +98,18 @@ class Rates:
         _, j = sch.split(j, [None, 4 * self._machine.lanes()])
         self._vectors(sch, (j,))
         source = np.ones((parts, count // parts), "float32")
-        seconds = self._seconds(sch, [source], source.shape)
-        return size / (min(seconds, self._memcpy(source)) if size >= _MEMORY else seconds)
+        own = self._timer(sch, [source], source.shape)
+        if size < _MEMORY:
+            return own
+        library = self._memcpy(source)
+        return lambda: min(own(), library())
 
-    def _memcpy(self, source: np.ndarray) -> float:
+    def _memcpy(self, source: np.ndarray) -> Callable[[], float]:
         """The C library's copy, which streams past the caches, on as many threads."""
         target, cores = np.zeros_like(source), self._machine.cores
         pieces = list(zip(np.array_split(target, cores), np.array_split(source, cores), strict=True))
-        with ThreadPoolExecutor(cores) as pool:
-            return best_of(lambda: list(pool.map(lambda piece: np.copyto(*piece), pieces)))
+        pool = ThreadPoolExecutor(cores)
+        return lambda: best_of(lambda: list(pool.map(lambda piece: np.copyto(*piece), pieces)))
 
     def _chunks(self, size: int) -> int:
         return self._machine.cores * _CHUNKS_PER_CORE if size >= 1 << 15 else 1
@@ -123,14 +131,12 @@ class Rates:
             sch.unroll(loop)
         sch.vectorize(lane)
 
-    def _seconds(self, sch: s_tir.Schedule, inputs: list[np.ndarray], shape: tuple[int, ...]) -> float:
+    def _timer(
+        self, sch: s_tir.Schedule, inputs: list[np.ndarray], shape: tuple[int, ...], repeats: int = _REPEATS
+    ) -> Callable[[], float]:
+        """A function that gives the seconds of the fastest call of a scheduled kernel."""
         built = tvm.compile(sch.mod, target=self._target.tvm).jit()
         arguments = [tvm.runtime.tensor(a) for a in inputs] + [tvm.runtime.tensor(np.zeros(shape, "float32"))]
         built["main"](*arguments)
-        timed = built.time_evaluator("main", tvm.cpu(), number=1, repeat=_REPEATS, min_repeat_ms=_SHORTEST_MS)
-        return float(min(timed(*arguments).results))
-
-
-def _rounded(size: int) -> int:
-    """The next power of two, so that few sizes are measured; everything beyond the caches is one size."""
-    return min(1 << max(14, (size - 1).bit_length()), 1 << 28) if size < _MEMORY else 1 << 28
+        timed = built.time_evaluator("main", tvm.cpu(), number=1, repeat=repeats, min_repeat_ms=_SHORTEST_MS)
+        return lambda: float(min(timed(*arguments).results))
