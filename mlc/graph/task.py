@@ -10,6 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from mlc.graph.narrow import narrowed
 from mlc.target import Target
 
 __all__ = ["Task", "normalise", "task_key"]
@@ -50,7 +51,8 @@ class Task:
 
 
 def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without names and attributes that do not change its meaning."""
+    """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit."""
+    func = narrowed(func)
     kept = {k: func.attrs[k] for k in _KEPT_ATTRS if func.attrs and k in func.attrs}
     func = tirx.PrimFunc(func.params, func.body, func.ret_type)
     for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():

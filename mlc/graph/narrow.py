@@ -1,0 +1,62 @@
+"""Loop variables and shapes as 32-bit integers.
+
+Relax gives tensor functions 64-bit shapes. Lowering narrows indices that fit, but by then gives loops new variables,
+and TVM loses what a schedule said about the old ones: a ragged tile is no longer peeled, and every element of its
+full tiles is tested. Functions whose indices fit are therefore narrowed before they are scheduled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.analysis import walk
+
+__all__ = ["narrowed"]
+
+_LIMIT = 2**31 - 1
+
+
+def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with 32-bit indices; unchanged where it works on 64-bit data or a tensor is too large.
+
+    ``for i: int64 in range(64): B[i] = A[i]   -->   for i: int32 in range(64): B[i] = A[i]``
+    """
+    if not _wide_indices(func) or _wide_values(func):
+        return func
+    return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+
+
+def _wide_indices(func: tirx.PrimFunc) -> bool:
+    found = [False]
+
+    def visit(loop: tirx.For) -> None:
+        found[0] = found[0] or str(loop.loop_var.ty) == "int64"
+
+    walk(func.body, (tirx.For, visit))
+    return found[0]
+
+
+def _wide_values(func: tirx.PrimFunc) -> bool:
+    """Whether a tensor holds 64-bit integers or more elements than 32 bits count, or a value is made 64 bits wide."""
+    buffers = list(func.params)
+    found = [False]
+
+    def block(node: s_tir.SBlock) -> None:
+        buffers.extend(node.alloc_buffers)
+
+    def cast(node: tirx.Cast) -> None:
+        found[0] = found[0] or "int64" in (str(node.ty), str(node.value.ty))
+
+    walk(func.body, (s_tir.SBlock, block), (tirx.Cast, cast))
+    return found[0] or not all(_small(buffer) for buffer in buffers)
+
+
+def _small(buffer: tirx.Var) -> bool:
+    """Whether the parameter is a tensor of narrow elements with a shape that 32 bits hold."""
+    if isinstance(buffer.ty, tvm.ir.PrimType):
+        return False
+    sizes = [int(s) if isinstance(s, tirx.IntImm) else _LIMIT for s in buffer.shape]
+    return math.prod(sizes) < _LIMIT and str(buffer.dtype) not in ("int64", "uint64")
