@@ -17,10 +17,11 @@ from pathlib import Path
 
 import tvm
 
-__all__ = ["CpuMachine", "cpu_machine", "native_caches"]
+__all__ = ["CpuMachine", "cpu_machine", "native_caches", "native_last_level"]
 
 _SYSFS = Path("/sys/devices/system/cpu")
 _SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
+_LAST_LEVEL = 16 << 20  # bytes, where nothing is known
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 
@@ -45,6 +46,11 @@ def native_caches(sysfs: Path = _SYSFS) -> str:
     cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sizes = _from_sysfs(sysfs / f"cpu{cpu}" / "cache") or _from_libc()
     return ",".join(f"l{level}={size >> 10}K" for level, size in sorted(sizes.items()))
+
+
+def native_last_level() -> int:
+    """Bytes of this machine's largest cache: what is read again after more than that comes from memory."""
+    return max(_caches(native_caches(), {3: _LAST_LEVEL}).values())
 
 
 def _from_sysfs(folder: Path) -> dict[int, int]:
@@ -101,7 +107,7 @@ def _machine(target_json: str) -> CpuMachine:
         else:
             width, registers = 16, 16
     level2 = 1024 if width == 64 else 512  # kilobytes; cores with AVX-512 have larger ones
-    caches = _caches(str(target.attrs.get("model", "")), {1: 32 << 10, 2: level2 << 10, 3: 16 << 20})
+    caches = _caches(str(target.attrs.get("model", "")), {1: 32 << 10, 2: level2 << 10, 3: _LAST_LEVEL})
     cores = int(target.attrs.get("num-cores", 1))
     return CpuMachine(cores, width, registers, caches[1], caches[2], caches[3])
 

@@ -2,8 +2,9 @@
 
 A batch has two phases. First every worker builds its share, all at once, since compiling is what costs. Then the
 candidates run one after the other, each in the worker that built it, while the other workers sleep, so that nothing
-disturbs the times. A time is that of repeated calls on the same buffers: what fits into the caches is found there
-(hot), as a model's activations mostly are.
+disturbs the times. A time is that of repeated calls on the same activations, which are found in the caches as far as
+they fit, as a model's mostly are. Weights are another matter: a model comes back to them after it has read all the
+others, so calls take turns among as many copies of them (see :mod:`mlc.measure.rotation`).
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class LocalMeasurer:
             "id": candidate.index, "func": request.func, "target": request.target,
             "reference": str(candidate.reference.path), "rtol": options.rtol, "repeats": options.repeats,
             "warmup_runs": options.warmup_runs, "min_repeat_seconds": options.min_repeat_seconds,
-            "cutoff": options.cutoff,
+            "cutoff": options.cutoff, "constants": request.constants, "constant_bytes": request.constant_bytes,
         }
 
     def _failed(self, batch: _Batch, candidate: _Candidate, worker: WorkerProcess, answer: Message) -> None:

@@ -29,6 +29,8 @@ class MeasureRequest:
     A candidate that no trace describes is given whole as ``scheduled``, a function with the same parameters. With
     neither, ``func`` is itself the candidate (it carries ``tirx.is_scheduled``). The reference output is always
     that of ``func`` as it stands, so a candidate in the last form is only checked for finite, repeatable output.
+    ``constants`` are the positions of the parameters that hold weights and ``constant_bytes`` how much of them the
+    model reads before it reads one again (see :class:`mlc.graph.task.Task`): times are with weights as cold as that.
     """
 
     task_key: str
@@ -36,6 +38,8 @@ class MeasureRequest:
     target: str  # JSON of the tvm target
     trace: str
     scheduled: str = ""
+    constants: tuple[int, ...] = ()
+    constant_bytes: int = 0
 
 
 @dataclass(frozen=True)

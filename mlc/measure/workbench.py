@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from mlc import threads
 from mlc.graph.task import from_json
 from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.protocol import Message
+from mlc.measure.rotation import Rotation, copies_of
+from schedules.machine import native_last_level
 from schedules.math import expand_math
 from schedules.trace import replay
 
@@ -50,15 +53,22 @@ class _Built:
 
 @dataclass
 class _Data:
-    """A task's inputs on the device and its reference outputs by position."""
+    """A task's inputs on the device and its reference outputs by position.
+
+    ``turns`` are argument lists to call with in turn: the same activations, other copies of the weights.
+    """
 
     params: tuple[Param, ...]
     tensors: list[Any]
     reference: dict[int, np.ndarray]
+    turns: list[list[Any]]
 
     @property
     def size(self) -> int:
-        return sum(math.prod(p.shape) * numpy_dtype(p.dtype).itemsize for p in self.params)
+        sizes = [_size(p) for p in self.params]
+        return sum(sizes) + sum(
+            size for size, first, other in zip(sizes, self.turns[0], self.turns[-1], strict=True) if first is not other
+        ) * (len(self.turns) - 1)
 
 
 class Workbench:
@@ -119,28 +129,29 @@ class Workbench:
         problem = self._check(built, job, device)
         if problem:
             # an earlier candidate may have written over the data that this one is blamed with
-            self._data.pop(job["func"], None)
+            self._data.pop(_data_key(job), None)
             problem = self._check(built, job, device)
             if problem:
                 raise Failure("wrong", problem)
-        tensors = self._task_data(job, device).tensors
-        times = _time(built, device, tensors, job)
+        times = _time(_timer(built, device, self._task_data(job, device)), job)
         return {"times": times, "run_seconds": time.perf_counter() - start}
 
     def interleave(self, job: Message) -> Message:
         """Time the built candidates ``ids`` in turn, ``rounds`` times each, in a new random order every round."""
         device = _device(job["target"])
-        tensors = self._task_data(job, device).tensors
-        evaluators = {}
-        for number, estimate in zip(job["ids"], job["estimates"], strict=True):
-            count = max(1, math.ceil(job["min_repeat_seconds"] / estimate))
-            evaluators[number] = self._built[number].module.time_evaluator("main", device, number=count, repeat=1)
-        order, rng = list(evaluators), random.Random(0)
+        data = self._task_data(job, device)
+        timers = {number: _timer(self._built[number], device, data) for number in job["ids"]}
+        counts = {
+            number: max(1, math.ceil(job["min_repeat_seconds"] / estimate))
+            for number, estimate in zip(job["ids"], job["estimates"], strict=True)
+        }
+        order, rng = list(timers), random.Random(0)
         times: dict[int, list[float]] = {number: [] for number in order}
         for _ in range(job["rounds"]):
             rng.shuffle(order)
             for number in order:
-                times[number].extend(evaluators[number](*tensors).results)
+                timers[number](1)  # the others' code and temporaries are in the caches now
+                times[number].append(timers[number](counts[number]))
         return {"times": [times[number] for number in job["ids"]]}
 
     def _check(self, built: _Built, job: Message, device: Any) -> str:
@@ -155,7 +166,7 @@ class Workbench:
         return ""
 
     def _task_data(self, job: Message, device: Any) -> _Data:
-        key = job["func"]
+        key = _data_key(job)
         data = self._data.pop(key, None)
         if data is None:
             data = _load(job, device)
@@ -190,6 +201,7 @@ def _index_limits(func: tirx.PrimFunc, param: Any) -> tuple[int, ...]:
     if "int" not in str(param.dtype):
         return ()
     found: list[tuple[Any, int]] = []  # the place in the last axis (None: any) and the extent that is indexed
+    sources = _copied_from(func, param)
 
     def note(load: tvm.ir.TensorLoad) -> None:
         for extent, index in zip(load.source.shape, load.indices, strict=True):
@@ -199,6 +211,8 @@ def _index_limits(func: tirx.PrimFunc, param: Any) -> tuple[int, ...]:
         if inner.source.same_as(param):
             last = inner.indices[-1] if inner.indices else None
             found.append((int(last) if isinstance(last, tirx.IntImm) else None, extent))
+        elif any(inner.source.same_as(buffer) for buffer in sources):
+            found.append((None, extent))
 
     tvm_ffi.structural_walk(func.body, [(tvm.ir.TensorLoad, note)])
     if not found:
@@ -208,6 +222,19 @@ def _index_limits(func: tirx.PrimFunc, param: Any) -> tuple[int, ...]:
         return (min(extent for _, extent in found),)
     largest = max(extent for _, extent in found)
     return tuple(min((e for p, e in found if p == k), default=largest) for k in range(last_axis))
+
+
+def _copied_from(func: tirx.PrimFunc, param: Any) -> list[Any]:
+    """Intermediate buffers whose values are ``param``'s, rearranged or worked on."""
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(func.body, [(tirx.BufferStore, stores.append)])
+    found = [param]
+    for store in stores:  # producers come before consumers
+        read: list[Any] = []
+        tvm_ffi.structural_walk(store.value, [(tvm.ir.TensorLoad, lambda load, out=read: out.append(load.source))])
+        if any(source.same_as(buffer) for source in read for buffer in found):
+            found.append(store.buffer)
+    return found[1:]
 
 
 @lru_cache(maxsize=8)
@@ -243,13 +270,36 @@ def _build(func: tirx.PrimFunc, target: tvm.target.Target) -> _Built:
     return _Built(runtime, runtime.get_function("main", query_imports=True), lowered.code_hash)
 
 
+def _data_key(job: Message) -> str:
+    return f"{job['constants']}/{job['constant_bytes']}/{job['func']}"
+
+
 def _load(job: Message, device: Any) -> _Data:
     params = params_of(_function(job["func"]))
     with np.load(job["reference"]) as saved:
         style = str(saved["style"])
         reference = {i: _reinterpret(saved[f"output{i}"], p.dtype) for i, p in enumerate(params) if p.output}
-    tensors = [tvm.runtime.tensor(array, device) for array in random_arrays(params, style)]
-    return _Data(params, tensors, reference)
+    arrays = random_arrays(params, style)
+    tensors = [tvm.runtime.tensor(array, device) for array in arrays]
+    return _Data(params, tensors, reference, _turns(job, device, params, arrays, tensors))
+
+
+def _turns(
+    job: Message, device: Any, params: Sequence[Param], arrays: Sequence[np.ndarray], tensors: list[Any]
+) -> list[list[Any]]:
+    """Argument lists with weights of their own, so many that a call finds them as cold as the model does."""
+    constants = [i for i in job["constants"] if not params[i].output]
+    size = sum(_size(params[i]) for i in constants)
+    on_cpu = tvm.target.Target(job["target"]).kind.name == "llvm"
+    count = copies_of(size, job["constant_bytes"], native_last_level()) if on_cpu else 1
+    turns = [tensors]
+    while len(turns) < count:
+        turns.append([tvm.runtime.tensor(arrays[i], device) if i in constants else t for i, t in enumerate(tensors)])
+    return turns
+
+
+def _size(param: Param) -> int:
+    return math.prod(param.shape) * numpy_dtype(param.dtype).itemsize
 
 
 def _save(path: Path, style: str, outputs: dict[int, np.ndarray]) -> None:
@@ -274,23 +324,36 @@ def _reinterpret(array: np.ndarray, dtype: str) -> np.ndarray:
     return array if array.dtype == wanted else array.view(wanted)[..., 0]
 
 
-def _time(built: _Built, device: Any, tensors: list[Any], job: Message) -> list[float]:
-    """Seconds a call, one figure for each repeat; inputs stay in the caches, as far as they fit, between calls."""
-    for _ in range(job["warmup_runs"] - 1):  # the check was a run too
-        built.function(*tensors)
-    single = built.module.time_evaluator("main", device, number=1, repeat=1)
-    first = float(single(*tensors).results[0])
+def _timer(built: _Built, device: Any, data: _Data) -> Callable[[int], float]:
+    """Mean seconds a call of so many calls; activations stay in the caches, as far as they fit, between calls."""
+    if len(data.turns) > 1:
+        return Rotation(built.function, data.turns).seconds
+
+    def seconds(count: int) -> float:
+        evaluator = built.module.time_evaluator("main", device, number=count, repeat=1)
+        return float(evaluator(*data.tensors).results[0])
+
+    return seconds
+
+
+def _time(timer: Callable[[int], float], job: Message) -> list[float]:
+    """Seconds a call, one figure for each repeat, each of at least ``min_repeat_seconds`` together."""
+    if job["warmup_runs"] > 1:  # the check was a run too
+        timer(job["warmup_runs"] - 1)
+    first = timer(1)
     if job["cutoff"] and first > job["cutoff"]:
         return [first]
-    count, repeats, shortest = 1, job["repeats"] - 1, 0
-    if first < job["min_repeat_seconds"]:  # one call is too short to be timed alone
-        count = math.ceil(job["min_repeat_seconds"] / max(first, 1e-7))
-        repeats, shortest = job["repeats"], math.ceil(job["min_repeat_seconds"] * 1e3)
-    if not repeats:
-        return [first]
-    timed = built.module.time_evaluator("main", device, number=count, repeat=repeats, min_repeat_ms=shortest)
-    times = [float(t) for t in timed(*tensors).results]
-    return times if shortest else [first, *times]
+    shortest = job["min_repeat_seconds"]
+    if first >= shortest:
+        return [first, *(timer(1) for _ in range(job["repeats"] - 1))]
+    times, count = [], math.ceil(shortest / max(first, 1e-7))
+    while len(times) < job["repeats"]:
+        seconds = timer(count)
+        if seconds * count >= 0.8 * shortest or times:
+            times.append(seconds)
+        else:  # the first call was slower than the rest
+            count = math.ceil(shortest / max(seconds, 1e-8))
+    return times
 
 
 def _device(target: str) -> Any:

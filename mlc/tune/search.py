@@ -59,7 +59,11 @@ class Search:
 
     def request(self, trace: str) -> MeasureRequest:
         """What a measurer needs to build and run a trace of this task."""
-        return MeasureRequest(self.task.key, self._function, self.task.target.attrs, trace)
+        task = self.task
+        return MeasureRequest(
+            task.key, self._function, task.target.attrs, trace, constants=task.constants,
+            constant_bytes=task.constant_bytes,
+        )
 
     def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
         """Let the strategy and the cost model know the results."""

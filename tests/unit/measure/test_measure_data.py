@@ -45,6 +45,8 @@ def test_limits_are_the_extents_that_a_function_indexes() -> None:
     gathered = te.compute((4, 7), lambda i, j: mask[places[i, j, 0], places[i, j, 1]], name="gathered")
     func = te.create_prim_func([mask, places, gathered])
     assert [p.limits for p in params_of(func)] == [(), (1, 128), ()]
+    turned = te.create_prim_func([mask, places, topi.gather_nd(mask, topi.transpose(places, (2, 0, 1)))])
+    assert [p.limits for p in params_of(turned)] == [(), (1,), ()], "through a rearrangement the places are lost"
     added = te.create_prim_func([count, te.compute((4, 7), lambda i, j: count[i, j] + count[i, j], name="twice")])
     assert [p.limits for p in params_of(added)] == [(), ()]
 
