@@ -266,6 +266,9 @@ def _count(expr: tirx.Expr, work: _Work) -> None:
         return
     if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
         return
+    if kind == "Select":
+        _count_select(expr, work)
+        return
     if kind == "Call":
         name = str(getattr(expr.op, "name", "")).rpartition(".")[2]
         work.special += _SPECIAL.get(name, 0)
@@ -274,3 +277,14 @@ def _count(expr: tirx.Expr, work: _Work) -> None:
         work.arithmetic += 1
     for child in _children(expr):
         _count(child, work)
+
+
+def _count_select(expr: tirx.Expr, work: _Work) -> None:
+    """The dearer arm; a condition that reads no tensor is settled by the loops and costs nothing itself."""
+    condition, arms = _Work(), (_Work(), _Work())
+    _count(expr.condition, condition)
+    for value, arm in zip((expr.true_value, expr.false_value), arms, strict=True):
+        _count(value, arm)
+    work.loads += [*condition.loads, *arms[0].loads, *arms[1].loads]
+    work.special += max(arm.special for arm in arms)
+    work.arithmetic += max(arm.arithmetic for arm in arms) + (condition.arithmetic + 1 if condition.loads else 0)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import tvm
 
-from cost_model.machine import Machine, machine
+from cost_model.machine import machine
 
-__all__ = ["Convolution", "direct_seconds", "winograd_seconds"]
+__all__ = ["Convolution", "Estimate"]
 
-#: part of the peak that register-tiled products reach
-_PRODUCTS = 0.8
+#: part of the peak that the direct kernel's products reach, and the products of Winograd's points
+_DIRECT, _POINTS = 0.9, 0.8
 #: additions of Winograd's transforms for each point of a tile and channel, of the input and of the output
 _TRANSFORMS = {2: (2.0, 1.5), 4: (4.0, 2.8)}
 #: part of the peak that the transforms reach: no multiply-adds, and every value is loaded and stored
@@ -54,25 +54,33 @@ class Convolution:
         return 4.0 * self.n * (self.channels * math.prod(self.size) + self.filters * math.prod(self.out))
 
 
-def direct_seconds(conv: Convolution, target: tvm.target.Target) -> float:
-    """Seconds of the direct kernel."""
-    on = machine(target)
-    products = conv.n * conv.filters * math.prod(conv.out) * conv.channels // conv.groups * math.prod(conv.kernel)
-    weights = 4.0 * conv.filters * conv.channels // conv.groups * math.prod(conv.kernel)
-    return _seconds(on, products, 0.0, conv.image_bytes + weights)
+class Estimate:
+    """Seconds of kernels on a target. ``weights`` are the bytes of all the model's: what does not stay in the last
+    cache from one run to the next is read from memory each time.
+    """
 
+    def __init__(self, target: tvm.target.Target, weights: float) -> None:
+        self._on = machine(target)
+        near, last = self._on.levels[-2:]
+        self._weights = self._on.bandwidth if weights > last.size / 2 else self._on.cores * near.refill
 
-def winograd_seconds(conv: Convolution, m: int, target: tvm.target.Target) -> float:
-    """Seconds of the kernel ``F(m x m, 3 x 3)``."""
-    on = machine(target)
-    tiles = conv.n * math.prod(-(-extent // m) for extent in conv.out)
-    points = (m + 2) ** 2
-    inner, outer = _TRANSFORMS[m]
-    additions = tiles * points * (conv.channels * inner + conv.filters * outer)
-    weights = 4.0 * points * conv.filters * conv.channels
-    return _seconds(on, tiles * points * conv.channels * conv.filters, additions, conv.image_bytes + weights)
+    def direct(self, conv: Convolution) -> float:
+        """The direct kernel."""
+        depth = conv.channels // conv.groups * math.prod(conv.kernel)
+        products = conv.n * math.prod(conv.out) * conv.filters * depth
+        return self._seconds(2.0 * products / _DIRECT, 4.0 * conv.filters * depth, conv.image_bytes)
 
+    def winograd(self, conv: Convolution, m: int) -> float:
+        """The kernel ``F(m x m, 3 x 3)``."""
+        points = (m + 2) ** 2
+        vectors = conv.n * math.prod(-(-extent // m) for extent in conv.out) * points
+        inner, outer = _TRANSFORMS[m]
+        additions = vectors * (conv.channels * inner + conv.filters * outer)
+        products = vectors * conv.channels * conv.filters
+        operations = 2.0 * products / _POINTS + additions / _ADDITIONS
+        return self._seconds(operations, 4.0 * points * conv.filters * conv.channels, conv.image_bytes)
 
-def _seconds(on: Machine, products: float, additions: float, touched: float) -> float:
-    compute = 2.0 * products / (_PRODUCTS * on.flops) + additions / (_ADDITIONS * on.flops)
-    return max(compute, touched / on.bandwidth) + on.launch_seconds
+    def _seconds(self, operations: float, weights: float, images: float) -> float:
+        """``operations`` are scaled to the peak; images are taken to come from main memory."""
+        memory = weights / self._weights + images / self._on.bandwidth
+        return max(operations / self._on.flops, memory) + self._on.launch_seconds

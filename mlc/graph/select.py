@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.relax import transform
 
 from mlc.graph.constants import array_of, constant
-from mlc.graph.estimate import Convolution, direct_seconds, winograd_seconds
+from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.rewrite import bindings, op_name, replaced, shape_of
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
@@ -90,6 +90,7 @@ class _Chooser:
         self._builder = relax.BlockBuilder(
             tvm.IRModule({g: f for g, f in mod.functions_items() if g.name_hint != "main"})
         )
+        self._estimate = Estimate(target.tvm, _constant_bytes(mod))
         self._sites: dict[str, _Site | None] = {}  # by the symbol that main calls
 
     def run(self) -> tvm.IRModule:
@@ -170,8 +171,7 @@ class _Chooser:
         choice = tasks[0].key
         known = [self._price(task.competing(choice)) for task in tasks]
         estimated = [
-            winograd_seconds(site.shape, m, self._target.tvm) if m else direct_seconds(site.shape, self._target.tvm)
-            for m in site.tiles
+            self._estimate.winograd(site.shape, m) if m else self._estimate.direct(site.shape) for m in site.tiles
         ]
         site.chosen = cheapest(known, estimated)
 
@@ -220,6 +220,12 @@ def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
 
 def _arguments(call: relax.Call) -> list[relax.Expr]:
     return list(call.args if isinstance(call.op, tvm.ir.GlobalVar) else call.args[1].fields)
+
+
+def _constant_bytes(mod: tvm.IRModule) -> int:
+    calls = [b.value for b in bindings(mod["main"]) if _callee(b.value) is not None]
+    arrays = [array_of(arg) for call in calls for arg in _arguments(call)]
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def _with_kernel(call: relax.Call, site: _Site) -> relax.Call:
