@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from mlc.build.link import find_linker, link_shared
+from mlc.build.memory import ViewConcats
 from mlc.build.schedule import last_line
 from mlc.errors import BuildError, MlcError
 from mlc.target import Target
@@ -23,6 +24,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.ToNonDataflow(),
     transform.RemovePurityChecking(),
     transform.CallTIRRewrite(),
+    ViewConcats,
     transform.StaticPlanBlockMemory(),
     transform.LowerAllocTensor(),
     transform.KillAfterLastUse(),

@@ -42,6 +42,7 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def Legalise(target: Target) -> tvm.transform.Pass:
-    """Module pass: all operators but ``reshape``, which stays a view, become calls of tensor functions."""
+    """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
+    ``concat``, which may need no copy (:func:`mlc.graph.concat.PlaceConcats`)."""
     custom = {"relax.nn.softmax": _softmax} if target.kind == "llvm" else {}
-    return LegalizeOps(custom, skip_ops=["relax.reshape"])
+    return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat"])

@@ -1,0 +1,89 @@
+"""Tensors that are views of others: the parts of a concatenation that needs no copy.
+
+After :func:`mlc.graph.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel, and is
+part of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import relax
+
+from mlc.graph.concat import ALIGNMENT, origin, parts_of
+from mlc.graph.rewrite import bindings, dtype_of, op_name, replaced, shape_of
+
+__all__ = ["ViewConcats"]
+
+_ALLOC = "relax.builtin.alloc_tensor"
+
+
+def _view_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    if not any(_named(b.value, "relax.concat") for b in bindings(mod["main"])):
+        return mod
+    return _Views(mod).rewritten()
+
+
+def _named(value: relax.Expr | None, name: str) -> bool:
+    return isinstance(value, relax.Call) and op_name(value) == name
+
+
+class _Views:
+    """Where each allocated tensor lies: ``(whole, bytes)``, for those that are part of another one."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(mod["main"])}
+        self._place: dict[relax.Var, tuple[relax.Var, int]] = {}
+        for var, value in reversed(list(self._bound.items())):
+            if _named(value, "relax.concat"):
+                whole, start = self._place.get(var, (var, 0))
+                for part, offset in parts_of(value):
+                    source = self._made(part)
+                    assert source not in self._place, f"{source.name} must be part of one tensor only"
+                    self._place[source] = whole, start + offset
+
+    def _made(self, part: relax.Expr) -> relax.Var:
+        """The tensor allocated for a part, or the concatenation that it is."""
+        source = origin(part, self._bound)
+        value = self._bound.get(source)
+        if isinstance(value, relax.TupleGetItem):
+            source = origin(self._bound[value.tuple_value].fields[value.index], self._bound)
+            value = self._bound.get(source)
+        assert _named(value, _ALLOC) or _named(value, "relax.concat"), f"{part} must be made by a kernel"
+        return source
+
+    def rewritten(self) -> tvm.IRModule:
+        func = self._mod["main"]
+        others = {g: f for g, f in self._mod.functions.items() if g.name_hint != "main"}
+        builder = relax.BlockBuilder(tvm.IRModule(others))
+        image: dict[relax.Var, relax.Expr] = {}
+        wholes: dict[relax.Var, relax.Expr] = {}
+        with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
+            for var, value in self._bound.items():
+                if var in self._place or _named(value, "relax.concat"):
+                    whole, offset = self._place.get(var, (var, 0))
+                    if whole not in wholes:
+                        wholes[whole] = builder.emit(_allocation(whole), whole.name)
+                    image[var] = wholes[whole] if var.same_as(whole) else _view(builder, wholes[whole], var, offset)
+                else:
+                    image[var] = builder.emit(replaced(value, image), var.name)
+            builder.emit_func_output(replaced(func.body.body, image))
+        made = builder.finalize()
+        return made.with_attrs(dict(self._mod.attrs)) if self._mod.attrs else made
+
+
+def _allocation(whole: relax.Var) -> relax.Expr:
+    shape = relax.ShapeExpr(shape_of(whole))
+    return relax.op.builtin.alloc_tensor(shape, dtype_of(whole), 0)
+
+
+def _view(builder: relax.BlockBuilder, whole: relax.Expr, part: relax.Var, offset: int) -> relax.Expr:
+    """``part`` at ``offset`` bytes of ``whole``, as kernels take it: they want pointers to the first element."""
+    assert not offset % ALIGNMENT and math.prod(shape_of(part)), "a view must start where compiled code can read it"
+    view = builder.emit(relax.op.memory.view(whole, shape_of(part), dtype_of(part), offset), part.name)
+    return builder.emit(relax.op.memory.ensure_zero_offset(view)) if offset else view
+
+
+ViewConcats = tvm.transform.module_pass(_view_concats, opt_level=0, name="ViewConcats")
