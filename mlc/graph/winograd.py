@@ -155,37 +155,37 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
     padded = pad_spatial(data, (top, left, th * m + FILTER - 1 - h - top, tw * m + FILTER - 1 - w - left))
     count = n * th * tw
 
-    def pixel(t: tirx.Var, r: int, x: tirx.Var, b: tirx.Var, l: tirx.Var) -> tirx.Expr:
+    def pixel(t: tirx.Var, r: int, x: tirx.Var, b: tirx.Var, lane: tirx.Var) -> tirx.Expr:
         ni, y, z = tirx.indexdiv(t, th * tw), tirx.indexmod(tirx.indexdiv(t, tw), th), tirx.indexmod(t, tw)
-        return padded[ni, b, y * m + r, z * m + x, l]
+        return padded[ni, b, y * m + r, z * m + x, lane]
 
     columns = te.compute(
         (size, size, count, cb, c),
-        lambda i, x, t, b, l: _row(i, matrices.input, lambda r: pixel(t, r, x, b, l)), name="columns",
+        lambda i, x, t, b, lane: _row(i, matrices.input, lambda r: pixel(t, r, x, b, lane)), name="columns",
     )
     points = te.compute(
         (size, size, count, cb, c),
-        lambda i, j, t, b, l: _row(j, matrices.input, lambda r: columns[i, r, t, b, l]), name="points",
+        lambda i, j, t, b, lane: _row(j, matrices.input, lambda r: columns[i, r, t, b, lane]), name="points",
     )
     rb, rc = te.reduce_axis((0, cb), name="rb"), te.reduce_axis((0, c), name="rc")
     products = te.compute(
         (size, size, ob, count, o),
-        lambda i, j, b, t, l: te.sum(
-            points[i, j, t, rb, rc] * weight[i, j, b, rb * c + rc, l], axis=[rb, rc]
+        lambda i, j, b, t, lane: te.sum(
+            points[i, j, t, rb, rc] * weight[i, j, b, rb * c + rc, lane], axis=[rb, rc]
         ),
         name="products", attrs={"mlc.op": "conv2d_winograd"},
     )
     rows = te.compute(
         (m, size, ob, count, o),
-        lambda i, x, b, t, l: _row(i, matrices.output, lambda r: products[r, x, b, t, l]), name="rows",
+        lambda i, x, b, t, lane: _row(i, matrices.output, lambda r: products[r, x, b, t, lane]), name="rows",
     )
     tiles = te.compute(
         (m, m, ob, count, o),
-        lambda i, j, b, t, l: _row(j, matrices.output, lambda r: rows[i, r, b, t, l]), name="tiles",
+        lambda i, j, b, t, lane: _row(j, matrices.output, lambda r: rows[i, r, b, t, lane]), name="tiles",
     )
 
-    def output(ni: tirx.Var, b: tirx.Var, y: tirx.Var, z: tirx.Var, l: tirx.Var) -> tirx.Expr:
+    def output(ni: tirx.Var, b: tirx.Var, y: tirx.Var, z: tirx.Var, lane: tirx.Var) -> tirx.Expr:
         t = (ni * th + tirx.indexdiv(y, m)) * tw + tirx.indexdiv(z, m)
-        return tiles[tirx.indexmod(y, m), tirx.indexmod(z, m), b, t, l]
+        return tiles[tirx.indexmod(y, m), tirx.indexmod(z, m), b, t, lane]
 
     return te.compute((n, ob, oh, ow, o), output, name="conv2d_winograd")

@@ -37,8 +37,11 @@ _OPS = ("conv2d_winograd",)
 
 #: tiles of one register tile at most
 _MAX_TILE = 28
-#: multiply-adds of a vector in the time in which a byte comes from beyond the second cache, and of a parallel loop
-_FAR, _MEETING = 0.12, 20_000
+#: multiply-adds of a vector in the time in which a byte is read from the second cache, is streamed from beyond it, or
+#: is written there by a transform, and in that of starting a parallel loop
+_NEAR, _FAR, _SPILLED, _MEETING = 0.03, 0.05, 0.2, 20_000
+#: what a ragged register tile costs beside its idle part
+_RAGGED = 0.05
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     for _, rows, columns, group, t, oc, spread in options[:12]:
         yield {
             "rows": rows, "columns": columns, "group": group, "t": t, "oc": oc, "k": max(divisors(shape.ic, 4)),
-            "inner": int(t * 16 < oc * 64), "spread": spread, "pad": 2 if shape.padded else 0,
+            "inner": 1, "spread": spread, "pad": int(shape.padded and not (spread and shape.ic_blocks < machine.cores)),
         }
 
 
@@ -263,7 +266,7 @@ def _register_tile(tiles: int, group: int, vectors: int, machine: CpuMachine) ->
             if t * width + min(t, width) > accumulator_budget(machine) and (t, oc) != (1, 1):
                 continue
             loads = 1 / t + 1 / width
-            ragged = -(-tiles // t) * t / tiles
+            ragged = -(-tiles // t) * t / tiles + (_RAGGED if tiles % t else 0.0)
             short = max(1.0, 8 / (t * width))  # two multiply-adds a cycle of four cycles each
             cost = ragged * short * (1 + 0.3 * loads)
             best = min(best, (cost, t, oc))
@@ -282,14 +285,14 @@ def _cost(
     mine = -(-shared // cores) / shared  # the part of the slowest thread
     products = points * shape.tiles * inner * outer / machine.lanes() * inefficiency * mine
     a, b, c = points * tiles * inner * item, points * inner * outer * item, points * tiles * group * shape.oc * item
-    room = machine.l2_bytes / 2
-    if spread:
-        far = blocks * (a / cores + (a * groups + b) * mine)
-    else:
-        far = blocks * mine * ((b if b > room else 0) + (a * (1 + groups) if a + c > 2 * room else 0))
-    far += 2 * blocks * mine * groups * c if c > room else 0
+    room = machine.l2_bytes * 3 / 4
+    near = blocks * mine * (b + a * groups)
+    far = blocks * (a * groups * mine if a + c > room else 0)  # streamed past the products, which hide most of it
+    far += blocks * mine * (b if spread or a + b + c > machine.l2_bytes else 0)
+    spilled = blocks * (a / cores if spread else a * mine) if spread or a + c > room else 0
+    spilled += 2 * blocks * mine * groups * c if c > room else 0
     meetings = 2 * blocks if spread else 1
-    return products + far * _FAR + meetings * _MEETING
+    return products + near * _NEAR + far * _FAR + spilled * _SPILLED + meetings * _MEETING
 
 
 WINOGRAD = Winograd()
