@@ -346,7 +346,8 @@ def _time(timer: Callable[[int], float], job: Message) -> list[float]:
     shortest = job["min_repeat_seconds"]
     if first >= shortest:
         return [first, *(timer(1) for _ in range(job["repeats"] - 1))]
-    times, count = [], math.ceil(shortest / max(first, 1e-7))
+    times: list[float] = []
+    count = math.ceil(shortest / max(first, 1e-7))
     while len(times) < job["repeats"]:
         seconds = timer(count)
         if seconds * count >= 0.8 * shortest or times:
