@@ -6,11 +6,15 @@ whose values are finite and meaningless, and every weight that meets them is zer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 
 __all__ = ["conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial"]
+
+
+#: ``(group, channel of the group) -> (block, lane)``
+ChannelSource = Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, tirx.Expr]]
 
 
 def pad_spatial(data: te.Tensor, pads: Sequence[int]) -> te.Tensor:
@@ -35,10 +39,13 @@ def conv2d_nchwc(
     pads: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    source: ChannelSource | None = None,
 ) -> te.Tensor:
     """2-D convolution: ``[N, IC/i, H, W, i] * [OC/o, IC/groups/i, KH, KW, i, o] -> [N, OC/o, OH, OW, o]``.
 
     ``pads`` is ``(top, left, bottom, right)``. With groups, a group's channels fill whole blocks on both sides.
+    ``source`` says for a group and its ``r``-th input channel in which block and lane that channel is, where channels
+    are not in order; the weight is then ``[OC/o, 1, KH, KW, IC/groups, o]``.
     """
     padded = pad_spatial(data, pads)
     n, _, h, w, _ = padded.shape
@@ -51,7 +58,8 @@ def conv2d_nchwc(
 
     def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
         channel = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
-        value = padded[ni, channel, hi * sh + rh * dh, wi * sw + rw * dw, rc]
+        block, lane = (channel, rc) if source is None else source(bi // per_group, rc)
+        value = padded[ni, block, hi * sh + rh * dh, wi * sw + rw * dw, lane]
         return te.sum(value * weight[bi, rb, rh, rw, rc, ci], axis=[rb, rh, rw, rc])
 
     shape = (n, oc_blocks, out_h, out_w, oc)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
 from mlc.graph.constants import array_of, constant
 from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
 from mlc.graph.select import CONVOLUTION
+from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.target import Target
 
 __all__ = ["BLOCK", "BlockedLayouts", "ChannelBlocks"]
@@ -66,6 +68,14 @@ class ChannelBlocks:
     def canonical(self) -> ChannelBlocks:
         """Groups that fill their blocks need no mention."""
         return self if self.padded else ChannelBlocks(self.channels)
+
+    def place(self, part: tirx.Expr, index: tirx.Expr, size: int) -> tuple[tirx.Expr, tirx.Expr]:
+        """Block and lane of channel ``part * size + index``, for ``index < size``."""
+        each = self.channels // self.groups
+        if each != size:  # else the parts are the groups
+            channel = part * size + index
+            part, index = tirx.floordiv(channel, each), tirx.floormod(channel, each)
+        return part * self.per_group + tirx.floordiv(index, BLOCK), tirx.floormod(index, BLOCK)
 
     def cut(self, array: np.ndarray, axis: int) -> np.ndarray:
         """Replace ``axis`` of length ``channels`` by two axes ``[blocks, BLOCK]``."""
@@ -135,6 +145,7 @@ class _Rewriter:
     def run(self) -> tvm.IRModule:
         func = self._mod["main"]
         bb = self._bb
+        self._bound = {binding.var: binding.value for binding in bindings(func)}
         for param in func.params:
             self._values[param] = _Value(plain=param)
         with bb.function("main", list(func.params), attrs=dict(func.attrs) if func.attrs else {}):
@@ -143,7 +154,7 @@ class _Rewriter:
                     self._values[binding.var] = self._bind(binding)
                 result = bb.emit_output(self._substitute(func.body.body))
             bb.emit_func_output(result)
-        return bb.finalize()
+        return relax.transform.DeadCodeElimination()(bb.finalize())
 
     def _bind(self, binding: relax.VarBinding) -> _Value:
         value = binding.value
@@ -218,6 +229,9 @@ class _Rewriter:
             packed = layout.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
             te_args = (self._as(data, layout), constant(packed), strides, pads, dilation)
             return layout, self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
+        shuffled = self._shuffled_conv2d(data, out.cut(array, 0), strides, pads, dilation, groups)
+        if shuffled is not None:
+            return out.canonical(), shuffled
         if groups == 1 and channels < _NARROW:
             x, packed = self._narrow(data), out.cut(array, 0).transpose(0, 3, 4, 2, 1)[:, None]
         else:
@@ -229,6 +243,32 @@ class _Rewriter:
         return out.canonical(), self._bb.call_te(
             conv2d_nchwc, *args, primfunc_name_hint="conv2d", primfunc_attrs={CONVOLUTION: convolution}
         )
+
+    def _shuffled_conv2d(
+        self, data: relax.Expr, weight: np.ndarray, strides: list[int], pads: list[int], dilation: list[int],
+        groups: int,
+    ) -> relax.Expr | None:
+        """The convolution of a channel shuffle, which reads each channel where it is before the shuffle.
+
+        ``weight`` is ``[OC/o, o, IC/groups, KH, KW]``.
+        """
+        found = shuffle_source(data, self._call)
+        layout = self._value(found[0]).home if found is not None else None
+        if found is None or layout is None:
+            return None
+        (x, ways), channels = found, shape_of(data)[1]
+
+        def source(group: tirx.Expr, channel: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+            place = group * (channels // groups) + channel
+            return layout.place(tirx.floormod(place, ways), tirx.floordiv(place, ways), channels // ways)
+
+        packed = constant(weight.transpose(0, 3, 4, 2, 1)[:, None])
+        convolve = partial(conv2d_nchwc, strides=strides, pads=pads, dilation=dilation, groups=groups, source=source)
+        return self._bb.call_te(convolve, self._as(x, layout), packed, primfunc_name_hint="conv2d")
+
+    def _call(self, expr: relax.Expr, name: str) -> relax.Call | None:
+        value = self._bound.get(expr) if isinstance(expr, relax.Var) else None
+        return value if value is not None and _name(value) == f"relax.{name}" else None
 
     def _narrow(self, data: relax.Expr) -> relax.Expr:
         n, c, h, w = shape_of(data)

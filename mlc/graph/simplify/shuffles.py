@@ -26,22 +26,28 @@ from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
 from mlc.graph.simplify.affine import constant_side
 from mlc.graph.simplify.movement import permutation
 
-__all__ = ["SinkShuffles"]
+__all__ = ["SinkShuffles", "shuffle_source"]
+
+
+def shuffle_source(expr: relax.Expr, call: Callable[[relax.Expr, str], relax.Call | None]) -> (
+    tuple[relax.Expr, int] | None
+):
+    """``(x, g)`` where ``expr`` is a shuffle of ``x`` with ``g`` groups; ``call(e, name)`` is the call that makes
+    ``e`` if it is of the operator ``name``, else None."""
+    last, shape = call(expr, "reshape"), shape_of(expr)
+    swap = call(last.args[0], "permute_dims") if last is not None and len(shape) == 4 else None
+    if swap is None or permutation(swap) != [0, 2, 1, 3, 4]:
+        return None
+    n, groups, each, *image = shape_of(swap.args[0])
+    first = call(swap.args[0], "reshape")
+    if first is None or (n, groups * each, *image) != shape or shape_of(first.args[0]) != shape:
+        return None
+    return first.args[0], groups
 
 
 def _shuffled(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
     """``(x, g)`` of a shuffle of ``x`` with ``g`` groups that nothing else uses."""
-    last, shape = scope.call(expr, "reshape"), shape_of(expr)
-    if last is None or len(shape) != 4 or not scope.once(expr) or not scope.once(last.args[0]):
-        return None
-    swap = scope.call(last.args[0], "permute_dims")
-    if swap is None or permutation(swap) != [0, 2, 1, 3, 4] or not scope.once(swap.args[0]):
-        return None
-    n, groups, each, *image = shape_of(swap.args[0])
-    first = scope.call(swap.args[0], "reshape")
-    if first is None or (n, groups * each, *image) != shape or shape_of(first.args[0]) != shape:
-        return None
-    return first.args[0], groups
+    return shuffle_source(expr, lambda e, name: scope.call(e, name) if scope.once(e) else None)
 
 
 def _shuffle(expr: relax.Expr, groups: int, scope: Scope) -> relax.Expr:

@@ -156,3 +156,25 @@ def test_channel_blocks_pad_each_group() -> None:
     assert cut.shape == (4, BLOCK)
     np.testing.assert_array_equal(cut[1], [7, 8, 9, 10, 11, 12] + [0] * 10)
     assert ChannelBlocks(64, groups=2).canonical() == ChannelBlocks(64)
+
+
+@pytest.mark.parametrize(
+    ("channels", "before", "ways", "groups"),
+    [(68, 4, 4, 4), (64, 1, 4, 4), (272, 4, 4, 4), (48, 1, 3, 2), (36, 3, 6, 3), (40, 2, 4, 5), (32, 1, 2, 1)],
+)
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_convolution_reads_shuffled_channels_where_they_are(
+    channels: int, before: int, ways: int, groups: int, kernel: int
+) -> None:
+    """``before`` are the groups of the convolution that the shuffle follows, whose blocks may be padded."""
+    shape = (1, 16 * before, 5, 6)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        x = _conv(bb, x, channels, 1, groups=before)
+        cut = bb.emit(relax.op.reshape(x, (1, ways, channels // ways, 5, 6)))
+        swapped = bb.emit(relax.op.permute_dims(cut, [0, 2, 1, 3, 4]))
+        return _conv(bb, bb.emit(relax.op.reshape(swapped, (1, channels, 5, 6))), 10 * groups, kernel, groups=groups)
+
+    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    moved = [name for name in _operators(after) if name == "relax.permute_dims"]
+    assert len(moved) == 2  # at the model's borders only
