@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mlc.build import Executable
     from mlc.frontend.model import ImportedModel
-    from mlc.log import LogReader
+    from mlc.log import LogReader, Prices
     from mlc.measure import Measurer
     from mlc.target import Target
     from mlc.tune import TuneReport
@@ -30,6 +30,7 @@ def compile(
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
+    winograd: bool | None = None,
 ) -> Executable:
     """Compile a model for a target with the best schedules that are known.
 
@@ -40,22 +41,32 @@ def compile(
     not know gets the schedule that arithmetic on the machine says is good. ``threads`` is how many threads the code is
     made for and runs on (default: the physical cores).
 
+    3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
+    is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.winograd.error_bound`);
+    ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
+
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
     ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
     """
     from mlc.build import ModelMeta, compile_module
 
     imported, resolved = _imported(model, target, example_inputs, shapes, threads)
-    optimised = _optimised(imported, resolved)
     meta = ModelMeta(imported.name, imported.inputs, imported.outputs)
+
+    def built(reader: LogReader | None) -> Executable:
+        from mlc.log import Prices
+
+        optimised = _optimised(imported, resolved, Prices(reader), winograd)
+        return compile_module(optimised, resolved, None if reader is None else reader.best, meta)
+
     if log is False:
-        return compile_module(optimised, resolved, None, meta)
+        return built(None)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
-        return compile_module(optimised, resolved, log.best, meta)
+        return built(log)
     from mlc.log import layered
 
     with layered(Path(log) if isinstance(log, str | os.PathLike) else None, resolved) as reader:
-        return compile_module(optimised, resolved, reader.best, meta)
+        return built(reader)
 
 
 def tune(
@@ -73,6 +84,7 @@ def tune(
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
+    winograd: bool | None = None,
 ) -> TuneReport:
     """Search faster schedules for a model's functions and keep every measurement in the log.
 
@@ -80,7 +92,8 @@ def tune(
     when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
     ``on_event`` is told of progress; ``measurer`` replaces the one that uses this machine. The model, ``target``,
-    ``shapes`` and ``threads`` are as for :func:`compile`, which then finds what was tuned.
+    ``shapes``, ``threads`` and ``winograd`` are as for :func:`compile`, which then finds what was tuned. Where there
+    are alternatives to a function, all that may be the fastest are tuned.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run.
     """
@@ -89,10 +102,12 @@ def tune(
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     imported, resolved = _imported(model, target, example_inputs, shapes, threads)
     from mlc.config import user_log_path
-    from mlc.graph.tasks import extract_tasks
-    from mlc.log import TuningLog
+    from mlc.graph.tasks import extract_tasks, with_alternatives
+    from mlc.log import Prices, TuningLog
 
-    tasks = extract_tasks(_optimised(imported, resolved), resolved)
+    asked = Prices()  # without a log, what would be built untuned comes first among its alternatives
+    optimised = _optimised(imported, resolved, asked, winograd)
+    tasks = with_alternatives(extract_tasks(optimised, resolved), asked.alternatives)
     path = Path(log) if log is not None else user_log_path(resolved.canonical)
     own = measurer is None
     chosen = measurer if measurer is not None else _local_measurer(resolved)
@@ -132,13 +147,13 @@ def _imported(
     return load_model(model, example_inputs=example_inputs, shapes=shapes), resolved
 
 
-def _optimised(imported: ImportedModel, target: Target) -> tvm.IRModule:
+def _optimised(imported: ImportedModel, target: Target, prices: Prices, winograd: bool | None) -> tvm.IRModule:
     """The fused module; whatever TVM raises on the way becomes one line."""
     from mlc.errors import BuildError, MlcError
     from mlc.graph.pipeline import optimise
 
     try:
-        return optimise(imported.mod, target)
+        return optimise(imported.mod, target, prices, winograd=winograd)
     except MlcError:
         raise
     except Exception as error:

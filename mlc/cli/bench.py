@@ -40,6 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the model that MODEL.so was built from, for the other engines")
     options.add_threads(parser)
     options.add_log(parser)
+    options.add_winograd(parser)
     parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
@@ -96,7 +97,8 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
 
         path = folder / f"{engine}.so"
         target = resolve("native", _threads(args))
-        api.compile(model.source(), target=target, log=args.log if engine == "mlc" else False).save(path)
+        log = args.log if engine == "mlc" else False
+        api.compile(model.source(), target=target, log=log, winograd=args.winograd).save(path)
         return EngineSpec(engine, artifact=str(path))
     return EngineSpec(engine, seconds=args.seconds or 0.0)
 

@@ -29,6 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_target(parser)
     options.add_log(parser)
+    options.add_winograd(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
                         help="the artifact (default: the model's name, in this folder)")
     parser.add_argument("--report", type=Path, metavar="DIR",
@@ -50,7 +51,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         check_folder(args.report)
     started = time.perf_counter()
     with _dumping(args.report):
-        exe = api.compile(model.source(), target=args.target, log=args.log)
+        exe = api.compile(model.source(), target=args.target, log=args.log, winograd=args.winograd)
     exe.save(output)
     took = time.perf_counter() - started
     document: dict[str, Any] = {
@@ -108,7 +109,7 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
         console.print(f"report: {document['report']}", soft_wrap=True)
     if tuned < len(functions):
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
-                 *(["--log", args.log] if args.log else [])]
+                 *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else [])]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG", "add_log", "add_model", "add_target", "add_threads", "check_folder", "non_negative_int",
-    "positive_float", "positive_int", "specs",
+    "MODELS_EPILOG", "add_log", "add_model", "add_target", "add_threads", "add_winograd", "check_folder",
+    "non_negative_int", "positive_float", "positive_int", "specs",
 ]
 
 MODELS_EPILOG = """models:
@@ -62,6 +62,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_log(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="FILE",
                         help="the tuning log (default: your own for the target, read over the shipped one)")
+
+
+def add_winograd(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-winograd", dest="winograd", action="store_false", default=None,
+                        help="no convolution by Winograd's algorithm, which rounds more (MLC_WINOGRAD=0 says so too)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

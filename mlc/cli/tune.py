@@ -32,6 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=options.positive_float, metavar="S",
                         help="stop after S seconds (with neither bound: when nothing gains any more)")
     options.add_log(parser)
+    options.add_winograd(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
@@ -55,7 +56,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     with listening(stderr_console()) as listener:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
-            resume=args.resume, strategy=args.strategy, on_event=listener,
+            resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
         )
     if report.trials and all(math.isinf(task.best_seconds) for task in report.tasks):
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
@@ -93,7 +94,7 @@ def resume_command(args: argparse.Namespace) -> str:
     for name, value in given.items():
         if value is not None:
             words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join([*words, "--resume"])
+    return shlex.join([*words, *(["--no-winograd"] if args.winograd is False else []), "--resume"])
 
 
 def _log_path(args: argparse.Namespace, target: Any) -> Any:
@@ -125,6 +126,7 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
         words = ["mlc", "compile", args.model]
         words += ["--target", args.target] if args.target != "native" else []
         words += ["--log", args.log] if args.log else []
+        words += ["--no-winograd"] if args.winograd is False else []
         console.print(f"next: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 

@@ -127,7 +127,8 @@ class _Chooser:
         shape = _shape_of_convolution(self._mod, call)
         if not applicable(shape.channels, shape.filters, shape.kernel, shape.strides, shape.dilation, shape.groups):
             return None
-        if shape.block_in != _WINOGRAD_BLOCK or shape.block_out != _WINOGRAD_BLOCK:
+        whole_blocks = shape_of(call.args[1].fields[1])[4:] == (_WINOGRAD_BLOCK, _WINOGRAD_BLOCK)
+        if not whole_blocks or shape.block_in != _WINOGRAD_BLOCK:
             return None
         site = _Site(shape, weight, [0], [callee])
         for m in TILES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -15,7 +16,7 @@ from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
 from mlc.target import Target
 
-__all__ = ["extract_tasks", "human_name"]
+__all__ = ["extract_tasks", "human_name", "with_alternatives"]
 
 
 #: names longer than this mention each operator once only
@@ -79,9 +80,31 @@ def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
         task = Task(human_name(symbol), normalise(func), target, constant_bytes=constant_bytes)
         key = task.key
         found[key] = (found[key][0], found[key][1].and_(call)) if key in found else (task, call)
-    tasks, names = [], Counter[str]()
-    for task, call in found.values():
+    return _uniquely_named(
+        replace(task, weight=call.count, constants=tuple(sorted(call.constants))) for task, call in found.values()
+    )
+
+
+def with_alternatives(tasks: Sequence[Task], alternatives: Iterable[Task]) -> list[Task]:
+    """``tasks`` of a module and after them what it might call instead: the other tasks of their choices.
+
+    ``alternatives`` are the tasks that :class:`mlc.graph.select.ChooseKernels` wanted a price of.
+    """
+    asked = {task.key: task for task in alternatives}
+    taken = [task.competing(asked[task.key].choice) if task.key in asked else task for task in tasks]
+    rivals = {task.choice: task for task in taken if task.choice}
+    keys = {task.key for task in taken}
+    others = [
+        replace(task, constants=rivals[task.choice].constants, constant_bytes=rivals[task.choice].constant_bytes)
+        for key, task in asked.items() if key not in keys and task.choice in rivals
+    ]
+    return [*taken, *_uniquely_named(others, Counter(human_name(task.name) for task in taken))]
+
+
+def _uniquely_named(tasks: Iterable[Task], names: Counter[str] | None = None) -> list[Task]:
+    names = Counter() if names is None else names
+    named = []
+    for task in tasks:
         names[task.name] += 1
-        name = f"{task.name}_{names[task.name]}" if names[task.name] > 1 else task.name
-        tasks.append(replace(task, name=name, weight=call.count, constants=tuple(sorted(call.constants))))
-    return tasks
+        named.append(replace(task, name=f"{task.name}_{names[task.name]}" if names[task.name] > 1 else task.name))
+    return named

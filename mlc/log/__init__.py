@@ -3,10 +3,11 @@
 from mlc.log.check import CheckReport, check, salvage
 from mlc.log.exchange import Exchange, export_jsonl, import_jsonl, merge
 from mlc.log.layers import Layers, layered
+from mlc.log.price import Prices
 from mlc.log.record import Record
 from mlc.log.store import LogReader, Session, TaskSummary, TuningLog
 
 __all__ = [
-    "CheckReport", "Exchange", "Layers", "LogReader", "Record", "Session", "TaskSummary", "TuningLog",
+    "CheckReport", "Exchange", "Layers", "LogReader", "Prices", "Record", "Session", "TaskSummary", "TuningLog",
     "check", "export_jsonl", "import_jsonl", "layered", "merge", "salvage",
 ]

@@ -34,8 +34,11 @@ def table(
 def tuning_table(report: TuneReport, limit: int = 24) -> Table:
     """What a tuning run found for its costliest tasks, at most ``limit`` of them; the last row sums up the rest."""
 
+    used = {task.key for task in report.used}
+
     def cost(task: TaskReport) -> float:
-        return task.weight * task.best_seconds if math.isfinite(task.best_seconds) else 0.0
+        counts = task.key in used and math.isfinite(task.best_seconds)
+        return task.weight * task.best_seconds if counts else 0.0
 
     total = sum(cost(task) for task in report.tasks) or math.inf
     ranked = sorted(report.tasks, key=lambda task: (-cost(task), task.name))
@@ -45,7 +48,8 @@ def tuning_table(report: TuneReport, limit: int = 24) -> Table:
         share, reached = f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%"
         relative = (fmt.factor(task.speedup), share, reached) if measured else ("-", "-", "-")
         rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
-                     fmt.seconds(task.best_seconds), *relative, task.verdict if measured else "-", task.stopped or "-"))
+                     fmt.seconds(task.best_seconds), *relative,
+                     "-" if not measured else task.verdict if task.key in used else "not used", task.stopped or "-"))
     rest = ranked[limit:]
     if rest:
         share = f"{100 * sum(map(cost, rest)) / total:.0f}%"

@@ -7,6 +7,9 @@ of any size leaves the fewest and smallest tasks untried. Then, batch by batch, 
 
 is next. The expected gain mixes what the last batches gained with the distance to the roofline, discounted for each
 batch without success; compare the gradient of Ansor's task scheduler (Zheng et al., 2020), which knows no cost.
+Alternatives (tasks of which the model runs the fastest only) compete: an expected gain counts as far as it gets ahead
+of the best rival, and one that cannot win any more stops.
+
 Choices depend on measured times, hence differ between runs on a real machine; given the times they are fixed.
 """
 
@@ -25,6 +28,8 @@ GAIN = 0.01
 PATIENCE = 4
 #: batches in which every candidate failed after which a task is given up
 FAILING = 4
+#: an alternative that takes this many times as long as its best rival after two batches is given up
+BEATEN = 1.25
 #: part of the roofline from which one batch without success is enough
 NEAR = 0.92
 #: trials per task that a first batch may cost on average: a quarter of the budget goes to looking around
@@ -35,12 +40,16 @@ _TRIAL_SECONDS = 0.4
 
 @dataclass
 class TaskState:
-    """What is known about one task while it is tuned. Seconds are of one call unless named otherwise."""
+    """What is known about one task while it is tuned. Seconds are of one call unless named otherwise.
+
+    States with an equal ``choice`` that is not empty are alternatives for the same calls.
+    """
 
     index: int
     name: str
     weight: int
     roofline: float
+    choice: str = ""
     default: float = math.inf
     best: float = math.inf
     trials: int = 0
@@ -71,6 +80,9 @@ class Allocator:
         self.states = list(states)
         self._batch = batch
         self._first = self._first_batch(trials, seconds)
+        self._rivals = {
+            s.index: [r for r in self.states if s.choice and r.choice == s.choice and r is not s] for s in self.states
+        }
         order = sorted(self.states, key=lambda s: (-s.weight * s.roofline, s.index))
         self._queue = [s for s in order if not math.isfinite(s.best)]
 
@@ -88,8 +100,8 @@ class Allocator:
         state, n = None, self._batch
         while self._queue and state is None:
             first = self._queue.pop(0)
-            if not first.stopped:
-                state, n = first, self._first
+            if not first.stopped:  # a time of every alternative is needed to tell which is the fastest
+                state, n = first, 1 if self._beaten(first) else self._first
         if state is None:
             active = [s for s in self.states if not s.stopped]
             if not active:
@@ -104,6 +116,9 @@ class Allocator:
         trend = sum(recent) / len(recent) if recent else headroom * 0.5
         hope = headroom * 0.3 / (1.0 + state.batches)
         relative = (0.5 * trend + 0.5 * hope) * 0.5**state.flat
+        rival = self._rival(state)
+        if math.isfinite(state.best) and rival < state.best:
+            relative = max(0.0, relative - (1.0 - rival / state.best))
         per_batch = state.spent / state.batches if state.batches else _TRIAL_SECONDS * self._batch
         return state.cost * relative / max(per_batch, 1e-3)
 
@@ -125,9 +140,20 @@ class Allocator:
             state.flat += 1
         if not math.isfinite(state.best):
             return self.stop(state, "failing") if state.flat >= FAILING else ""
+        if self._beaten(state):
+            return self.stop(state, "beaten")
         if state.fraction >= NEAR and state.flat >= 1:
             return self.stop(state, "roofline")
         return self.stop(state, "flat") if state.flat >= PATIENCE else ""
+
+    def _rival(self, state: TaskState) -> float:
+        """The best time of the task's alternatives, infinite without one."""
+        return min((rival.best for rival in self._rivals[state.index]), default=math.inf)
+
+    def _beaten(self, state: TaskState) -> bool:
+        """Whether a rival is faster than this task can become."""
+        rival = self._rival(state)
+        return rival < state.roofline or (state.batches > 1 and rival * BEATEN < state.best)
 
     def stop(self, state: TaskState, reason: str) -> str:
         """End a task."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["TaskReport", "TuneReport", "latency"]
+__all__ = ["TaskReport", "TuneReport", "first_of_choices", "latency"]
+
+_Choosable = TypeVar("_Choosable", bound="Choosable")
+
+
+class Choosable(Protocol):
+    """What may be one of several alternatives."""
+
+    @property
+    def choice(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -16,6 +26,8 @@ class TaskReport:
     ``default_seconds`` is what the untuned schedule takes, ``best_seconds`` what is used from now on. ``verdict``:
     ``tuned`` (a winner that beat the default when timed in turn with it), ``default`` (nothing did),
     ``earlier`` (a schedule that an earlier run found), ``unconfirmed`` (the fastest seen, not timed against others).
+    Tasks with an equal ``choice`` that is not empty are alternatives for the same calls: the fastest is used, and the
+    first is used untuned.
     """
 
     key: str
@@ -30,6 +42,7 @@ class TaskReport:
     failures: dict[str, int]
     stopped: str
     verdict: str
+    choice: str = ""
 
     @property
     def roofline_fraction(self) -> float:
@@ -66,12 +79,22 @@ class TuneReport:
     @property
     def default_latency(self) -> float | None:
         """Estimated seconds of the whole model untuned; None while a task's time is unknown."""
-        return latency((t.weight, t.default_seconds) for t in self.tasks)
+        return latency((t.choice, t.weight * t.default_seconds) for t in first_of_choices(self.tasks))
 
     @property
     def best_latency(self) -> float | None:
         """Estimated seconds of the whole model with what was found."""
-        return latency((t.weight, t.best_seconds) for t in self.tasks)
+        return latency((t.choice, t.weight * t.best_seconds) for t in self.tasks)
+
+    @property
+    def used(self) -> tuple[TaskReport, ...]:
+        """The tasks without the alternatives that are slower than others."""
+        best: dict[str, TaskReport] = {}
+        for task in self.tasks:
+            if task.choice and task.best_seconds < best.get(task.choice, task).best_seconds:
+                best[task.choice] = task
+            best.setdefault(task.choice or task.key, task)
+        return tuple(task for task in self.tasks if best[task.choice or task.key] is task)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -91,10 +114,28 @@ class TuneReport:
         }
 
 
-def latency(parts: Any) -> float | None:
-    """The sum of ``weight * seconds``, or None where one of the seconds is unknown."""
-    total = sum(weight * seconds for weight, seconds in parts)
+def latency(parts: Iterable[tuple[str, float]]) -> float | None:
+    """The sum of ``(choice, seconds)``, of each choice that is not empty the least; None where one is unknown."""
+    total, least = 0.0, dict[str, float]()
+    for choice, seconds in parts:
+        if choice:
+            least[choice] = min(seconds, least.get(choice, math.inf))
+        else:
+            total += seconds
+    total += sum(least.values())
     return total if math.isfinite(total) else None
+
+
+def first_of_choices(parts: Iterable[_Choosable]) -> list[_Choosable]:
+    """Those with an empty ``choice``, and the first of each other one: what untuned code runs."""
+    seen: set[str] = set()
+    kept = []
+    for part in parts:
+        if part.choice not in seen:
+            kept.append(part)
+        if part.choice:
+            seen.add(part.choice)
+    return kept
 
 
 def _finite(value: Any) -> Any:

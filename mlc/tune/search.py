@@ -38,7 +38,7 @@ class Search:
     ) -> None:
         self.task = task
         self.roofline: Roofline = analyse(task.func, task.target.tvm)
-        self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9))
+        self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9), task.choice)
         self.earlier = earlier
         self.final: Record | None = None
         self.verdict = "unconfirmed"
@@ -116,6 +116,7 @@ class Search:
             trials=state.trials, seconds=state.spent, default_seconds=state.default,
             best_seconds=best.seconds if best else math.inf, roofline_seconds=state.roofline,
             failures=dict(sorted(state.failures.items())), stopped=state.stopped, verdict=self.verdict,
+            choice=self.task.choice,
         )
 
     def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:

@@ -30,7 +30,7 @@ from mlc.tune.events import (
 )
 from mlc.tune.journal import Journal
 from mlc.tune.options import TuneOptions
-from mlc.tune.report import TaskReport, TuneReport, latency
+from mlc.tune.report import TaskReport, TuneReport, first_of_choices, latency
 from mlc.tune.search import KEPT, REJECTED, Search
 
 __all__ = ["tune_tasks"]
@@ -205,9 +205,9 @@ class _Run:
         self._emit(BatchMeasured(
             task=search.task.key, name=search.task.name, batch=self._batches, task_trials=state.trials,
             trials=self._journal.trials, best_seconds=_known(state.best), default_seconds=_known(state.default),
-            roofline_fraction=state.fraction, share=state.cost / (sum(s.cost for s in states) or 1.0),
-            latency=latency((s.weight, s.best) for s in states),
-            default_latency=latency((s.weight, s.default) for s in states),
+            roofline_fraction=state.fraction, share=state.cost / (latency((s.choice, s.cost) for s in states) or 1.0),
+            latency=latency((s.choice, s.weight * s.best) for s in states),
+            default_latency=latency((s.choice, s.weight * s.default) for s in first_of_choices(states)),
             failures=dict(sorted(failures.items())), elapsed=self._journal.elapsed, eta=self._eta(),
             best_decisions=dict(best.decisions) if best else {},
         ))
@@ -294,7 +294,8 @@ def _reason(error: Exception) -> str:
 
 def _broken(task: Task, error: Exception) -> TaskReport:
     return TaskReport(
-        task.key, task.name, task.weight, "", 0, 0.0, math.inf, math.inf, math.inf, {}, _reason(error), "unconfirmed"
+        task.key, task.name, task.weight, "", 0, 0.0, math.inf, math.inf, math.inf, {}, _reason(error), "unconfirmed",
+        task.choice,
     )
 
 

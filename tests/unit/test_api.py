@@ -126,7 +126,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_failing_pass_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(mod: object, target: object) -> None:
+    def fails(*_args: object, **_options: object) -> None:
         raise RuntimeError("a long story\n  ends with the reason")
 
     monkeypatch.setattr("mlc.graph.pipeline.optimise", fails)

@@ -145,6 +145,39 @@ def test_tune_fills_the_log_and_compile_uses_it(model_path, tmp_path, capsys) ->
     assert all(f["tuned"] for f in built["functions"] if f["key"] in {t["key"] for t in shown["tasks"]})
 
 
+def test_no_winograd(model_path, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
+    names = {}
+    for words in ((), ("--no-winograd",)):
+        document = _json(capsys, "compile", model_path, "-o", tmp_path / "x.so", *words)
+        names[words] = [f["name"] for f in document["functions"]]
+    assert any("winograd" in name for name in names[()])
+    assert not any("winograd" in name for name in names["--no-winograd",])
+    assert any("conv2d" in name for name in names["--no-winograd",])
+    assert main(["compile", str(model_path), "-o", str(tmp_path / "x.so"), "--no-winograd"]) == 0
+    assert "mlc tune" in (text := capsys.readouterr().out) and "--no-winograd" in text
+
+
+def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(model_path, tmp_path, capsys) -> None:
+    log = tmp_path / "own.db"
+    document = _json(capsys, "tune", model_path, "--trials", "24", "--log", log)
+    rivals = [t for t in document["tasks"] if t["choice"]]
+    assert len(rivals) == 3 and len({t["choice"] for t in rivals}) == 1
+    assert all(t["trials"] and t["best_seconds"] for t in rivals)
+    one_of_them = min(t["best_seconds"] * t["weight"] for t in rivals)
+    others = sum(t["best_seconds"] * t["weight"] for t in document["tasks"] if not t["choice"])
+    assert document["best_latency"] == pytest.approx(one_of_them + others)
+    built = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "x.so")
+    (used,) = [f for f in built["functions"] if f["key"] in {t["key"] for t in rivals}]
+    direct = rivals[0]["choice"]
+    seconds = {t["key"]: t["best_seconds"] for t in rivals}
+    assert used["key"] == min(seconds, key=seconds.__getitem__) or seconds[direct] * 0.97 <= min(seconds.values())
+    again = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "y.so")
+    assert [f["key"] for f in again["functions"]] == [f["key"] for f in built["functions"]]
+    assert not any("winograd" in t["name"] for t in _json(
+        capsys, "tune", model_path, "--trials", "1", "--log", log, "--no-winograd")["tasks"])
+
+
 def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
     import ctypes
 

@@ -114,3 +114,32 @@ def test_tasks_with_a_time_from_the_log_skip_the_first_phase() -> None:
     tasks[1].best = 1e-2
     turn = Allocator(tasks, 8).next()
     assert turn is not None and turn[0] is tasks[0]
+
+
+def test_an_alternative_that_cannot_win_gets_one_trial_and_stops() -> None:
+    tasks = states(1e-3, 5e-3, 2e-3)
+    tasks[0].choice = tasks[1].choice = "one"
+    allocator = Allocator(tasks, 8)
+    served = []
+    for best in (6e-3, 3e-3, 2e-3):
+        turn = allocator.next()
+        assert turn is not None
+        served.append((turn[0].index, turn[1], allocator.update(turn[0], turn[1], best, 1.0)))
+    assert served == [(1, 8, ""), (2, 8, ""), (0, 8, "")]
+    assert allocator.gain(tasks[1]) == 0.0 < allocator.gain(tasks[0])
+    slow = states(9e-3, 1e-3)
+    slow[0].choice = slow[1].choice = "one"
+    slow[1].best = 2e-3  # known from an earlier run, and less than the other's bound
+    allocator = Allocator(slow, 8)
+    turn = allocator.next()
+    assert turn is not None and (turn[0].index, turn[1]) == (0, 1)
+    assert allocator.update(slow[0], 1, 1e-2, 1.0) == "beaten"
+
+
+def test_an_alternative_far_behind_its_rival_is_given_up() -> None:
+    tasks = states(1e-4, 1e-4)
+    tasks[0].choice = tasks[1].choice = "one"
+    allocator = start(tasks, 1e-3)
+    assert allocator.update(tasks[0], 8, 5e-4, 1.0) == ""
+    assert allocator.update(tasks[1], 8, 9e-4, 1.0) == "beaten"
+    assert allocator.gain(tasks[0]) > 0

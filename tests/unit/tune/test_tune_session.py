@@ -276,3 +276,25 @@ def test_the_report_and_the_events_are_json(log: TuningLog) -> None:
 def test_options_are_checked(options: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         replace(TuneOptions(), **options)  # type: ignore[arg-type]
+
+
+def test_the_model_runs_the_fastest_of_its_alternatives(log: TuningLog) -> None:
+    tasks = [matmul(64, 64, 32).competing("one"), matmul(32, 64, 32), matmul(64, 128, 64).competing("one")]
+    fast, _, slow = tasks
+    times = {fast.key: 1.0, slow.key: 3.0}
+
+    class Uneven(FakeMeasurer):
+        def _result(self, request, repeats):  # type: ignore[no-untyped-def]
+            result = super()._result(request, repeats)
+            return replace(result, times=tuple(t * times.get(request.task_key, 1.0) for t in result.times))
+
+    report, listener = tune(log, Uneven(bowl(BEST)), tasks, trials=60)
+    by_key = {t.key: t for t in report.tasks}
+    assert [t.key for t in report.used] == [tasks[0].key, tasks[1].key]
+    assert report.best_latency == pytest.approx(by_key[fast.key].best_seconds + by_key[tasks[1].key].best_seconds)
+    assert report.default_latency == pytest.approx(
+        by_key[fast.key].default_seconds + by_key[tasks[1].key].default_seconds
+    )
+    last = [e for e in listener.of(BatchMeasured)][-1]
+    assert last.latency is not None and last.latency < 3e-3  # type: ignore[union-attr]
+    assert 0 < by_key[slow.key].trials < by_key[fast.key].trials
