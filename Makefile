@@ -9,9 +9,11 @@ PYTEST := $(BIN)/python -m pytest
 TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
 # how long `make demo` tunes
 DEMO_SECONDS ?= 120
+# how long `make shipped-logs` tunes each benchmark model for each x86 level
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench bench-kernels clean
+.PHONY: help venv demo test test-all lint bench shipped-logs bench-kernels clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -20,6 +22,7 @@ help:
 	@echo "make test-all       the slow tests too"
 	@echo "make bench          the measured table of the README, written to build/bench/"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
+	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make lint           ruff, mypy and import-linter alone"
 	@echo "make clean          remove build artefacts and caches (not $(VENV))"
 
@@ -52,6 +55,9 @@ bench: $(STAMP)
 
 bench-kernels: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_kernels
+
+shipped-logs: $(STAMP)
+	@$(BIN)/python -m mlc.cli.ship --seconds $(SECONDS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -103,9 +103,11 @@ def tune(
     imported, resolved = _imported(model, target, example_inputs, shapes, threads)
     from mlc.config import user_log_path
     from mlc.graph.tasks import extract_tasks, with_alternatives
-    from mlc.log import Prices, TuningLog
+    from mlc.log import Layers, Prices, TuningLog
+    from mlc.log.layers import shipped
 
-    asked = Prices()  # without a log, what would be built untuned comes first among its alternatives
+    others = Layers(shipped(resolved))
+    asked = Prices(others)  # without the user's log, what would be built untuned comes first among its alternatives
     optimised = _optimised(imported, resolved, asked, winograd)
     tasks = with_alternatives(extract_tasks(optimised, resolved), asked.alternatives)
     path = Path(log) if log is not None else user_log_path(resolved.canonical)
@@ -113,7 +115,7 @@ def tune(
     chosen = measurer if measurer is not None else _local_measurer(resolved)
     try:
         with TuningLog(path) as records:
-            return tune_tasks(tasks, resolved, records, options, chosen, on_event)
+            return tune_tasks(tasks, resolved, records, options, chosen, on_event, shipped=others.best)
     finally:
         if own:
             chosen.close()

@@ -1,1 +1,1 @@
-"""Tuning logs that ship with mlc: one folder for each target, ``llvm-znver3-2/*.jsonl`` or ``*.db``."""
+"""Tuning logs that ship with mlc: one folder for each family of targets, ``x86-64-v4/*.jsonl``."""

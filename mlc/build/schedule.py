@@ -1,4 +1,4 @@
-"""Every tensor function gets its schedule: the log's best trace, else its space's first seed."""
+"""Every tensor function gets its schedule: the log's best trace, else one that ships, else its space's first seed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise, task_key
 from mlc.graph.tasks import extract_tasks
 from mlc.log.record import Record
+from mlc.log.shipped import is_shipped, schedule_of
+from mlc.measure.machine import machine_id
 from mlc.target import Target
 from schedules import registry
 from schedules.math import expand_math
 from schedules.space import InvalidDecision, first_seed
-from schedules.trace import replay
 
 __all__ = ["BuiltFunction", "Lookup", "last_line", "schedule_functions"]
 
@@ -31,8 +32,9 @@ Lookup = Callable[[str], Record | None]
 class BuiltFunction:
     """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time.
 
-    ``source``: ``log`` (a trace that was measured), ``seed`` (the space's own decisions) or ``given`` (the function
-    came with its schedule).
+    ``source``: ``log`` (a trace that was measured here), ``shipped`` (one that came with mlc; ``seconds`` only if it
+    was timed on such a machine), ``seed`` (the space's own decisions) or ``given`` (the function came with its
+    schedule).
     """
 
     name: str
@@ -91,12 +93,15 @@ def _called(mod: tvm.IRModule) -> list[str]:
 def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.PrimFunc, BuiltFunction]:
     if record is not None:
         try:
-            func = replay(task.func, record.trace).mod["main"]
+            func = schedule_of(task, record).mod["main"]
         except InvalidDecision as error:
-            warnings.warn(f"the log's schedule of {task.name} no longer fits it, so the untuned one is used ({error})",
-                          stacklevel=2)
+            if not is_shipped(record):  # what ships need not suit every machine
+                warnings.warn(f"the log's schedule of {task.name} no longer fits it, so the untuned one is used "
+                              f"({error})", stacklevel=2)
         else:
-            return func, BuiltFunction(task.name, symbol, task.key, record.space, "log", task.weight, record.seconds,
+            source = "shipped" if is_shipped(record) else "log"
+            known = record.seconds if source == "log" or record.machine == machine_id() else None
+            return func, BuiltFunction(task.name, symbol, task.key, record.space, source, task.weight, known,
                                        record.flops, dict(record.decisions))
     target = task.target.tvm
     try:

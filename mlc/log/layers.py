@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
 from mlc.config import user_log_path
-from mlc.errors import LogError
 from mlc.log.codec import versions_of
-from mlc.log.exchange import read_jsonl
 from mlc.log.record import CLEARLY_FASTER, Record
+from mlc.log.shipped import shipped_records
 from mlc.log.store import LogReader, TaskSummary, TuningLog
 from mlc.target import Target
 
@@ -20,7 +17,7 @@ __all__ = ["Layers", "MemoryLog", "layered", "shipped"]
 
 
 class MemoryLog:
-    """Records held in memory; a shipped ``.jsonl`` becomes one. Nothing can be appended."""
+    """Records held in memory, as those that ship are. Nothing can be appended."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
@@ -70,8 +67,11 @@ class MemoryLog:
 
 
 class Layers:
-    """``readers`` in the order of trust. A lower one wins a task only where the upper ones have no record, or
-    where it is faster *on the same machine*: times of two machines say nothing about each other."""
+    """``readers`` in the order of trust: a lower one is asked only where the upper ones have no record.
+
+    Times are not compared: those of two machines say nothing about each other, and a tuning run has timed what ships
+    beside its own candidates.
+    """
 
     def __init__(self, readers: Iterable[LogReader]) -> None:
         self.readers = tuple(readers)
@@ -83,14 +83,7 @@ class Layers:
         self.close()
 
     def best(self, task_key: str) -> Record | None:
-        chosen: Record | None = None
-        for reader in self.readers:
-            found = reader.best(task_key)
-            if found is None:
-                continue
-            if chosen is None or (found.machine == chosen.machine and found.seconds < chosen.seconds):
-                chosen = found
-        return chosen
+        return next((found for reader in self.readers if (found := reader.best(task_key)) is not None), None)
 
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
@@ -135,28 +128,6 @@ def layered(user_path: str | Path | None, target: Target) -> Layers:
 
 
 def shipped(target: Target) -> list[LogReader]:
-    """Readers of the logs in the package's ``tuning_logs/<target>/``, by file name; empty where there are none."""
-    folder = resources.files("tuning_logs") / target.canonical.replace("/", "-")
-    if not folder.is_dir():
-        return []
-    readers: list[LogReader] = []
-    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        with resources.as_file(item) as path:
-            if path.suffix == ".db":
-                readers.append(TuningLog(path, readonly=True))
-            elif path.suffix == ".jsonl":
-                readers.append(_jsonl(path))
-    return readers
-
-
-@lru_cache(maxsize=16)
-def _jsonl(path: Path) -> MemoryLog:
-    records, problems = [], []
-    for line, found in read_jsonl(path):
-        if isinstance(found, Record):
-            records.append(found)
-        else:
-            problems.append(f"line {line}: {found}")
-    if problems:
-        raise LogError(f"a shipped tuning log must be whole, but {path} is not ({problems[0]}); reinstall mlc")
-    return MemoryLog(records)
+    """A reader of the records that ship for ``target``; none where there are none."""
+    records = shipped_records(target)
+    return [MemoryLog(records)] if records else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -16,6 +16,7 @@ from tvm import s_tir
 
 from mlc.graph.task import Task
 from mlc.log.record import Record
+from mlc.log.shipped import schedule_of
 from schedules import registry
 from schedules.space import InvalidDecision, Knob, Space, schedule_with
 from schedules.trace import trace_json
@@ -54,10 +55,14 @@ class Candidate:
 
 
 class TaskSpace:
-    """The points of a task's space and the way from a point to a candidate. Failures are counted, never raised."""
+    """The points of a task's space and the way from a point to a candidate. Failures are counted, never raised.
 
-    def __init__(self, task: Task, space: Space | None = None) -> None:
+    ``shipped`` is the record that came with mlc for the task.
+    """
+
+    def __init__(self, task: Task, space: Space | None = None, shipped: Record | None = None) -> None:
         self.task = task
+        self._shipped = shipped
         self.target = task.target.tvm
         self.space = space or registry.find(task.func, self.target)
         self.knobs: tuple[Knob, ...] = tuple(self.space.knobs(task.func, self.target))
@@ -78,8 +83,18 @@ class TaskSpace:
 
     @cached_property
     def default(self) -> Candidate | None:
-        """What code is built from without a log: the first seed that can be scheduled."""
-        return next((c for c in map(self.realise, self.seeds()) if c is not None), None)
+        """What code is built from without a log of one's own: what ships, else the first seed that can be scheduled."""
+        return self._adopted() or next((c for c in map(self.realise, self.seeds()) if c is not None), None)
+
+    def _adopted(self) -> Candidate | None:
+        """The shipped record as a candidate, where it is of this space and fits this machine."""
+        found = self.recall(self._shipped) if self._shipped is not None else None
+        if found is None or self._shipped is None:
+            return None
+        try:
+            return replace(found, schedule=schedule_of(self.task, self._shipped))
+        except InvalidDecision:
+            return None
 
     def points(self) -> Iterator[Point]:
         """Every point, in the order of the knobs' values."""

@@ -29,12 +29,14 @@ _REPLAYED = 128
 class Search:
     """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
 
+    ``shipped`` is the record that compiled code would use without the log.
+
     Raises whatever a defective space raises on this function; the run then leaves the task alone.
     """
 
     def __init__(
         self, task: Task, index: int, model: CostModel, strategy: str, seed: int, records: Sequence[Record],
-        earlier: Record | None,
+        earlier: Record | None, shipped: Record | None = None,
     ) -> None:
         self.task = task
         self.roofline: Roofline = analyse(task.func, task.target.tvm)
@@ -42,7 +44,7 @@ class Search:
         self.earlier = earlier
         self.final: Record | None = None
         self.verdict = "unconfirmed"
-        self.space = TaskSpace(task)
+        self.space = TaskSpace(task, shipped=shipped)
         self.known = len(records)
         self.default: Record | None = None
         self._function = to_json(task.func)

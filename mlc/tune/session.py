@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from cost_model.gbt import RankingModel
@@ -49,14 +49,17 @@ def tune_tasks(
     measurer: Measurer,
     on_event: Listener | None = None,
     model: CostModel | None = None,
+    shipped: Callable[[str], Record | None] | None = None,
 ) -> TuneReport:
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
-    ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). A keyboard
+    ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
+    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. A keyboard
     interrupt ends the run with what was found; no single candidate ever ends it. Raises what the log or the
     measurer raise when they cannot go on at all.
     """
-    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or RankingModel(seed=options.seed))
+    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or RankingModel(seed=options.seed),
+               shipped or (lambda _key: None))
     return run.run()
 
 
@@ -67,8 +70,9 @@ def _ignore(event: Event) -> None:
 class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
-        emit: Listener, model: CostModel,
+        emit: Listener, model: CostModel, shipped: Callable[[str], Record | None],
     ) -> None:
+        self._shipped = shipped
         self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
         self._tasks = _distinct(tasks)
         self._journal = Journal(log, self._tasks, target, options)
@@ -103,7 +107,7 @@ class _Run:
             try:
                 search = Search(
                     task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
-                    self._journal.log.best(task.key),
+                    self._journal.log.best(task.key), self._shipped(task.key),
                 )
             except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
                 self._broken.append(_broken(task, error))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import tvm
+from tvm import s_tir
 
 from mlc.build import schedule
 from mlc.build.schedule import schedule_functions
 from mlc.errors import BuildError
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Record
+from mlc.measure import machine_id
 from mlc.target import resolve
 from mlc.testing.programs import dense, twins
 from schedules import registry
@@ -73,6 +76,42 @@ def test_a_trace_that_does_not_fit_is_a_warning_and_the_seed() -> None:
         _, functions, _ = schedule_functions(mod, TARGET, {wrong.key: record}.get)
     assert len(caught) == 1
     assert [f.source for f in functions] == ["seed", "seed"]
+
+
+def _shipped(record: Record, made_for: str) -> Record:
+    return replace(record, machine="theirs", extra={"shipped": made_for})
+
+
+def test_what_ships_is_used_and_told_from_the_users_own_log() -> None:
+    mod = dense().mod
+    record, expected = _record(mod, "matmul")
+    lookup = {record.task_key: _shipped(record, TARGET.canonical)}.get
+    scheduled, (matmul, _), _ = schedule_functions(mod, TARGET, lookup)
+    assert (matmul.source, matmul.seconds, matmul.to_json()["tuned"]) == ("shipped", None, False)
+    tvm.ir.assert_structural_equal(scheduled["matmul"].body, expected["main"].body, map_free_vars=True)
+    here = replace(lookup(record.task_key), machine=machine_id())
+    _, (matmul, _), _ = schedule_functions(mod, TARGET, {record.task_key: here}.get)
+    assert matmul.seconds == 2e-6, "it was timed on this machine"
+
+
+@pytest.mark.parametrize(("made_on", "cores", "source"), [
+    (2, 2, "shipped"), (2, 3, "shipped"), (2, 4, "seed"), (2, 5, "shipped"), (2, 64, "seed"), (64, 64, "shipped"),
+    (16, 8, "shipped"),
+])
+def test_a_schedule_for_fewer_cores_must_keep_more_of_them_busy(made_on: int, cores: int, source: str) -> None:
+    """Five parallel steps suit 3 and 5 cores; 4 would idle for most of the second turn, unless somebody found so."""
+    mod, target = dense().mod, resolve("x86-64-v3", threads=cores)
+    task = next(t for t in extract_tasks(mod, target) if t.name == "matmul")
+    sch = s_tir.Schedule(tvm.IRModule({"main": task.func}))
+    rows, *_ = sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0])
+    assert int(sch.get(rows).extent) == 5
+    sch.parallel(rows)
+    record = Record(task.key, task.name, "x", {}, trace_json(sch), times=(1e-6,))
+    found = _shipped(record, f"llvm/x86-64-v3/{made_on}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, (matmul, _), _ = schedule_functions(mod, target, {task.key: found}.get)
+    assert matmul.source == source
 
 
 def test_equal_functions_are_scheduled_once() -> None:

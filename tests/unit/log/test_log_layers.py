@@ -9,8 +9,8 @@ import pytest
 from log_records import VERSIONS, key, record
 
 from mlc.errors import LogError
-from mlc.log import Layers, TuningLog, export_jsonl, layered
-from mlc.log import layers as layers_module
+from mlc.log import Layers, Record, TuningLog, export_jsonl, layered, shipped
+from mlc.log.layers import shipped as shipped_readers
 from mlc.target import Target
 
 TARGET = Target("test", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
@@ -20,38 +20,67 @@ TARGET = Target("test", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for the package of shipped logs, with the user's data folder beside it."""
     folder = tmp_path / "tuning_logs"
-    (folder / "llvm-znver5-2").mkdir(parents=True)
-    monkeypatch.setattr(layers_module.resources, "files", {"tuning_logs": folder}.__getitem__)
+    (folder / "x86-64-v4").mkdir(parents=True)
+    monkeypatch.setattr(shipped.resources, "files", {"tuning_logs": folder}.__getitem__)
     monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path / "data"))
-    return folder / "llvm-znver5-2"
+    return folder / "x86-64-v4"
 
 
-def test_both_forms_ship_and_the_user_wins_on_another_machine(package: Path, tmp_path: Path) -> None:
+def _theirs(made: Record) -> Record:
+    """``made`` as the file that ships has it: tuned for the level and kept there."""
+    key = made.task_key.replace("znver5", "x86-64-v4")
+    return replace(made, task_key=key, machine="theirs", extra={"verdict": "kept"})
+
+
+def _read(made: Record) -> Record:
+    """:func:`_theirs` as a reader for ``TARGET`` gives it."""
+    return replace(made, machine="theirs", extra={"shipped": "llvm/x86-64-v4/2"})
+
+
+def test_both_forms_ship_and_the_users_own_goes_before(package: Path, tmp_path: Path) -> None:
     fast, slow = sorted((record(1), record(2)), key=lambda r: r.seconds)
     with TuningLog(package / "a.db") as log:
-        log.append([replace(fast, machine="theirs"), record(3, task=1)])
+        log.append([_theirs(fast), _theirs(record(3, task=1)), _theirs(record(6, task=3, ok=False))])
     with TuningLog(tmp_path / "b.db") as log:
-        log.append([record(4, task=2), record(5, task=2, ok=False)])
+        log.append([_theirs(record(4, task=2))])
         export_jsonl(log, package / "b.jsonl")
     with TuningLog(tmp_path / "user.db") as log:
-        log.append([replace(slow, machine="mine")])
+        log.append([replace(slow, machine=machine) for machine in ("mine", "theirs")])
     with layered(tmp_path / "user.db", TARGET) as reader:
-        assert reader.best(key(0)) == replace(slow, machine="mine")
-        assert reader.best(key(1)) == record(3, task=1)
-        assert reader.best_of([key(2), key(1), key(9)]) == {key(2): record(4, task=2), key(1): record(3, task=1)}
-        assert reader.count() == 5 and len(list(reader.records(key(0)))) == 2
+        assert reader.best(key(0)) == replace(slow, machine="mine"), "times of elsewhere do not count"
+        assert reader.best(key(1)) == _read(record(3, task=1))
+        assert reader.best_of([key(2), key(1), key(9)]) == {
+            key(2): _read(record(4, task=2)), key(1): _read(record(3, task=1)),
+        }
+        assert reader.count() == 5 and len(list(reader.records(key(0)))) == 3
         assert reader.by_versions() == {VERSIONS: 5}
-        summaries = {s.task_key: s for s in reader.tasks()}
-        assert summaries[key(0)].records == 2 and summaries[key(0)].best_seconds == fast.seconds
-        assert summaries[key(2)].failures == 1
+        assert {s.task_key: s.records for s in reader.tasks()} == {key(0): 3, key(1): 1, key(2): 1}
 
 
-def test_on_the_same_machine_the_faster_one_wins(tmp_path: Path) -> None:
-    fast, slow = sorted((record(1), record(2)), key=lambda r: r.seconds)
-    with TuningLog(tmp_path / "a.db") as upper, TuningLog(tmp_path / "b.db") as lower:
-        upper.append([slow])
-        lower.append([fast])
-        assert Layers([upper, lower]).best(key(0)) == fast
+@pytest.mark.parametrize(("name", "folder"), [
+    ("native-avx512", "x86-64-v4"), ("x86-64-v4", "x86-64-v4"), ("znver3", "x86-64-v3"), ("haswell", "x86-64-v3"),
+    ("x86-64-v3", "x86-64-v3"), ("x86-64-v2", "llvm-x86-64-v2-8"), ("skylake-avx512", "x86-64-v4"),
+])
+def test_what_serves_a_cpu_is_made_for_the_same_vectors(name: str, folder: str) -> None:
+    cpu = "znver5" if name == "native-avx512" else name
+    assert shipped.family(Target(name, f'{{"kind": "llvm", "mcpu": "{cpu}", "num-cores": 8}}')) == folder
+
+
+def test_a_gpu_is_served_by_what_was_made_for_it() -> None:
+    assert shipped.family(Target("cuda", '{"kind": "cuda", "arch": "sm_90"}')) == "cuda-sm_90"
+
+
+def test_records_of_other_versions_are_not_found(package: Path) -> None:
+    with TuningLog(package / "a.db") as log:
+        log.append([_theirs(record(1, versions="tvm0.26.0-llvm22"))])
+    with layered(None, TARGET) as reader:
+        assert reader.best(key(0)) is None and reader.count() == 1
+
+
+def test_a_damaged_shipped_log_is_told(package: Path) -> None:
+    (package / "a.jsonl").write_text('{"task_key": "x"}\n')
+    with pytest.raises(LogError, match=r"must be whole.*line 1.*reinstall"):
+        layered(None, TARGET)
 
 
 def test_the_default_log_may_be_missing_and_a_named_one_may_not(package: Path, tmp_path: Path) -> None:
@@ -67,13 +96,16 @@ def test_the_default_log_may_be_missing_and_a_named_one_may_not(package: Path, t
 
 def test_a_shipped_log_is_read_without_leaving_anything_beside_it(package: Path) -> None:
     with TuningLog(package / "a.db") as log:
-        log.append([record(1)])
+        log.append([_theirs(record(1))])
     with layered(None, TARGET) as reader:
-        assert reader.best(key(0)) == record(1)
+        assert reader.best(key(0)) == _read(record(1))
         assert [p.name for p in package.iterdir()] == ["a.db"]
 
 
-def test_the_real_package_can_be_read() -> None:
-    with Layers(layers_module.shipped(TARGET)) as reader:
-        assert reader.count() >= 0
-        assert all(summary.records > 0 for summary in reader.tasks())
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_the_real_package_can_be_read(level: str) -> None:
+    with Layers(shipped_readers(Target(level, f'{{"kind": "llvm", "mcpu": "{level}", "num-cores": 5}}'))) as reader:
+        assert all(summary.records == 1 for summary in reader.tasks())
+        for summary in reader.tasks():
+            found = reader.best(summary.task_key)
+            assert found is not None and found.extra["shipped"].startswith(f"llvm/{level}/") and not found.kept

@@ -11,11 +11,13 @@ from tuning_tasks import TARGET, TiledMatmul, matmul
 
 from mlc.errors import MeasureError, UsageError
 from mlc.graph.task import Task
-from mlc.log import TuningLog
+from mlc.log import Record, TuningLog
 from mlc.testing.measuring import FakeMeasurer, bowl, decided
 from mlc.tune import TuneOptions, TuneReport, tune_tasks
 from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskStopped
 from schedules import registry
+from schedules.space import schedule_with
+from schedules.trace import trace_json
 
 BEST = (8, 32, 4)
 DEFAULT = (1, 16, 1)
@@ -97,6 +99,39 @@ def test_equal_seeds_measure_the_same_candidates_in_the_same_order(tmp_path: Pat
             tune(log, measurer, trials=48, seed=5)
         runs.append([r.trace for r in measurer.log])
     assert runs[0] == runs[1]
+
+
+def _shipped(task: Task, decisions: dict[str, int]) -> Record:
+    """A record that came with mlc: timed far away, at a time that means nothing here."""
+    sch = schedule_with(TiledMatmul(), task.func, TARGET.tvm, decisions)
+    return Record(task.key, task.name, TiledMatmul.name, decisions, trace_json(sch), times=(1e-9,), machine="theirs",
+                  extra={"shipped": TARGET.canonical})
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(8, "default"), (16, "tuned")])
+def test_what_ships_is_measured_first_and_is_what_a_winner_must_beat(
+    log: TuningLog, rows: int, verdict: str
+) -> None:
+    task = matmul(64, 64, 32)
+    shipped = _shipped(task, {"rows": rows, "columns": 32, "unroll": 4})
+    measurer = FakeMeasurer(bowl(BEST))
+    report = tune_tasks([task], TARGET, log, TuneOptions(trials=40), measurer, shipped={task.key: shipped}.get)
+    assert points(measurer)[0] == (rows, 32, 4) and DEFAULT in points(measurer)
+    (found,) = report.tasks
+    assert found.verdict == verdict and found.best_seconds == pytest.approx(1e-3)
+    assert found.default_seconds == pytest.approx(bowl(BEST)((rows, 32, 4)))
+    best = log.best(task.key)
+    assert best is not None and decided(best.trace) == BEST and "shipped" not in best.extra
+    assert not any(record.machine == "theirs" for record in log.records())
+
+
+@pytest.mark.parametrize("changes", [{"space": "cpu.older"}, {"decisions": {"rows": 5}}, {"trace": "[[],[]"}])
+def test_what_ships_and_does_not_fit_is_left_alone(log: TuningLog, changes: dict[str, object]) -> None:
+    task = matmul(64, 64, 32)
+    shipped = replace(_shipped(task, {"rows": 8, "columns": 32, "unroll": 4}), **changes)  # type: ignore[arg-type]
+    measurer = FakeMeasurer(bowl(BEST))
+    tune_tasks([task], TARGET, log, TuneOptions(trials=8), measurer, shipped={task.key: shipped}.get)
+    assert points(measurer)[0] == DEFAULT
 
 
 def test_trials_are_honoured_and_shared_by_need(log: TuningLog) -> None:

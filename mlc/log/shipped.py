@@ -1,0 +1,124 @@
+"""Logs that ship with mlc, read for the target at hand.
+
+``tuning_logs/<family>/*.jsonl`` (or ``.db``) holds the best record of each task of the benchmark models. A family is a
+level of the x86 instruction set: where vector width and the number of vector registers agree, a schedule means the
+same, so a record made for ``x86-64-v4`` on 2 cores serves ``native`` on any AVX-512 machine. It was timed elsewhere,
+if at all: it replaces the untuned default and is the first candidate of a tuning run, nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from mlc.errors import LogError
+from mlc.graph.task import Task
+from mlc.log.codec import versions_of
+from mlc.log.exchange import read_jsonl
+from mlc.log.record import Record
+from mlc.log.store import TuningLog
+from mlc.target import Target
+from schedules.machine import cpu_machine
+from schedules.space import InvalidDecision
+from schedules.trace import replay
+
+__all__ = ["SHIPPED", "family", "for_target", "is_shipped", "schedule_of", "shipped_records"]
+
+#: where a shipped record's ``extra`` says for which target it was made
+SHIPPED = "shipped"
+#: the x86 level by bytes of a vector register and the number of them
+_LEVELS = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}
+#: part of the cores that a schedule made for fewer of them must keep busy; below, the machine's own default is better
+_BUSY = 0.7
+
+
+def family(target: Target) -> str:
+    """The name of the folder with the records that serve ``target``."""
+    if target.kind == "llvm":
+        machine = cpu_machine(target.tvm)
+        level = _LEVELS.get((machine.vector_bytes, machine.vector_registers))
+        if level:
+            return level
+    return target.canonical.replace("/", "-")
+
+
+def for_target(records: Iterable[Record], target: Target) -> Iterator[Record]:
+    """Shipped records as records of ``target``: under its keys, marked, and not as if compared on this machine."""
+    for record in records:
+        digest, _, rest = record.task_key.partition("-")
+        versions = versions_of(record.task_key)
+        made_for = rest.removesuffix(f"-{versions}")
+        extra = {name: value for name, value in record.extra.items() if name != "verdict"}
+        yield replace(record, task_key=f"{digest}-{target.canonical}-{versions}", extra={**extra, SHIPPED: made_for})
+
+
+def shipped_records(target: Target) -> list[Record]:
+    """Every shipped record that serves ``target``, file by file; raises :class:`LogError` for a damaged file."""
+    folder = resources.files("tuning_logs") / family(target)
+    if not folder.is_dir():
+        return []
+    found: list[Record] = []
+    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        with resources.as_file(item) as path:
+            if path.suffix in (".db", ".jsonl"):
+                found.extend(for_target(_read(path, path.stat().st_mtime_ns), target))
+    return found
+
+
+def is_shipped(record: Record) -> bool:
+    """Whether the record came with mlc and not from a run on this machine."""
+    return SHIPPED in record.extra
+
+
+def schedule_of(task: Task, record: Record) -> s_tir.Schedule:
+    """The record's schedule of the task's function.
+
+    Raises :class:`InvalidDecision` where its trace does not fit, and for a shipped one that was made for fewer cores
+    and whose parallel loops would leave too many of the target's idle.
+    """
+    sch = replay(task.func, record.trace)
+    if is_shipped(record) and task.target.threads > _cores(record.extra[SHIPPED]):
+        for extent in _parallel_extents(sch.mod["main"]):
+            busy = extent / (task.target.threads * math.ceil(extent / task.target.threads))
+            if busy < _BUSY:
+                raise InvalidDecision(
+                    f"a schedule must keep the cores busy, but a parallel loop of {extent} does not fit "
+                    f"{task.target.threads}"
+                )
+    return sch
+
+
+def _cores(canonical: str) -> int:
+    """``2`` of ``llvm/x86-64-v4/2``; a GPU's schedules know no cores."""
+    words = canonical.split("/")
+    return int(words[2]) if len(words) > 2 and words[2].isdigit() else 1 << 30
+
+
+def _parallel_extents(func: tirx.PrimFunc) -> list[int]:
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(func.body, [(tirx.For, loops.append)])
+    return [
+        int(loop.extent) for loop in loops
+        if loop.kind == tirx.ForKind.PARALLEL and isinstance(loop.extent, tirx.IntImm)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, _changed: int) -> tuple[Record, ...]:
+    if path.suffix == ".db":
+        with TuningLog(path, readonly=True) as log:
+            return tuple(record for key in log.tasks() if (record := log.best(key.task_key)) is not None)
+    records: list[Record] = []
+    for line, found in read_jsonl(path):
+        if not isinstance(found, Record):
+            raise LogError(f"a shipped tuning log must be whole, but {path} is not (line {line}: {found}); "
+                           "reinstall mlc")
+        records.append(found)
+    return tuple(records)
