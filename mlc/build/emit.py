@@ -16,6 +16,7 @@ from mlc.build.memory import ViewConcats
 from mlc.build.schedule import last_line
 from mlc.errors import BuildError, MlcError
 from mlc.target import Target
+from schedules.lowering import PIPELINE
 
 __all__ = ["FINALISE", "finalise", "shared_library"]
 
@@ -56,7 +57,7 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
         mod = _with_legal_names(mod)
     with _code_generation(target), tempfile.TemporaryDirectory(prefix="mlc-build-") as folder:
         try:
-            executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline="default")
+            executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline=_pipeline(target))
             path = Path(folder, "code.so")
             executable.export_library(str(path), fcompile=link_shared, workspace_dir=folder)
         except MlcError:
@@ -64,6 +65,11 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
         except Exception as error:
             raise _blamed(mod, target, error) from error
         return path.read_bytes()
+
+
+def _pipeline(target: Target) -> str:
+    """The name of TVM's lowering for a target's tensor functions."""
+    return PIPELINE if target.kind == "llvm" else "default"
 
 
 @contextmanager
@@ -94,7 +100,7 @@ def _blamed(mod: tvm.IRModule, target: Target, error: Exception) -> BuildError:
         if not isinstance(func, tirx.PrimFunc):
             continue
         try:
-            tirx.build(tvm.IRModule({var: func}), target=target.tvm, pipeline="default")
+            tirx.build(tvm.IRModule({var: func}), target=target.tvm, pipeline=_pipeline(target))
         except Exception as own:
             return BuildError(
                 f"function {var.name_hint} must compile for {target.canonical}, but TVM refused it: {last_line(own)}; "

@@ -25,6 +25,7 @@ from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, rando
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
 from schedules.machine import native_last_level
+from schedules.lowering import PIPELINE
 from schedules.math import expand_math
 from schedules.trace import replay
 
@@ -266,7 +267,8 @@ def _build(func: tirx.PrimFunc, target: tvm.target.Target) -> _Built:
     lowered = _Lowered()
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     with target, tvm.transform.PassContext(instruments=[lowered]):
-        runtime = tvm.compile(module, target).jit()
+        pipeline = PIPELINE if target.kind.name == "llvm" else "default"
+        runtime = tvm.compile(module, target, tir_pipeline=pipeline).jit()
     return _Built(runtime, runtime.get_function("main", query_imports=True), lowered.code_hash)
 
 

@@ -14,7 +14,8 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import remembered
-from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, consumers_inlined, divisors
+from schedules.cpu.tiling import accumulate, check_tile, consumers_inlined, divisors, tile_fits
+from schedules.lowering import lines_per_step
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -23,13 +24,15 @@ __all__ = ["GEMM"]
 
 @dataclass(frozen=True)
 class _Shape:
-    """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand."""
+    """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand.
+    ``weight`` is the number of the parameter that holds the packed weight, -1 if none does."""
 
     batch: int
     m: int
     n: int
     k: int
     packed: int
+    weight: int
     dtype: str
 
 
@@ -65,7 +68,10 @@ def _read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, _Shape] | None:
         packed = int(right.source.shape[-1])
     elif not (_is(right.indices[-1], n_axis) and _is(right.indices[-2], reduce.var)):
         return None
-    shape = _Shape(batch, extents[-2], extents[-1], int(reduce.dom.extent), packed, str(left.source.dtype))
+    params = sch.mod["main"].params
+    weight = next((i for i, param in enumerate(params) if packed and param.same_as(right.source)), -1)
+    depth = int(reduce.dom.extent)
+    shape = _Shape(batch, extents[-2], extents[-1], depth, packed, weight, str(left.source.dtype))
     return block, shape
 
 
@@ -96,7 +102,8 @@ def _operands(stmt: s_tir.SBlock, reduce: tirx.IterVar) -> tuple[tvm.ir.TensorLo
 class Gemm(Space):
     """Knobs: ``m`` rows and ``n`` columns of the register tile, ``mb`` row tiles and ``nb`` column tiles of one
     parallel chunk, ``k`` unrolling of the sum, ``order`` which axis varies fastest over the parallel chunks
-    (0: columns, 1: rows), ``inner`` which tile loop is inside a chunk (0: columns, 1: rows).
+    (0: columns, 1: rows), ``inner`` which tile loop is inside a chunk (0: columns, 1: rows), ``prefetch`` whether a
+    packed weight is fetched one column of tiles ahead.
     """
 
     name = "cpu.gemm"
@@ -119,6 +126,7 @@ class Gemm(Space):
             Knob("k", tuple(divisors(shape.k, 8))),
             Knob("order", (0, 1)),
             Knob("inner", (0, 1)),
+            Knob("prefetch", (0, 1) if shape.weight >= 0 else (0,)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -135,7 +143,7 @@ class Gemm(Space):
             sch.compute_inline(producer)
         out = consumers_inlined(sch, block)
         m_tile, n_tile, mb, nb = pick("m"), pick("n"), pick("mb"), pick("nb")
-        unroll, order, inner = pick("k"), pick("order"), pick("inner")
+        unroll, order, inner, prefetch = pick("k"), pick("order"), pick("inner"), pick("prefetch")
         if -(-shape.m // m_tile) % mb or (shape.n // n_tile) % nb:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         check_tile(cpu_machine(target), m_tile * -(-n_tile // lanes), unroll)
@@ -151,7 +159,8 @@ class Gemm(Space):
         sch.unroll(tile_i)
         if shape.m % m_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_i, "pragma_loop_partition_hint", True)
-        start = accumulate(sch, block, tiles[-1], len(batch) + 2, width, unroll)
+        fetched = (shape.weight, n_tile // shape.packed) if prefetch and n_tile % shape.packed == 0 else None
+        start = accumulate(sch, block, tiles[-1], len(batch) + 2, width, unroll, fetched)
         sch.parallel(sch.fuse(*batch, *chunks))
         sch.decompose_reduction(block, start)
 
@@ -177,29 +186,41 @@ def _columns(shape: _Shape, lanes: int) -> list[int]:
 
 def _rows(shape: _Shape) -> list[int]:
     exact = divisors(shape.m, 16)
-    return exact if exact[-1] >= min(shape.m, 4) else sorted({*exact, 4, 6, 8})
+    # with a ragged last tile: few rows of one where there are only few, else nothing that shows
+    ragged = {4, 6, 8} if exact[-1] < min(shape.m, 4) else {6, 8, 12} if shape.m >= 64 else set()
+    return sorted({*exact, *ragged})
 
 
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     """Register tiles by loads per multiply-add, then chunks by how evenly they divide among the cores."""
     lanes = machine.lanes(shape.dtype)
-    budget = accumulator_budget(machine)
     tiles = []
     for m in _rows(shape):
         for n in _columns(shape, lanes):
             vectors = n // min(lanes, n) if n % min(lanes, n) == 0 else n
-            if m * vectors + min(m, vectors) > budget:
+            if not tile_fits(machine, m, vectors):
                 continue
-            ragged = -(-shape.m // m) * m / shape.m
+            ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
             narrow = min(lanes, n) / lanes
-            cost = (1 / m + 1 / vectors) * ragged / narrow + (1.0 if m * vectors < 8 else 0.0) / (m * vectors)
+            # vectors of B come from the second cache, broadcast values of A from the first
+            cost = (1.5 / m + 1 / vectors) * ragged / narrow + (1.0 if m * vectors < 8 else 0.0) / (m * vectors)
             tiles.append((cost, m, n))
     tiles.sort()
     for _, m, n in (tiles or [(0.0, 1, _columns(shape, lanes)[0])])[:6]:
+        k = max(divisors(shape.k, 4))
         for mb, nb, order, inner in _chunks(shape, machine, m, n)[:2]:
-            yield {
-                "m": m, "n": n, "mb": mb, "nb": nb, "k": max(divisors(shape.k, 4)), "order": order, "inner": inner,
-            }
+            prefetch = int(inner == 1 and _fetched_ahead(shape, machine, m * mb, m, n, k))
+            yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner, "prefetch": prefetch}
+
+
+def _fetched_ahead(shape: _Shape, machine: CpuMachine, rows: int, m: int, n: int, k: int) -> bool:
+    """Whether the weight is worth fetching ahead: too large to wait in the second cache, read by several row tiles of
+    a chunk of ``rows``, and in columns of which two fit that cache."""
+    if shape.weight < 0 or n % shape.packed:
+        return False
+    column = shape.k * n * 4
+    lines, steps = column // 64, -(-rows // m) * (shape.k // k)
+    return shape.k * shape.n * 4 > machine.l2_bytes and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
 
 
 def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[int, int, int, int]]:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 
 from tvm import s_tir
 
+from schedules.lowering import prefetch_ahead
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "vectors_in",
+    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "staged_input",
+    "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"
@@ -61,6 +63,18 @@ def consumers_inlined(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> s_
     return last
 
 
+def staged_input(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> s_tir.schedule.SBlockRV:
+    """The block that makes the input of ``block``, with every block before it folded in.
+
+    ``B = A * scale; C = relu(B); D = pad(C)   -->   D = pad(relu(A * scale))``
+    """
+    (stage,) = sch.get_producers(block)
+    while before := sch.get_producers(stage):
+        for producer in before:
+            sch.compute_inline(producer)
+    return stage
+
+
 def vectors_in(extent: int, lanes: int) -> tuple[int, int]:
     """How an innermost axis is cut into vectors: ``(count, width)`` with ``count * width == extent``."""
     width = next(w for w in (lanes, lanes // 2, lanes // 4, 1) if w and extent % w == 0)
@@ -74,6 +88,16 @@ def accumulator_budget(machine: CpuMachine) -> int:
     broadcasts and then spills; with 16 registers, 12 and two is the largest that does not spill.
     """
     return machine.vector_registers - (6 if machine.vector_registers >= 32 else 2)
+
+
+def tile_fits(machine: CpuMachine, rows: int, vectors: int) -> bool:
+    """Whether a tile of ``rows`` broadcast values by ``vectors`` stays in registers with the operands it needs.
+
+    Measured: 8x3, 6x4 and 12x2 of 32 registers run at one speed, 26x1 spills; 6x2 is the largest of 16.
+    """
+    accumulators, wide = rows * vectors, machine.vector_registers >= 32
+    operands = min(rows, vectors)
+    return accumulators <= machine.vector_registers * 3 // 4 and operands <= (4 if wide else 2)
 
 
 #: multiply-adds of one unrolled loop body: beyond this the build takes seconds and the code leaves the µop cache
@@ -95,11 +119,13 @@ def accumulate(
     spatial: int,
     lanes: int,
     unroll_reduction: int,
+    fetched: tuple[int, int] | None = None,
 ) -> s_tir.schedule.LoopRV:
     """Compute ``block`` at loop ``at`` with its tile in registers; returns the loop to initialise it before.
 
     ``spatial`` is the number of the block's data-parallel axes, the last of which is cut into vectors of ``lanes``;
-    the others are unrolled. The innermost reduction axis is unrolled ``unroll_reduction`` times. The caller ends with
+    the others are unrolled. The innermost reduction axis is unrolled ``unroll_reduction`` times. ``fetched`` is a
+    parameter's number and how many of its blocks the next tile is ahead, to be fetched meanwhile. The caller ends with
     ``sch.decompose_reduction(block, loop)``, after which TVM refuses primitives on the enclosing loops.
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
@@ -117,4 +143,6 @@ def accumulate(
     sch.vectorize(vector)
     for loop in (inner, *tile[:-1], vectors):
         sch.unroll(loop)
+    if fetched is not None:
+        prefetch_ahead(sch, outer, *fetched)
     return reduction[0] if len(reduction) > 1 else outer

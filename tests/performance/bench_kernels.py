@@ -32,6 +32,7 @@ from mlc.report import format as fmt
 from mlc.report.console import stderr_console, stdout_console
 from mlc.report.tables import table
 from mlc.target import Target, resolve
+from schedules.lowering import PIPELINE
 from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import first_seed
@@ -139,7 +140,7 @@ def _build(kernel: Kernel, task: Task, record: Record | None) -> _Built:
         space = found.name
     func = expand_math(sch.mod["main"]).with_attr("global_symbol", "main")
     with task.target.tvm:
-        module = tvm.compile(tvm.IRModule({"main": func}), task.target.tvm).jit()
+        module = tvm.compile(tvm.IRModule({"main": func}), task.target.tvm, tir_pipeline=PIPELINE).jit()
     inputs = _inputs(task.func)
     expected = kernel.reference(*(a.astype("float64") for a in inputs))
     output = np.full(expected.shape, np.nan, "float32")

@@ -13,6 +13,7 @@ import tvm
 from tvm import s_tir, te
 
 from mlc.target import Target
+from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine
 
 __all__ = ["Rates", "best_of"]
@@ -135,7 +136,7 @@ class Rates:
         self, sch: s_tir.Schedule, inputs: list[np.ndarray], shape: tuple[int, ...], repeats: int = _REPEATS
     ) -> Callable[[], float]:
         """A function that gives the seconds of the fastest call of a scheduled kernel."""
-        built = tvm.compile(sch.mod, target=self._target.tvm).jit()
+        built = tvm.compile(sch.mod, target=self._target.tvm, tir_pipeline=PIPELINE).jit()
         arguments = [tvm.runtime.tensor(a) for a in inputs] + [tvm.runtime.tensor(np.zeros(shape, "float32"))]
         built["main"](*arguments)
         timed = built.time_evaluator("main", tvm.cpu(), number=1, repeat=repeats, min_repeat_ms=_SHORTEST_MS)

@@ -17,6 +17,7 @@ from tvm import s_tir, te, tirx
 from tvm.s_tir.schedule import Trace
 
 from schedules.analysis import walk
+from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import InvalidDecision, Space, best_seed, schedule_with
 
@@ -65,7 +66,7 @@ def random_arrays(func: tirx.PrimFunc, case: Case) -> list[np.ndarray]:
 def build_and_run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Build for this machine, run once, and return every parameter as it is afterwards."""
     tvm.get_global_func("runtime.config_threadpool")(1, CORES)
-    executable = tvm.compile(mod, target=TARGET)
+    executable = tvm.compile(mod, target=TARGET, tir_pipeline=PIPELINE)
     tensors = [tvm.runtime.tensor(a) for a in arrays]
     executable["main"](*tensors)
     return [t.numpy() for t in tensors]

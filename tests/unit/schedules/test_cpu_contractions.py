@@ -14,6 +14,7 @@ from mlc.graph.blocked import conv2d_nchwc, dense_packed
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D
 from schedules.cpu.gemm import GEMM
+from schedules.lowering import PIPELINE
 from schedules.space import Decisions, InvalidDecision, Space, schedule_with
 
 RNG = np.random.default_rng(3)
@@ -29,7 +30,7 @@ Arrays = Sequence[np.ndarray]
 
 def _run(sch: s_tir.Schedule, target: tvm.target.Target, arrays: Arrays, shape: tuple[int, ...]) -> np.ndarray:
     out = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
-    tvm.compile(sch.mod, target=target)["main"](*[tvm.runtime.tensor(a) for a in arrays], out)
+    tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE)["main"](*[tvm.runtime.tensor(a) for a in arrays], out)
     return out.numpy()
 
 

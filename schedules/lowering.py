@@ -1,0 +1,176 @@
+"""What TVM's pipeline leaves out between a scheduled CPU function and machine code.
+
+Two things, both in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+
+Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
+keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
+before the epilogue. On the stack they dissolve into registers altogether.
+
+Weights are fetched ahead. A register tile's weights are used again by every tile of the same columns, so they come
+from memory in bursts: the first tile waits for them and the others leave the memory idle. A loop that
+:func:`prefetch_ahead` has marked touches the weights of the *next* tile column a few lines at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+
+from schedules.analysis import uses, walk
+
+__all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead"]
+
+#: the name of the pipeline of CPU functions, for ``tir_pipeline``
+PIPELINE = "mlc"
+
+_MARK = "mlc.prefetch"
+#: bytes of a cache line
+_LINE = 64
+#: more fetches than this in one step of the marked loop would displace the arithmetic
+_MAX_PER_STEP = 4
+#: bytes of a local buffer that may lie on the stack: twice the largest vector register file
+_MAX_STACK = 4096
+#: for LLVM: a read, into the second-level cache, of data
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
+
+
+def prefetch_ahead(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, param: int, ahead: int) -> None:
+    """Fetch, while ``loop`` runs, what the next tile will read of the function's parameter number ``param``.
+
+    ``loop`` is a reduction loop of a register tile. The parameter is ``[blocks, ..., 16]`` with rows of one cache
+    line; the tile reads ``ahead`` blocks, and the next tile those after them. The fetches are spread evenly over the
+    tiles that read the same blocks. Where they would be too dense, or rows are no cache lines, nothing is fetched.
+    """
+    sch.annotate(loop, _MARK, [param, ahead])
+
+
+def lines_per_step(lines: int, steps: int) -> int:
+    """How many cache lines each step must fetch; 0 where that is too many to be worth it."""
+    count = -(-lines // max(1, steps))
+    return count if count <= _MAX_PER_STEP else 0
+
+
+def insert_prefetches(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Replace the marks of :func:`prefetch_ahead` by prefetch instructions; the same object where there are none.
+
+    ``for k: tile   -->   for k: prefetch(W[next tile, line]); tile``
+    """
+    loops: list[tirx.For] = []
+    walk(func.body, (tirx.For, loops.append))
+    marked = [loop for loop in loops if _MARK in loop.annotations]
+    if not marked:
+        return func
+    bodies = {loop.loop_var: _with_fetches(func, loop, loops) for loop in marked}
+
+    def replace(loop: tirx.For) -> tirx.For:
+        body = bodies.get(loop.loop_var)
+        if body is None:
+            return loop
+        kept = {key: value for key, value in loop.annotations.items() if key != _MARK}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, replace)))
+
+
+def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]) -> tirx.Stmt:
+    """The body of a marked loop, with the fetches before it."""
+    param, ahead = (int(v) for v in loop.annotations[_MARK])
+    buffer = func.params[param]
+    shape = [int(extent) for extent in buffer.shape]
+    base = _first_index(loop, buffer)
+    if base is None or shape[-1] * tvm.runtime.DataType(str(buffer.dtype)).bits // 8 != _LINE:
+        return loop.body
+    # the tiles that read the same blocks: serial loops around this one that the blocks' address does not depend on
+    around = [each for each in loops if _contains(each, loop) and each.kind != tirx.ForKind.PARALLEL]
+    reusing = [each for each in around if not uses(base[0], [each.loop_var])]
+    steps = prod(int(each.extent) for each in (*reusing, loop))
+    count = lines_per_step(ahead * prod(shape[1:-1]), steps)
+    step: Any = tirx.const(0, "int32")
+    for each in (*reusing, loop):
+        step = step * each.extent + each.loop_var
+    fetches = []
+    for number in range(count):
+        line = [*base[1:-2], base[-2] + step * count + number, tirx.const(0, "int32")]
+        address = tirx.address_of(tirx.BufferLoad(buffer, [base[0] + ahead, *line]))
+        flags = [tirx.const(flag, "int32") for flag in (_READ, _SECOND_LEVEL, _DATA)]
+        fetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags)))
+    return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
+
+
+def _first_index(loop: tirx.For, buffer: tirx.Buffer) -> list[Any] | None:
+    """Where the tile inside ``loop`` begins to read ``buffer``, in terms of the loops outside the reduction."""
+    realizes: list[s_tir.SBlockRealize] = []
+    inner = [loop.loop_var]
+    walk(loop.body, (s_tir.SBlockRealize, realizes.append), (tirx.For, lambda each: inner.append(each.loop_var)))
+    for realize in realizes:
+        loads: list[TensorLoad] = []
+        walk(realize.block.body, (TensorLoad, loads.append))
+        for load in loads:
+            if not load.source.same_as(buffer):
+                continue
+            values = {
+                iterator.var: tirx.const(0, "int32") if iterator.iter_type == tirx.IterVar.CommReduce else value
+                for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            }
+            start = {var: tirx.const(0, "int32") for var in inner}
+            return [_replaced(_replaced(index, values), start) for index in load.indices]
+    return None
+
+
+def _replaced(expr: Any, values: dict[Any, Any]) -> Any:
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def _contains(outer: tirx.For, inner: tirx.For) -> bool:
+    if outer.same_as(inner):
+        return False
+    found = [False]
+
+    def look(loop: tirx.For) -> None:
+        found[0] = found[0] or loop.same_as(inner)
+
+    walk(outer.body, (tirx.For, look))
+    return found[0]
+
+
+def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Leave small local buffers to LLVM's stack."""
+
+    def mark(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        buffer = allocation.buffer
+        dtype = tvm.runtime.DataType(str(buffer.dtype))
+        size = prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8
+        if str(buffer.scope()) != "local" or size > _MAX_STACK:
+            return allocation
+        kept = {**dict(allocation.annotations), "disable_lower_builtin": tirx.const(True, "bool")}
+        return tirx.AllocBuffer(buffer, kept)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, mark)))
+
+
+_InsertPrefetches = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
+)
+_KeepOnStack = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: _keep_on_stack(func), opt_level=0, name="mlc.KeepOnStack"
+)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    lower, finish_host, finish_device = default_s_tir_pipeline()
+
+    def host() -> tvm.transform.Pass:
+        return tvm.transform.Sequential([_KeepOnStack, finish_host()])
+
+    return tvm.transform.Sequential([_InsertPrefetches, lower]), host, finish_device
+
+
+compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

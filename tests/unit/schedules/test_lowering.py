@@ -1,0 +1,104 @@
+"""What the CPU pipeline adds to TVM's: weights fetched ahead, register tiles that stay in registers."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import s_tir, te, tirx
+
+from mlc.graph.blocked import dense_packed
+from mlc.target import resolve
+from schedules.cpu.gemm import GEMM
+from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
+from schedules.space import schedule_with
+
+TARGET = resolve("x86-64-v4", threads=2)
+DECISIONS = {"m": 8, "n": 48, "mb": 4, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 1}
+ROWS, DEPTH, COLUMNS = 32, 64, 192
+
+
+def _scheduled(**changes: int) -> tirx.PrimFunc:
+    x, w = te.placeholder((ROWS, DEPTH), name="x"), te.placeholder((COLUMNS // 16, DEPTH, 16), name="w")
+    product = dense_packed(x, w)
+    bias = te.placeholder((COLUMNS,), name="bias")
+    y = te.compute(product.shape, lambda i, j: product[i, j] + bias[j], name="y")
+    func = te.create_prim_func([x, w, bias, y])
+    return schedule_with(GEMM, func, TARGET.tvm, {**DECISIONS, **changes}).mod["main"]
+
+
+def _fetched_lines(func: tirx.PrimFunc) -> list[int]:
+    """The offsets, in cache lines of the weight, that the function fetches in the order of its loops."""
+    lines: list[int] = []
+
+    def run(statement: object, values: dict[object, int]) -> None:
+        if isinstance(statement, tirx.For):
+            for value in range(int(statement.extent)):
+                run(statement.body, {**values, statement.loop_var: value})
+        elif isinstance(statement, tirx.SeqStmt):
+            for part in statement.seq:
+                run(part, values)
+        elif isinstance(statement, s_tir.SBlockRealize) and not statement.block.iter_vars:
+            run(statement.block.body, values)
+        elif isinstance(statement, tirx.Evaluate):
+            block, line, lane = statement.value.args[0].args[0].indices
+            numbers = [
+                int(tvm.sym.Analyzer().simplify(tvm_ffi.structural_map(
+                    index, (tirx.Var, lambda var: tirx.const(values[var], "int32"))
+                ))) for index in (block, line, lane)
+            ]
+            assert numbers[2] == 0
+            lines.append(numbers[0] * DEPTH + numbers[1])
+
+    run(func.body, {})
+    return lines
+
+
+def test_each_column_of_tiles_fetches_exactly_the_next_one() -> None:
+    lines = _fetched_lines(insert_prefetches(_scheduled()))
+    column = 3 * DEPTH  # lines of one column of tiles
+    steps = ROWS // 8 * (DEPTH // 4)
+    each = column // steps
+    assert each * steps == column
+    expected = [line for number in range(COLUMNS // 48) for line in range((number + 1) * column, (number + 2) * column)]
+    assert lines == expected
+
+
+def test_without_a_mark_nothing_changes() -> None:
+    func = _scheduled(prefetch=0)
+    assert insert_prefetches(func).same_as(func)
+
+
+def test_dense_fetches_are_left_out() -> None:
+    assert lines_per_step(100, 100) == 1
+    assert lines_per_step(101, 100) == 2
+    assert lines_per_step(1000, 100) == 0
+    # one row tile of few steps would have to fetch a whole column of tiles
+    assert _fetched_lines(insert_prefetches(_scheduled(mb=1, k=8))) == []
+
+
+def test_tiles_stay_in_registers() -> None:
+    """The loop that multiplies neither stores nor reloads an accumulator, and the epilogue follows in registers."""
+    module = tvm.IRModule({"main": _scheduled()})
+    assembly = tvm.compile(module, target=TARGET.tvm, tir_pipeline=PIPELINE).mod.inspect_source("s")
+    blocks = re.split(r"\n(?=\.L\w+:)", assembly)
+    hot = max(blocks, key=lambda block: block.count("vfmadd"))
+    assert "prefetcht1" in hot
+    body = hot[: hot.rindex("vfmadd")]
+    assert body.count("vfmadd") > 24
+    assert not re.search(r"vmov[au]ps\s+%zmm\d+, ", body)
+    assert "AllocWorkspace" not in assembly
+
+
+def test_fetching_past_the_end_is_harmless() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s, dtype="float32") for s in ((ROWS, DEPTH), (COLUMNS // 16, DEPTH, 16), (COLUMNS,))]
+    out = tvm.runtime.tensor(np.full((ROWS, COLUMNS), np.nan, "float32"))
+    target = resolve("native", threads=2).tvm
+    built = tvm.compile(tvm.IRModule({"main": _scheduled()}), target=target, tir_pipeline=PIPELINE)
+    built["main"](*map(tvm.runtime.tensor, arrays), out)
+    x, w, bias = (a.astype("float64") for a in arrays)
+    expected = x @ w.transpose(1, 0, 2).reshape(DEPTH, COLUMNS) + bias
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
