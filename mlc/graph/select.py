@@ -285,7 +285,7 @@ def _winograd(shape: Convolution, m: int) -> tirx.PrimFunc:
 
 def _weight_shape(shape: Convolution, m: int) -> tuple[int, ...]:
     points = m + FILTER - 1
-    return points, points, shape.filters // _WINOGRAD_BLOCK, shape.channels, _WINOGRAD_BLOCK
+    return points**2 * (shape.filters // _WINOGRAD_BLOCK), shape.channels, _WINOGRAD_BLOCK
 
 
 def _unpacked(weight: np.ndarray) -> np.ndarray:

@@ -11,9 +11,11 @@ import tvm
 from tvm import s_tir, te, tirx
 
 from mlc.graph.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.winograd import conv2d_winograd, transform_weight
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D
 from schedules.cpu.gemm import GEMM
+from schedules.cpu.winograd import WINOGRAD
 from schedules.lowering import PIPELINE
 from schedules.space import Decisions, InvalidDecision, Space, schedule_with
 
@@ -135,6 +137,38 @@ def test_conv2d_with_epilogue(name: str) -> None:
     _check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, count=1)
 
 
+WINOGRADS = {
+    # images, ic blocks, oc blocks, height, width, pads, m
+    "4x4 tiles": (1, 2, 4, 12, 16, (1, 1, 1, 1), 4),
+    "4x4 tiles past the image": (2, 1, 2, 9, 7, (1, 1, 1, 1), 4),
+    "2x2 tiles, uneven padding": (1, 3, 2, 8, 5, (1, 0, 2, 1), 2),
+    "2x2 tiles, no padding": (1, 2, 6, 8, 10, (0, 0, 0, 0), 2),
+}
+
+
+@pytest.mark.parametrize("name", WINOGRADS)
+def test_winograd_with_epilogue(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    n, icb, ocb, h, w, pads, m = WINOGRADS[name]
+    data = te.placeholder((n, icb, h, w, 16), name="data")
+    weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
+    conv = conv2d_winograd(data, weight, m, pads)
+    bias, residual = te.placeholder((1, ocb, 1, 1, 16), name="bias"), te.placeholder(conv.shape, name="residual")
+    zero = tirx.const(0, "float32")
+    total = te.compute(
+        conv.shape, lambda n, o, y, x, c: conv[n, o, y, x, c] + bias[0, o, 0, 0, c] + residual[n, o, y, x, c]
+    )
+    out = te.compute(conv.shape, lambda *i: tirx.max(total(*i), zero))
+    kernel = RNG.standard_normal((ocb * 16, icb * 16, 3, 3)).astype("float32")
+    arrays = [_random(data), transform_weight(kernel, m), _random(bias), _random(residual)]
+    plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w).double()
+    plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
+    y = torch.nn.functional.conv2d(plain, torch.tensor(kernel).double())
+    y = y.reshape(n, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
+    expected = np.maximum(y + arrays[2] + arrays[3], 0)
+    _check(WINOGRAD, te.create_prim_func([data, weight, bias, residual, out]), arrays, expected, count=3)
+
+
 def test_trace_replays_on_a_fresh_function() -> None:
     a, b = te.placeholder((32, 24), name="a"), te.placeholder((2, 24, 16), name="b")
     func = te.create_prim_func([a, b, dense_packed(a, b)])
@@ -154,3 +188,4 @@ def test_spaces_decline_what_is_not_theirs() -> None:
     for func in (relu, total):
         assert not GEMM.matches(func, TARGETS["native"])
         assert not CONV2D.matches(func, TARGETS["native"])
+        assert not WINOGRAD.matches(func, TARGETS["native"])
