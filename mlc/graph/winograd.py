@@ -93,13 +93,17 @@ def error_bound(m: int, channels: int) -> float:
 
 def transform_weight(weight: np.ndarray, m: int) -> np.ndarray:
     """``[O, I, 3, 3] -> [(m+2)^2 * O/16, I, 16]``, computed in float64; both channel counts padded to blocks of 16."""
-    out, inner = weight.shape[:2]
     matrix = np.array(transforms(m).filter, dtype=np.float64)
+    both = np.kron(matrix, matrix)  # of the flattened filter: [(m+2)^2, 9]
+    out, inner = weight.shape[:2]
     weight = np.pad(weight, [(0, -out % 16), (0, -inner % 16), (0, 0), (0, 0)])
-    points = np.einsum("ir,oxrs,js->ijox", matrix, weight.astype(np.float64), matrix, optimize=True)
-    size, blocks = m + FILTER - 1, weight.shape[0] // 16
-    points = points.reshape(size * size * blocks, 16, weight.shape[1])
-    return np.ascontiguousarray(points.transpose(0, 2, 1).astype(np.float32))
+    blocks, depth = weight.shape[0] // 16, weight.shape[1]
+    result = np.empty((len(both), blocks, depth, 16), np.float32)
+    for block in range(blocks):  # one at a time, since all of them in float64 are eight times the filters
+        filters = weight[block * 16 : (block + 1) * 16].reshape(16, depth, FILTER**2)
+        columns = filters.transpose(2, 1, 0).reshape(FILTER**2, -1)
+        result[:, block] = (both @ columns.astype(np.float64)).reshape(-1, depth, 16)
+    return result.reshape(-1, depth, 16)
 
 
 def _combination(coefficients: Sequence[Fraction], values: Sequence[tirx.Expr]) -> tirx.Expr:
