@@ -14,6 +14,7 @@ from mlc.graph.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.legalise import Legalise
 from mlc.graph.packing import PackWeights
+from mlc.graph.prologue import FoldPrologues
 from mlc.graph.rewrite import check_straight_line
 from mlc.graph.select import ChooseKernels, Price
 from mlc.target import Target
@@ -68,6 +69,7 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
         PlaceConcats(target),
         *GROUPING,
         ChooseKernels(target, price, winograd=winograd),
+        FoldPrologues(target),
         *MERGING,
     )
 

@@ -21,6 +21,7 @@ from schedules.cpu.tiling import (
     consumers_inlined,
     divisors,
     find_annotated,
+    staged_input,
     vectors_in,
 )
 from schedules.machine import CpuMachine, cpu_machine
@@ -102,7 +103,7 @@ class Conv2d(Space):
         assert found is not None
         block, shape = found
         lanes = cpu_machine(target).lanes()
-        pad = sch.get_producers(block)[0] if shape.padded else None
+        pad = staged_input(sch, block) if shape.padded else None
         out = consumers_inlined(sch, block)
         ow_tile, oh_tile, oc_tile = pick("ow"), pick("oh"), pick("oc")
         rows, groups, unroll, order, pad_at = pick("rows"), pick("groups"), pick("ic"), pick("order"), pick("pad")

@@ -74,7 +74,7 @@ def _dense_block() -> tuple[onnx.ModelProto, int]:
     for channels in (16, 32, 48):
         y = n.conv(n.add("Relu", n.norm(x, channels)), channels, 16, 3)
         x = n.add("Concat", x, y, axis=1)
-    return n.model(n.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])), 12
+    return n.model(n.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])), 8
 
 
 def _shuffle_unit() -> tuple[onnx.ModelProto, int]:
@@ -83,7 +83,7 @@ def _shuffle_unit() -> tuple[onnx.ModelProto, int]:
     b = n.add("Transpose", n.add("Reshape", a, n.ints(1, 3, 8, 6, 6)), perm=[0, 2, 1, 3, 4])
     c = n.norm(n.conv(n.add("Reshape", b, n.ints(1, 24, 6, 6)), 24, 24, 3, group=24), 24)
     d = n.norm(n.conv(c, 24, 24, 1, group=3), 24)
-    return n.model(n.add("Relu", n.add("Add", "x", d))), 6
+    return n.model(n.add("Relu", n.add("Add", "x", d))), 4
 
 
 def _inception() -> tuple[onnx.ModelProto, int]:
@@ -94,7 +94,7 @@ def _inception() -> tuple[onnx.ModelProto, int]:
     three = n.add("Relu", n.conv(n.add("Relu", n.conv(x, 32, 16, 1)), 16, 32, 3))
     pool = n.add("MaxPool", x, kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     joined = n.add("Concat", one, three, n.add("Relu", n.conv(pool, 32, 16, 1)), axis=1)
-    return n.model(n.add("Dropout", joined)), 11
+    return n.model(n.add("Dropout", joined)), 10
 
 
 def _squeeze_excite() -> tuple[onnx.ModelProto, int]:
@@ -102,13 +102,13 @@ def _squeeze_excite() -> tuple[onnx.ModelProto, int]:
     a = n.norm(n.conv("x", 16, 32, 3), 32)
     b = n.add("Mul", a, n.add("Sigmoid", a))
     c = n.add("Sigmoid", n.conv(n.add("Relu", n.conv(n.add("GlobalAveragePool", b), 32, 8, 1)), 8, 32, 1))
-    return n.model(n.norm(n.add("Mul", b, c), 32)), 6
+    return n.model(n.norm(n.add("Mul", b, c), 32)), 5
 
 
 def _compare(model: onnx.ModelProto, tolerance: float) -> int:
     imported = load_model(model)
     mod = optimise(imported.mod, CPU)
-    assert set(operators(mod)) <= {"call_tir", "reshape"}
+    assert set(operators(mod)) <= {"call_tir", "concat", "reshape"}
     inputs = random_inputs(imported.inputs)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run([o.name for o in imported.outputs], inputs)
@@ -126,6 +126,6 @@ def test_blocks(build: Callable[[], tuple[onnx.ModelProto, int]]) -> None:
     assert _compare(model, 1e-4) == kernels
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", 41), ("bert_tiny", 41), ("gpt2_tiny", 30)])
+@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", 33), ("bert_tiny", 41), ("gpt2_tiny", 30)])
 def test_networks(name: str, kernels: int) -> None:
     assert _compare(model_named(name), 1e-4) == kernels
