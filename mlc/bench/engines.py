@@ -165,6 +165,9 @@ def _torch(job: Job, compiled: bool) -> Engine:
     program = torch.export.load(job.program_path)
     module = program.module()
     if compiled:
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True  # weights are constants, packed as its kernels want them
         module = torch.compile(module)
     inputs = program_inputs(program)
 

@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,8 @@ def run_bench(
     threads: int | None = None,
     timing: Timing | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
+    reference: Sequence[np.ndarray] | None = None,
+    program: str | os.PathLike[str] | None = None,
     example_inputs: Sequence[Any] | None = None,
     name: str | None = None,
     seed: int = 0,
@@ -134,7 +136,9 @@ def run_bench(
 
     ``model`` is the path of an ONNX file or of a compiled module (``.so``), an ``onnx.ModelProto``, a
     ``torch.nn.Module`` with ``example_inputs``, or an exported PyTorch program. ``inputs`` are drawn with ``seed``
-    where they are not given. Every engine gets a process of its own with ``threads`` threads (default: the physical
+    where they are not given. ``reference`` are the outputs that errors are relative to (default: those of onnxruntime,
+    else of the first engine), ``program`` the path of the same model as an exported PyTorch program, for PyTorch's
+    engines. Every engine gets a process of its own with ``threads`` threads (default: the physical
     cores), and a row in the result, whatever happens to it. Raises :class:`UsageError` for what does not fit together.
     """
     specs = expand(engines)
@@ -143,12 +147,14 @@ def run_bench(
     threads = threads or physical_cores()
     with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder:
         source = _stage(model, example_inputs, Path(folder))
+        if program is not None:
+            source = replace(source, program_path=str(program))
         specs = [_with_artifact(spec, source) for spec in specs]
         jobs = [Job(spec, threads, source.onnx_path, source.program_path) for spec in specs]
         session = _Session(jobs, timing or Timing(), on_event)
         with contextlib.closing(session):
             session.load()
-            session.compare(inputs, seed)
+            session.compare(inputs, seed, reference)
             session.time()
             rows = tuple(session.rows[spec.name].result() for spec in specs)
         ours = tuple(spec.name for spec in specs if is_ours(spec))
@@ -201,8 +207,10 @@ class _Session:
                 row.load_seconds = time.monotonic() - started
                 self.emit(BenchEvent("ready", name, seconds=row.load_seconds))
 
-    def compare(self, inputs: Mapping[str, np.ndarray] | None, seed: int) -> None:
-        """Run every engine once on the same inputs and compare the outputs with the reference's."""
+    def compare(
+        self, inputs: Mapping[str, np.ndarray] | None, seed: int, given: Sequence[np.ndarray] | None = None
+    ) -> None:
+        """Run every engine once on the same inputs and compare the outputs with those given, else the reference's."""
         from mlc.testing.models import random_inputs
 
         running = self._running()
@@ -215,12 +223,13 @@ class _Session:
                 row.outputs = row.worker.ask("run", feeds, timeout=self.timing.call_timeout)
                 row.worker.settle()
         running = self._running()
-        reference = next((r for r in running if r.job.spec.kind == _REFERENCE), running[0] if running else None)
-        if reference is None:
+        engine = next((r for r in running if r.job.spec.kind == _REFERENCE), running[0] if running else None)
+        if engine is None:
             return
-        self.reference = reference.job.spec.name
+        self.reference = engine.job.spec.name if given is None else "the reference"
+        reference = engine.outputs if given is None else given
         for row in running:
-            errors, why = output_error(row.outputs, reference.outputs)
+            errors, why = output_error(row.outputs, reference)
             if why:
                 self._fail(row, f"wrong output: {why}")
             else:

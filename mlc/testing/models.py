@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCHED_MODELS", "BENCHMARK_MODELS", "EXPORTED_MODELS", "LIGHT_MODELS", "MODELS", "bert_base", "bert_tiny",
-    "gpt2_small", "gpt2_tiny", "light_model", "light_path", "mobilenet_v2", "random_inputs", "test_model", "vit_tiny",
+    "gpt2_small", "gpt2_tiny", "light_model", "light_path", "mobilenet_v2", "random_inputs", "test_model",
+    "torch_program", "vit_tiny",
 ]
 
 LIGHT_MODELS = (
@@ -188,95 +190,148 @@ def _raw_tensor(name: str, values: np.ndarray) -> onnx.TensorProto:
 
 def bert_base(seq: int = 128) -> onnx.ModelProto:
     """BERT-base: int64 ``input_ids, attention_mask, token_type_ids`` of ``(1, seq)`` to hidden states and pooled."""
-    return _export_bert(seq)
+    return _bert(seq).onnx()
 
 
 def bert_tiny(seq: int = 16) -> onnx.ModelProto:
     """BERT with two layers of 64 channels and 4 heads."""
-    return _export_bert(seq, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128,
-                        vocab_size=200, initializer_range=0.125)
+    return _bert(seq, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128,
+                 vocab_size=200, initializer_range=0.125).onnx()
 
 
 def gpt2_small(seq: int = 128) -> onnx.ModelProto:
     """GPT-2 small without the vocabulary head: int64 ``input_ids`` of ``(1, seq)`` to f32 ``(1, seq, 768)``."""
-    return _export_gpt2(seq)
+    return _gpt2(seq).onnx()
 
 
 def gpt2_tiny(seq: int = 16) -> onnx.ModelProto:
     """GPT-2 with two layers of 64 channels and 4 heads."""
-    return _export_gpt2(seq, n_layer=2, n_embd=64, n_head=4, vocab_size=200, initializer_range=0.125,
-                        bos_token_id=0, eos_token_id=0)
+    return _gpt2(seq, n_layer=2, n_embd=64, n_head=4, vocab_size=200, initializer_range=0.125, bos_token_id=0,
+                 eos_token_id=0).onnx()
 
 
 def mobilenet_v2(batch: int = 1) -> onnx.ModelProto:
     """MobileNetV2 at width 1: f32 ``image`` of ``(batch, 3, 224, 224)`` to ``(batch, 1000)``."""
+    return _mobilenet(batch).onnx()
+
+
+def vit_tiny(image: int = 224, depth: int = 12, batch: int = 1) -> onnx.ModelProto:
+    """ViT-Tiny, patches of 16 pixels: f32 ``image`` of ``(batch, 3, image, image)`` to ``(batch, 1000)``."""
+    return _vit(image, depth, batch).onnx()
+
+
+def torch_program(name: str) -> Any:
+    """The ``torch.export.ExportedProgram`` of a model that PyTorch defines, None for the others.
+
+    Weights and the names of inputs are those of :func:`test_model`. Transformers attend by PyTorch's fused operator,
+    its own fastest way.
+    """
+    networks: dict[str, Callable[[], _Network]] = {
+        "bert_base": lambda: _bert(128, attn_implementation="sdpa"),
+        "gpt2_small": lambda: _gpt2(128, attn_implementation="sdpa"),
+        "mobilenet_v2": lambda: _mobilenet(1), "vit_tiny": lambda: _vit(224, 12, 1),
+    }
+    return networks[name]().program() if name in networks else None
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A module that ``build`` makes, and its border."""
+
+    build: Callable[[], Any]
+    shapes: list[tuple[int, ...]]
+    dtype: str
+    inputs: list[str]
+    outputs: list[str]
+
+    def onnx(self) -> onnx.ModelProto:
+        import torch
+
+        from mlc.frontend.pytorch import quiet
+
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                self._module(), self._example(), input_names=self.inputs, output_names=self.outputs, dynamo=True,
+                verbose=False,
+            )
+        return program.model_proto
+
+    def program(self) -> Any:
+        from mlc.frontend.pytorch import export_module
+
+        return export_module(self._module(), self._example(), "the model")
+
+    def _module(self) -> Any:
+        """In evaluation mode, its parameters drawn with seed 0."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            module = self.build().eval()
+            for parameter in module.parameters():
+                if parameter.ndim == 1:  # biases start at 0 and norms at 1: a program that skips them would pass
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        return module
+
+    def _example(self) -> tuple[Any, ...]:
+        import torch
+
+        return tuple(torch.ones(shape, dtype=getattr(torch, self.dtype)) for shape in self.shapes)
+
+
+def _mobilenet(batch: int) -> _Network:
     def build() -> Any:
         from mlc.testing.networks import MobileNetV2
 
         return MobileNetV2()
 
-    return _export(build, [(batch, 3, 224, 224)], "float32", ["image"], ["scores"])
+    return _Network(build, [(batch, 3, 224, 224)], "float32", ["image"], ["scores"])
 
 
-def vit_tiny(image: int = 224, depth: int = 12, batch: int = 1) -> onnx.ModelProto:
-    """ViT-Tiny, patches of 16 pixels: f32 ``image`` of ``(batch, 3, image, image)`` to ``(batch, 1000)``."""
+def _vit(image: int, depth: int, batch: int) -> _Network:
     def build() -> Any:
         from mlc.testing.networks import VisionTransformer
 
         return VisionTransformer(image, depth=depth)
 
-    return _export(build, [(batch, 3, image, image)], "float32", ["image"], ["scores"])
+    return _Network(build, [(batch, 3, image, image)], "float32", ["image"], ["scores"])
 
 
-def _export_bert(seq: int, **config: Any) -> onnx.ModelProto:
-    import torch
-    from transformers import BertConfig, BertModel
+def _bert(seq: int, **config: Any) -> _Network:
+    def build() -> Any:
+        import torch
+        from transformers import BertConfig, BertModel
 
-    class Bert(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = BertModel(BertConfig(**config, **_EAGER))
+        class Bert(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bert = BertModel(BertConfig(**{**_EAGER, **config}))
 
-        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
-            return self.bert(input_ids, attention_mask, token_type_ids, return_dict=False)
+            def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+                return self.bert(input_ids, attention_mask, token_type_ids, return_dict=False)
+
+        return Bert()
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    return _export(Bert, [(1, seq)] * 3, "int64", names, ["last_hidden_state", "pooler_output"])
+    return _Network(build, [(1, seq)] * 3, "int64", names, ["last_hidden_state", "pooler_output"])
 
 
-def _export_gpt2(seq: int, **config: Any) -> onnx.ModelProto:
-    import torch
-    from transformers import GPT2Config, GPT2Model
+def _gpt2(seq: int, **config: Any) -> _Network:
+    def build() -> Any:
+        import torch
+        from transformers import GPT2Config, GPT2Model
 
-    class GPT2(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gpt2 = GPT2Model(GPT2Config(**config, **_EAGER))
+        class GPT2(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.gpt2 = GPT2Model(GPT2Config(**{**_EAGER, **config}))
 
-        def forward(self, input_ids: Any) -> Any:
-            return self.gpt2(input_ids, use_cache=False, return_dict=False)[0]
+            def forward(self, input_ids: Any) -> Any:
+                return self.gpt2(input_ids, use_cache=False, return_dict=False)[0]
 
-    return _export(GPT2, [(1, seq)], "int64", ["input_ids"], ["last_hidden_state"])
+        return GPT2()
 
-
-def _export(
-    build: Callable[[], Any], shapes: list[tuple[int, ...]], dtype: str, inputs: list[str], outputs: list[str]
-) -> onnx.ModelProto:
-    import torch
-
-    from mlc.frontend.pytorch import quiet
-
-    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        module = build().eval()
-        for parameter in module.parameters():
-            if parameter.ndim == 1:  # biases start at 0 and norms at 1: a program that skips them would pass
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        example = tuple(torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes)
-        program = torch.onnx.export(
-            module, example, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
-        )
-    return program.model_proto
+    return _Network(build, [(1, seq)], "int64", ["input_ids"], ["last_hidden_state"])
 
 
 def random_inputs(specs: Iterable[_Spec], seed: int = 0) -> dict[str, np.ndarray]:

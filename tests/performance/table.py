@@ -1,46 +1,56 @@
 """The README's measured table: each model untuned, tuned, and in its peers, in one interleaved run.
 
-``make bench``, or ``python tests/performance/table.py --models squeezenet,resnet50 --seconds 600``. Results are
-written after each model, so that an interrupted run keeps what it has; models that are there already are skipped.
-``--readme`` puts the table into README.md. With ``--seconds 0`` nothing is tuned: what the log has is used.
+``make bench``, or ``python -m tests.performance.table --models squeezenet,resnet50 --seconds 600``. Results are written
+after each model, so that an interrupted run keeps what it has; models that are there already are skipped unless
+``--again`` measures them anew. With ``--seconds 0`` nothing is tuned: what the log has is used (``--log``, else your
+own over the shipped one). ``--readme`` puts the table into README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
-PEERS = ("onnxruntime", "openvino")
+PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "torch-compile": "torch.compile"}
+#: a tuned model may be this much slower than the untuned one, in the medians of one run, and be as fast
+NOISE = 0.02
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
-    from mlc.testing.models import LIGHT_MODELS
+    from mlc.testing.models import BENCHMARK_MODELS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join((*LIGHT_MODELS, "bert_base", "gpt2_small")))
+    parser.add_argument("--models", default=",".join(BENCHMARK_MODELS), help="comma-separated (default: all)")
     parser.add_argument("--seconds", type=float, default=600.0, help="tuning budget of each model (default: 600)")
-    parser.add_argument("--log", type=Path, help="the tuning log (default: your own)")
+    parser.add_argument("--log", type=Path, help="the tuning log (default: your own over the shipped one)")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
+    parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     store = args.output / "results.json"
-    rows: list[dict[str, Any]] = json.loads(store.read_text()) if store.exists() else []
+    rows: dict[str, dict[str, Any]] = {}
+    if store.exists():
+        rows = {row["model"]: row for row in json.loads(store.read_text())}
     for name in args.models.split(","):
-        if any(row["model"] == name for row in rows):
+        if name in rows and not args.again:
             continue
-        rows.append(measure(name, args.seconds, args.log, args.output))
-        store.write_text(json.dumps(rows, indent=2))
-        print(markdown(rows[-1:]), file=sys.stderr)
-    text = markdown(rows)
+        rows[name] = measure(name, args.seconds, args.log, args.output, args.rounds)
+        part = store.with_suffix(".part")
+        part.write_text(json.dumps(list(rows.values()), indent=2))
+        part.replace(store)
+        print(markdown([rows[name]]), file=sys.stderr)
+    text = markdown([rows[name] for name in (*BENCHMARK_MODELS, *rows.keys() - set(BENCHMARK_MODELS)) if name in rows])
     (args.output / "table.md").write_text(text, encoding="utf-8")
     if args.readme:
         readme = ROOT / "README.md"
@@ -49,19 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, seconds: float, log: Path | None, folder: Path) -> dict[str, Any]:
+def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: int) -> dict[str, Any]:
     """One model: build it untuned, tune it, build it again, and time everything in turn."""
     import onnx
 
     from mlc import api
-    from mlc.bench import EngineSpec, run_bench
+    from mlc.bench import EngineSpec, Timing, run_bench
+    from mlc.bench.engines import onnx_inputs
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
-    from mlc.testing.models import test_model
+    from mlc.testing.models import random_inputs, test_model
+    from tests.performance.reference import float64_outputs
 
-    path = folder / f"{name}.onnx"
-    onnx.save(test_model(name), path)
-    untuned, tuned = folder / f"{name}-untuned.so", folder / f"{name}.so"
+    path, untuned, tuned = (folder / f"{name}{end}" for end in (".onnx", "-untuned.so", ".so"))
+    model = test_model(name)
+    onnx.save(model, path)
+    program = _program(name, folder)
     started = time.monotonic()
     api.compile(path, log=False).save(untuned)
     build_seconds = time.monotonic() - started
@@ -69,34 +82,76 @@ def measure(name: str, seconds: float, log: Path | None, folder: Path) -> dict[s
     if seconds > 0:
         with listening(stderr_console()) as listener:
             trials = api.tune(path, seconds=seconds, log=log, on_event=listener).trials
-    api.compile(path, log=log).save(tuned)
+    exe = api.compile(path, log=log)
+    exe.save(tuned)
+    sources = [function["source"] for function in exe.metadata["functions"]]
+    inputs = random_inputs(onnx_inputs(str(path)))
     engines = [EngineSpec("mlc", artifact=str(tuned)), EngineSpec("mlc-untuned", artifact=str(untuned)),
-               *map(EngineSpec, PEERS)]
-    result = run_bench(path, engines, name=name)
-    path.unlink()
-    return {**result.to_json(), "build_seconds": build_seconds, "tuning_seconds": seconds, "trials": trials}
+               *(EngineSpec(peer) for peer in PEERS if program or not peer.startswith("torch"))]
+    result = run_bench(path, engines, name=name, inputs=inputs, reference=float64_outputs(model, inputs),
+                       program=program, timing=Timing(rounds=rounds))
+    for used in filter(None, (path, program)):
+        used.unlink()
+    return {
+        **result.to_json(), "build_seconds": build_seconds, "tuning_seconds": seconds, "trials": trials,
+        "functions": {source: sources.count(source) for source in sorted(set(sources))}, "when": time.time(),
+    }
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table; the fastest engine of each model in bold."""
+def _program(name: str, folder: Path) -> Path | None:
+    """The model as an exported PyTorch program where PyTorch defines it: for the ``light_*`` files nothing does."""
+    import torch
+
+    from mlc.testing.models import torch_program
+
+    program = torch_program(name)
+    if program is None:
+        return None
+    torch.export.save(program, folder / f"{name}.pt2")
+    return folder / f"{name}.pt2"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table; the fastest engine of each model in bold, geometric means last."""
     if not rows:
         return ""
-    columns = ("model", "build, untuned", "mlc untuned", "mlc tuned", "onnxruntime", "OpenVINO", "tuned / best peer",
-               "max error")
+    columns = ("model", "mlc untuned", "mlc tuned", *PEERS.values(), "best peer / tuned", "best peer / untuned",
+               "slower by tuning", "error, untuned", "error, tuned")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    gains: dict[str, list[float]] = {"mlc": [], "mlc-untuned": []}
     for row in rows:
         times = {r["engine"]: r["median_ms"] for r in row["results"]}
+        errors = {r["engine"]: r["max_rel_err"] for r in row["results"]}
         fastest = min((t for t in times.values() if t is not None), default=None)
-        cells = [_cell(times.get(engine), fastest) for engine in ("mlc-untuned", "mlc", *PEERS)]
-        peers = [times[peer] for peer in PEERS if times.get(peer)]
-        ratio = f"{times['mlc'] / min(peers):.2f}" if peers and times.get("mlc") else "-"
-        errors = [r["max_rel_err"] for r in row["results"] if r["engine"].startswith("mlc")]
-        worst = f"{max(errors):.0e}" if errors and None not in errors else "-"
-        lines.append(f"| {row['model']} | {row['build_seconds']:.0f} s | {' | '.join(cells)} | {ratio} | {worst} |")
-    first = rows[0]
-    budget = ", ".join(sorted({f"{row['tuning_seconds']:.0f} s" for row in rows}))
-    lines += ["", f"Milliseconds. {first['machine']}, {first['threads']} threads; tuning budget a model: {budget}."]
-    return "\n".join(lines) + "\n"
+        cells = [row["model"], *(_cell(times, engine, fastest) for engine in ("mlc-untuned", "mlc", *PEERS))]
+        best = min((times[peer] for peer in PEERS if times.get(peer)), default=None)
+        for engine, found in gains.items():
+            gain = best / times[engine] if best and times.get(engine) else None
+            cells.append("-" if gain is None else f"{gain:.2f}")
+            found += [] if gain is None else [gain]
+        cells.append(_regression(times.get("mlc"), times.get("mlc-untuned")))
+        cells += ["-" if errors.get(e) is None else f"{errors[e]:.0e}" for e in ("mlc-untuned", "mlc")]
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(rows) > 1:
+        means = [f"**{math.exp(sum(map(math.log, g)) / len(g)):.2f}**" if g else "-" for g in gains.values()]
+        empty = [""] * (2 + len(PEERS))
+        lines.append(f"| {' | '.join(['geometric mean', *empty, *means, '', '', ''])} |")
+    return "\n".join([*lines, "", _legend(rows)]) + "\n"
+
+
+def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
+    machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
+    budgets = sorted({row["tuning_seconds"] for row in rows})
+    if budgets == [0]:
+        budget = "tuned: what the log had"
+    else:
+        budget = "tuning budget a model: " + " or ".join(f"{seconds:.0f} s" for seconds in budgets)
+    builds = [row["build_seconds"] for row in rows]
+    return (
+        f"Milliseconds, medians. {machines}; {budget}; building untuned took {min(builds):.0f} to {max(builds):.0f} s. "
+        "Ratios above 1 are in mlc's favour. Errors are the largest difference from float64, relative to the largest "
+        "output. A dash: the engine does not read the model."
+    )
 
 
 def inserted(readme: str, text: str) -> str:
@@ -105,7 +160,17 @@ def inserted(readme: str, text: str) -> str:
     return readme[:start] + text + readme[end:]
 
 
-def _cell(value: float | None, fastest: float | None) -> str:
+def _regression(tuned: float | None, untuned: float | None) -> str:
+    """Whether tuning made it slower by more than noise, and by how much."""
+    if not tuned or not untuned:
+        return "-"
+    return "no" if tuned <= untuned * (1 + NOISE) else f"**{100 * (tuned / untuned - 1):.0f}%**"
+
+
+def _cell(times: Mapping[str, float | None], engine: str, fastest: float | None) -> str:
+    if engine not in times:
+        return "-"
+    value = times[engine]
     if value is None:
         return "failed"
     text = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
