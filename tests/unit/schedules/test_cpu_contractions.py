@@ -20,7 +20,7 @@ from schedules.lowering import PIPELINE
 from schedules.space import Decisions, InvalidDecision, Space, schedule_with
 
 RNG = np.random.default_rng(3)
-TARGETS = {"native": resolve("native").tvm, "x86-64-v2": resolve("x86-64-v2").tvm}
+TARGETS = {name: resolve(name).tvm for name in ("native", "x86-64-v3", "x86-64-v2")}
 
 
 def _random(tensor: te.Tensor) -> np.ndarray:
@@ -99,6 +99,48 @@ def test_gemm_with_epilogue(name: str) -> None:
     _check(GEMM, te.create_prim_func([a, b, bias, residual, e]), arrays, expected)
 
 
+PLAIN = {
+    # transposed operands, batch, m, n, k
+    "first transposed": ("A", 2, 20, 32, 24),
+    "second transposed": ("B", 1, 24, 48, 20),
+    "both transposed": ("AB", 2, 16, 32, 12),
+    "prime sizes": ("", 1, 31, 53, 13),
+    "prime sizes, second transposed": ("B", 3, 13, 29, 17),
+    "few columns": ("", 1, 19, 5, 11),
+    "packed for its stride": ("", 1, 260, 1024, 520),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_product_of_two_activations(name: str) -> None:
+    transposed, batch, m, n, k = PLAIN[name]
+    a = te.placeholder((batch, k, m) if "A" in transposed else (batch, m, k), name="a")
+    b = te.placeholder((batch, n, k) if "B" in transposed else (batch, k, n), name="b")
+    r = te.reduce_axis((0, k), name="r")
+
+    def product(x, i, j):  # type: ignore[no-untyped-def]
+        row = a[x, r, i] if "A" in transposed else a[x, i, r]
+        return te.sum(row * (b[x, j, r] if "B" in transposed else b[x, r, j]), axis=[r])
+
+    c = te.compute((batch, m, n), product, name="c")
+    bias = te.placeholder((n,), name="bias")
+    d = te.compute(c.shape, lambda x, i, j: tirx.max(c[x, i, j] + bias[j], tirx.const(0, "float32")), name="d")
+    arrays = [_random(t) for t in (a, b, bias)]
+    left, right = (array.astype("float64") for array in arrays[:2])
+    left = left.swapaxes(1, 2) if "A" in transposed else left
+    right = right.swapaxes(1, 2) if "B" in transposed else right
+    _check(GEMM, te.create_prim_func([a, b, bias, d]), arrays, np.maximum(left @ right + arrays[2], 0))
+
+
+def test_products_that_a_copy_would_not_pay_for_are_left_to_others() -> None:
+    r = te.reduce_axis((0, 64), name="r")
+    x, w = te.placeholder((1, 64), name="x"), te.placeholder((100, 64), name="w")
+    rows = te.compute((1, 100), lambda i, j: te.sum(x[i, r] * w[j, r], axis=[r]))
+    gram = te.compute((100, 100), lambda i, j: te.sum(w[i, r] * w[j, r], axis=[r]))
+    for func in (te.create_prim_func([x, w, rows]), te.create_prim_func([w, gram])):
+        assert not GEMM.matches(func, TARGETS["native"])
+
+
 def test_gemm_without_epilogue() -> None:
     a, b = te.placeholder((20, 30), name="a"), te.placeholder((2, 30, 16), name="b")
     arrays = [_random(a), _random(b)]
@@ -112,6 +154,7 @@ CONVS = {
     "pointwise": (2, 16, 2, 9, 7, 1, 1, (0, 0, 0, 0), 1, 1),
     "stem": (1, 3, 2, 23, 23, 7, 2, (3, 3, 3, 3), 1, 1),
     "ragged width": (1, 16, 2, 5, 31, 3, 1, (1, 1, 1, 1), 1, 1),
+    "one row": (2, 16, 3, 1, 53, (1, 5), (1, 2), (0, 2, 0, 2), 1, 1),
     "dilated, uneven padding": (1, 16, 1, 11, 12, 3, 1, (2, 1, 2, 3), 2, 1),
     "grouped, strided": (4, 16, 4, 10, 10, 3, 2, (1, 1, 1, 1), 1, 2),
 }
@@ -120,18 +163,20 @@ CONVS = {
 @pytest.mark.parametrize("name", CONVS)
 def test_conv2d_with_epilogue(name: str) -> None:
     torch = pytest.importorskip("torch")
-    icb, ic, ocb, h, w, k, stride, pads, dilation, groups = CONVS[name]
+    icb, ic, ocb, h, w, kernel_size, stride, pads, dilation, groups = CONVS[name]
+    kh, kw = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
+    strides = stride if isinstance(stride, tuple) else (stride, stride)
     data = te.placeholder((1, icb, h, w, ic), name="data")
-    weight = te.placeholder((ocb, icb // groups, k, k, ic, 16), name="weight")
-    conv = conv2d_nchwc(data, weight, (stride, stride), pads, (dilation, dilation), groups)
+    weight = te.placeholder((ocb, icb // groups, kh, kw, ic, 16), name="weight")
+    conv = conv2d_nchwc(data, weight, strides, pads, (dilation, dilation), groups)
     bias = te.placeholder((1, ocb, 1, 1, 16), name="bias")
     zero = tirx.const(0, "float32")
     out = te.compute(conv.shape, lambda n, o, y, x, c: tirx.max(conv[n, o, y, x, c] + bias[0, o, 0, 0, c], zero))
     arrays = [_random(t) for t in (data, weight, bias)]
     plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(1, icb * ic, h, w).double()
-    kernel = torch.tensor(arrays[1]).permute(0, 5, 1, 4, 2, 3).reshape(ocb * 16, icb // groups * ic, k, k).double()
+    kernel = torch.tensor(arrays[1]).permute(0, 5, 1, 4, 2, 3).reshape(ocb * 16, icb // groups * ic, kh, kw).double()
     plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
-    y = torch.nn.functional.conv2d(plain, kernel, stride=stride, dilation=dilation, groups=groups)
+    y = torch.nn.functional.conv2d(plain, kernel, stride=strides, dilation=dilation, groups=groups)
     y = (y + torch.tensor(arrays[2].reshape(1, ocb * 16, 1, 1))).clamp(min=0)
     expected = y.reshape(1, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
     _check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, count=1)
