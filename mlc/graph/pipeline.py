@@ -9,6 +9,7 @@ from tvm.relax import transform
 
 from mlc.config import get, get_flag
 from mlc.graph import simplify
+from mlc.graph.attention import FuseAttention
 from mlc.graph.concat import PlaceConcats
 from mlc.graph.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
 from mlc.graph.layout import BlockedLayouts
@@ -61,6 +62,7 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
         transform.CanonicalizeBindings(),
         Simplify,
         simplify.ShareCommon,
+        FuseAttention(target),
         BlockedLayouts(target),
         PackWeights(target),
         simplify.MergeMovement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from schedules.cpu.attention import ATTENTION
 from schedules.cpu.contraction import CONTRACTION
 from schedules.cpu.conv import CONV2D
 from schedules.cpu.depthwise import DEPTHWISE
@@ -16,5 +17,5 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    CONV2D, WINOGRAD, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION, CONV2D, WINOGRAD, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

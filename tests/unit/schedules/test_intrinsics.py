@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +14,8 @@ from tvm.script import tirx as T
 
 from mlc.target import resolve
 from schedules import intrin
+from schedules.intrin.transpose import transpose
+from schedules.trace import trace_json
 
 NAME = "mlc.test_add4"
 
@@ -52,6 +56,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return build()
 
     monkeypatch.setattr(intrin, "_DECLARED", {})
+    monkeypatch.setattr(intrin, "_FAMILIES", ())
     intrin.declare(intrin.Intrinsic(NAME, lambda target: target.kind.name == "llvm", counted))
     yield built
 
@@ -81,3 +86,42 @@ def test_names(declared: list[str]) -> None:
         intrin.declare(intrin.Intrinsic(NAME, lambda _: True, build))
     with pytest.raises(KeyError):
         intrin.use("mlc.unheard_of")
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("target", ["native", "x86-64-v2"])
+def test_transposition_in_registers(lanes: int, target: str) -> None:
+    """A matrix of 2 x 3 tiles, whose rows are longer than what is transposed, by whole tiles."""
+    rows, columns = 2 * lanes, 3 * lanes
+    x = te.placeholder((rows, columns + 5), name="x")
+    func = te.create_prim_func([x, te.compute((columns, rows), lambda j, i: x[i, j + 3], name="turned")])
+    sch = s_tir.Schedule(func)
+    j, i = sch.get_loops("turned")
+    (jo, ji), (io, ii) = sch.split(j, [None, lanes]), sch.split(i, [None, lanes])
+    sch.reorder(jo, io, ji, ii)
+    sch.tensorize(ji, intrin.use(transpose(lanes)))
+    values = np.random.default_rng(lanes).standard_normal((rows, columns + 5)).astype("float32")
+    out = tvm.runtime.tensor(np.zeros((columns, rows), "float32"))
+    tvm.compile(sch.mod["main"], target=resolve(target).tvm)(tvm.runtime.tensor(values), out)
+    np.testing.assert_array_equal(out.numpy(), values[:, 3 : columns + 3].T)
+
+
+def test_a_trace_brings_its_intrinsics_along() -> None:
+    """Replayed where nothing has registered them, as in a worker that measures."""
+    program = """
+from tvm import te, s_tir
+from schedules.trace import replay
+import sys
+x = te.placeholder((32, 16), name="x")
+func = te.create_prim_func([x, te.compute((16, 32), lambda j, i: x[i, j], name="turned")])
+print("Shuffle" in replay(func, sys.stdin.read()).mod.script())
+"""
+    x = te.placeholder((32, 16), name="x")
+    func = te.create_prim_func([x, te.compute((16, 32), lambda j, i: x[i, j], name="turned")])
+    sch = s_tir.Schedule(func)
+    j, i = sch.get_loops("turned")
+    (jo, ji), (io, ii) = sch.split(j, [None, 8]), sch.split(i, [None, 8])
+    sch.reorder(jo, io, ji, ii)
+    sch.tensorize(ji, intrin.use(transpose(8)))
+    done = subprocess.run([sys.executable, "-c", program], input=trace_json(sch), text=True, capture_output=True)
+    assert done.stdout == "True\n", done.stderr

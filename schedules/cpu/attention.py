@@ -1,0 +1,294 @@
+"""Attention as one kernel: scores, softmax and weighted values of a block of queries at a time, all in the cache.
+
+The function holds the chain ``rows -> queries -> scores -> logits -> peak, powers -> total -> inverse`` and
+``powers -> values -> result`` of :func:`mlc.graph.attention.attention`, whose scores are annotated
+``mlc.op = "attention"``. Queries lie along the vectors: scores are computed transposed, ``[keys, 16 queries]``, so
+that keys and values are read as they are, maxima and sums run over whole vectors, and the weights of one key are
+scalars that multiply a row of values. The full matrix of scores is never written: a block of queries meets all keys
+while its scores stay in the cache, so one pass of softmax suffices up to tens of thousands of keys. After Dao et al.,
+"FlashAttention" (2022), and Goto and van de Geijn (2008) for the two products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.analysis import remembered, uses
+from schedules.cpu.common import PARALLEL_WORK
+from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, divisors, find_annotated, vectors_in
+from schedules.intrin import use
+from schedules.intrin.transpose import transpose
+from schedules.machine import CpuMachine, cpu_machine
+from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
+
+__all__ = ["ATTENTION"]
+
+_OPS = ("attention",)
+
+#: key rows of one register tile of scores at most
+_MAX_KEYS = 24
+
+#: multiply-adds below which waking the other threads costs more than it saves
+_PARALLEL_PRODUCTS = 8 * PARALLEL_WORK
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """``batch`` heads of ``blocks`` times ``width`` queries, of ``depth`` features, over ``keys`` keys whose values
+    have ``features`` features."""
+
+    batch: int
+    blocks: int
+    width: int
+    keys: int
+    depth: int
+    features: int
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds."""
+        return self.batch * self.blocks * self.width * self.keys * (self.depth + self.features)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    rows: SBlockRV
+    queries: SBlockRV
+    scores: SBlockRV
+    logits: SBlockRV
+    peak: SBlockRV
+    powers: SBlockRV
+    total: SBlockRV
+    inverse: SBlockRV
+    values: SBlockRV
+    out: SBlockRV
+
+
+def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
+    scores = find_annotated(sch, _OPS)
+    if scores is None:
+        return None
+    (queries,) = sch.get_producers(scores)
+    (rows,) = sch.get_producers(queries)
+    (logits,) = sch.get_consumers(scores)
+    peak, powers = sorted(sch.get_consumers(logits), key=lambda b: len(sch.get(b).reads))  # in no fixed order
+    total, values = sorted(sch.get_consumers(powers), key=lambda b: len(sch.get(b).reads))
+    (inverse,) = sch.get_consumers(total)
+    (out,) = sch.get_consumers(inverse)
+    *batch, blocks, keys, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
+    features = int(sch.get(values).iter_vars[-2].dom.extent)
+    found = _Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
+    return found, _Shape(prod(batch), blocks, width, keys, depth, features)
+
+
+@remembered
+def _shape(func: tirx.PrimFunc) -> _Shape | None:
+    found = _read(s_tir.Schedule(tvm.IRModule({"main": func})))
+    return found[1] if found else None
+
+
+class Attention(Space):
+    """Knobs: ``chunk`` blocks of queries of one parallel task, ``block`` of them whose scores are kept together,
+    ``m`` keys of a register tile of scores, ``l`` queries and ``f`` vectors of features of a register tile of the
+    result, ``kd`` and ``kj`` unrolling of the sums over features and keys, ``keys`` and ``values`` whether a chunk
+    copies them first (1), which pays where rows lie far apart in memory.
+    """
+
+    name = "cpu.attention"
+    target_kind = "llvm"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return _shape(func) is not None
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        shape = _shape(func)
+        assert shape is not None
+        vectors, _ = vectors_in(shape.features, cpu_machine(target).lanes())
+        return (
+            Knob("chunk", tuple(divisors(shape.blocks, 64))),
+            Knob("block", tuple(divisors(shape.blocks, 8))),
+            Knob("m", tuple(range(1, min(shape.keys, _MAX_KEYS) + 1))),
+            Knob("l", tuple(divisors(shape.width, shape.width))),
+            Knob("f", tuple(divisors(vectors, 8))),
+            Knob("kd", tuple(divisors(shape.depth, 8))),
+            Knob("kj", tuple(divisors(shape.keys, 8))),
+            Knob("keys", (0, 1)),
+            Knob("values", (0, 1)),
+        )
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        shape = _shape(func)
+        assert shape is not None
+        yield from _seeds(shape, cpu_machine(target))
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        found = _read(sch)
+        assert found is not None
+        blocks, shape = found
+        machine = cpu_machine(target)
+        lanes = machine.lanes()
+        chunk, block, m = pick("chunk"), pick("block"), pick("m")
+        l_tile, f_tile, kd, kj = pick("l"), pick("f"), pick("kd"), pick("kj")
+        copy_keys, copy_values = pick("keys"), pick("values")
+        if chunk % block:
+            raise InvalidDecision("a parallel chunk must hold whole blocks of queries")
+        check_tile(machine, m * block * (shape.width // vectors_in(shape.width, lanes)[1]), kd)
+        check_tile(machine, l_tile * f_tile, kj)
+        keys = sch.cache_read(blocks.scores, 0, "global", [blocks.scores]) if copy_keys else None
+        values = sch.cache_read(blocks.values, 1, "global", [blocks.values]) if copy_values else None
+
+        outer, tasks, at_block, at_tile = _result(sch, blocks.out, shape, (chunk, block, l_tile, f_tile), lanes)
+        start_values = accumulate(sch, blocks.values, at_tile, len(sch.get(blocks.values).iter_vars) - 1, lanes, kj)
+        sch.set_scope(blocks.values, 0, "local")
+        for each in (blocks.inverse, blocks.total, blocks.powers, blocks.peak, blocks.logits):
+            sch.compute_at(each, at_block, preserve_unit_loops=True)
+        starts = [_over_keys(sch, each, lanes) for each in (blocks.peak, blocks.total)]
+        _over_keys(sch, blocks.powers, lanes)
+        _vectors(sch, sch.get_loops(blocks.inverse)[-1], lanes)
+        *_, q, j, lane = sch.get_loops(blocks.logits)
+        tile, j = sch.split(j, [None, m])
+        sch.reorder(tile, q, j, lane)
+        for loop in (q, j):
+            sch.unroll(loop)
+        _vectors(sch, lane, lanes)
+        if shape.keys % m:
+            sch.annotate(tile, "pragma_loop_partition_hint", True)
+        start_scores = accumulate(sch, blocks.scores, tile, len(sch.get(blocks.scores).iter_vars) - 1, lanes, kd)
+        sch.set_scope(blocks.scores, 0, "local")
+        sch.compute_at(blocks.queries, at_block, preserve_unit_loops=True)
+        sch.compute_at(blocks.rows, at_block, preserve_unit_loops=True)
+        _transposition(sch, blocks.queries, lanes)
+        _vectors(sch, sch.get_loops(blocks.rows)[-1], lanes)
+        for copy in (keys, values):
+            if copy is not None:
+                sch.compute_at(copy, tasks, preserve_unit_loops=True)
+                _vectors(sch, sch.get_loops(copy)[-1], lanes)
+        tasks = sch.fuse(*outer, tasks)
+        if shape.products >= _PARALLEL_PRODUCTS:
+            sch.parallel(tasks)
+        for stage, start in (
+            (blocks.values, start_values), (blocks.peak, starts[0]), (blocks.total, starts[1]),
+            (blocks.scores, start_scores),
+        ):
+            sch.decompose_reduction(stage, start)
+
+
+def _result(
+    sch: s_tir.Schedule, out: SBlockRV, shape: _Shape, tile: tuple[int, int, int, int], lanes: int
+) -> tuple[list[LoopRV], LoopRV, LoopRV, LoopRV]:
+    """Tile the result; returns the loops over heads, over chunks, over blocks, and over register tiles."""
+    chunk, block, l_tile, f_tile = tile
+    *loops, f = sch.get_loops(out)
+    position = _query_axis(sch, out)
+    i = loops.pop(position)
+    width = vectors_in(shape.features, lanes)[1]
+    sizes = [None, chunk // block, block, shape.width // l_tile, l_tile]
+    tasks, at_block, q, rows, row = sch.split(i, sizes)
+    tiles, vectors, vector = sch.split(f, [None, f_tile, width])
+    sch.reorder(*loops, tasks, at_block, q, rows, tiles, row, vectors, vector)
+    sch.vectorize(vector)
+    for loop in (row, vectors):
+        sch.unroll(loop)
+    return loops, tasks, at_block, tiles
+
+
+def _query_axis(sch: s_tir.Schedule, out: SBlockRV) -> int:
+    """Which axis of the result counts the queries: the one that the inverse of a query's total depends on last."""
+    block = sch.get(out)
+    variables = [v.var for v in block.iter_vars]
+    (inverse,) = [region for region in block.reads if len(region.region) == len(variables)]
+    (position,) = uses(inverse.region[-1].min, variables)
+    return position
+
+
+def _over_keys(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> LoopRV:
+    """Step over the keys, and for each over the blocks of queries, so that several chains of maxima or sums run at
+    once; returns the outer loop."""
+    names = [v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars]
+    loops = sch.get_loops(block)[-len(names) :]
+    if names[-1]:
+        q, lane, j = loops[-3:]
+    else:
+        q, j, lane = loops[-3:]
+    sch.reorder(j, q, lane)
+    sch.unroll(q)
+    _vectors(sch, lane, lanes)
+    return j
+
+
+def _vectors(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> None:
+    count, width = vectors_in(int(sch.get(loop).extent), lanes)
+    vectors, vector = sch.split(loop, [count, width])
+    if count <= 4:
+        sch.unroll(vectors)
+    sch.vectorize(vector)
+
+
+def _transposition(sch: s_tir.Schedule, queries: SBlockRV, lanes: int) -> None:
+    """Transpose whole tiles in registers; features that fill no tile one vector of queries at a time."""
+    *_, d, lane = sch.get_loops(queries)
+    if int(sch.get(d).extent) % lanes or int(sch.get(lane).extent) % lanes:
+        _vectors(sch, lane, lanes)
+        return
+    d, row = sch.split(d, [None, lanes])
+    lane, column = sch.split(lane, [None, lanes])
+    sch.reorder(d, lane, row, column)
+    sch.tensorize(row, use(transpose(lanes)))
+
+
+def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
+    """Register tiles by loads per multiply-add, chunks by how evenly they divide among the cores."""
+    options = []
+    for block in divisors(shape.blocks, 8):
+        scores = _score_tile(shape, machine, block)
+        if scores is None:
+            continue
+        kept = 2 * 4 * block * shape.width * (shape.keys + shape.depth)  # logits and powers, or rows and queries
+        overflow = max(0.0, kept / (machine.l2_bytes / 2) - 1)
+        for chunk in divisors(shape.blocks, 64):
+            if chunk % block:
+                continue
+            tasks = shape.batch * shape.blocks // chunk
+            idle = -(-tasks // machine.cores) * machine.cores / tasks
+            cost = idle * (1 + scores[0] / 4) + 0.2 * min(overflow, 4) + 0.001 * chunk
+            options.append((cost, block, chunk, scores[1]))
+    options.sort()
+    tiles = _value_tiles(shape, machine)
+    kd, kj = max(divisors(shape.depth, 4)), max(divisors(shape.keys, 4))
+    for _, block, chunk, m in options[:4]:
+        for l_tile, f_tile in tiles[:2]:
+            for copy in (0, 1) if chunk > block else (0,):
+                yield {"chunk": chunk, "block": block, "m": m, "l": l_tile, "f": f_tile, "kd": kd, "kj": kj,
+                       "keys": copy, "values": copy}
+
+
+def _score_tile(shape: _Shape, machine: CpuMachine, block: int) -> tuple[float, int] | None:
+    """Loads per multiply-add, and the keys of the register tile, of ``block`` blocks of queries."""
+    vectors = block * vectors_in(shape.width, machine.lanes())[0]
+    m = min(_accumulators(machine) // vectors, shape.keys, _MAX_KEYS)
+    if m < 1 or (m < 2 and shape.keys > 1 and block > 1):
+        return None
+    return 1 / m + 1 / vectors, m
+
+
+def _accumulators(machine: CpuMachine) -> int:
+    """Whole multiples of 12, which the tiles of 12 x 2, 6 x 4 and so on fill."""
+    return accumulator_budget(machine) // 12 * 12
+
+
+def _value_tiles(shape: _Shape, machine: CpuMachine) -> list[tuple[int, int]]:
+    """Queries and vectors of features of a register tile, best first; half the registers hide the latency of the
+    multiply-adds, and a narrower tile reads fewer lines of the values a step."""
+    vectors, budget = vectors_in(shape.features, machine.lanes())[0], _accumulators(machine)
+    tiles = [(r, f) for f in divisors(vectors, 8) for r in divisors(shape.width, shape.width) if r * f <= budget]
+    wanted = max(8, budget * 2 // 3)
+    return sorted(tiles, key=lambda t: (abs(t[0] * t[1] - wanted) // 4, 1 / t[0] + 1 / t[1], t[1]))
+
+
+ATTENTION = Attention()
