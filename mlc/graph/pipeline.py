@@ -34,6 +34,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.CheaperArithmetic,
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
+    simplify.FoldPadding,
     simplify.SinkMovement,
     simplify.SinkShuffles,
 )
@@ -62,6 +63,7 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
         transform.CanonicalizeBindings(),
         Simplify,
         simplify.ShareCommon,
+        simplify.ShareConcats,
         FuseAttention(target),
         BlockedLayouts(target),
         PackWeights(target),

@@ -5,18 +5,20 @@ from mlc.graph.simplify.arithmetic import CheaperArithmetic
 from mlc.graph.simplify.batch_norm import SimplifyBatchNorm
 from mlc.graph.simplify.channel_window import ConvolveChannelWindows
 from mlc.graph.simplify.common import ShareCommon
+from mlc.graph.simplify.concat import ShareConcats
 from mlc.graph.simplify.fold_constants import FoldConstants
 from mlc.graph.simplify.gelu import RecogniseGelu
 from mlc.graph.simplify.identities import DropIdentities
 from mlc.graph.simplify.layer_norm import RecogniseLayerNorm
 from mlc.graph.simplify.movement import MergeMovement
+from mlc.graph.simplify.padding import FoldPadding
 from mlc.graph.simplify.shuffles import SinkShuffles
 from mlc.graph.simplify.sinking import SinkMovement
 from mlc.graph.simplify.softmax import RecogniseSoftmax
 from mlc.graph.simplify.variadic import UnstackReductions
 
 __all__ = [
-    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "MergeMovement",
-    "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "SimplifyBatchNorm", "SinkMovement",
-    "SinkShuffles", "UnstackReductions",
+    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "FoldPadding",
+    "MergeMovement", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats",
+    "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "UnstackReductions",
 ]

@@ -141,3 +141,22 @@ def test_parts_that_start_between_lines_are_copied() -> None:
 
     names, views = _kernels(func)
     assert views == 0 and any("concatenate" in name for name in names)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_what_joins_all_earlier_layers_is_made_of_what_did_before(newest_first: bool) -> None:
+    """As torchvision writes DenseNet."""
+    x = relax.Var("x", relax.TensorType((1, 16, 6, 6), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x], private=True):
+        with builder.dataflow():
+            layers = [builder.emit(relax.op.nn.conv2d(x, weight(16, 16, 3, 3), padding=1))]
+            for count in (1, 2, 3):
+                joined = builder.emit(relax.op.concat(layers, axis=1)) if count > 1 else layers[0]
+                new = builder.emit(relax.op.nn.conv2d(joined, weight(16, 16 * count, 3, 3), padding=1))
+                layers = [new, *layers] if newest_first else [*layers, new]
+            whole = builder.emit(relax.op.concat(layers, axis=1))
+            y = builder.emit_output(relax.op.nn.max_pool2d(whole, (2, 2)))
+        builder.emit_func_output(y)
+    names, views = _kernels(builder.finalize()["main"])
+    assert views == 3 and not any("copy" in name or "concatenate" in name for name in names)
