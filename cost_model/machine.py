@@ -96,8 +96,8 @@ def _cpu(target: tvm.target.Target) -> Machine:
     cores = int(target.attrs.get("num-cores", 1))
     # without a fused instruction, one multiply and one add take the two ports
     per_cycle = CPU_FMA_PER_CYCLE * (2 if fused else 1)
-    # a desktop's two channels saturate with about two cores; servers add channels along with cores
-    bandwidth = 20e9 * min(cores, 2) + 5e9 * max(0, cores - 2)
+    # one core of a current server draws 30 GB/s, and a few more saturate what a socket's channels give to all
+    bandwidth = 30e9 * min(cores, 2) + 5e9 * max(0, cores - 2)
     return Machine(
         gpu=False, cores=cores, hz=CPU_HZ, vector_bytes=width, vector_registers=registers,
         flops=cores * CPU_HZ * per_cycle * (width // 4), bandwidth=bandwidth,

@@ -5,6 +5,8 @@ After Williams, Waterman and Patterson, "Roofline: an insightful visual performa
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -32,10 +34,15 @@ class Roofline:
         return max(self.compute_seconds, self.memory_seconds)
 
 
-def analyse(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> Roofline:
+def analyse(
+    func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target, constants: Sequence[int] = (),
+    constant_bytes: int = 0,
+) -> Roofline:
     """The bound of an unscheduled (or scheduled) function.
 
-    Arguments that fit the last cache are taken to be there: a function that is timed again and again finds them.
+    Arguments that fit the last cache are taken to be there: a function that is timed again and again finds them. The
+    parameters at the positions ``constants`` are weights of a model that reads ``constant_bytes`` of them in one run;
+    where that is more than the last cache holds, they come from memory.
     """
     on = machine(target)
     function = read_function(func)
@@ -43,7 +50,13 @@ def analyse(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> Ro
     touched = sum(buffer.bytes for buffer in function.arguments)
     nearest = max((level.size for level in on.levels), default=0.0)
     rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
-    return Roofline(flops, touched, flops / on.flops, touched / rate)
+    cold = _bytes(func, constants) if constant_bytes > nearest and isinstance(func, tirx.PrimFunc) else 0
+    return Roofline(flops, touched, flops / on.flops, max(touched / rate, min(cold, touched) / on.bandwidth))
+
+
+def _bytes(func: tirx.PrimFunc, positions: Sequence[int]) -> int:
+    params = [func.params[i] for i in positions]
+    return sum(math.prod(map(int, p.shape)) * ((tvm.runtime.DataType(str(p.dtype)).bits + 7) // 8) for p in params)
 
 
 def estimate(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
+from cost_model.roofline import analyse
 from mlc.errors import BuildError
 from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise, task_key
@@ -30,7 +31,8 @@ Lookup = Callable[[str], Record | None]
 
 @dataclass(frozen=True)
 class BuiltFunction:
-    """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time.
+    """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time,
+    ``roofline_seconds`` what the machine's peaks allow (0 where the function cannot be analysed), both of one call.
 
     ``source``: ``log`` (a trace that was measured here), ``shipped`` (one that came with mlc; ``seconds`` only if it
     was timed on such a machine), ``seed`` (the space's own decisions) or ``given`` (the function came with its
@@ -46,6 +48,7 @@ class BuiltFunction:
     seconds: float | None = None
     flops: float = 0.0
     decisions: dict[str, int] = field(default_factory=dict)
+    roofline_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``tuned`` says whether the log had it."""
@@ -76,7 +79,7 @@ def schedule_functions(
             entry = BuiltFunction(tasks[key].name, symbol, key, "given", "given", tasks[key].weight)
         else:
             func, entry = _scheduled(tasks[key], symbol, lookup(key))
-        built[key] = entry
+        built[key] = _bounded(entry, tasks[key])
         if target.kind == "llvm":
             func = expand_math(func)
         func = func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
@@ -112,6 +115,15 @@ def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.Pri
                          f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
     return sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
                                           decisions=decisions)
+
+
+def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
+    """The entry with its roofline."""
+    try:
+        bound = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
+    except Exception:  # a figure for the report is not worth a build
+        return entry
+    return replace(entry, roofline_seconds=bound.seconds, flops=entry.flops or bound.flops)
 
 
 def last_line(error: BaseException) -> str:

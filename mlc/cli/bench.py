@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
@@ -44,6 +44,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
+    parser.add_argument("--tasks", action="store_true",
+                        help="no other engine: what each of the model's functions takes in it, and of the roofline")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
@@ -52,6 +54,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     from mlc.report.console import stderr_console
 
     model = find_model(args.model)
+    if args.tasks:
+        return _tasks(args, model)
     if args.onnx and not model.is_artifact:
         raise UsageError("--onnx goes with a compiled MODEL.so; an ONNX file is MODEL itself")
     source = find_model(str(args.onnx)).source() if args.onnx else model.source()
@@ -62,6 +66,44 @@ def _execute(args: argparse.Namespace) -> Outcome:
                            name=model.stem, on_event=on_event)
     failed = any(row.error for row in result.results)
     return Outcome(result.to_json(), lambda console: render_result(result, console), exit_code=1 if failed else 0)
+
+
+def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
+    """Each function timed where it runs, between the others: inputs are as warm and weights as cold as they are."""
+    from statistics import median
+
+    from mlc import api
+    from mlc.testing.models import random_inputs
+
+    if args.against or args.onnx:
+        raise UsageError("--tasks looks at mlc alone; leave --against and --onnx out")
+    if model.is_artifact:
+        exe = api.load(str(model.path))
+    else:
+        exe = api.compile(model.source(), log=args.log, threads=_threads(args), winograd=args.winograd)
+    inputs = random_inputs(exe.inputs)
+    seconds = exe.profile(repeats=args.rounds, **inputs)
+    whole = median(exe.time(repeats=4 * args.rounds, warmup=4, **inputs))
+    rows = [
+        {"task": f["name"], "calls": f["calls"], "seconds": seconds[f["symbol"]] / f["calls"], "flops": f["flops"],
+         "roofline_seconds": f["roofline_seconds"], "space": f["space"], "source": f["source"],
+         "decisions": f["decisions"], "key": f["key"]}
+        for f in exe.metadata["functions"]
+    ]
+    rows.sort(key=lambda row: -row["calls"] * row["seconds"])
+    document = {"model": model.stem, "threads": exe.metadata["threads"], "median_ms": whole * 1e3, "tasks": rows}
+    return Outcome(document, lambda console: _render_tasks(document, console))
+
+
+def _render_tasks(document: dict[str, Any], console: Console) -> None:
+    from mlc.report import format as fmt
+    from mlc.report.tables import functions_table
+
+    rows = document["tasks"]
+    together = sum(row["calls"] * row["seconds"] for row in rows)
+    console.print(functions_table(rows))
+    console.print(f"{document['model']} on {document['threads']} threads: {fmt.seconds(document['median_ms'] / 1e3)}; "
+                  f"its functions together {fmt.seconds(together)}, watched", soft_wrap=True, markup=False)
 
 
 def _threads(args: argparse.Namespace) -> int:

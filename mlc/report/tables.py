@@ -15,7 +15,7 @@ from mlc.report import format as fmt
 if TYPE_CHECKING:
     from mlc.tune.report import TaskReport, TuneReport
 
-__all__ = ["bench_table", "table", "tuning_table"]
+__all__ = ["bench_table", "functions_table", "table", "tuning_table"]
 
 
 def table(
@@ -57,6 +57,21 @@ def tuning_table(report: TuneReport, limit: int = 24) -> Table:
                      "", "", ""))
     right = ("calls", "trials", "untuned", "tuned", "gain", "share", "of roofline")
     return table(("task", *right, "verdict", "stopped"), rows, right=right)
+
+
+def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What each function of a model takes: a row of ``mlc bench --tasks --json`` a line, in their order."""
+    total = sum(row["calls"] * row["seconds"] for row in rows) or math.inf
+    cells = [
+        (row["task"], row["calls"], fmt.seconds(row["seconds"]), fmt.seconds(row["calls"] * row["seconds"]),
+         f"{100 * row['calls'] * row['seconds'] / total:.1f}%",
+         f"{100 * row['roofline_seconds'] / row['seconds']:.0f}%" if row["roofline_seconds"] * row["seconds"] else "-",
+         fmt.rate(row["flops"], row["seconds"]), row["source"],
+         " ".join(f"{name}={value}" for name, value in row["decisions"].items()))
+        for row in rows
+    ]
+    right = ("calls", "a call", "together", "share", "of roofline", "rate")
+    return table(("function", *right, "from", "decisions"), cells, right=right)
 
 
 def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:

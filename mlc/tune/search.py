@@ -39,7 +39,7 @@ class Search:
         earlier: Record | None, shipped: Record | None = None,
     ) -> None:
         self.task = task
-        self.roofline: Roofline = analyse(task.func, task.target.tvm)
+        self.roofline: Roofline = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
         self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9), task.choice)
         self.earlier = earlier
         self.final: Record | None = None

@@ -257,6 +257,19 @@ def test_bench_prints_the_settled_document(model_path, artifact, tmp_path, capsy
     assert time.perf_counter() - started < 120
 
 
+def test_bench_tells_what_each_function_takes(artifact, capsys) -> None:
+    document = _json(capsys, "bench", artifact, "--tasks", "--rounds", "3")
+    rows = document["tasks"]
+    spent = [row["calls"] * row["seconds"] for row in rows]
+    assert spent == sorted(spent, reverse=True) and all(0 < s < 0.05 for s in spent)
+    assert document["median_ms"] > 0 and all(row["roofline_seconds"] > 0 and row["flops"] >= 0 for row in rows)
+    (conv,) = (row for row in rows if "conv2d" in row["task"])
+    assert conv["flops"] == pytest.approx(2 * 16 * 8 * 9 * 14 * 14, rel=0.1) and conv["source"] in ("seed", "shipped")
+    assert main(["bench", str(artifact), "--tasks"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("of roofline", "its functions together", *(row["task"] for row in rows)))
+
+
 def test_bench_compiles_a_model_and_tells_of_an_engine_that_fails(model_path, tmp_path, capsys) -> None:
     document = _json(
         capsys, "bench", model_path, "--against", "mlc-untuned,torch-eager", "--rounds", "1", "--threads", "1", code=1
@@ -270,6 +283,7 @@ def test_bench_compiles_a_model_and_tells_of_an_engine_that_fails(model_path, tm
     (["--against", "tensorrt"], "got 'tensorrt'"),
     (["--against", "tvm-metaschedule"], "give --seconds"),
     (["--onnx", "x.onnx"], "goes with a compiled"),
+    (["--tasks", "--against", "onnxruntime"], "mlc alone"),
 ])
 def test_bench_usage(words, says, model_path, capsys) -> None:
     assert main(["bench", str(model_path), *words]) == 2

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scheduled import AVX2, TARGET, elementwise, matmul, naive, tiled
+from tvm import te
 
 from cost_model.features import Features, extract
 from cost_model.gbt import RankingModel
@@ -146,3 +147,15 @@ def test_prior_scores_are_zero_at_the_roofline() -> None:
     bound = estimate(FUNC, TARGET)
     at = [Features(np.zeros(1), bound), Features(np.zeros(1), 2 * bound)]
     assert prior_scores(FUNC, TARGET, at) == pytest.approx([0.0, -1.0])
+
+
+def test_weights_of_a_model_larger_than_the_caches_come_from_memory() -> None:
+    """A matrix times a vector: 4 MB of weights, which fit into the last cache, and hardly any arithmetic."""
+    a, b = te.placeholder((1, 1024), name="a"), te.placeholder((1024, 1024), name="b")
+    k = te.reduce_axis((0, 1024), name="k")
+    func = te.create_prim_func([a, b, te.compute((1, 1024), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")])
+    warm, last = analyse(func, TARGET), machine(TARGET).levels[-1].size
+    assert analyse(func, TARGET, (1,), int(last)) == warm
+    cold = analyse(func, TARGET, (1,), int(last) + 1)
+    assert cold.seconds == pytest.approx(4 * (1 << 20) / machine(TARGET).bandwidth) and cold.seconds > 2 * warm.seconds
+    assert (cold.flops, cold.bytes) == (warm.flops, warm.bytes)
