@@ -42,14 +42,17 @@ _MAX_STACK = 4096
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 
 
-def prefetch_ahead(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, param: int, ahead: int) -> None:
+def prefetch_ahead(
+    sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, param: int, blocks: int, distance: int
+) -> None:
     """Fetch, while ``loop`` runs, what the next tile will read of the function's parameter number ``param``.
 
     ``loop`` is a reduction loop of a register tile. The parameter is ``[blocks, ..., 16]`` with rows of one cache
-    line; the tile reads ``ahead`` blocks, and the next tile those after them. The fetches are spread evenly over the
-    tiles that read the same blocks. Where they would be too dense, or rows are no cache lines, nothing is fetched.
+    line; the tile reads ``blocks`` blocks, and the next tile those that lie ``distance`` blocks further. The fetches
+    are spread evenly over the tiles that read the same blocks. Where they would be too dense, or rows are no cache
+    lines, nothing is fetched.
     """
-    sch.annotate(loop, _MARK, [param, ahead])
+    sch.annotate(loop, _MARK, [param, blocks, distance])
 
 
 def lines_per_step(lines: int, steps: int) -> int:
@@ -82,7 +85,7 @@ def insert_prefetches(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]) -> tirx.Stmt:
     """The body of a marked loop, with the fetches before it."""
-    param, ahead = (int(v) for v in loop.annotations[_MARK])
+    param, blocks, distance = (int(v) for v in loop.annotations[_MARK])
     buffer = func.params[param]
     shape = [int(extent) for extent in buffer.shape]
     base = _first_index(loop, buffer)
@@ -92,14 +95,14 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     around = [each for each in loops if _contains(each, loop) and each.kind != tirx.ForKind.PARALLEL]
     reusing = [each for each in around if not uses(base[0], [each.loop_var])]
     steps = prod(int(each.extent) for each in (*reusing, loop))
-    count = lines_per_step(ahead * prod(shape[1:-1]), steps)
+    count = lines_per_step(blocks * prod(shape[1:-1]), steps)
     step: Any = tirx.const(0, "int32")
     for each in (*reusing, loop):
         step = step * each.extent + each.loop_var
     fetches = []
     for number in range(count):
         line = [*base[1:-2], base[-2] + step * count + number, tirx.const(0, "int32")]
-        address = tirx.address_of(tirx.BufferLoad(buffer, [base[0] + ahead, *line]))
+        address = tirx.address_of(tirx.BufferLoad(buffer, [base[0] + distance, *line]))
         flags = [tirx.const(flag, "int32") for flag in (_READ, _SECOND_LEVEL, _DATA)]
         fetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags)))
     return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body

@@ -263,30 +263,38 @@ def _rows(shape: _Shape) -> list[int]:
 
 
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
-    """Register tiles by loads per multiply-add, then chunks by how evenly they divide among the cores."""
-    lanes = machine.lanes(shape.dtype)
-    tiles = []
+    """Register tiles with their chunks, by what they cost together."""
+    scored = []
     for m in _rows(shape):
         for n in _columns(shape, machine):
-            vectors = n // min(lanes, n) if n % min(lanes, n) == 0 else n
-            if not tile_fits(machine, m, vectors):
-                continue
-            ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
-            ragged *= -(-shape.n // n) * n / shape.n
-            narrow = min(lanes, n) / lanes
-            # vectors of B come from the second cache, broadcast values of A from the first
-            cost = (1.5 / m + 1 / vectors) * ragged / narrow + (1.0 if m * vectors < 8 else 0.0) / (m * vectors)
-            if shape.transposed[1]:  # narrow panels are written in fewer streams
-                cost *= 1 + 0.2 * vectors
-            tiles.append((cost, m, n))
-    tiles.sort()
-    for _, m, n in (tiles or [(0.0, 1, _columns(shape, machine)[0])])[:6]:
+            cost = _tile_cost(shape, machine, m, n)
+            if cost is not None:
+                chunks = _chunks(shape, machine, m, n)
+                scored.append((cost * chunks[0][0], m, n, [rest for _, *rest in chunks[:2]]))
+    scored.sort()
+    for _, m, n, chunks in scored[:6]:
         k = max(divisors(shape.k, 4))
-        for mb, nb, order, inner in _chunks(shape, machine, m, n)[:2]:
-            prefetch = int(inner == 1 and _fetched_ahead(shape, machine, m * mb, m, n, k))
+        for mb, nb, order, inner in chunks:
+            prefetch = int((inner == 1 or nb == 1) and _fetched_ahead(shape, machine, m * mb, m, n, k))
             decisions = {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
             for pack in _packs(shape, machine):
                 yield {**decisions, "prefetch": prefetch, "pack": pack}
+
+
+def _tile_cost(shape: _Shape, machine: CpuMachine, m: int, n: int) -> float | None:
+    """Time of a register tile's multiply-adds over that at peak, estimated; None for one that spills."""
+    lanes = machine.lanes(shape.dtype)
+    vectors = -(-n // lanes)
+    if not tile_fits(machine, m, vectors):
+        return None
+    # vectors of B come from the second cache, broadcast values of A from the first
+    loads = 1.5 / m + 1 / vectors
+    if shape.transposed[1]:  # narrow panels are written in fewer streams
+        loads *= 1 + 0.2 * vectors
+    ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
+    ragged *= -(-shape.n // n) * n / shape.n
+    latency = max(1.0, 8 / (m * vectors))  # two units with a latency of four
+    return (1 + 0.3 * loads) * ragged * latency * vectors * lanes / n
 
 
 def _fetched_ahead(shape: _Shape, machine: CpuMachine, rows: int, m: int, n: int, k: int) -> bool:
@@ -299,8 +307,8 @@ def _fetched_ahead(shape: _Shape, machine: CpuMachine, rows: int, m: int, n: int
     return shape.k * shape.n * 4 > machine.l2_bytes and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
 
 
-def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[int, int, int, int]]:
-    """``(mb, nb, order, inner)`` best first.
+def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[float, int, int, int, int]]:
+    """``(cost, mb, nb, order, inner)`` best first.
 
     A chunk reads ``mb*m`` rows of A and ``nb*n`` columns of B; what is read again should fit half the L2 cache, and
     the chunks should be a multiple of the cores with at least two for each.
@@ -323,7 +331,7 @@ def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[in
             order = 1 if shape.n > shape.m else 0
             options.append((cost, mb, nb, order, inner))
     options.sort()
-    return [option[1:] for option in options]
+    return options
 
 
 GEMM = Gemm()

@@ -119,14 +119,15 @@ def accumulate(
     spatial: int,
     lanes: int,
     unroll_reduction: int,
-    fetched: tuple[int, int] | None = None,
+    fetched: tuple[int, int, int] | None = None,
 ) -> s_tir.schedule.LoopRV:
     """Compute ``block`` at loop ``at`` with its tile in registers; returns the loop to initialise it before.
 
     ``spatial`` is the number of the block's data-parallel axes, the last of which is cut into vectors of ``lanes``;
     the others are unrolled. The innermost reduction axis is unrolled ``unroll_reduction`` times. ``fetched`` is a
-    parameter's number and how many of its blocks the next tile is ahead, to be fetched meanwhile. The caller ends with
-    ``sch.decompose_reduction(block, loop)``, after which TVM refuses primitives on the enclosing loops.
+    parameter's number, how many of its blocks a tile reads and how many further the next tile's lie, to be fetched
+    meanwhile. The caller ends with ``sch.decompose_reduction(block, loop)``, after which TVM refuses primitives on
+    the enclosing loops.
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
     loops = sch.get_loops(block)

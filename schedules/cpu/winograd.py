@@ -58,6 +58,7 @@ class _Shape:
     oc_blocks: int
     oc: int
     padded: bool
+    weight: int  # the number of the parameter with the transformed weights, -1 if they are none
 
     @property
     def tiles(self) -> int:
@@ -91,7 +92,10 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     th, tw = -(-oh // m), -(-ow // m)
     assert count == n * th * tw
     blocks = _Blocks(padding[0] if padding else None, columns, points, products, rows, tiles)
-    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding))
+    params = sch.mod["main"].params
+    reads = [region.source for region in sch.get(products).reads]
+    weight = next((i for i, param in enumerate(params) if any(param.same_as(read) for read in reads)), -1)
+    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), weight)
 
 
 @remembered
@@ -106,7 +110,7 @@ class Winograd(Space):
     output blocks of one register tile, ``k`` unrolling of the input channels, ``inner`` which loop of register tiles
     is inside (0: tiles, 1: output blocks), ``spread`` what the threads share (0: the blocks of tiles, 1: the groups
     of output blocks, so that weights are read once), ``pad`` where the padded input is made (0: once, 1: for each
-    block of tiles and channels, 2: while it is read).
+    block of tiles and channels, 2: while it is read), ``prefetch`` whether weights are fetched one register tile ahead.
     """
 
     name = "cpu.conv2d_winograd"
@@ -128,6 +132,7 @@ class Winograd(Space):
             Knob("inner", (0, 1)),
             Knob("spread", (0, 1)),
             Knob("pad", (0, 1, 2) if shape.padded else (0,)),
+            Knob("prefetch", (0, 1) if shape.weight >= 0 else (0,)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -143,7 +148,7 @@ class Winograd(Space):
         lanes = machine.lanes()
         rows, columns, group = pick("rows"), pick("columns"), pick("group")
         t, oc, unroll, inner = pick("t"), pick("oc"), pick("k"), pick("inner")
-        spread, pad_at = pick("spread"), pick("pad")
+        spread, pad_at, prefetch = pick("spread"), pick("pad"), pick("prefetch")
         check_tile(machine, t * oc * vectors_in(shape.oc, lanes)[0], unroll)
         if columns != shape.columns and rows != 1:
             raise InvalidDecision("a block of tiles must be whole rows or a part of one")
@@ -167,7 +172,9 @@ class Winograd(Space):
 
         copy = sch.cache_write(blocks.products, 0, "local")
         sch.compute_at(copy, groups, preserve_unit_loops=True)
-        start = _products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes)
+        # the last tile of a group is followed by the same group of the next point
+        fetched = (shape.weight, oc, oc if group > oc else shape.oc_blocks) if prefetch else None
+        start = _products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes, fetched)
 
         sch.compute_at(blocks.points, block, preserve_unit_loops=True)
         *_, i, j, tiles, cb, c = sch.get_loops(blocks.points)
@@ -189,7 +196,8 @@ class Winograd(Space):
 
 
 def _products(
-    sch: s_tir.Schedule, copy: SBlockRV, products: SBlockRV, tile: tuple[int, int, int, int], lanes: int
+    sch: s_tir.Schedule, copy: SBlockRV, products: SBlockRV, tile: tuple[int, int, int, int], lanes: int,
+    fetched: tuple[int, int, int] | None,
 ) -> LoopRV:
     """The matrix product of each point, in register tiles; returns the loop to initialise before."""
     t, oc, unroll, inner = tile
@@ -204,7 +212,7 @@ def _products(
     sch.unroll(tile_t)
     if ragged:
         sch.annotate(outer_t, "pragma_loop_partition_hint", True)
-    return accumulate(sch, products, order[1], 5, lanes, unroll)
+    return accumulate(sch, products, order[1], 5, lanes, unroll, fetched)
 
 
 def _padding(sch: s_tir.Schedule, padded: SBlockRV, cb: LoopRV, pad_at: int, lanes: int) -> None:
@@ -248,7 +256,8 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     for _, rows, columns, group, t, oc, spread in options[:12]:
         yield {
             "rows": rows, "columns": columns, "group": group, "t": t, "oc": oc, "k": max(divisors(shape.ic, 4)),
-            "inner": 1, "spread": spread, "pad": int(shape.padded and not (spread and shape.ic_blocks < machine.cores)),
+            "inner": 0, "spread": spread, "pad": int(shape.padded and not (spread and shape.ic_blocks < machine.cores)),
+            "prefetch": 1,
         }
 
 

@@ -16,7 +16,7 @@ from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
 from schedules.space import schedule_with
 
 TARGET = resolve("x86-64-v4", threads=2)
-DECISIONS = {"m": 8, "n": 48, "mb": 4, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 1}
+DECISIONS = {"m": 8, "n": 48, "mb": 4, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 1, "pack": 0}
 ROWS, DEPTH, COLUMNS = 32, 64, 192
 
 
