@@ -58,6 +58,7 @@ def _products() -> Iterator[Kernel]:
     for m, k, n in ((128, 768, 768), (128, 768, 3072), (128, 3072, 768)):
         yield _dense(f"bert {m}x{k}x{n}", m, k, n, goal=_GEMM)
         yield _dense(f"bert {m}x{k}x{n}, cold weight", m, k, n, goal=_GEMM, cold=True)
+    yield _dense("gpt-2 head 128x768x50257, cold weight", 128, 768, 50257, goal=_GEMM, cold=True)
     yield _matmul("attention scores 12x128x64x128", 12, 128, 64, 128)
     yield _matmul("attention values 12x128x128x64", 12, 128, 128, 64)
     for k, n in ((4096, 4096), (9216, 4096), (4096, 1000), (768, 3072)):
