@@ -26,20 +26,21 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import uses, walk
 
-__all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead"]
+__all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
 #: the name of the pipeline of CPU functions, for ``tir_pipeline``
 PIPELINE = "mlc"
 
 _MARK = "mlc.prefetch"
+_ROWS_MARK = "mlc.prefetch_rows"
 #: bytes of a cache line
 _LINE = 64
 #: more fetches than this in one step of the marked loop would displace the arithmetic
 _MAX_PER_STEP = 4
 #: bytes of a local buffer that may lie on the stack: twice the largest vector register file
 _MAX_STACK = 4096
-#: for LLVM: a read, into the second-level cache, of data
-_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
+#: for LLVM: a read, into the first or second-level cache, of data
+_READ, _FIRST_LEVEL, _SECOND_LEVEL, _DATA = 0, 3, 2, 1
 
 
 def prefetch_ahead(
@@ -61,23 +62,30 @@ def lines_per_step(lines: int, steps: int) -> int:
     return count if count <= _MAX_PER_STEP else 0
 
 
+def prefetch_rows(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, param: int, distance: int, lines: int) -> None:
+    """Fetch, while ``loop`` steps through a row of the function's parameter number ``param``, what lies ``distance``
+    elements further on: a row to come. ``lines`` are the cache lines of one step."""
+    sch.annotate(loop, _ROWS_MARK, [param, distance, lines])
+
+
 def insert_prefetches(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Replace the marks of :func:`prefetch_ahead` by prefetch instructions; the same object where there are none.
+    """Replace the marks of :func:`prefetch_ahead` and :func:`prefetch_rows` by prefetch instructions; the same object
+    where there are none.
 
     ``for k: tile   -->   for k: prefetch(W[next tile, line]); tile``
     """
     loops: list[tirx.For] = []
     walk(func.body, (tirx.For, loops.append))
-    marked = [loop for loop in loops if _MARK in loop.annotations]
-    if not marked:
+    bodies = {loop.loop_var: _with_fetches(func, loop, loops) for loop in loops if _MARK in loop.annotations}
+    bodies |= {loop.loop_var: _with_rows(func, loop) for loop in loops if _ROWS_MARK in loop.annotations}
+    if not bodies:
         return func
-    bodies = {loop.loop_var: _with_fetches(func, loop, loops) for loop in marked}
 
     def replace(loop: tirx.For) -> tirx.For:
         body = bodies.get(loop.loop_var)
         if body is None:
             return loop
-        kept = {key: value for key, value in loop.annotations.items() if key != _MARK}
+        kept = {key: value for key, value in loop.annotations.items() if key not in (_MARK, _ROWS_MARK)}
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=kept)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, replace)))
@@ -92,7 +100,8 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     if base is None or shape[-1] * tvm.runtime.DataType(str(buffer.dtype)).bits // 8 != _LINE:
         return loop.body
     # the tiles that read the same blocks: serial loops around this one that the blocks' address does not depend on
-    around = [each for each in loops if _contains(each, loop) and each.kind != tirx.ForKind.PARALLEL]
+    outwards = [each for each in loops if _contains(each, loop)]  # a walk meets inner loops first
+    around = [each for each in reversed(outwards) if each.kind != tirx.ForKind.PARALLEL]
     reusing = [each for each in around if not uses(base[0], [each.loop_var])]
     steps = prod(int(each.extent) for each in (*reusing, loop))
     count = lines_per_step(blocks * prod(shape[1:-1]), steps)
@@ -106,6 +115,24 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
         flags = [tirx.const(flag, "int32") for flag in (_READ, _SECOND_LEVEL, _DATA)]
         fetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags)))
     return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
+
+
+def _with_rows(func: tirx.PrimFunc, loop: tirx.For) -> tirx.Stmt:
+    """The body of a loop over a row, with the fetches of a later row before it."""
+    param, distance, lines = (int(v) for v in loop.annotations[_ROWS_MARK])
+    buffer = func.params[param]
+    base = _first_index(loop, buffer)
+    if base is None:
+        return loop.body
+    elements = _LINE * 8 // tvm.runtime.DataType(str(buffer.dtype)).bits
+    loads = [tirx.BufferLoad(buffer, [*base[:-1], base[-1] + distance + n * elements]) for n in range(lines)]
+    return tirx.SeqStmt([*(_fetch(load, _FIRST_LEVEL) for load in loads), loop.body])
+
+
+def _fetch(load: tirx.BufferLoad, level: int) -> tirx.Stmt:
+    """A prefetch instruction. What it names may lie past the end of a tensor: it has no other effect."""
+    flags = [tirx.const(flag, "int32") for flag in (_READ, level, _DATA)]
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *flags))
 
 
 def _first_index(loop: tirx.For, buffer: tirx.Buffer) -> list[Any] | None:

@@ -9,9 +9,10 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from mlc.graph.blocked import dense_packed
+from mlc.graph.blocked import conv2d_nchwc, dense_packed
 from mlc.target import resolve
 from schedules.cpu.gemm import GEMM
+from schedules.cpu.tiling import accumulate
 from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
 from schedules.space import schedule_with
 
@@ -29,8 +30,11 @@ def _scheduled(**changes: int) -> tirx.PrimFunc:
     return schedule_with(GEMM, func, TARGET.tvm, {**DECISIONS, **changes}).mod["main"]
 
 
-def _fetched_lines(func: tirx.PrimFunc) -> list[int]:
-    """The offsets, in cache lines of the weight, that the function fetches in the order of its loops."""
+def _fetched_lines(func: tirx.PrimFunc, block_lines: int = DEPTH) -> list[int]:
+    """The offsets, in cache lines of the weight, that the function fetches in the order of its loops.
+
+    ``block_lines`` is the number of lines of one block of the weight.
+    """
     lines: list[int] = []
 
     def run(statement: object, values: dict[object, int]) -> None:
@@ -43,14 +47,13 @@ def _fetched_lines(func: tirx.PrimFunc) -> list[int]:
         elif isinstance(statement, s_tir.SBlockRealize) and not statement.block.iter_vars:
             run(statement.block.body, values)
         elif isinstance(statement, tirx.Evaluate):
-            block, line, lane = statement.value.args[0].args[0].indices
-            numbers = [
+            block, *between, line, lane = (
                 int(tvm.sym.Analyzer().simplify(tvm_ffi.structural_map(
                     index, (tirx.Var, lambda var: tirx.const(values[var], "int32"))
-                ))) for index in (block, line, lane)
-            ]
-            assert numbers[2] == 0
-            lines.append(numbers[0] * DEPTH + numbers[1])
+                ))) for index in statement.value.args[0].args[0].indices
+            )
+            assert lane == 0 and not any(between)
+            lines.append(block * block_lines + line)
 
     run(func.body, {})
     return lines
@@ -64,6 +67,22 @@ def test_each_column_of_tiles_fetches_exactly_the_next_one() -> None:
     assert each * steps == column
     expected = [line for number in range(COLUMNS // 48) for line in range((number + 1) * column, (number + 2) * column)]
     assert lines == expected
+
+
+def test_a_convolution_fetches_its_weights_in_the_order_of_memory() -> None:
+    data, weight = te.placeholder((1, 2, 6, 6, 16), name="data"), te.placeholder((4, 2, 3, 3, 16, 16), name="weight")
+    out = conv2d_nchwc(data, weight, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    sch = s_tir.Schedule(te.create_prim_func([data, weight, out]))
+    block = sch.get_sblock("conv2d_nchwc")
+    sch.cache_write(block, 0, "local")
+    (copy,) = sch.get_consumers(block)
+    _, blocks, rows, *_ = sch.get_loops(copy)
+    start = accumulate(sch, block, rows, 5, 16, 4, (1, 1, 1))
+    sch.parallel(blocks)
+    sch.decompose_reduction(block, start)
+    lines = _fetched_lines(insert_prefetches(sch.mod["main"]), 2 * 3 * 3 * 16)
+    each = 2 * 3 * 3 * 16  # lines of one block of channels, fetched by four rows of 72 steps
+    assert lines == [line for number in range(4) for line in range((number + 1) * each, (number + 2) * each)]
 
 
 def test_without_a_mark_nothing_changes() -> None:
