@@ -79,15 +79,19 @@ def _dumping(report: Path | None) -> Iterator[None]:
 
 def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable) -> Path:
     from mlc.log import layered
+    from mlc.log.shipped import is_shipped
     from mlc.report.html import CompileReport, FunctionRow, scripts, write
     from mlc.target import resolve
 
     functions = document["functions"]
     with layered(args.log, resolve(args.target)) as log:
-        records = {f["key"]: [r for r in log.records(f["key"]) if "verdict" not in r.extra] for f in functions}
+        records = {
+            f["key"]: [r for r in log.records(f["key"]) if "verdict" not in r.extra and not is_shipped(r)]
+            for f in functions
+        }
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
-        FunctionRow(f["name"], f["calls"], f["space"], f["tuned"], f["seconds"], f["flops"], len(records[f["key"]]),
+        FunctionRow(f["name"], f["calls"], f["space"], f["source"], f["seconds"], f["flops"], len(records[f["key"]]),
                     f["decisions"], code.get(f["symbol"], ""))
         for f in functions
     ]
@@ -100,10 +104,11 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
 
 def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:
     functions = document["functions"]
-    tuned = sum(bool(f.get("tuned")) for f in functions)
+    tuned, shipped = (sum(f["source"] == source for f in functions) for source in ("log", "shipped"))
+    sources = f"{tuned} from the log" + (f", {shipped} as shipped" if shipped else "")
     console.print(
         f"{document['output']}: {fmt.bytes_(document['bytes'])} for {document['target']}, {len(functions)} functions "
-        f"({tuned} from the log), in {document['seconds']:.1f} s", soft_wrap=True,
+        f"({sources}), in {document['seconds']:.1f} s", soft_wrap=True,
     )
     if "report" in document:
         console.print(f"report: {document['report']}", soft_wrap=True)

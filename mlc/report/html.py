@@ -41,12 +41,15 @@ summary { cursor: pointer; } .untuned { color: var(--mute); }
 
 @dataclass(frozen=True)
 class FunctionRow:
-    """One tensor function of the artifact. ``seconds`` is its logged time for one call, None where it has none."""
+    """One tensor function of the artifact. ``seconds`` is its logged time for one call, None where it has none.
+
+    ``source`` is where its schedule is from: ``log``, ``shipped``, ``seed`` or ``given``.
+    """
 
     name: str
     calls: int
     space: str
-    tuned: bool
+    source: str
     seconds: float | None = None
     flops: float = 0.0
     trials: int = 0
@@ -116,7 +119,8 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
         bar = f'<div class="bar" style="width:{100 * _cost(row) / largest:.1f}%"></div>' if _cost(row) else ""
         share = f"{100 * _cost(row) / total:.1f}%" if _cost(row) else "-"
         name = f'<a href="#f{index}">{html.escape(row.name)}</a>' if row.script else html.escape(row.name)
-        source = f"log, {row.trials} trials" if row.tuned else '<span class="untuned">seed</span>'
+        told = f"log, {row.trials} trials" if row.source == "log" else row.source
+        source = told if row.source == "log" else f'<span class="untuned">{html.escape(told)}</span>'
         chosen = html.escape(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
         work = fmt.flops(row.flops) if row.flops else "-"
         yield (
@@ -131,7 +135,8 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
 
 def _tuning(records: Sequence[Record]) -> Iterable[str]:
     if not records:
-        yield "<h2>Tuning</h2><p>The log holds nothing for these functions: each one has its space's first seed.</p>"
+        yield ("<h2>Tuning</h2><p>The log holds no trials of these functions: each one has the schedule that ships, or "
+               "its space's first seed.</p>")
         return
     failures: dict[str, int] = {}
     for record in records:

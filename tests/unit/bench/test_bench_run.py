@@ -51,6 +51,38 @@ def test_peers_agree_and_are_timed(build):
     assert document["model"] == "it" and document["threads"] == 2 and document["speedup_over_best_peer"] is None
 
 
+def test_errors_are_relative_to_the_reference_that_is_given():
+    inputs = {"x": np.random.default_rng(1).standard_normal((4, 64), dtype=np.float32)}
+    model = mlp()
+    a, b = (numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer)
+    exact = np.maximum(inputs["x"] @ a, 0) @ b
+    for factor, low, high in ((1.0, 0.0, 1e-6), (1.001, 0.9e-3, 1.1e-3)):
+        result = run_bench(model, ["onnxruntime"], threads=1, timing=QUICK, inputs=inputs, reference=[exact * factor])
+        assert result.reference == "the reference" and low < result.results[0].max_rel_err < high
+    wrong = run_bench(model, ["onnxruntime"], threads=1, timing=QUICK, inputs=inputs, reference=[exact, exact])
+    assert "1 outputs where the reference has 2" in wrong.results[0].error
+
+
+def test_pytorch_runs_the_program_beside_the_others(tmp_path):
+    import torch
+
+    from mlc.frontend.pytorch import export_module
+
+    class Mlp(torch.nn.Module):
+        def __init__(self, weights):
+            super().__init__()
+            self.a, self.b = (torch.nn.Parameter(torch.from_numpy(w.copy())) for w in weights)
+
+        def forward(self, x):
+            return torch.relu(x @ self.a) @ self.b
+
+    model = mlp()
+    module = Mlp([numpy_helper.to_array(t) for t in model.graph.initializer])
+    torch.export.save(export_module(module, (torch.ones(4, 64),), "mlp"), tmp_path / "mlp.pt2")
+    result = run_bench(model, ["onnxruntime", "torch-eager"], threads=1, timing=QUICK, program=tmp_path / "mlp.pt2")
+    assert all(not row.error and row.max_rel_err < 1e-5 for row in result.results)
+
+
 def test_raw_tvm_runs_and_agrees():
     result = run_bench(mlp(), ["onnxruntime", "tvm"], threads=2, timing=QUICK)
     assert not result.results[1].error and result.results[1].max_rel_err < 1e-4

@@ -11,9 +11,9 @@ from mlc.log.record import Record
 from mlc.report.html import CompileReport, FunctionRow, check_folder, page, write
 
 ROWS = (
-    FunctionRow("fused_add", 3, "elementwise", False),
-    FunctionRow("fused_conv2d_relu", 2, "conv", True, 1e-3, 2e8, 40, {"tile_m": 6, "unroll": 1}, "if a < b: pass"),
-    FunctionRow("fused_dense<b>", 1, "gemm", True, 6e-3, 9e8, 12),
+    FunctionRow("fused_add", 3, "elementwise", "seed"),
+    FunctionRow("fused_conv2d_relu", 2, "conv", "log", 1e-3, 2e8, 40, {"tile_m": 6, "unroll": 1}, "if a < b: pass"),
+    FunctionRow("fused_dense<b>", 1, "gemm", "shipped", 6e-3, 9e8, 12),
 )
 
 
@@ -59,7 +59,7 @@ def test_functions_are_sorted_by_what_they_cost_a_run() -> None:
     rows = _parsed(CompileReport("m", ["t"], ROWS)).rows[1:]
     assert [row[0].split("tile_m")[0] for row in rows] == ["fused_dense<b>", "fused_conv2d_relu", "fused_add"]
     assert rows[1][1:3] == ["2", "1.00 ms"] and rows[1][3] == "25.0%" and rows[1][5:7] == ["200 MFLOP", "200 GFLOP/s"]
-    assert rows[2][2] == "-" and rows[2][-1] == "seed" and rows[0][-1] == "log, 12 trials"
+    assert rows[2][2] == "-" and rows[2][-1] == "seed" and rows[0][-1] == "shipped" and rows[1][-1] == "log, 40 trials"
 
 
 def test_names_and_code_are_escaped() -> None:
