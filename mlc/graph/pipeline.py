@@ -35,6 +35,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
     simplify.FoldPadding,
+    simplify.LiftToImages,
     simplify.SinkMovement,
     simplify.SinkShuffles,
 )

@@ -10,6 +10,7 @@ from mlc.graph.simplify.fold_constants import FoldConstants
 from mlc.graph.simplify.gelu import RecogniseGelu
 from mlc.graph.simplify.identities import DropIdentities
 from mlc.graph.simplify.layer_norm import RecogniseLayerNorm
+from mlc.graph.simplify.lift import LiftToImages
 from mlc.graph.simplify.movement import MergeMovement
 from mlc.graph.simplify.padding import FoldPadding
 from mlc.graph.simplify.shuffles import SinkShuffles
@@ -19,6 +20,6 @@ from mlc.graph.simplify.variadic import UnstackReductions
 
 __all__ = [
     "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "FoldPadding",
-    "MergeMovement", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats",
-    "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "UnstackReductions",
+    "LiftToImages", "MergeMovement", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon",
+    "ShareConcats", "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "UnstackReductions",
 ]

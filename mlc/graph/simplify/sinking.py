@@ -122,6 +122,10 @@ def _seen_in(expr: relax.Expr, shape: tuple[int, ...], new: tuple[int, ...], sco
     trimmed = own[next((i for i, dim in enumerate(own) if dim != 1), len(own)) :]
     if not trimmed:
         return scope.emit(op.reshape(expr, ())) if own else expr
+    unit = next((i for i in range(len(new)) if (*new[:i], *new[i + 1 :]) == shape and new[i] == 1), None)
+    if unit is not None:  # one more axis
+        spread = [1] * (len(shape) - len(own)) + list(own)
+        return scope.emit(op.reshape(expr, (*spread[:unit], 1, *spread[unit:])))
     rank = len(trimmed)
     if rank <= len(new) and shape[-rank:] == new[-rank:]:
         return expr if own == trimmed else scope.emit(op.reshape(expr, trimmed))
