@@ -16,6 +16,12 @@ __all__ = ["Convolution", "Estimate"]
 
 #: part of the peak that the direct kernel's products reach, and the products of Winograd's points
 _DIRECT, _POINTS = 0.9, 0.8
+#: part of the peak that convolutions of plain images reach at whole vectors, and of that with strides or groups
+_PLAIN, _SCATTERED = 0.5, 0.3
+#: part of the peak that depthwise convolutions reach
+_DEPTHWISE = 0.3
+#: bytes that a copy moves for each byte that comes from main memory; images are mostly in a cache
+_COPIES = 1.6
 #: additions of Winograd's transforms for each point of a tile and channel, of the input and of the output
 _TRANSFORMS = {2: (2.0, 1.5), 4: (4.0, 2.8)}
 #: part of the peak that the transforms reach: no multiply-adds, and every value is loaded and stored
@@ -68,7 +74,27 @@ class Estimate:
         """The direct kernel."""
         depth = conv.channels // conv.groups * math.prod(conv.kernel)
         products = conv.n * math.prod(conv.out) * conv.filters * depth
-        return self._seconds(2.0 * products / _DIRECT, 4.0 * conv.filters * depth, conv.image_bytes)
+        part = min(1.0, conv.block_out / self._on.lanes(4))  # of a vector that a block fills, in loads as in products
+        return self._seconds(2.0 * products / _DIRECT, 4.0 * conv.filters * depth, conv.image_bytes) / part
+
+    def plain(self, conv: Convolution) -> float:
+        """A convolution of plain images, whose vectors lie along a row."""
+        depth = conv.channels // conv.groups * math.prod(conv.kernel)
+        products = conv.n * math.prod(conv.out) * conv.filters * depth
+        lanes, width = self._on.lanes(4), conv.out[1]
+        reached = _PLAIN * width / (-(-width // lanes) * lanes)
+        reached *= _SCATTERED if conv.groups > 1 or conv.strides[1] > 1 else 1.0
+        return self._seconds(2.0 * products / reached, 4.0 * conv.filters * depth, conv.image_bytes)
+
+    def depthwise(self, conv: Convolution) -> float:
+        """A convolution of each channel by itself, in blocks."""
+        products = conv.n * math.prod(conv.out) * conv.filters * math.prod(conv.kernel)
+        part = min(1.0, conv.block_out / self._on.lanes(4))
+        return self._seconds(2.0 * products / _DEPTHWISE, 0.0, conv.image_bytes) / part
+
+    def copy(self, touched: float) -> float:
+        """A kernel that moves elements: ``touched`` bytes are read or written."""
+        return touched / (_COPIES * self._on.bandwidth) + self._on.launch_seconds
 
     def winograd(self, conv: Convolution, m: int) -> float:
         """The kernel ``F(m x m, 3 x 3)``."""

@@ -66,7 +66,7 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
         simplify.ShareCommon,
         simplify.ShareConcats,
         FuseAttention(target),
-        BlockedLayouts(target),
+        BlockedLayouts(target, winograd=winograd),
         PackWeights(target),
         simplify.MergeMovement,
         LowerInnerReshapes,

@@ -7,11 +7,12 @@ import pytest
 import tvm
 from tvm import relax
 
-from mlc.graph.layout import BLOCK, BlockedLayouts, ChannelBlocks
+from mlc.graph.channels import BLOCK, ChannelBlocks
+from mlc.graph.layout import BlockedLayouts
 from mlc.graph.packing import PackWeights
 from mlc.target import resolve
 
-TARGET = resolve("native")
+TARGET = resolve("x86-64-v4", threads=2)
 RNG = np.random.default_rng(7)
 
 
@@ -76,6 +77,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("always_blocked")
 @pytest.mark.parametrize("name", CASES)
 def test_convolution_with_epilogue(name: str) -> None:
     channels, out, kernel, attrs = CASES[name]
@@ -92,6 +94,7 @@ def test_convolution_with_epilogue(name: str) -> None:
     assert names.index("relax.nn.relu") < max(i for i, n in enumerate(names) if n == "relax.reshape")
 
 
+@pytest.mark.usefixtures("always_blocked")
 def test_region_stays_blocked_between_convolutions() -> None:
     shape = (1, 16, 12, 12)
 
@@ -109,6 +112,7 @@ def test_region_stays_blocked_between_convolutions() -> None:
     assert _operators(after).count("relax.permute_dims") == 1
 
 
+@pytest.mark.usefixtures("always_blocked")
 def test_residual_converts_the_plain_operand_once() -> None:
     shape = (1, 32, 9, 9)
 
@@ -120,6 +124,7 @@ def test_residual_converts_the_plain_operand_once() -> None:
     assert _operators(after).count("relax.permute_dims") == 2
 
 
+@pytest.mark.usefixtures("always_blocked")
 def test_average_pool_and_plain_consumers() -> None:
     shape = (1, 8, 14, 14)
 
@@ -158,6 +163,7 @@ def test_channel_blocks_pad_each_group() -> None:
     assert ChannelBlocks(64, groups=2).canonical() == ChannelBlocks(64)
 
 
+@pytest.mark.usefixtures("always_blocked")
 @pytest.mark.parametrize(
     ("channels", "before", "ways", "groups"),
     [(68, 4, 4, 4), (64, 1, 4, 4), (272, 4, 4, 4), (48, 1, 3, 2), (36, 3, 6, 3), (40, 2, 4, 5), (32, 1, 2, 1)],

@@ -77,6 +77,7 @@ def test_a_value_with_two_readers_is_made_once() -> None:
     assert "fused_add_relu" in names and not any("relu_conv2d" in name for name in names)
 
 
+@pytest.mark.usefixtures("always_blocked")
 def test_a_gate_joins_the_convolution_after_it() -> None:
     """Squeeze and excitation: the gate is a small tensor that another kernel makes."""
     w = weight(64, 64, 1, 1)

@@ -1,0 +1,313 @@
+"""The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
+
+:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.assign.assign`. Layouts spread
+along operators that keep the channels; a convolution may read one blocking and write another. Prices are analytic:
+arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tvm import relax
+
+from mlc.graph.assign import Alternative, assign
+from mlc.graph.channels import BLOCK, ChannelBlocks
+from mlc.graph.constants import array_of
+from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
+from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.winograd import TILES, applicable
+from mlc.target import Target
+
+__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
+           "is_image", "name_of"]
+
+#: blocks of channels, or None for the plain layout
+Layout = ChannelBlocks | None
+#: what is chosen for a value
+Choice = Alternative[Layout]
+
+#: below this many input channels a convolution may read one narrow block ``[N, 1, H, W, C]`` instead of padding
+NARROW = 8
+
+# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
+UNARY = {
+    "relax.nn.relu", "relax.nn.leakyrelu", "relax.sigmoid", "relax.tanh", "relax.clip", "relax.nn.silu",
+    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf",
+}
+BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
+
+# operators that could make them infinite, for layouts without padding lanes
+UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
+BINARY_EXACT = {"relax.divide", "relax.power"}
+
+_POOLS = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+#: how many times slower windows slide over the plain layout, whose vectors run along the row
+_PLAIN_WINDOWS = 2.0
+
+
+def name_of(expr: relax.Expr) -> str:
+    """The operator's name, empty for anything but a call of one."""
+    return op_name(expr) if isinstance(expr, relax.Call) else ""
+
+
+def is_image(expr: relax.Expr) -> bool:
+    """Whether the expression is a float32 tensor of rank 4."""
+    ty = expr.ty
+    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) == "float32"
+
+
+def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) -> relax.Call | None:
+    """The call that a variable is bound to, if it is of the operator ``name`` (without ``relax.``)."""
+    value = bound.get(expr) if isinstance(expr, relax.Var) else None
+    return value if value is not None and name_of(value) == f"relax.{name}" else None
+
+
+def choose_layouts(func: relax.Function, target: Target, *, winograd: bool) -> dict[Hashable, Choice]:
+    """The alternative of each variable of a straight-line function that is needed; the result is plain."""
+    planner = _Planner(func, target, winograd)
+    wanted = [(var, None) for var in dict.fromkeys(leaves(func.body.body))]
+    return assign(planner.values(), wanted, planner.conversion)
+
+
+@dataclass
+class _Family:
+    """Values whose channels are the same, and the layouts that somebody could use one of them in."""
+
+    layouts: dict[ChannelBlocks, None]
+
+
+class _Planner:
+    def __init__(self, func: relax.Function, target: Target, winograd: bool) -> None:
+        self._func = func
+        self._bound = {binding.var: binding.value for binding in bindings(func)}
+        self._winograd = winograd
+        weights = [array_of(arg) for value in self._bound.values() if isinstance(value, relax.Call)
+                   for arg in value.args]
+        self._estimate = Estimate(target.tvm, sum(array.nbytes for array in weights if array is not None))
+        self._families: dict[relax.Var, _Family] = {}
+        for var, value in self._bound.items():
+            self._relate(var, value)
+        for _ in range(2):  # a part of a concatenation may be one itself
+            for var, value in self._bound.items():
+                self._spread(var, value)
+
+    def values(self) -> dict[Hashable, list[Choice]]:
+        """Every variable with its alternatives, the plain one last: an epilogue stays with its convolution.
+
+        Elementwise operators and concatenations are free, since they become part of other kernels.
+        """
+        made: dict[Hashable, list[Choice]] = {param: [Alternative(None)] for param in self._func.params}
+        for var, value in self._bound.items():
+            made[var] = [*self._blocked(var, value), self._plain(var, value)]
+        return made
+
+    def conversion(self, var: Hashable, layout: Layout) -> float:
+        """Seconds of having a value in one more layout."""
+        assert isinstance(var, relax.Var)
+        if not is_image(var):
+            return 0.0
+        blocks = layout or ChannelBlocks(shape_of(var)[1])
+        if shape_of(var)[2:] == (1, 1) and not any(each.padded for each in [blocks, *self._family(var).layouts]):
+            return 0.0  # a view
+        return self._estimate.copy(self._bytes(var, None) + self._bytes(var, blocks))
+
+    # -- which layouts there are to choose from
+
+    def _family(self, var: relax.Var) -> _Family:
+        return self._families.setdefault(var, _Family({}))
+
+    def _join(self, a: relax.Var, b: relax.Var) -> None:
+        first, second = self._family(a), self._family(b)
+        if first is second:
+            return
+        first.layouts.update(second.layouts)
+        for var, family in self._families.items():
+            if family is second:
+                self._families[var] = first
+
+    def _relate(self, var: relax.Var, value: relax.Expr) -> None:
+        """Join what keeps its channels, and note the layouts that a convolution wants."""
+        name = name_of(value)
+        if name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _POOLS or name == "relax.mean":
+            for arg in value.args if is_image(var) else ():
+                if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
+                    self._join(var, arg)
+        elif name == "relax.nn.conv2d" and _weight(value) is not None:
+            data, groups = value.args[0], int(value.attrs.groups)
+            if _depthwise(value):
+                if isinstance(data, relax.Var):
+                    self._join(var, data)
+                groups = 1
+            for layout in _blockings(shape_of(var)[1], groups):
+                self._family(var).layouts[layout] = None
+            if isinstance(data, relax.Var):
+                for layout in _blockings(shape_of(data)[1], groups):
+                    self._family(data).layouts[layout] = None
+
+    def _spread(self, var: relax.Var, value: relax.Expr) -> None:
+        """Parts of a concatenation are blocked alike, where that leaves no padding between them."""
+        fields = _concatenated(value)
+        sizes = [size for size in (BLOCK, BLOCK // 2) if fields and all(shape_of(f)[1] % size == 0 for f in fields)]
+        if not sizes or not any(self._family(f).layouts for f in [*fields, var] if isinstance(f, relax.Var)):
+            return
+        for each in [*fields, var]:
+            if isinstance(each, relax.Var):
+                self._family(each).layouts[ChannelBlocks(shape_of(each)[1], size=sizes[0])] = None
+
+    # -- alternatives
+
+    def _plain(self, var: relax.Var, value: relax.Expr) -> Choice:
+        reads: dict[Hashable, Layout] = dict.fromkeys(leaves(value))
+        return Alternative(None, reads, self._plain_seconds(var, value))
+
+    def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
+        name = name_of(value)
+        if name == "relax.nn.conv2d" and is_image(var) and is_image(value.args[0]):
+            return self._estimate.plain(_convolution(value))
+        if name in _POOLS and is_image(var):
+            return _PLAIN_WINDOWS * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
+        if name == "relax.permute_dims":
+            return self._estimate.copy(8.0 * math.prod(shape_of(var)))
+        return 0.0
+
+    def _blocked(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
+        name = name_of(value)
+        if not is_image(var):
+            return
+        if name == "relax.nn.conv2d":
+            yield from self._convolutions(var, value)
+        elif name == "relax.concat":
+            yield from self._concatenations(var, value)
+        elif var in self._families:
+            for layout in self._families[var].layouts:
+                reads = self._reads(name, value, layout)
+                if reads is not None:
+                    yield Alternative(layout, reads, self._blocked_seconds(name, var, value, layout))
+
+    def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
+        """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
+        exact = name in UNARY_EXACT | BINARY_EXACT
+        if name in UNARY | UNARY_EXACT or name in _POOLS or name == "relax.mean":
+            data = value.args[0]
+            suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
+            return {data: layout} if suits and not (exact and layout.padded) else None
+        if name in BINARY | BINARY_EXACT and not (exact and layout.padded):
+            operands = [_operand(arg, layout) for arg in value.args]
+            if all(operands):
+                return {arg: layout for arg in value.args if isinstance(arg, relax.Var)}
+        return None
+
+    def _blocked_seconds(self, name: str, var: relax.Var, value: relax.Call, layout: ChannelBlocks) -> float:
+        if name in _POOLS:
+            return self._estimate.copy(self._bytes(value.args[0], layout) + self._bytes(var, layout))
+        return 0.0
+
+    def _convolutions(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        data, weight = value.args[0], _weight(value)
+        if weight is None:
+            return
+        key = {data: None} if isinstance(data, relax.Var) else {}
+        channels, groups = shape_of(data)[1], int(value.attrs.groups)
+        if _depthwise(value):
+            for layout in self._family(var).layouts:
+                conv = _convolution(value, layout, layout)
+                yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
+            return
+        shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
+        for out in self._blockings(var, groups):
+            for inner in self._blockings(data, groups):
+                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(_convolution(value, inner, out)))
+            if groups == 1 and channels < NARROW:
+                moved = self._estimate.copy(2 * self._bytes(data, None))
+                yield Alternative(out, dict(key), self._kernel(_convolution(value, None, out)) + moved)
+            if shuffled is not None and isinstance(shuffled[0], relax.Var):
+                seconds = self._kernel(_convolution(value, None, out))
+                for layout in self._family(shuffled[0]).layouts:
+                    yield Alternative(out, {shuffled[0]: layout}, seconds)
+
+    def _blockings(self, image: relax.Expr, groups: int) -> list[ChannelBlocks]:
+        """What a convolution could read or write: what suits it, and in the block sizes that suit its neighbours."""
+        channels = shape_of(image)[1]
+        family = self._family(image).layouts if isinstance(image, relax.Var) else ()
+        sizes = [layout.size for layout in [*_blockings(channels, groups), *family]]
+        return [ChannelBlocks(channels, groups, size).canonical() for size in dict.fromkeys(sizes)]
+
+    def _kernel(self, conv: Convolution) -> float:
+        """The faster of the direct and Winograd's kernel; which one is decided where the epilogue is known."""
+        blocks = conv.block_in == conv.block_out == BLOCK
+        fits = applicable(conv.channels, conv.filters, conv.kernel, conv.strides, conv.dilation, conv.groups)
+        others = [self._estimate.winograd(conv, m) for m in TILES] if self._winograd and blocks and fits else []
+        return min([self._estimate.direct(conv), *others])
+
+    def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        fields = _concatenated(value)
+        for size in dict.fromkeys(layout.size for layout in self._family(var).layouts) if fields else ():
+            if all(shape_of(field)[1] % size == 0 for field in fields):
+                reads = {f: ChannelBlocks(shape_of(f)[1], size=size) for f in fields if isinstance(f, relax.Var)}
+                layout = ChannelBlocks(shape_of(var)[1], size=size)
+                yield Alternative(layout, reads)
+
+    # -- prices
+
+    def _bytes(self, expr: relax.Expr, layout: Layout) -> float:
+        n, channels, height, width = shape_of(expr)
+        return 4.0 * n * (layout.lanes if layout else channels) * height * width
+
+
+def _blockings(channels: int, groups: int) -> list[ChannelBlocks]:
+    """Whole blocks, and half ones where they save lanes."""
+    rest = (channels // groups) % BLOCK
+    sizes = (BLOCK, BLOCK // 2) if 0 < rest <= BLOCK // 2 else (BLOCK,)
+    return [ChannelBlocks(channels, groups, size).canonical() for size in sizes]
+
+
+def _weight(call: relax.Call):  # type: ignore[no-untyped-def]
+    """The weight of a convolution that blocked kernels can compute, else None."""
+    data, weight = call.args
+    attrs = call.attrs
+    plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and is_image(data)
+    return array_of(weight) if plain else None
+
+
+def _depthwise(call: relax.Call) -> bool:
+    groups = int(call.attrs.groups)
+    return groups > 1 and groups == shape_of(call.args[0])[1] == shape_of(call.args[1])[0]
+
+
+def _concatenated(value: relax.Expr) -> list[relax.Expr]:
+    """The parts of a concatenation of images along their channels, else nothing."""
+    if name_of(value) != "relax.concat" or not isinstance(value.args[0], relax.Tuple):
+        return []
+    fields = list(value.args[0].fields)
+    return fields if int(value.attrs.axis) in (1, -3) and all(map(is_image, fields)) else []
+
+
+def _keeps_channels(call: relax.Call) -> bool:
+    if name_of(call) == "relax.mean":
+        return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
+    return name_of(call) not in _POOLS or call.attrs.layout == "NCHW"
+
+
+def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
+    """Whether an operand of elementwise arithmetic can be had in ``layout``."""
+    array = array_of(expr)
+    if array is not None:
+        return array.size == 1 or (1,) * (4 - array.ndim) + array.shape == (1, layout.channels, 1, 1)
+    return isinstance(expr, relax.Var) and is_image(expr) and shape_of(expr)[1] == layout.channels
+
+
+def _convolution(call: relax.Call, inner: Layout = None, out: Layout = None) -> Convolution:
+    """What is convolved; channels that only pad are counted where a layout is blocked."""
+    n, channels, *size = shape_of(call.args[0])
+    filters, _, *kernel = shape_of(call.args[1])
+    attrs = call.attrs
+    strides, pads, dilation = (tuple(int(v) for v in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
+    return Convolution(
+        n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
+        (kernel[0], kernel[1]), strides, pads, dilation, int(attrs.groups), inner.size if inner else 1,
+        out.size if out else 1,
+    )
