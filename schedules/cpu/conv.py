@@ -58,6 +58,7 @@ class _Shape:
     padded: bool
     stride: int
     per_group: int  # output blocks that read the same input channels
+    weight: int  # number of the parameter that holds the weights, -1 if none does
 
     @property
     def groups(self) -> int:
@@ -77,8 +78,11 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
     stays = data.strides[_OB] == 0
     per_group = oc_blocks if stays else data.periods[_OB] or 1
     padded = any(b.name != block.name for b in analyse(func).producers(block))
+    weights = next(a.buffer for a in block.reads if a.depends(_OC))
+    weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
     return _Shape(
-        n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(step) // int(data.buffer.shape[-1]), per_group
+        n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(step) // int(data.buffer.shape[-1]), per_group,
+        weight,
     )
 
 
@@ -86,7 +90,7 @@ class Conv2d(Space):
     """Knobs: ``ow``/``oh`` output columns/rows of one register tile, ``oc`` output blocks of one register tile,
     ``rows`` output rows and ``groups`` output blocks of one parallel chunk, ``ic`` unrolling of the input channels,
     ``order`` which axis varies fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the
-    padded input is made (0: once, 1: per chunk of rows).
+    padded input is made (0: once, 1: per chunk of rows), ``prefetch`` whether weights are fetched one tile ahead.
     """
 
     name = "cpu.conv2d_nchwc"
@@ -107,6 +111,7 @@ class Conv2d(Space):
             Knob("ic", tuple(divisors(shape.ic, 16))),
             Knob("order", (0, 1)),
             Knob("pad", (0, 1) if shape.padded else (0,)),
+            Knob("prefetch", (0, 1) if shape.weight >= 0 else (0,)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -122,6 +127,7 @@ class Conv2d(Space):
         out = consumers_inlined(sch, block)
         ow_tile, oh_tile, oc_tile = pick("ow"), pick("oh"), pick("oc")
         rows, groups, unroll, order, pad_at = pick("rows"), pick("groups"), pick("ic"), pick("order"), pick("pad")
+        fetched = (shape.weight, oc_tile, oc_tile) if pick("prefetch") else None
         if rows % oh_tile or groups % oc_tile:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
@@ -138,7 +144,7 @@ class Conv2d(Space):
             sch.unroll(loop)
         if shape.ow % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
-        start = accumulate(sch, block, outer_ow, 5, lanes, unroll)
+        start = accumulate(sch, block, outer_ow, 5, lanes, unroll, fetched)
         if pad is not None and pad_at == 1 and order == 0:
             sch.compute_at(pad, chunk_oh, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
@@ -260,7 +266,15 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
         yield {
             "ow": chunk.ow, "oh": chunk.oh, "oc": chunk.oc, "rows": chunk.rows, "groups": chunk.groups,
             "ic": max(divisors(shape.ic, 4)), "order": chunk.order, "pad": chunk.pad,
+            "prefetch": int(_fetched_ahead(shape, machine)),
         }
+
+
+def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
+    """Whether the weights are too many to wait in the second level for the next tile. Measured with weights in memory:
+    2048 -> 512 channels of 49 pixels gain 20%, of 784 pixels nothing, and what fits the level loses nothing."""
+    weights = shape.oc_blocks * shape.oc * shape.ic_blocks * shape.ic * shape.kh * shape.kw * 4
+    return shape.weight >= 0 and weights > machine.l2_bytes // 2
 
 
 def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:

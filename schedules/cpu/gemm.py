@@ -269,12 +269,12 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
         for n in _columns(shape, machine):
             cost = _tile_cost(shape, machine, m, n)
             if cost is not None:
-                chunks = _chunks(shape, machine, m, n)
-                scored.append((cost * chunks[0][0], m, n, [rest for _, *rest in chunks[:2]]))
+                chunks = _chunks(shape, machine, m, n)[:2]
+                scored.append((cost * chunks[0][0], m, n, chunks))
     scored.sort()
     for _, m, n, chunks in scored[:6]:
         k = max(divisors(shape.k, 4))
-        for mb, nb, order, inner in chunks:
+        for _, mb, nb, order, inner in chunks:
             prefetch = int((inner == 1 or nb == 1) and _fetched_ahead(shape, machine, m * mb, m, n, k))
             decisions = {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
             for pack in _packs(shape, machine):
