@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
 
 from schedules.analysis import analyse, remembered
 from schedules.cpu.common import (
@@ -17,9 +18,12 @@ from schedules.cpu.common import (
     collapse,
     inline_injective,
     is_transposed,
+    parallelise,
     schedule_injective,
     work,
 )
+from schedules.intrin import use
+from schedules.intrin.transpose import transpose
 from schedules.machine import cpu_machine
 from schedules.space import Decisions, Knob, Pick, Space
 
@@ -28,7 +32,8 @@ __all__ = ["ELEMENTWISE"]
 
 class Elementwise(Space):
     """Knobs: ``vector`` registers a step, ``parallel`` (only where there is enough work to doubt it), and for
-    transpositions ``tile`` elements along the reads and ``across`` (1: the vector runs along the reads)."""
+    transpositions ``tile`` elements along the reads and ``across`` (1: the vector runs along the reads); where nothing
+    but the last two axes change places, ``shuffle`` (1: square tiles are turned in registers)."""
 
     name = "cpu.elementwise"
     target_kind = "llvm"
@@ -42,6 +47,8 @@ class Elementwise(Space):
         knobs = [Knob("vector", (1, 2, 4))]
         if transposed:
             knobs += [Knob("tile", (4, 8, 16, 32)), Knob("across", (0, 1))]
+        if _turns(func, cpu_machine(target).lanes()):
+            knobs.append(Knob("shuffle", (0, 1)))
         if amount >= PARALLEL_WORK // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
@@ -50,9 +57,10 @@ class Elementwise(Space):
         names = {k.name for k in self.knobs(func, target)}
         parallel = int(_look(func)[1] >= PARALLEL_WORK)
         tiles = ((2, 8, 1), (2, 16, 0), (4, 16, 1)) if "tile" in names else ((2, 0, 0), (4, 0, 0), (1, 0, 0))
-        for vector, tile, across in tiles:
-            full = {"vector": vector, "tile": tile, "across": across, "parallel": parallel}
-            yield {name: value for name, value in full.items() if name in names}
+        for shuffle in (1, 0) if "shuffle" in names else (0,):
+            for vector, tile, across in tiles[:1] if shuffle else tiles:
+                full = {"vector": vector, "tile": tile, "across": across, "parallel": parallel, "shuffle": shuffle}
+                yield {name: value for name, value in full.items() if name in names}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         func = sch.mod["main"]
@@ -64,8 +72,11 @@ class Elementwise(Space):
             across=bool(pick("across")) if "across" in names else False,
             parallel=bool(pick("parallel")) if "parallel" in names else False,
         )
-        stored = inline_injective(sch, info)
         machine = cpu_machine(target)
+        if "shuffle" in names and pick("shuffle"):
+            _turn(sch, sch.get_sblock(info.outputs[0].name), machine.lanes(), machine.cores if tile.parallel else 1)
+            return
+        stored = inline_injective(sch, info)
         for block in (*stored, *info.outputs):
             schedule_injective(sch, sch.get_sblock(block.name), machine, tile)
 
@@ -79,6 +90,29 @@ def _look(func: tirx.PrimFunc) -> tuple[bool, int]:
     nests = [collapse(sch, sch.get_sblock(block.name))[0] for block in info.outputs]
     amount = max(work(b.elements, n.expensive) for b, n in zip(info.outputs, nests, strict=True))
     return any(is_transposed(n) for n in nests), amount
+
+
+@remembered
+def _turns(func: tirx.PrimFunc, lanes: int) -> bool:
+    """Whether the function is ``B[.., i, j] = A[.., j, i]`` of 32-bit floats and made of whole square tiles."""
+    blocks = analyse(func).blocks
+    store = blocks[0].block.body
+    if len(blocks) != 1 or not isinstance(store.value, TensorLoad) or str(store.buffer.dtype) != "float32":
+        return False
+    rows, columns = (list(indices)[-2:] for indices in (store.indices, store.value.indices))
+    turned = len(rows) == len(columns) == 2 and rows[0].same_as(columns[1]) and rows[1].same_as(columns[0])
+    return turned and all(extent % lanes == 0 for extent in blocks[0].extents[-2:])
+
+
+def _turn(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: int, cores: int) -> None:
+    """Every line of a square tile is read once and written once, so that it does not matter which lines of the cache
+    the others would displace: with rows a power of two apart, that is most of them."""
+    *rest, row, column = sch.get_loops(block)
+    row_out, row_in = sch.split(row, [None, lanes])
+    column_out, column_in = sch.split(column, [None, lanes])
+    sch.reorder(*rest, row_out, column_out, row_in, column_in)
+    sch.tensorize(row_in, use(transpose(lanes)))
+    parallelise(sch, [*rest, row_out, column_out], cores)
 
 
 ELEMENTWISE = Elementwise()

@@ -93,9 +93,13 @@ def check(case: Case, sch: s_tir.Schedule) -> None:
 
 
 def loop_kinds(func: tirx.PrimFunc) -> set[int]:
-    """The kinds of loops in a scheduled function."""
+    """The kinds of loops in a scheduled function; an intrinsic on whole vectors is a vectorised loop."""
     found: set[int] = set()
-    walk(func.body, (tirx.For, lambda loop: found.add(int(loop.kind))))
+    walk(
+        func.body,
+        (tirx.For, lambda loop: found.add(int(loop.kind))),
+        (tirx.Ramp, lambda _: found.add(int(tirx.ForKind.VECTORIZED))),
+    )
     return found
 
 

@@ -74,6 +74,8 @@ class TestElementwise(SpaceContract):
         Case("float64", _one(lambda a: topi.multiply(a, a), 300, dtype="float64"), lambda a: a * a),
         Case("channel_scale", _two(topi.multiply, (1, 24, 20, 20), (1, 24, 1, 1)), lambda a, b: a * b),
         Case("transpose", _one(topi.transpose, 200, 300), lambda a: a.T),
+        Case("transpose_by_powers_of_two", _one(topi.transpose, 512, 256), lambda a: a.T),
+        Case("transpose_batched", _one(lambda a: topi.transpose(a, (0, 2, 1)), 3, 64, 48), lambda a: a.swapaxes(1, 2)),
         Case("transpose_odd", _one(topi.transpose, 37, 53), lambda a: a.T),
         Case(
             "heads", _one(lambda a: topi.transpose(a, (0, 2, 1, 3)), 1, 64, 12, 64),
