@@ -60,7 +60,7 @@ class _Folding:
         return data if readers == 1 else None
 
     def _elementwise(self, data: relax.Var) -> bool:
-        """Whether kernels of elementwise operators make the value, of a tensor of its shape and of smaller ones."""
+        """Whether injective kernels make the value, of a tensor of its shape and of smaller ones."""
         steps = list(_steps(self._mod, self._bound.get(data)))
         inputs = [arg for _, call in steps for arg in call.args[1].fields]
         patterns = [int((self._mod[call.args[0]].attrs or {}).get("op_pattern", _OPAQUE)) for _, call in steps]
