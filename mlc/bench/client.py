@@ -13,13 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-__all__ = ["Worker", "WorkerFailed"]
+from mlc.measure.rest import wait_for_rest
 
-_LOOK = 0.002  # seconds between looks at a process that should come to rest
-_QUIET_LOOKS = 5
+__all__ = ["Worker", "WorkerFailed"]
 
 
 class WorkerFailed(Exception):
@@ -63,11 +61,8 @@ class Worker:
         return value
 
     def settle(self, timeout: float = 2.0) -> None:
-        """Wait until no thread of the process runs: pools spin on for a while, TVM's for 0.1 s, into the next turn."""
-        deadline, quiet = time.monotonic() + timeout, 0
-        while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
-            quiet = 0 if _runnable_threads(self.pid) else quiet + 1
-            time.sleep(_LOOK)
+        """Wait until no thread of the process runs: pools spin on into the next turn."""
+        wait_for_rest(self.pid, timeout)
 
     def close(self) -> None:
         """End the process and everything it started."""
@@ -109,13 +104,3 @@ class Worker:
             lines = [line.strip() for line in text.splitlines() if line.strip()]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"the process {how}" + (f": {lines[-1]}" if lines else "")
-
-
-def _runnable_threads(pid: int) -> int:
-    """Threads of the process that run or would, were a core free; 0 where the system does not say."""
-    count = 0
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # a thread that just ended
-            # "id (name) state ...": a name may hold anything, so the state follows the last parenthesis.
-            count += stat.read_text().rpartition(")")[2].split()[0] == "R"
-    return count

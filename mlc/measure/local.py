@@ -23,6 +23,7 @@ from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 from mlc.measure.pool import Job, Pool
 from mlc.measure.process import WorkerProcess
 from mlc.measure.protocol import Message
+from mlc.measure.rest import wait_for_rest
 
 __all__ = ["LocalMeasurer"]
 
@@ -98,6 +99,7 @@ class LocalMeasurer:
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._batches = 0
+        self._ran: WorkerProcess | None = None  # the last candidate's
 
     def __enter__(self) -> LocalMeasurer:
         return self
@@ -153,7 +155,8 @@ class LocalMeasurer:
             jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
             self._pool.serve(jobs, slots)
             self._pool.settle()
-            for candidate in batch.open():
+            # those of one worker after another: whenever the worker changes, the last one's threads must come to rest
+            for candidate in sorted(batch.open(), key=lambda c: self._slot(c.worker)):
                 self._run(batch, candidate)
 
     def _run(self, batch: _Batch, candidate: _Candidate) -> None:
@@ -168,10 +171,20 @@ class LocalMeasurer:
         if worker is None or not self._pool.living(worker) or not reference.ready:
             return
         slots = (self._pool.slot_of(worker),)
+        self._quiet(worker)
         if reference.path not in worker.prepared:
             self._pool.serve([self._prepare_job(batch, candidate)], slots)
         if self._pool.living(worker) and candidate.result is None:
             self._pool.serve([self._run_job(batch, candidate)], slots)
+
+    def _slot(self, worker: WorkerProcess | None) -> int:
+        return self._pool.slot_of(worker) if worker is not None and self._pool.living(worker) else -1
+
+    def _quiet(self, worker: WorkerProcess) -> None:
+        """Wait for whoever ran before ``worker``."""
+        if self._ran is not None and self._ran is not worker and self._pool.living(self._ran):
+            wait_for_rest(self._ran.pid)
+        self._ran = worker
 
     def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int) -> None:
         if not candidates:
