@@ -62,10 +62,12 @@ def lines_per_step(lines: int, steps: int) -> int:
     return count if count <= _MAX_PER_STEP else 0
 
 
-def prefetch_rows(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, param: int, distance: int, lines: int) -> None:
-    """Fetch, while ``loop`` steps through a row of the function's parameter number ``param``, what lies ``distance``
-    elements further on: a row to come. ``lines`` are the cache lines of one step."""
-    sch.annotate(loop, _ROWS_MARK, [param, distance, lines])
+def prefetch_rows(
+    sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, rows: Sequence[tuple[int, int]], lines: int
+) -> None:
+    """Fetch, while ``loop`` steps through rows of parameters of the function, ``lines`` cache lines a step of rows to
+    come. ``rows`` holds for each parameter its number and how many elements further on the later row lies."""
+    sch.annotate(loop, _ROWS_MARK, [lines, *(number for row in rows for number in row)])
 
 
 def insert_prefetches(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -111,22 +113,24 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     fetches = []
     for number in range(count):
         line = [*base[1:-2], base[-2] + step * count + number, tirx.const(0, "int32")]
-        address = tirx.address_of(tirx.BufferLoad(buffer, [base[0] + distance, *line]))
-        flags = [tirx.const(flag, "int32") for flag in (_READ, _SECOND_LEVEL, _DATA)]
-        fetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags)))
+        fetches.append(_fetch(tirx.BufferLoad(buffer, [base[0] + distance, *line]), _SECOND_LEVEL))
     return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
 
 
 def _with_rows(func: tirx.PrimFunc, loop: tirx.For) -> tirx.Stmt:
-    """The body of a loop over a row, with the fetches of a later row before it."""
-    param, distance, lines = (int(v) for v in loop.annotations[_ROWS_MARK])
-    buffer = func.params[param]
-    base = _first_index(loop, buffer)
-    if base is None:
-        return loop.body
-    elements = _LINE * 8 // tvm.runtime.DataType(str(buffer.dtype)).bits
-    loads = [tirx.BufferLoad(buffer, [*base[:-1], base[-1] + distance + n * elements]) for n in range(lines)]
-    return tirx.SeqStmt([*(_fetch(load, _FIRST_LEVEL) for load in loads), loop.body])
+    """The body of a loop over rows, with the fetches of later rows before it."""
+    lines, *numbers = (int(v) for v in loop.annotations[_ROWS_MARK])
+    fetches = []
+    for param, distance in zip(numbers[::2], numbers[1::2], strict=True):
+        buffer = func.params[param]
+        base = _first_index(loop, buffer, from_start=False)
+        elements = _LINE * 8 // tvm.runtime.DataType(str(buffer.dtype)).bits
+        if base is None:
+            continue
+        for n in range(lines):
+            load = tirx.BufferLoad(buffer, [*base[:-1], base[-1] + distance + n * elements])
+            fetches.append(_fetch(load, _FIRST_LEVEL))
+    return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
 
 
 def _fetch(load: tirx.BufferLoad, level: int) -> tirx.Stmt:
@@ -135,10 +139,11 @@ def _fetch(load: tirx.BufferLoad, level: int) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *flags))
 
 
-def _first_index(loop: tirx.For, buffer: tirx.Buffer) -> list[Any] | None:
-    """Where the tile inside ``loop`` begins to read ``buffer``, in terms of the loops outside the reduction."""
+def _first_index(loop: tirx.For, buffer: tirx.Buffer, from_start: bool = True) -> list[Any] | None:
+    """Where the tile inside ``loop`` begins to read ``buffer``, in terms of the loops outside the reduction:
+    ``from_start`` at the loop's first iteration, else at the one under way."""
     realizes: list[s_tir.SBlockRealize] = []
-    inner = [loop.loop_var]
+    inner = [loop.loop_var] if from_start else []
     walk(loop.body, (s_tir.SBlockRealize, realizes.append), (tirx.For, lambda each: inner.append(each.loop_var)))
     for realize in realizes:
         loads: list[TensorLoad] = []

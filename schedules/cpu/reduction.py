@@ -26,7 +26,8 @@ __all__ = ["REDUCTION"]
 class Reduction(Space):
     """Knobs: ``lanes`` registers of partial results of a sum, ``fold`` the width of a second, narrower step (0: none),
     ``vector`` registers a step in the other stages, ``recompute`` (1: slow intermediates are computed again where
-    they are read, not stored), ``parallel``."""
+    they are read, not stored), ``ahead`` (1: rows to come are fetched from memory while one is computed),
+    ``parallel``."""
 
     name = "cpu.reduction"
     target_kind = "llvm"
@@ -44,6 +45,8 @@ class Reduction(Space):
         knobs = [Knob("lanes", (1, 2, 4)), Knob("fold", (0, 4, 8)), Knob("vector", (1, 2, 4))]
         if any(b.expensive and len(info.consumers(b)) > 1 for b in info.blocks if b.kind == "injective"):
             knobs.append(Knob("recompute", (0, 1)))
+        if _touched(func) >= cpu_machine(target).l1_bytes:
+            knobs.append(Knob("ahead", (0, 1)))
         if _work(info) >= PARALLEL_WORK // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
@@ -52,7 +55,8 @@ class Reduction(Space):
         names = {k.name for k in self.knobs(func, target)}
         parallel = int(_work(analyse(func)) >= PARALLEL_WORK)
         for lanes, fold, vector in ((2, 4, 2), (4, 8, 2), (1, 4, 1), (4, 4, 4)):
-            full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "parallel": parallel}
+            full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "ahead": 1,
+                    "parallel": parallel}
             yield {name: value for name, value in full.items() if name in names}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
@@ -61,8 +65,9 @@ class Reduction(Space):
         info, machine = analyse(func), cpu_machine(target)
         lanes, fold, vector = pick("lanes"), pick("fold"), pick("vector")
         recompute = bool(pick("recompute")) if "recompute" in names else False
+        ahead = bool(pick("ahead")) if "ahead" in names else False
         parallel = bool(pick("parallel")) if "parallel" in names else False
-        tile = RowTile(lanes=lanes, fold=fold, vector=vector, parallel=parallel)
+        tile = RowTile(lanes=lanes, fold=fold, vector=vector, parallel=parallel, ahead=ahead)
         inline_injective(sch, info)
         if recompute:
             for block in _repeated(info):
@@ -75,6 +80,14 @@ class Reduction(Space):
                 schedule_block(sch, block, machine, tile)
             return
         schedule_rows(sch, sch.get_sblock(last.name), [sch.get_sblock(b.name) for b in stages], machine, tile)
+
+
+def _touched(func: tirx.PrimFunc) -> int:
+    """Bytes of all inputs and outputs."""
+    return sum(
+        prod(int(extent) for extent in param.shape) * tvm.runtime.DataType(str(param.dtype)).bits // 8
+        for param in func.params
+    )
 
 
 def _work(info: FuncInfo) -> int:

@@ -13,24 +13,32 @@ from dataclasses import dataclass
 from math import prod
 
 from tvm import s_tir
+from tvm.runtime import DataType
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import Nest, nest
+from schedules.analysis import Access, Nest, nest
 from schedules.cpu.common import PARALLEL_WORK, attempt, divisor, parallelise, vectorise, work
+from schedules.lowering import prefetch_rows
 from schedules.machine import CpuMachine
 
 __all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
+
+#: bytes that rows to come are ahead of the row under way: memory answers in the time that this much takes
+_AHEAD = 4096
+#: bytes of a cache line
+_LINE = 64
 
 
 @dataclass(frozen=True)
 class RowTile:
     """``lanes`` registers hold the partial results of a split sum, which are then folded into ``fold`` (0: not);
-    ``vector`` registers a step elsewhere."""
+    ``vector`` registers a step elsewhere; ``ahead``: rows to come are fetched from memory meanwhile."""
 
     lanes: int = 2
     fold: int = 4
     vector: int = 2
     parallel: bool = True
+    ahead: bool = False
 
 
 def reduces_along_memory(here: Nest) -> bool:
@@ -128,6 +136,40 @@ def schedule_rows(
     for block in placed:
         _inside(sch, block, len(rows), machine, tile)
     _inside(sch, last, len(rows), machine, tile)
+    if tile.ahead and rows:
+        _fetch_ahead(sch, [*placed, last], len(rows))
+
+
+def _fetch_ahead(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], depth: int) -> None:
+    """Let the last stage that reads an input along its rows fetch that input's rows to come.
+
+    The stages of a row take turns at arithmetic and memory, and no out-of-order window spans them.
+    """
+    fetched: set[int] = set()
+    params = list(sch.mod["main"].params)
+    for block in reversed(blocks):
+        here = nest(sch, block)
+        step = len(here.loops) - 2  # the loop around the vector
+        if step < depth or any(loop.kind == "R" for loop in here.loops) or here.loops[step].extent < 2:
+            continue
+        row = max((i for i in range(depth) if here.loops[i].extent > 1), default=None)
+        if row is None:
+            continue
+        width = here.loops[step + 1].extent
+        found = []
+        for access in here.reads:
+            stride = access.strides[row] or 0
+            number = next((i for i, param in enumerate(params) if access.buffer.same_as(param)), None)
+            if number is not None and number not in fetched and stride > 0 and access.strides[step + 1] == 1:
+                found.append((number, stride * -(-_AHEAD // (stride * _bytes(access)))))
+        if found:
+            size = _bytes(here.writes[0])
+            prefetch_rows(sch, here.loops[step].rv, found, max(1, width * size // _LINE))
+            fetched.update(number for number, _ in found)
+
+
+def _bytes(access: Access) -> int:
+    return max(1, DataType(str(access.buffer.dtype)).bits // 8)
 
 
 def _amount(sch: s_tir.Schedule, block: SBlockRV) -> int:

@@ -7,11 +7,12 @@ import re
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import s_tir, te, tirx
+from tvm import s_tir, te, tirx, topi
 
 from mlc.graph.blocked import conv2d_nchwc, dense_packed
 from mlc.target import resolve
 from schedules.cpu.gemm import GEMM
+from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.tiling import accumulate
 from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
 from schedules.space import schedule_with
@@ -30,12 +31,9 @@ def _scheduled(**changes: int) -> tirx.PrimFunc:
     return schedule_with(GEMM, func, TARGET.tvm, {**DECISIONS, **changes}).mod["main"]
 
 
-def _fetched_lines(func: tirx.PrimFunc, block_lines: int = DEPTH) -> list[int]:
-    """The offsets, in cache lines of the weight, that the function fetches in the order of its loops.
-
-    ``block_lines`` is the number of lines of one block of the weight.
-    """
-    lines: list[int] = []
+def _fetched_indices(func: tirx.PrimFunc) -> list[list[int]]:
+    """The indices of what the function fetches, in the order of its loops."""
+    fetched: list[list[int]] = []
 
     def run(statement: object, values: dict[object, int]) -> None:
         if isinstance(statement, tirx.For):
@@ -47,16 +45,40 @@ def _fetched_lines(func: tirx.PrimFunc, block_lines: int = DEPTH) -> list[int]:
         elif isinstance(statement, s_tir.SBlockRealize) and not statement.block.iter_vars:
             run(statement.block.body, values)
         elif isinstance(statement, tirx.Evaluate):
-            block, *between, line, lane = (
+            fetched.append([
                 int(tvm.sym.Analyzer().simplify(tvm_ffi.structural_map(
                     index, (tirx.Var, lambda var: tirx.const(values[var], "int32"))
                 ))) for index in statement.value.args[0].args[0].indices
-            )
-            assert lane == 0 and not any(between)
-            lines.append(block * block_lines + line)
+            ])
 
     run(func.body, {})
+    return fetched
+
+
+def _fetched_lines(func: tirx.PrimFunc, block_lines: int = DEPTH) -> list[int]:
+    """The offsets, in cache lines of the weight, that the function fetches in the order of its loops.
+
+    ``block_lines`` is the number of lines of one block of the weight.
+    """
+    lines = []
+    for block, *between, line, lane in _fetched_indices(func):
+        assert lane == 0 and not any(between)
+        lines.append(block * block_lines + line)
     return lines
+
+
+def test_rows_fetch_the_row_that_memory_has_time_for() -> None:
+    """A layer norm of rows of 1 KiB fetches each line of the input once, four rows ahead, and nothing else."""
+    rows, columns = 64, 256
+    x, gamma, beta = (te.placeholder(shape) for shape in ((rows, columns), (columns,), (columns,)))
+    func = te.create_prim_func([x, gamma, beta, topi.nn.layer_norm(x, gamma, beta, [1])])
+    seed = next(iter(REDUCTION.seeds(func, TARGET.tvm)))
+    assert seed["ahead"] == 1
+    sch = schedule_with(REDUCTION, func, TARGET.tvm, seed)
+    offsets = [row * columns + column for row, column in _fetched_indices(insert_prefetches(sch.mod["main"]))]
+    assert sorted(offsets) == [1024 + line * 16 for line in range(rows * columns // 16)]
+    still = schedule_with(REDUCTION, func, TARGET.tvm, {**seed, "ahead": 0}).mod["main"]
+    assert insert_prefetches(still).same_as(still)
 
 
 def test_each_column_of_tiles_fetches_exactly_the_next_one() -> None:
