@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 from tvm import te, tirx
@@ -52,18 +53,21 @@ def transforms(m: int) -> Transforms:
     points = list(_POINTS[m])
     size = m + FILTER - 1
 
-    def times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
-        shifted = [Fraction(0), *polynomial]
-        return [s - root * c for s, c in zip(shifted, [*polynomial, Fraction(0)], strict=True)]
+    def product(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
+        """Coefficients of the polynomial with these roots, the constant first."""
+        coefficients = [Fraction(1)]
+        for root in roots:
+            coefficients = [s - root * c for s, c in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)],
+                                                         strict=True)]
+        return tuple(coefficients)
 
     rows_in, rows_filter = [], []
     for i, point in enumerate(points):
         others = points[:i] + points[i + 1 :]
-        coefficients = reduce(times, others, [Fraction(1)])
-        weight = reduce(lambda a, b: a * b, (point - other for other in others), Fraction(1))
-        rows_in.append((*coefficients, Fraction(0)))
+        weight = prod(point - other for other in others)
+        rows_in.append((*product(others), Fraction(0)))
         rows_filter.append(tuple(point**k / weight for k in range(FILTER)))
-    rows_in.append(tuple(reduce(times, points, [Fraction(1)])))
+    rows_in.append(product(points))
     rows_filter.append((Fraction(0),) * (FILTER - 1) + (Fraction(1),))
     rows_out = tuple(
         (*(point**k for point in points), Fraction(int(k == m - 1))) for k in range(m)

@@ -24,8 +24,8 @@ from mlc.graph.task import from_json
 from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
-from schedules.machine import native_last_level
 from schedules.lowering import PIPELINE
+from schedules.machine import native_last_level
 from schedules.math import expand_math
 from schedules.trace import replay
 
