@@ -81,7 +81,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="only kernels whose names hold this text (alternatives: a|b)")
     parser.add_argument("--log", type=Path, help="time the schedules of this tuning log where it has them")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="tune the kernels into --log first")
-    parser.add_argument("--seed", type=int, help="time the space's seed of this number instead of its first")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     args = parser.parse_args(argv)

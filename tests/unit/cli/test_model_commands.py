@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +18,13 @@ from mlc.cli.main import main
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    """``(1, 8, 14, 14) -> conv 3x3, bias, relu -> mean -> dense -> (1, 10)``, and a second output."""
+def _convolution(path: Path, channels: int, filters: int, size: int) -> Path:
+    """``(1, C, H, H) -> conv 3x3, bias, relu -> mean -> dense -> (1, 10)``, and a second output."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
-    shapes = {"w": (16, 8, 3, 3), "b": (16,), "d": (16, 10)}
+    shapes = {"w": (filters, channels, 3, 3), "b": (filters,), "d": (filters, 10)}
     weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32") * 0.1, n) for n, s in shapes.items()]
     nodes = [
         helper.make_node("Conv", ["image", "w", "b"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["r"]),
@@ -32,13 +32,23 @@ def model_path(tmp_path_factory):
         helper.make_node("MatMul", ["f", "d"], ["scores"]),
     ]
     graph = helper.make_graph(
-        nodes, "small", [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 8, 14, 14])],
+        nodes, "small", [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, channels, size, size])],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 10]),
-         helper.make_tensor_value_info("features", TensorProto.FLOAT, [1, 16, 1, 1])], weights,
+         helper.make_tensor_value_info("features", TensorProto.FLOAT, [1, filters, 1, 1])], weights,
     )
-    path = tmp_path_factory.mktemp("model") / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return _convolution(tmp_path_factory.mktemp("model") / "small.onnx", 8, 16, 14)
+
+
+@pytest.fixture(scope="module")
+def wide_path(tmp_path_factory):
+    """A model whose convolution is large enough for Winograd."""
+    return _convolution(tmp_path_factory.mktemp("model") / "wide.onnx", 64, 64, 28)
 
 
 @pytest.fixture(scope="module")
@@ -145,37 +155,37 @@ def test_tune_fills_the_log_and_compile_uses_it(model_path, tmp_path, capsys) ->
     assert all(f["tuned"] for f in built["functions"] if f["key"] in {t["key"] for t in shown["tasks"]})
 
 
-def test_no_winograd(model_path, tmp_path, capsys, monkeypatch) -> None:
+def test_no_winograd(wide_path, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
     names = {}
     for words in ((), ("--no-winograd",)):
-        document = _json(capsys, "compile", model_path, "-o", tmp_path / "x.so", *words)
+        document = _json(capsys, "compile", wide_path, "-o", tmp_path / "x.so", *words)
         names[words] = [f["name"] for f in document["functions"]]
     assert any("winograd" in name for name in names[()])
     assert not any("winograd" in name for name in names["--no-winograd",])
     assert any("conv2d" in name for name in names["--no-winograd",])
-    assert main(["compile", str(model_path), "-o", str(tmp_path / "x.so"), "--no-winograd"]) == 0
+    assert main(["compile", str(wide_path), "-o", str(tmp_path / "x.so"), "--no-winograd"]) == 0
     assert "mlc tune" in (text := capsys.readouterr().out) and "--no-winograd" in text
 
 
-def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(model_path, tmp_path, capsys) -> None:
+def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(wide_path, tmp_path, capsys) -> None:
     log = tmp_path / "own.db"
-    document = _json(capsys, "tune", model_path, "--trials", "24", "--log", log)
+    document = _json(capsys, "tune", wide_path, "--trials", "24", "--log", log)
     rivals = [t for t in document["tasks"] if t["choice"]]
     assert len(rivals) == 3 and len({t["choice"] for t in rivals}) == 1
     assert all(t["trials"] and t["best_seconds"] for t in rivals)
     one_of_them = min(t["best_seconds"] * t["weight"] for t in rivals)
     others = sum(t["best_seconds"] * t["weight"] for t in document["tasks"] if not t["choice"])
     assert document["best_latency"] == pytest.approx(one_of_them + others)
-    built = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "x.so")
+    built = _json(capsys, "compile", wide_path, "--log", log, "-o", tmp_path / "x.so")
     (used,) = [f for f in built["functions"] if f["key"] in {t["key"] for t in rivals}]
     direct = rivals[0]["choice"]
     seconds = {t["key"]: t["best_seconds"] for t in rivals}
     assert used["key"] == min(seconds, key=seconds.__getitem__) or seconds[direct] * 0.97 <= min(seconds.values())
-    again = _json(capsys, "compile", model_path, "--log", log, "-o", tmp_path / "y.so")
+    again = _json(capsys, "compile", wide_path, "--log", log, "-o", tmp_path / "y.so")
     assert [f["key"] for f in again["functions"]] == [f["key"] for f in built["functions"]]
     assert not any("winograd" in t["name"] for t in _json(
-        capsys, "tune", model_path, "--trials", "1", "--log", log, "--no-winograd")["tasks"])
+        capsys, "tune", wide_path, "--trials", "1", "--log", log, "--no-winograd")["tasks"])
 
 
 def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
