@@ -133,9 +133,9 @@ def _connect_readonly(path: Path) -> sqlite3.Connection:
         try:
             _check_identity(db, path)
             return db
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             db.close()
-            if attempt is attempts[-1]:
+            if attempt is attempts[-1] or "locked" in str(error):  # a log in use is not finished
                 raise
         except BaseException:
             db.close()
@@ -154,6 +154,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     _use_wal(db)
     db.execute("PRAGMA synchronous = FULL")  # append returns after the disk has it
     db.execute("PRAGMA cache_size = -16384")
+    _user_version(db)  # the first read makes the -wal file, by which a reader sees that there is a writer
 
 
 def _create(db: sqlite3.Connection) -> None:
