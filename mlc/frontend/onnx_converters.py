@@ -120,11 +120,32 @@ def _lrn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.divide(data, bb.normalize(power))
 
 
+def _clip(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Constant bounds as operators of the graph. TVM makes tensor functions of them, which no layout passes through.
+
+    ``Clip(x, lo, hi)`` --> ``minimum(maximum(x, lo), hi)``; a bound that is missing or NaN does not bound.
+    """
+    import tvm
+    from tvm import relax
+
+    given = [inputs[i] if i < len(inputs) else None for i in (1, 2)]
+    if not all(bound is None or isinstance(bound, tvm.ir.GenericConst) for bound in given):
+        return None
+    bounds = [attrs.get(name) if bound is None else bound.value.numpy().item()
+              for name, bound in zip(("min", "max"), given, strict=True)]
+    result, dtype = inputs[0], _dtype(inputs[0])
+    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
+        if bound is not None and not np.isnan(bound):
+            result = bb.normalize(operator(result, relax.const(bound, dtype)))
+    return result
+
+
 def _dtype(expr: Any) -> str:
     return str(expr.ty.dtype)
 
 
 CONVERTERS: dict[str, Converter] = {
+    "Clip": _clip,
     "Dropout": _dropout,
     "Gather": _gather,
     "LRN": _lrn,

@@ -68,7 +68,8 @@ class Estimate:
     def __init__(self, target: tvm.target.Target, weights: float) -> None:
         self._on = machine(target)
         near, last = self._on.levels[-2:]
-        self._weights = self._on.bandwidth if weights > last.size / 2 else self._on.cores * near.refill
+        self._cached, self._last = self._on.cores * near.refill, last.size
+        self._weights = self._on.bandwidth if weights > last.size / 2 else self._cached
 
     def direct(self, conv: Convolution) -> float:
         """The direct kernel."""
@@ -107,6 +108,6 @@ class Estimate:
         return self._seconds(operations, 4.0 * points * conv.filters * conv.channels, conv.image_bytes)
 
     def _seconds(self, operations: float, weights: float, images: float) -> float:
-        """``operations`` are scaled to the peak; images are taken to come from main memory."""
-        memory = weights / self._weights + images / self._on.bandwidth
+        """``operations`` are scaled to the peak; images that fit the last cache were written there just before."""
+        memory = weights / self._weights + images / (self._on.bandwidth if images > self._last / 2 else self._cached)
         return max(operations / self._on.flops, memory) + self._on.launch_seconds
