@@ -1,0 +1,224 @@
+"""Sizes and indices: integer polynomials over named symbols, with floor division and remainder as further atoms.
+
+A size such as ``2*c + 1`` and an index such as ``y*stride + r - pad`` are both a :class:`Poly`. Equal polynomials are
+equal objects in the sense of ``==`` and hash alike, so that they serve as keys; what is equal only under conditions is
+for the prover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add, mul
+from typing import Any, TypeAlias
+
+__all__ = ["Atom", "Condition", "FloorDiv", "Mod", "Poly", "Symbol", "as_poly", "at_least", "divides", "equal", "less"]
+
+
+@dataclass(frozen=True, order=True)
+class Symbol:
+    """A named integer: a size (at least 1) or an index variable."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """``floor(numerator / denominator)``, the denominator being at least 1."""
+
+    numerator: Poly
+    denominator: Poly
+
+    def __str__(self) -> str:
+        return f"(({self.numerator}) // ({self.denominator}))"
+
+
+@dataclass(frozen=True)
+class Mod:
+    """``numerator - denominator * floor(numerator / denominator)``, the denominator being at least 1."""
+
+    numerator: Poly
+    denominator: Poly
+
+    def __str__(self) -> str:
+        return f"(({self.numerator}) % ({self.denominator}))"
+
+
+Atom: TypeAlias = Symbol | FloorDiv | Mod
+#: atoms with repetition, in the order of their texts
+Monomial: TypeAlias = tuple[Atom, ...]
+
+
+class Poly:
+    """An integer polynomial; immutable, hashable, with ``+ - * // %``."""
+
+    __slots__ = ("_hash", "terms")
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        kept = [(monomial, factor) for monomial, factor in terms.items() if factor]
+        self.terms = tuple(sorted(kept, key=lambda term: (len(term[0]), [str(atom) for atom in term[0]])))
+        self._hash = hash(self.terms)
+
+    @staticmethod
+    def symbol(name: str) -> Poly:
+        return Poly({(Symbol(name),): 1})
+
+    @staticmethod
+    def atom(atom: Atom) -> Poly:
+        return Poly({(atom,): 1})
+
+    @property
+    def constant(self) -> int | None:
+        """The integer that this is, None if it depends on a symbol."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of all symbols, those inside divisions as well."""
+        found: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                if isinstance(atom, Symbol):
+                    found.add(atom.name)
+                else:
+                    found |= atom.numerator.symbols | atom.denominator.symbols
+        return frozenset(found)
+
+    def __add__(self, other: Poly | int) -> Poly:
+        total = dict(self.terms)
+        for monomial, factor in as_poly(other).terms:
+            total[monomial] = total.get(monomial, 0) + factor
+        return Poly(total)
+
+    def __mul__(self, other: Poly | int) -> Poly:
+        total: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in as_poly(other).terms:
+                monomial = tuple(sorted(left + right, key=str))
+                total[monomial] = total.get(monomial, 0) + a * b
+        return Poly(total)
+
+    def __neg__(self) -> Poly:
+        return Poly({m: -c for m, c in self.terms})
+
+    def __sub__(self, other: Poly | int) -> Poly:
+        return self + (-as_poly(other))
+
+    def __rsub__(self, other: int) -> Poly:
+        return as_poly(other) - self
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Poly | int) -> Poly:
+        """The quotient, rounded down; the divisor is taken to be at least 1."""
+        divisor = as_poly(other)
+        if divisor.constant == 1:
+            return self
+        if self.constant is not None and divisor.constant is not None:
+            return as_poly(self.constant // divisor.constant)
+        return as_poly(0) if not self.terms else Poly.atom(FloorDiv(self, divisor))
+
+    def __mod__(self, other: Poly | int) -> Poly:
+        """The remainder, from 0 to the divisor less one; the divisor is taken to be at least 1."""
+        divisor = as_poly(other)
+        if divisor.constant == 1:
+            return as_poly(0)
+        if self.constant is not None and divisor.constant is not None:
+            return as_poly(self.constant % divisor.constant)
+        return as_poly(0) if not self.terms else Poly.atom(Mod(self, divisor))
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """The value where symbols have ``values``: integers, or integer arrays that broadcast."""
+
+        def of(atom: Atom) -> Any:
+            if isinstance(atom, Symbol):
+                return values[atom.name]
+            numerator, denominator = atom.numerator.evaluate(values), atom.denominator.evaluate(values)
+            return numerator // denominator if isinstance(atom, FloorDiv) else numerator % denominator
+
+        return reduce(add, (reduce(mul, map(of, m), c) for m, c in self.terms), 0)
+
+    def substitute(self, values: Mapping[str, Poly]) -> Poly:
+        """The polynomial with symbols replaced by polynomials."""
+        if not values or self.symbols.isdisjoint(values):
+            return self
+
+        def of(atom: Atom) -> Poly:
+            if isinstance(atom, Symbol):
+                return values.get(atom.name, Poly.atom(atom))
+            numerator, denominator = atom.numerator.substitute(values), atom.denominator.substitute(values)
+            return numerator // denominator if isinstance(atom, FloorDiv) else numerator % denominator
+
+        return reduce(add, (reduce(mul, map(of, m), as_poly(c)) for m, c in self.terms), as_poly(0))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.constant == other
+        return isinstance(other, Poly) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        parts = []
+        for monomial, factor in self.terms:
+            names = [str(atom) for atom in monomial]
+            if abs(factor) != 1 or not names:
+                names.insert(0, str(abs(factor)))
+            parts.append(("-" if factor < 0 else "+") + "*".join(names))
+        text = "".join(parts)
+        return text.removeprefix("+")
+
+    __repr__ = __str__
+
+
+def as_poly(value: Poly | int) -> Poly:
+    """An integer as a constant polynomial; polynomials as they are."""
+    return value if isinstance(value, Poly) else Poly({(): int(value)})
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``poly >= 0`` (relation ``>=``) or ``poly == 0`` (``==``)."""
+
+    poly: Poly
+    relation: str
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """Whether it holds, elementwise where values are arrays."""
+        value = self.poly.evaluate(values)
+        return value == 0 if self.relation == "==" else value >= 0
+
+    def substitute(self, values: Mapping[str, Poly]) -> Condition:
+        return Condition(self.poly.substitute(values), self.relation)
+
+    def __str__(self) -> str:
+        return f"{self.poly} {self.relation} 0"
+
+
+def equal(a: Poly | int, b: Poly | int) -> Condition:
+    return Condition(as_poly(a) - b, "==")
+
+
+def at_least(a: Poly | int, b: Poly | int) -> Condition:
+    return Condition(as_poly(a) - b, ">=")
+
+
+def less(a: Poly | int, b: Poly | int) -> Condition:
+    return Condition(as_poly(b) - a - 1, ">=")
+
+
+def divides(divisor: Poly | int, dividend: Poly | int) -> Condition:
+    """The divisor, at least 1, divides the dividend."""
+    return Condition(as_poly(dividend) % divisor, "==")

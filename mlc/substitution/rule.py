@@ -1,0 +1,35 @@
+"""A substitution as data: two graphs over the same inputs, the sizes that it holds for, and its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlc.operators.index import Condition, Poly
+from mlc.substitution.graph import Graph
+
+__all__ = ["Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``source`` may be replaced by ``target``, output by output, wherever the precondition holds.
+
+    The precondition has two parts. ``shapes`` gives every input (of either side) its shape over size symbols, each of
+    which stands for any integer of at least 1; a symbol that occurs twice demands equal sizes, a constant demands that
+    size. ``conditions`` are further demands on the sizes. Under both, source *and* target are well-formed and equal.
+    ``two_way`` says that the source may replace the target as well (it reads the same inputs). ``certificate`` is what
+    :mod:`mlc.substitution.check` needs to check the proof again; a rule without one is never applied.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[Poly, ...]]
+    source: Graph
+    target: Graph
+    conditions: tuple[Condition, ...] = ()
+    certificate: Mapping[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def two_way(self) -> bool:
+        return set(self.source.inputs) == set(self.target.inputs)
