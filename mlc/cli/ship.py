@@ -138,9 +138,10 @@ def _untimed(model: str, target: Target) -> list[Record]:
 
 def read(file: Path) -> list[Record]:
     """The records of a shipped file; none where there is no file yet."""
+    from mlc.log import Record
     from mlc.log.exchange import read_jsonl
 
-    return [found for _, found in read_jsonl(file) if not isinstance(found, str)] if file.exists() else []
+    return [found for _, found in read_jsonl(file) if isinstance(found, Record)] if file.exists() else []
 
 
 def write(file: Path, records: Iterable[Record]) -> int:

@@ -6,8 +6,9 @@ from mlc.log.layers import Layers, layered
 from mlc.log.price import Prices
 from mlc.log.record import Record
 from mlc.log.store import LogReader, Session, TaskSummary, TuningLog
+from mlc.log.workload import Workload
 
 __all__ = [
     "CheckReport", "Exchange", "Layers", "LogReader", "Prices", "Record", "Session", "TaskSummary", "TuningLog",
-    "check", "export_jsonl", "import_jsonl", "layered", "merge", "salvage",
+    "Workload", "check", "export_jsonl", "import_jsonl", "layered", "merge", "salvage",
 ]

@@ -20,6 +20,7 @@ from mlc.log import codec, schema
 from mlc.log.pages import raw_rows
 from mlc.log.record import Record
 from mlc.log.store import Session, TuningLog
+from mlc.log.workload import Workload, parse_workload
 
 __all__ = ["CheckReport", "check", "salvage"]
 
@@ -71,7 +72,7 @@ def check(path: str | Path) -> CheckReport:
 def salvage(path: str | Path, out: str | Path) -> CheckReport:
     """Copy everything that reads back as written into a new log at ``out``; the source is not changed.
 
-    Records and sessions are saved; named state is not, since nothing proves it whole and all of it can be
+    Records, workloads and sessions are saved; named state is not, since nothing proves it whole and all of it can be
     made again. The report is that of the source.
     """
     target = Path(out).expanduser()
@@ -82,6 +83,7 @@ def salvage(path: str | Path, out: str | Path) -> CheckReport:
         facts = iter(_facts(report.path, not report.ok))
         while batch := list(islice(facts, _BATCH)):
             log.append(found for found in batch if isinstance(found, Record))
+            log.put_workloads(found for found in batch if isinstance(found, Workload))
             for session in batch:
                 if isinstance(session, Session):
                     log.update_session(session)
@@ -104,12 +106,14 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
     return any(words in str(error) for words in ("malformed", "not a database", "disk I/O", "no such table"))
 
 
-def _facts(source: Path, damaged: bool) -> Iterator[Record | Session | None]:
-    """Records, sessions, and None for each record that is not as it was written."""
+def _facts(source: Path, damaged: bool) -> Iterator[Record | Workload | Session | None]:
+    """Records, workloads, sessions, and None for each of the former two that is not as it was written."""
     if not damaged:
         with TuningLog(source, readonly=True) as log:
             for uid, _, _, _, body, _ in log.rows():
                 yield _verified(uid, body)
+            for uid, body in log.workload_rows():
+                yield _verified_workload(uid, body)
             yield from log.sessions()
         return
     seen: set[bytes] = set()
@@ -120,6 +124,9 @@ def _facts(source: Path, damaged: bool) -> Iterator[Record | Session | None]:
                 if found is not None:
                     seen.add(row[1])
                 yield found
+        elif len(row) == 3 and isinstance(row[1], bytes) and isinstance(row[2], bytes):
+            if (workload := _verified_workload(row[1], row[2])) is not None:
+                yield workload
         elif len(row) == 5 and (session := _session(row)):
             yield session
 
@@ -128,6 +135,14 @@ def _verified(uid: bytes, body: bytes) -> Record | None:
     try:
         text = codec.unpack(body)
         return codec.parse_text(text) if codec.digest(text) == uid else None
+    except codec.MalformedRecord:
+        return None
+
+
+def _verified_workload(uid: bytes, body: bytes) -> Workload | None:
+    try:
+        text = codec.unpack(body)
+        return parse_workload(text) if codec.digest(text) == uid else None
     except codec.MalformedRecord:
         return None
 

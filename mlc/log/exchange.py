@@ -12,7 +12,8 @@ from typing import Any
 from mlc.errors import LogError
 from mlc.log import codec
 from mlc.log.record import Record
-from mlc.log.store import LogReader, TuningLog, row_of
+from mlc.log.store import TuningLog, row_of
+from mlc.log.workload import Workload, parse_workload, workload_text
 
 __all__ = ["Exchange", "export_jsonl", "import_jsonl", "merge", "read_jsonl"]
 
@@ -38,11 +39,15 @@ class Exchange:
         return f"{text}, {len(self.problems)} lines skipped: {shown}{more}"
 
 
-def export_jsonl(log: LogReader, path: str | Path, task_key: str | None = None) -> int:
-    """Write every record as one JSON object a line, with its digest as ``uid``; how many were written."""
+def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) -> int:
+    """Write every workload and record as one JSON object a line, with its digest as ``uid``; how many records."""
     target, count = Path(path), 0
     try:
         with target.open("w", encoding="utf-8") as file:
+            for workload in log.workloads():
+                if task_key in (None, workload.task_key):
+                    text = workload_text(workload)
+                    file.write(f'{{"uid":"{codec.digest(text).hex()}","workload":{text}}}\n')
             for record in log.records(task_key):
                 text = codec.canonical_text(record)
                 file.write(f'{{"uid":"{codec.digest(text).hex()}",{text[1:]}\n')
@@ -52,8 +57,10 @@ def export_jsonl(log: LogReader, path: str | Path, task_key: str | None = None) 
     return count
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | str]]:
-    """``(line number, record)``, or ``(line number, reason)`` for a line that is no record. Blank lines are skipped.
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | Workload | str]]:
+    """``(line number, record)`` (or workload), or ``(line number, reason)`` for a line that is neither.
+
+    Blank lines are skipped.
 
     A line whose ``uid`` does not fit its content was torn or altered, and is no record either.
     """
@@ -73,14 +80,19 @@ def import_jsonl(log: TuningLog, path: str | Path) -> Exchange:
     """Append every record of ``path`` that the log does not have. Bad lines are reported and skipped."""
     problems: list[tuple[str, int, str]] = []
 
+    workloads: list[Workload] = []
+
     def records() -> Iterator[Record]:
         for number, found in read_jsonl(path):
             if isinstance(found, Record):
                 yield found
+            elif isinstance(found, Workload):
+                workloads.append(found)
             else:
                 problems.append((str(path), number, found))
 
     added, seen = _append(log, map(row_of, records()))
+    log.put_workloads(workloads)
     return Exchange(added, seen - added, tuple(problems))
 
 
@@ -101,6 +113,7 @@ def _merge_database(into: TuningLog, source: Path) -> Exchange:
             raise LogError(f"a log can be merged only from another file, but {source} is the log itself; leave it out")
         # rows are encoded anew: what a file from elsewhere says about itself is not taken on trust
         added, seen = _append(into, map(row_of, other.records()))
+        into.put_workloads(other.workloads())
         known = {session.id for session in into.sessions()}
         for session in other.sessions():
             if session.id not in known:
@@ -116,18 +129,23 @@ def _append(log: TuningLog, rows: Iterator[tuple[Any, ...]]) -> tuple[int, int]:
     return added, seen
 
 
-def _parse_line(line: bytes) -> Record | str:
+def _parse_line(line: bytes) -> Record | Workload | str:
+    found: Record | Workload
     try:
         values = json.loads(line)
         if not isinstance(values, dict):
             return f"a record must be a JSON object, got {type(values).__name__}"
         uid = values.pop("uid", None)
-        record = codec.parse_text(json.dumps(values))
-        text = codec.canonical_text(record)
+        if set(values) == {"workload"}:
+            found = parse_workload(json.dumps(values["workload"]))
+            text = workload_text(found)
+        else:
+            found = codec.parse_text(json.dumps(values))
+            text = codec.canonical_text(found)
     except codec.MalformedRecord as error:
         return str(error)
     except (ValueError, RecursionError) as error:
         return f"a record must be one JSON object, but {error}"
     if uid is not None and uid != codec.digest(text).hex():
         return "the content must fit its uid, but it was altered or damaged"
-    return record
+    return found

@@ -13,7 +13,9 @@ from mlc.errors import LogError
 
 __all__ = ["APPLICATION_ID", "PAGE_SIZE", "SCHEMA_VERSION", "connect", "explain", "explained", "transaction"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+#: read as it is, and brought up to date when it is opened for writing: it lacks the workloads
+_WITHOUT_WORKLOADS = 2
 APPLICATION_ID = 0x6D6C6331  # "mlc1": tells our files from other people's SQLite databases
 PAGE_SIZE = 4096
 _BUSY_SECONDS = 30.0
@@ -43,6 +45,14 @@ CREATE TABLE sessions (
 CREATE TABLE state (
     name TEXT PRIMARY KEY,
     value BLOB NOT NULL
+);
+"""
+#: ``body`` is a task's function (see workload.py), ``uid`` its digest
+_WORKLOADS = """
+CREATE TABLE workloads (
+    task_key TEXT PRIMARY KEY,
+    uid BLOB NOT NULL,
+    body BLOB NOT NULL
 );
 """
 
@@ -151,6 +161,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if _user_version(db) != SCHEMA_VERSION:
         _create(db)
     _check_identity(db, path)
+    _update(db)
     _use_wal(db)
     db.execute("PRAGMA synchronous = FULL")  # append returns after the disk has it
     db.execute("PRAGMA cache_size = -16384")
@@ -162,10 +173,19 @@ def _create(db: sqlite3.Connection) -> None:
     with transaction(db):
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if _user_version(db) == 0 and tables == 0:  # else another process was faster, or the file is not ours
-            for statement in _TABLES.strip().split(";")[:-1]:
+            for statement in (_TABLES + _WORKLOADS).strip().split(";")[:-1]:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _update(db: sqlite3.Connection) -> None:
+    """Add what a log of the schema before lacks."""
+    if _user_version(db) == _WITHOUT_WORKLOADS:
+        with transaction(db):
+            if _user_version(db) == _WITHOUT_WORKLOADS:  # else another process was faster
+                db.execute(_WORKLOADS.strip().rstrip(";"))
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
@@ -195,7 +215,7 @@ def _check_identity(db: sqlite3.Connection, path: Path) -> None:
             f"the tuning log must be one that mlc made, but {path} is another SQLite database; give another file"
         )
     version = _user_version(db)
-    if version == SCHEMA_VERSION:
+    if version in (SCHEMA_VERSION, _WITHOUT_WORKLOADS):
         return
     remedy = (
         "update mlc, or export it there with `mlc log export` and import it here"

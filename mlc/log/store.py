@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mlc.errors import LogError
 from mlc.log import codec, schema
 from mlc.log.record import CLEARLY_FASTER, Record
+from mlc.log.workload import Workload, parse_workload, workload_text
 
 __all__ = ["LogReader", "Session", "TaskSummary", "TuningLog"]
 
@@ -120,6 +121,17 @@ class TuningLog:
                 self._put_session(session)
             return added
 
+    def put_workloads(self, workloads: Iterable[Workload]) -> int:
+        """Keep what tasks compute, once for each task; how many were new."""
+        rows = []
+        for workload in workloads:
+            text = workload_text(workload)
+            rows.append((workload.task_key, codec.digest(text), codec.pack(text)))
+        with self._writing():
+            before = self._db.total_changes
+            self._db.executemany("INSERT OR IGNORE INTO workloads (task_key, uid, body) VALUES (?, ?, ?)", rows)
+            return self._db.total_changes - before
+
     def put_state(self, name: str, blob: bytes) -> None:
         """Keep a blob under a name (a cost model, say), replacing what was there."""
         with self._writing():
@@ -201,6 +213,18 @@ class TuningLog:
             totals[codec.versions_of(key)] += n
         return dict(totals)
 
+    def workload(self, task_key: str) -> Workload | None:
+        """What a task computes, None where the log does not say."""
+        return next(self._workloads(" WHERE task_key = ?", task_key), None)
+
+    def workloads(self) -> Iterator[Workload]:
+        """Every workload, in the order of the tasks' keys."""
+        return self._workloads(" ORDER BY task_key")
+
+    def workload_rows(self) -> list[tuple[bytes, bytes]]:
+        """``(uid, body)`` of every workload, as stored."""
+        return self._rows("SELECT uid, body FROM workloads ORDER BY task_key") if self._has_workloads() else []
+
     def get_state(self, name: str) -> bytes | None:
         """The blob kept under ``name``, or None."""
         rows = self._rows("SELECT value FROM state WHERE name = ?", name)
@@ -247,6 +271,24 @@ class TuningLog:
                 f"every stored record must be readable, but one in {self.path} is not ({error}); "
                 f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
             ) from error
+
+    def _has_workloads(self) -> bool:
+        """A file of the schema before, opened for reading, has no such table."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'workloads'"))
+
+    def _workloads(self, which: str, *values: Any) -> Iterator[Workload]:
+        if not self._has_workloads():
+            return
+        keys = self._rows("SELECT task_key FROM workloads" + which, *values)
+        for (key,) in keys:
+            for (body,) in self._rows("SELECT body FROM workloads WHERE task_key = ?", key):
+                try:
+                    yield parse_workload(codec.unpack(body))
+                except codec.MalformedRecord as error:
+                    raise LogError(
+                        f"every workload must be readable, but that of {key} in {self.path} is not ({error}); "
+                        f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
+                    ) from error
 
     def _task_name(self, key: str) -> str:
         rows = self._rows("SELECT body FROM records WHERE task_key = ? ORDER BY seconds DESC LIMIT 1", key)

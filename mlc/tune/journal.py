@@ -11,6 +11,7 @@ from cost_model.model import CostModel
 from mlc.graph.task import Task, versions
 from mlc.log.record import Record
 from mlc.log.store import TuningLog
+from mlc.log.workload import Workload
 from mlc.measure.machine import machine_id
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
@@ -40,6 +41,7 @@ class Journal:
             for session in log.sessions():
                 if session.options.get("tasks") == which:
                     self.spent_trials, self.spent_seconds = session.trials, session.seconds
+        log.put_workloads(map(Workload.of, tasks))
         session = log.start_session({**options.to_json(), "tasks": which, "target": target.canonical})
         self._session = log.update_session(session, trials=self.spent_trials, seconds=self.spent_seconds)
 

@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]
 @pytest.mark.parametrize(("damage", "least"), [
     (lambda p: _truncate(p, 0.95), 0.6), (lambda p: _truncate(p, 0.5), 0.2), (lambda p: _noise(p, 0, 4096), 0.95),
     (lambda p: _noise(p, 0, 16), 0.95), (lambda p: _noise(p, 40_000, 60_000), 0.7),
-    (lambda p: _noise(p, 74_096, 74_196), 0.9),
+    (lambda p: _noise(p, 82_288, 82_388), 0.9),
 ])  # fmt: skip
 def test_what_survived_is_copied_as_it_was(
     whole: tuple[Path, list[Record]], tmp_path: Path, damage: Callable[[Path], None], least: float
