@@ -15,7 +15,7 @@ SECONDS ?= 60
 BENCH_SECONDS ?= 100
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench shipped-logs bench-kernels clean
+.PHONY: help venv demo test test-all lint bench shipped-logs bench-kernels bench-tuner clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-all       the slow tests too"
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and the README"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
+	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make lint           ruff, mypy and import-linter alone"
 	@echo "make clean          remove build artefacts and caches (not $(VENV))"
@@ -57,6 +58,9 @@ bench: $(STAMP)
 
 bench-kernels: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_kernels
+
+bench-tuner: $(STAMP)
+	@$(BIN)/python -m tests.performance.bench_tuner
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m mlc.cli.ship --seconds $(SECONDS)

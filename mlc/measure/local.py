@@ -112,6 +112,10 @@ class LocalMeasurer:
         self._pool.close()
         self._remove()
 
+    def wait_until_ready(self) -> None:
+        """Return once every worker has started; without it they start behind the first candidates."""
+        self._pool.settle()
+
     def measure(
         self, requests: Sequence[MeasureRequest], on_result: OnResult | None = None
     ) -> list[MeasureResult]:

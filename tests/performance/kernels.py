@@ -17,7 +17,7 @@ from mlc.graph.rewrite import bindings, op_name
 from mlc.target import Target
 from mlc.testing.programs import program
 
-__all__ = ["Kernel", "kernels"]
+__all__ = ["Kernel", "kernels", "tuner_kernels"]
 
 _BLOCK = 16  # channels of a block of NCHW[c]c, columns of a packed panel
 _GEMM, _CONV, _STREAM = 0.90, 0.85, 0.80  # what part of the roofline each kind is to reach
@@ -46,6 +46,17 @@ def kernels() -> Iterator[Kernel]:
     yield from _convolutions()
     yield from _rows()
     yield from _movement()
+
+
+def tuner_kernels() -> Iterator[Kernel]:
+    """The seven that tuners are compared on: products of plain matrices, the rest as a compiled model has it."""
+    yield _matmul("gemm 512", 1, 512, 512, 512)
+    yield _matmul("gemm 128x3072x768", 1, 128, 3072, 768)
+    yield _conv("conv 3x3 64->64 @56", 64, 64, 56, 3, 1)
+    yield _conv("conv 1x1 256->64 @56", 256, 64, 56, 1, 1)
+    yield _conv("conv 3x3 256->256 @14", 256, 256, 14, 3, 1)
+    yield _depthwise(144, 56, 1)
+    yield _relax("softmax 1536x128", {"x": (1536, 128)}, lambda x: op.nn.softmax(x, axis=-1), _softmax)
 
 
 # -- matrix products
