@@ -18,7 +18,9 @@ class Rule:
 
     The precondition has two parts. ``shapes`` gives every input (of either side) its shape over size symbols, each of
     which stands for any integer of at least 1; a symbol that occurs twice demands equal sizes, a constant demands that
-    size. ``conditions`` are further demands on the sizes. Under both, source *and* target are well-formed and equal.
+    size. Attributes of the source may hold further symbols (strides, paddings less one), each at least 1 as well; the
+    target and the conditions use only symbols of the shapes and of the source. ``conditions`` are further demands on
+    the sizes. Under both, source *and* target are well-formed and equal.
     ``two_way`` says that the source may replace the target as well (it reads the same inputs). ``certificate`` is what
     :mod:`mlc.substitution.check` needs to check the proof again; a rule without one is never applied.
     """
