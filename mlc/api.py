@@ -166,7 +166,8 @@ def _optimised(imported: ImportedModel, target: Target, prices: Prices, winograd
 
 def _local_measurer(target: Target) -> Measurer:
     from mlc.config import physical_cores
-    from mlc.measure import LocalMeasurer, MeasureOptions
+    from mlc.measure import Dispatcher, LocalExecutor, LocalMeasurer, MeasureOptions
 
     workers = max(1, min(physical_cores(), _BUILD_WORKERS))
-    return LocalMeasurer(MeasureOptions(threads=target.threads), workers)
+    options = MeasureOptions(threads=target.threads)
+    return Dispatcher(LocalExecutor(LocalMeasurer(options, workers)), options)

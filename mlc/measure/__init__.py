@@ -1,9 +1,13 @@
 """Build, run and time candidates, somewhere that may crash, hang or lie."""
 
+from mlc.measure.dispatch import Dispatcher
+from mlc.measure.executor import Answer, Executor, Job
+from mlc.measure.here import LocalExecutor
 from mlc.measure.local import LocalMeasurer
 from mlc.measure.machine import load_warning, machine_id
 from mlc.measure.measurer import MeasureOptions, Measurer, MeasureRequest, MeasureResult
 
 __all__ = [
-    "LocalMeasurer", "MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer", "load_warning", "machine_id",
+    "Answer", "Dispatcher", "Executor", "Job", "LocalExecutor", "LocalMeasurer", "MeasureOptions", "MeasureRequest",
+    "MeasureResult", "Measurer", "load_warning", "machine_id",
 ]
