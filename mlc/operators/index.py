@@ -123,18 +123,36 @@ class Poly:
         divisor = as_poly(other)
         if divisor.constant == 1:
             return self
-        if self.constant is not None and divisor.constant is not None:
-            return as_poly(self.constant // divisor.constant)
-        return as_poly(0) if not self.terms else Poly.atom(FloorDiv(self, divisor))
+        quotient, rest = self._multiples(divisor)
+        if rest.constant is not None and divisor.constant is not None:
+            return quotient + rest.constant // divisor.constant
+        return quotient + Poly.atom(FloorDiv(rest, divisor)) if rest.terms else quotient
 
     def __mod__(self, other: Poly | int) -> Poly:
         """The remainder, from 0 to the divisor less one; the divisor is taken to be at least 1."""
         divisor = as_poly(other)
         if divisor.constant == 1:
             return as_poly(0)
-        if self.constant is not None and divisor.constant is not None:
-            return as_poly(self.constant % divisor.constant)
-        return as_poly(0) if not self.terms else Poly.atom(Mod(self, divisor))
+        _, rest = self._multiples(divisor)
+        if rest.constant is not None and divisor.constant is not None:
+            return as_poly(rest.constant % divisor.constant)
+        return Poly.atom(Mod(rest, divisor)) if rest.terms else rest
+
+    def _multiples(self, divisor: Poly) -> tuple[Poly, Poly]:
+        """``quotient, rest`` with ``self == quotient * divisor + rest``: what a divisor of one term takes out."""
+        if len(divisor.terms) != 1 or divisor.terms[0][1] < 1:
+            return as_poly(0), self
+        (atoms, unit), quotient, rest = divisor.terms[0], {}, {}
+        for monomial, factor in self.terms:
+            left = list(monomial)
+            for atom in atoms:
+                if atom not in left:
+                    rest[monomial] = factor
+                    break
+                left.remove(atom)
+            else:
+                quotient[tuple(left)], rest[monomial] = divmod(factor, unit)
+        return Poly(quotient), Poly(rest)
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """The value where symbols have ``values``: integers, or integer arrays that broadcast."""

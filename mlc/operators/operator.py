@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from fractions import Fraction
+from typing import Any, TypeAlias, TypeVar
 
 from mlc.operators.index import Poly
 from mlc.operators.tensor import Requirements, ShapeError, Tensor
 
 __all__ = ["OPERATORS", "Attributes", "Operator", "Value", "operator"]
 
-#: an attribute: an integer, a size expression, a word, or a tuple of these
-Value: TypeAlias = "int | str | Poly | tuple[Value, ...]"
+#: an attribute: an integer, a size expression, a rational number, a word, or a tuple of these
+Value: TypeAlias = "int | str | Poly | Fraction | tuple[Value, ...]"
 Attributes: TypeAlias = Mapping[str, Value]
 Definition: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
+Defined = TypeVar("Defined", bound=Definition)
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 
 
-def operator(name: str, arity: int, *, expansion: bool = False, **defaults: Any) -> Callable[[Definition], Definition]:
+def operator(name: str, arity: int, *, expansion: bool = False, **defaults: Any) -> Callable[[Defined], Defined]:
     """Enters the decorated definition into :data:`OPERATORS`; keyword arguments are attributes and their defaults."""
 
-    def enter(define: Definition) -> Definition:
+    def enter(define: Defined) -> Defined:
         if name in OPERATORS:
             raise ValueError(f"the operator {name} is defined twice")
         OPERATORS[name] = Operator(name, arity, define, defaults, expansion)

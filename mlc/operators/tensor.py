@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
+from operator import mul
 
 from mlc.operators.index import Condition, Poly, as_poly
 from mlc.operators.scalar import Read, Scalar
 
-__all__ = ["Requirements", "ShapeError", "Tensor", "tensor_input"]
+__all__ = ["Requirements", "ShapeError", "Tensor", "product", "tensor_input", "text"]
 
 
 class ShapeError(ValueError):
@@ -34,6 +36,16 @@ class Tensor:
 def tensor_input(name: str, shape: Sequence[Poly | int]) -> Tensor:
     """A tensor whose elements are those of the input ``name``."""
     return Tensor(tuple(as_poly(s) for s in shape), lambda *indices: Read(name, tuple(indices)))
+
+
+def product(sizes: Sequence[Poly]) -> Poly:
+    """The number of elements of a shape."""
+    return reduce(mul, sizes, as_poly(1))
+
+
+def text(shape: Tensor | Sequence[Poly | int]) -> str:
+    """A shape as people write it: ``[2, c, h]``."""
+    return f"[{', '.join(map(str, shape.shape if isinstance(shape, Tensor) else shape))}]"
 
 
 @dataclass

@@ -1,0 +1,104 @@
+"""Operators that other operators define: normalisations, softmax, GELU, SiLU.
+
+An expansion is written once, over ``apply(name, *operands, **attributes)``: with symbolic tensors it gives the
+specification, with arrays the values, with a graph builder the expanded graph. Operands have a ``shape``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, Protocol
+
+from mlc.operators.operator import OPERATORS, operator
+from mlc.operators.tensor import Requirements, ShapeError, Tensor, text
+
+__all__ = ["EXPANSIONS", "Apply"]
+
+
+class Apply(Protocol):
+    """Applies an operator to operands of whatever kind the expansion is made for."""
+
+    def __call__(self, name: str, *operands: Any, **attributes: Any) -> Any: ...
+
+
+#: name → ``expand(apply, *operands, **attributes)``
+EXPANSIONS: dict[str, Callable[..., Any]] = {}
+
+EPSILON = Fraction(1, 100_000)
+
+
+def _expansion(name: str, arity: int, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(expand: Callable[..., Any]) -> Callable[..., Any]:
+        EXPANSIONS[name] = expand
+
+        @operator(name, arity, expansion=True, **defaults)
+        def define(require: Requirements, *inputs: Tensor, **attributes: Any) -> Tensor:
+            def apply(op: str, *operands: Tensor, **given: Any) -> Tensor:
+                return OPERATORS[op](require, operands, given)[0]
+
+            return expand(apply, *inputs, **attributes)
+
+        return expand
+
+    return enter
+
+
+def _number(apply: Apply, value: Fraction | int) -> Any:
+    return apply("scalar", value=value)
+
+
+def _per_axis(apply: Apply, name: str, x: Any, vector: Any, axis: int) -> Any:
+    """A vector as long as an axis of ``x``, shaped so that it broadcasts along the others."""
+    rank = len(x.shape)
+    if len(vector.shape) != 1:
+        raise ShapeError(f"{name} takes parameters of rank 1, but got {text(vector.shape)}")
+    return apply("reshape", vector, shape=tuple(vector.shape[0] if a == axis % rank else 1 for a in range(rank)))
+
+
+@_expansion("batch_norm", 5, epsilon=EPSILON)
+def batch_norm(apply: Apply, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: Fraction) -> Any:
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` with the statistics of axis 1 given."""
+    if len(x.shape) < 2:
+        raise ShapeError(f"batch_norm takes an input of rank 2 or more, but got {text(x.shape)}")
+    factor = apply("mul", scale, apply("rsqrt", apply("add", variance, _number(apply, epsilon))))
+    centred = apply("sub", x, _per_axis(apply, "batch_norm", x, mean, 1))
+    scaled = apply("mul", centred, _per_axis(apply, "batch_norm", x, factor, 1))
+    return apply("add", scaled, _per_axis(apply, "batch_norm", x, bias, 1))
+
+
+@_expansion("layer_norm", 3, epsilon=EPSILON)
+def layer_norm(apply: Apply, x: Any, scale: Any, bias: Any, epsilon: Fraction) -> Any:
+    """Over the last axis: mean 0 and variance 1, then ``scale`` and ``bias``."""
+    centred = apply("sub", x, apply("mean", x, axes=(-1,), keepdims=1))
+    variance = apply("mean", apply("mul", centred, centred), axes=(-1,), keepdims=1)
+    normal = apply("mul", centred, apply("rsqrt", apply("add", variance, _number(apply, epsilon))))
+    scaled = apply("mul", normal, _per_axis(apply, "layer_norm", x, scale, -1))
+    return apply("add", scaled, _per_axis(apply, "layer_norm", x, bias, -1))
+
+
+@_expansion("rms_norm", 2, epsilon=EPSILON)
+def rms_norm(apply: Apply, x: Any, scale: Any, epsilon: Fraction) -> Any:
+    """Over the last axis: ``x / sqrt(mean(x * x) + epsilon) * scale``."""
+    square = apply("mean", apply("mul", x, x), axes=(-1,), keepdims=1)
+    normal = apply("mul", x, apply("rsqrt", apply("add", square, _number(apply, epsilon))))
+    return apply("mul", normal, _per_axis(apply, "rms_norm", x, scale, -1))
+
+
+@_expansion("softmax", 1, axis=-1)
+def softmax(apply: Apply, x: Any, axis: int) -> Any:
+    """``exp(x - max) / sum(exp(x - max))`` over an axis."""
+    exponential = apply("exp", apply("sub", x, apply("max", x, axes=(axis,), keepdims=1)))
+    return apply("div", exponential, apply("sum", exponential, axes=(axis,), keepdims=1))
+
+
+@_expansion("gelu", 1)
+def gelu(apply: Apply, x: Any) -> Any:
+    """``x/2 * (1 + erf(x / sqrt(2)))``."""
+    inner = apply("erf", apply("mul", x, apply("rsqrt", _number(apply, 2))))
+    return apply("mul", apply("mul", x, _number(apply, Fraction(1, 2))), apply("add", inner, _number(apply, 1)))
+
+
+@_expansion("silu", 1)
+def silu(apply: Apply, x: Any) -> Any:
+    return apply("mul", x, apply("sigmoid", x))

@@ -1,0 +1,42 @@
+"""Reductions over axes: sum, mean, max."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlc.operators.index import Poly, as_poly
+from mlc.operators.movement import axis_of
+from mlc.operators.operator import operator
+from mlc.operators.scalar import Max, Mul, Reciprocal, Scalar, Size, Sum
+from mlc.operators.tensor import Requirements, ShapeError, Tensor, product, text
+
+__all__: list[str] = []
+
+Variables = tuple[tuple[str, Poly], ...]
+
+
+def _enter(name: str, reduce: Callable[[Variables, Scalar], Scalar]) -> None:
+    @operator(name, 1, axes=None, keepdims=0)
+    def define(require: Requirements, x: Tensor, axes: tuple[int, ...], keepdims: int) -> Tensor:
+        """Over ``axes``, which stay with size 1 if ``keepdims``, and else go."""
+        reduced = [axis_of(name, x, axis) for axis in axes]
+        if not reduced or len(set(reduced)) < len(reduced):
+            raise ShapeError(f"{name} needs distinct axes of {text(x)}, at least one, but got {tuple(axes)}")
+        names = {axis: require.variable() for axis in sorted(reduced)}
+        shape = [as_poly(1) if axis in names else size for axis, size in enumerate(x.shape)]
+
+        def element(*indices: Poly) -> Scalar:
+            kept = iter(index for axis, index in enumerate(indices) if axis not in names or not keepdims)
+            places = tuple(Poly.symbol(names[axis]) if axis in names else next(kept) for axis in range(x.rank))
+            return reduce(tuple((variable, x.shape[axis]) for axis, variable in names.items()), x[places])
+
+        return Tensor(tuple(s for axis, s in enumerate(shape) if keepdims or axis not in names), element)
+
+
+def _mean(variables: Variables, body: Scalar) -> Scalar:
+    return Mul((Sum(variables, body), Reciprocal(Size(product([extent for _, extent in variables])))))
+
+
+_enter("sum", lambda variables, body: Sum(variables, body))
+_enter("mean", _mean)
+_enter("max", lambda variables, body: Max(variables, (), body))
