@@ -35,3 +35,15 @@ class Rule:
     @property
     def two_way(self) -> bool:
         return set(self.source.inputs) == set(self.target.inputs)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The size symbols that the rule holds for all values of, sorted: of shapes and the source's attributes."""
+        values = [*self.shapes.values(), *(value for node in self.source.nodes for value in node.attributes.values())]
+        return tuple(sorted(set().union(*map(_symbols, values))))
+
+
+def _symbols(value: Any) -> set[str]:
+    if isinstance(value, Poly):
+        return set(value.symbols)
+    return set().union(*map(_symbols, value)) if isinstance(value, tuple) else set()
