@@ -1,0 +1,249 @@
+"""Rules as JSON that people can read: sizes and conditions are texts such as ``2*c+1`` and ``c1 == c2``.
+
+One rule is ``{"name", "inputs": {"x": ["n", "c"]}, "source": {"nodes": [{"op", "inputs", "attributes"}], "outputs"},
+"target", "conditions": [...], "certificate"}``; a ref is the name of an input or ``%2`` for the result of node 2.
+The parser of sizes knows integers, names, ``+ - * // %`` and parentheses, and evaluates nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from mlc.errors import MlcError
+from mlc.operators.index import Condition, Poly, as_poly
+from mlc.substitution.graph import Graph, Node, Ref
+from mlc.substitution.rule import Rule
+
+__all__ = ["RuleError", "condition_text", "content_hash", "dump_rule", "graph_text", "load_rule", "parse_condition",
+           "parse_size", "rule_text"]
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%()]))")
+_WORDS = ("valid", "same")
+_RELATION = re.compile(r"^(.*?)(==|>=|<=)(.*)$")
+
+
+class RuleError(MlcError):
+    """A rule cannot be read or does not mean anything: its name and the reason."""
+
+
+def parse_size(text: str | int) -> Poly:
+    """The polynomial that a text such as ``"(h+2)//2*c"`` stands for; raises ValueError."""
+    if isinstance(text, int):
+        return as_poly(text)
+    tokens, place = [], 0
+    text = text.rstrip()
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if not found:
+            raise ValueError(f"a size is made of integers, names, + - * // % and parentheses, but got {text!r}")
+        tokens.append(found)
+        place = found.end()
+    value, rest = _sum(tokens, 0, text, 0)
+    if rest < len(tokens):
+        raise ValueError(f"a size must end after {value}, but got {text!r}")
+    return value
+
+
+def _sum(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> tuple[Poly, int]:
+    if depth > 50:
+        raise ValueError("a size must have fewer than 50 nested parentheses")
+    value, at = _product(tokens, at, text, depth)
+    while at < len(tokens) and tokens[at][3] in ("+", "-"):
+        right, after = _product(tokens, at + 1, text, depth)
+        value, at = (value + right if tokens[at][3] == "+" else value - right), after
+    return value, at
+
+
+def _product(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> tuple[Poly, int]:
+    value, at = _factor(tokens, at, text, depth)
+    while at < len(tokens) and tokens[at][3] in ("*", "//", "%"):
+        right, after = _factor(tokens, at + 1, text, depth)
+        sign, at = tokens[at][3], after
+        if sign != "*" and right.constant is not None and right.constant < 1:
+            raise ValueError(f"a divisor must be at least 1, but got {right} in {text!r}")
+        value = value * right if sign == "*" else value // right if sign == "//" else value % right
+    return value, at
+
+
+def _factor(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> tuple[Poly, int]:
+    if at >= len(tokens):
+        raise ValueError(f"a size must not end with an operator, but got {text!r}")
+    number, name, sign = tokens[at].groups()
+    if number:
+        return as_poly(int(number)), at + 1
+    if name:
+        return Poly.symbol(name), at + 1
+    if sign in ("-", "+"):
+        value, after = _factor(tokens, at + 1, text, depth + 1)
+        return (-value if sign == "-" else value), after
+    if sign != "(":
+        raise ValueError(f"a size must have a number or a name where {sign!r} stands, but got {text!r}")
+    value, at = _sum(tokens, at + 1, text, depth + 1)
+    if at >= len(tokens) or tokens[at][3] != ")":
+        raise ValueError(f"a size must close its parentheses, but got {text!r}")
+    return value, at + 1
+
+
+def parse_condition(text: str) -> Condition:
+    """``a == b``, ``a >= b`` or ``a <= b`` between sizes; raises ValueError."""
+    found = _RELATION.match(text)
+    if not found:
+        raise ValueError(f"a condition is `a == b`, `a >= b` or `a <= b`, but got {text!r}")
+    left, right = parse_size(found[1]), parse_size(found[3])
+    if found[2] == "<=":
+        left, right = right, left
+    return Condition(left - right, "==" if found[2] == "==" else ">=")
+
+
+def condition_text(condition: Condition) -> str:
+    """The condition with positive terms left and negative ones right."""
+    left = Poly({m: c for m, c in condition.poly.terms if c > 0})
+    right = Poly({m: -c for m, c in condition.poly.terms if c < 0})
+    if not left.terms and condition.relation == "==":
+        left, right = right, left
+    return f"{left} {condition.relation} {right}"
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, Poly):
+        return str(value) if value.constant is None else value.constant
+    if isinstance(value, Fraction):
+        return {"fraction": str(value)}
+    if isinstance(value, (tuple, list)):
+        return [_attribute(v) for v in value]
+    return value
+
+
+def _read_attribute(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return value if value in _WORDS else parse_size(value)
+    if isinstance(value, list):
+        return tuple(map(_read_attribute, value))
+    if isinstance(value, dict) and set(value) == {"fraction"}:
+        return Fraction(value["fraction"])
+    raise ValueError(f"an attribute is an integer, a size, a word or a list of these, but got {value!r}")
+
+
+def _ref(ref: Ref) -> str:
+    if isinstance(ref, str):
+        return ref
+    return f"%{ref[0]}" if ref[1] == 0 else f"%{ref[0]}.{ref[1]}"
+
+
+def _read_ref(text: Any, nodes: int, inputs: Mapping[str, Any]) -> Ref:
+    if not isinstance(text, str):
+        raise ValueError(f"a ref is the name of an input or %NODE, but got {text!r}")
+    found = re.fullmatch(r"%(\d+)(?:\.(\d+))?", text)
+    if found:
+        node, output = int(found[1]), int(found[2] or 0)
+        if node >= nodes:
+            raise ValueError(f"a ref must be to a node before, but {text} is read where {nodes} nodes are known")
+        return node, output
+    if text not in inputs:
+        raise ValueError(f"the variable {text} is unbound: the rule's inputs are {', '.join(inputs) or 'none'}")
+    return text
+
+
+def _dump_graph(graph: Graph) -> dict[str, Any]:
+    nodes = [{"op": node.op, "inputs": [_ref(r) for r in node.inputs],
+              "attributes": {k: _attribute(v) for k, v in sorted(node.attributes.items())}} for node in graph.nodes]
+    return {"nodes": nodes, "outputs": [_ref(r) for r in graph.outputs]}
+
+
+def _load_graph(data: Mapping[str, Any], inputs: Mapping[str, Any]) -> Graph:
+    nodes: list[Node] = []
+    for node in data["nodes"]:
+        attributes = {str(k): _read_attribute(v) for k, v in node.get("attributes", {}).items()}
+        nodes.append(Node(str(node["op"]), tuple(_read_ref(r, len(nodes), inputs) for r in node["inputs"]), attributes))
+    return Graph(tuple(nodes), tuple(_read_ref(r, len(nodes), inputs) for r in data["outputs"]))
+
+
+def dump_rule(rule: Rule) -> dict[str, Any]:
+    """The rule as what ``json.dumps`` takes."""
+    data: dict[str, Any] = {
+        "name": rule.name,
+        "inputs": {name: [_attribute(size) for size in map(as_poly, shape)] for name, shape in rule.shapes.items()},
+        "source": _dump_graph(rule.source),
+        "target": _dump_graph(rule.target),
+        "conditions": [condition_text(c) for c in rule.conditions],
+    }
+    if rule.certificate is not None:
+        data["certificate"] = rule.certificate
+    return data
+
+
+def load_rule(data: Any) -> Rule:
+    """The rule that :func:`dump_rule` wrote; raises :class:`RuleError` with its name and the reason."""
+    name = str(data.get("name", "without a name")) if isinstance(data, dict) else "without a name"
+    try:
+        if not isinstance(data, dict):
+            raise ValueError(f"a rule is an object, but got {type(data).__name__}")
+        inputs = {str(k): tuple(map(parse_size, shape)) for k, shape in data["inputs"].items()}
+        odd = sorted({s for shape in inputs.values() for size in shape for s in size.symbols if s[0] in "$@"})
+        if odd:
+            raise ValueError(f"the names of sizes begin with letters, but got {', '.join(odd)}")
+        conditions = tuple(map(parse_condition, data.get("conditions", [])))
+        rule = Rule(name, inputs, _load_graph(data["source"], inputs), _load_graph(data["target"], inputs), conditions,
+                    data.get("certificate"))
+        known = {s for shape in inputs.values() for size in shape for s in size.symbols}
+        # strides and paddings are sizes of the source that no shape tells
+        known |= {s for node in rule.source.nodes for s in _symbols(tuple(node.attributes.values()))}
+        for node in (*rule.source.nodes, *rule.target.nodes):
+            unbound = sorted(_symbols(tuple(node.attributes.values())) - known)
+            if unbound:
+                raise ValueError(f"the size {unbound[0]} of {node.op} is unbound: neither an input's shape nor the source has it")
+        for condition in conditions:
+            unbound = sorted(condition.poly.symbols - known)
+            if unbound:
+                raise ValueError(f"the size {unbound[0]} of a condition is unbound: neither an input's shape nor the source has it")
+    except KeyError as error:
+        raise RuleError(f"rule {name}: it must have {error.args[0]!r}, which is missing") from error
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise RuleError(f"rule {name}: {error}") from error
+    return rule
+
+
+def _symbols(value: Any) -> set[str]:
+    if isinstance(value, Poly):
+        return set(value.symbols)
+    return {s for v in value for s in _symbols(v)} if isinstance(value, tuple) else set()
+
+
+def content_hash(rule: Rule) -> str:
+    """SHA-256 of what the rule says, whatever its name and its certificate."""
+    data = {k: v for k, v in dump_rule(rule).items() if k not in ("name", "certificate")}
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def graph_text(graph: Graph) -> str:
+    """The graph as nested calls: ``relu(matmul(x, w))``; several outputs are separated by semicolons."""
+
+    def attribute(value: Any) -> str:
+        return f"({', '.join(map(attribute, value))})" if isinstance(value, tuple) else str(value)
+
+    def of(ref: Ref) -> str:
+        if isinstance(ref, str):
+            return ref
+        node = graph.nodes[ref[0]]
+        words = [of(r) for r in node.inputs] + [f"{k}={attribute(v)}" for k, v in node.attributes.items()]
+        return f"{node.op}({', '.join(words)})"
+
+    return "; ".join(map(of, graph.outputs))
+
+
+def rule_text(rule: Rule) -> str:
+    """Name, shapes, both sides and the precondition, for people."""
+    shapes = ", ".join(f"{name}: [{', '.join(map(str, shape))}]" for name, shape in rule.shapes.items())
+    lines = [rule.name, f"  {shapes}", f"    {graph_text(rule.source)}", f" => {graph_text(rule.target)}"]
+    if rule.conditions:
+        lines.append(f"  where {' and '.join(map(condition_text, rule.conditions))}")
+    return "\n".join(lines)

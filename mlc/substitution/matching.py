@@ -1,0 +1,132 @@
+"""Changes of variables that make two terms read the same elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, permutations, product
+
+from mlc.operators.index import Poly, Symbol
+from mlc.operators.scalar import Read
+from mlc.substitution.normal import Atom, Function, Largest, Number, Term
+
+__all__ = ["Mapping", "inverse_of", "mappings", "skeleton"]
+
+_PAIRINGS, _GUESSES = 24, 30
+
+
+def skeleton(atom: Atom) -> str:
+    """What must be the same in atoms that are equal."""
+    if isinstance(atom, Read):
+        return f"{atom.tensor}[{len(atom.indices)}]"
+    if isinstance(atom, Number):
+        return "1/size" if atom.inverse else "size"
+    if isinstance(atom, Function):
+        return f"{atom.name}({len(atom.args)})"
+    return f"max({len(atom.variables)})"
+
+
+def mappings(one: Term, other: Term) -> Iterator[tuple[dict[str, Poly], tuple[int, ...]]]:
+    """Candidates: what each variable of ``other`` is in those of ``one``, and which atom of ``one`` each atom meets.
+
+    The variables of the two must have different names. A candidate is a guess: nothing of it is proved here.
+    """
+    if len(one.variables) != len(other.variables) or len(one.atoms) != len(other.atoms):
+        return
+    for pairing in _pairings(one.atoms, other.atoms):
+        equations = [e for i, j in enumerate(pairing) for e in _equations(one.atoms[j], other.atoms[i])]
+        for mapping in _solutions(equations, one.variables, other.variables):
+            yield mapping, pairing
+
+
+def _pairings(ones: Sequence[Atom], others: Sequence[Atom]) -> Iterator[tuple[int, ...]]:
+    """For every atom of ``others`` the place of its partner."""
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for place, atom in enumerate(ones):
+        groups.setdefault(skeleton(atom), ([], []))[0].append(place)
+    for place, atom in enumerate(others):
+        groups.setdefault(skeleton(atom), ([], []))[1].append(place)
+    if any(len(a) != len(b) for a, b in groups.values()):
+        return
+    for choice in islice(product(*(permutations(a) for a, _ in groups.values())), _PAIRINGS):
+        pairing = [0] * len(others)
+        for partners, (_, places) in zip(choice, groups.values(), strict=True):
+            for partner, place in zip(partners, places, strict=True):
+                pairing[place] = partner
+        yield tuple(pairing)
+
+
+def _equations(one: Atom, other: Atom) -> list[Poly]:
+    """Differences of indices that vanish if the atoms are equal; hints only."""
+    if isinstance(one, Read) and isinstance(other, Read):
+        return [a - b for a, b in zip(one.indices, other.indices, strict=True)]
+    if isinstance(one, Number) and isinstance(other, Number):
+        return [one.value - other.value]
+    if isinstance(one, Function) and isinstance(other, Function):
+        return [e for a, b in zip(one.args, other.args, strict=True) for s, t in zip(a, b, strict=False)
+                for e in _inner(s, t)]
+    if isinstance(one, Largest) and isinstance(other, Largest):
+        return [e for s, t in zip(one.body, other.body, strict=False) for e in _inner(s, t)]
+    return []
+
+
+def _inner(one: Term, other: Term) -> list[Poly]:
+    return [e for a, b in zip(one.atoms, other.atoms, strict=False) if skeleton(a) == skeleton(b)
+            for e in _equations(a, b)]
+
+
+def _linear(equation: Poly, name: str) -> Poly | None:
+    """What the symbol is if the equation is 0 and it occurs once, with factor 1 or -1."""
+    symbol = (Symbol(name),)
+    factor = dict(equation.terms).get(symbol, 0)
+    if abs(factor) != 1:
+        return None
+    rest = equation - Poly({symbol: factor})
+    return None if name in rest.symbols else (-rest if factor == 1 else rest)
+
+
+def _solutions(equations: list[Poly], known: tuple[str, ...], wanted: tuple[str, ...]) -> Iterator[dict[str, Poly]]:
+    found: dict[str, Poly] = {}
+    progress = True
+    while progress and len(found) < len(wanted):
+        progress = False
+        # equations with a single unknown first: the others may need a guess
+        for equation in sorted(equations, key=lambda e: len(e.symbols & set(wanted))):
+            if len(equation.symbols & set(wanted)) > 1 and any(
+                    len(e.symbols & set(wanted)) == 1 and _one(e, wanted) for e in equations):
+                break
+            name = next((n for n in wanted if n not in found and _linear(equation, n) is not None), None)
+            if name is None:
+                continue
+            value = _linear(equation, name)
+            assert value is not None
+            found = {n: p.substitute({name: value}) for n, p in found.items()} | {name: value}
+            equations = [e.substitute({name: value}) for e in equations]
+            progress = True
+            break
+    left = [n for n in wanted if n not in found]
+    for guess in islice(permutations(known, len(left)), _GUESSES):
+        values = {n: Poly.symbol(g) for n, g in zip(left, guess, strict=True)}
+        yield {n: p.substitute(values) for n, p in found.items()} | values
+
+
+def _one(equation: Poly, wanted: tuple[str, ...]) -> bool:
+    return any(_linear(equation, n) is not None for n in wanted)
+
+
+def inverse_of(mapping: dict[str, Poly], known: tuple[str, ...]) -> dict[str, Poly] | None:
+    """The variables ``known`` in those that the mapping defines, None where that isn't a bijection of integers."""
+    equations = [Poly.symbol(name) - value for name, value in mapping.items()]
+    found: dict[str, Poly] = {}
+    for _ in known:
+        hit = next(((e, n) for e in equations for n in known if n not in found and _linear(e, n) is not None), None)
+        if hit is None:
+            return None
+        value = _linear(*hit)
+        assert value is not None
+        found = {n: p.substitute({hit[1]: value}) for n, p in found.items()} | {hit[1]: value}
+        equations = [e.substitute({hit[1]: value}) for e in equations]
+    if any(n in p.symbols for p in found.values() for n in known):
+        return None
+    same = all(p.substitute(found) == Poly.symbol(n) for n, p in mapping.items())
+    back = all(p.substitute(mapping) == Poly.symbol(n) for n, p in found.items())
+    return found if same and back else None

@@ -1,0 +1,265 @@
+"""``prove(rule)``: a proof for every size that the rule admits, a counterexample, or neither with the reason.
+
+Source and target are composed from the operators' specifications into the scalar expression of one output element at
+symbolic indices, over symbolic sizes of at least 1. Their difference becomes a sum of guarded terms
+(:mod:`mlc.substitution.normal`), which changes of variables, case splits and cancellations take to zero
+(:mod:`mlc.substitution.goal`); every side condition has a witness (:mod:`mlc.substitution.solve`). The steps with
+their witnesses are the certificate, bound to the rule by the hash of its content; :mod:`mlc.substitution.check` plays
+them again on its own. Elements are real numbers: rounding is not modelled. As in the specifications, nothing is
+claimed where a divisor is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from mlc.operators import ShapeError
+from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
+from mlc.substitution.codec import RuleError, condition_text, content_hash
+from mlc.substitution.compose import compose, with_sizes
+from mlc.substitution.goal import Goal, Stuck
+from mlc.substitution.normal import Expander, Term, replaced
+from mlc.substitution.quotients import resolve
+from mlc.substitution.rule import Rule
+from mlc.substitution.solve import Facts, quotients, without_remainders
+
+__all__ = ["Proof", "Proved", "Refuted", "Undecided", "certified", "prove"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Proved:
+    """Source and target are equal; ``certificate`` is JSON. ``reversible``: the target is well-formed only where the
+    source is, so that it may be replaced by the source too."""
+
+    certificate: Mapping[str, Any]
+
+    @property
+    def reversible(self) -> bool:
+        return self.certificate["reverse"] is not None
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """A counterexample: ``sizes`` by symbol, ``shapes`` and ``values`` of the inputs (nested lists; none if the target
+    is ill-formed), and in ``reason`` what differs."""
+
+    sizes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Undecided:
+    reason: str
+
+
+Proof: TypeAlias = Proved | Refuted | Undecided
+
+
+def prove(rule: Rule, refute: bool = True) -> Proof:
+    """Decides a rule. Raises :class:`RuleError` for one that means nothing: unknown operators, wrong arity, unbound
+    inputs, shapes that can never fit. ``refute=False`` looks for no counterexample."""
+    try:
+        return Proved(_Prover(rule).certificate())
+    except Stuck as stuck:
+        reason = str(stuck)
+    if refute:
+        from mlc.substitution.refute import find_counterexample
+
+        found = find_counterexample(rule)
+        if found is not None:
+            return found
+    return Undecided(reason)
+
+
+def certified(rule: Rule) -> Rule:
+    """The rule with its certificate; raises :class:`RuleError` with the reason if it cannot be proved."""
+    proof = prove(rule)
+    if isinstance(proof, Proved):
+        return replace(rule, certificate=proof.certificate)
+    raise RuleError(f"rule {rule.name}: {'it is wrong: ' if isinstance(proof, Refuted) else 'not proved: '}{proof.reason}")
+
+
+@dataclass
+class Assumptions:
+    """The sizes of a rule with the equalities among its conditions solved, and what is then known.
+
+    ``values`` replaces the symbols that were solved for; ``facts`` are polynomials of at least 0: first the sizes in
+    alphabetical order, less 1, then what the steps add. ``steps`` says how it came about.
+    """
+
+    symbols: list[str]
+    values: dict[str, Poly] = field(default_factory=dict)
+    facts: list[Poly] = field(default_factory=list)
+    steps: list[list[Any]] = field(default_factory=list)
+
+    def substitute(self, values: Mapping[str, Poly]) -> None:
+        self.values = {n: p.substitute(values) for n, p in self.values.items()} | dict(values)
+        self.facts = [p.substitute(values) for p in self.facts]
+
+
+class _Prover:
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.symbols = list(rule.symbols)
+
+    def certificate(self) -> dict[str, Any]:
+        given = self._assume(self.rule.source)
+        solved = with_sizes(self.rule, given.values)
+        outputs, _ = self._composed(solved.source, solved.shapes)
+        try:
+            others, demands = compose(solved.target, solved.shapes)
+        except ShapeError as error:
+            raise Stuck(f"the target is ill-formed: {error}") from error
+        shapes = self._demand(given.facts, demands, "the target may be ill-formed: {} must hold")
+        if len(outputs) != len(others):
+            raise RuleError(f"rule {self.rule.name}: both sides must have as many outputs, "
+                            f"but got {len(outputs)} and {len(others)}")
+        proofs = []
+        for place, (one, other) in enumerate(zip(outputs, others, strict=True)):
+            if one.rank != other.rank:
+                raise Stuck(f"output {place} has rank {one.rank} in the source and {other.rank} in the target")
+            equal = [Condition(a - b, "==") for a, b in zip(one.shape, other.shape, strict=True)]
+            sizes = self._demand(given.facts, equal, "output shapes must be equal: {} must hold")
+            expander = Expander()
+            context = [f"@{k}" for k in range(one.rank)]
+            indices = tuple(map(Poly.symbol, context))
+            facts = [*given.facts]
+            for index, size in zip(indices, one.shape, strict=True):
+                facts += [index, without_remainders(size) - 1 - index]
+            left, right = expander.expand(one[indices]), expander.expand(other[indices])
+            terms = (*left, *(Term(-t.factor, t.variables, t.guards, t.atoms) for t in right))
+            proofs.append({"shape": sizes, "steps": Goal(expander, context, facts, terms).prove()})
+        return {"format": FORMAT, "rule": content_hash(self.rule), "assume": given.steps, "demands": shapes,
+                "outputs": proofs, "reverse": self._reverse()}
+
+    def _composed(self, graph: Any, shapes: Any) -> Any:
+        try:
+            return compose(graph, shapes)
+        except ShapeError as error:
+            raise RuleError(f"rule {self.rule.name}: its source is ill-formed: {error}") from error
+
+    def _reverse(self) -> Any:
+        """Why a well-formed target has a well-formed source; None where it is not so or not shown."""
+        try:
+            given = self._assume(self.rule.target)
+            solved = with_sizes(self.rule, given.values)
+            return {"assume": given.steps,
+                    "demands": self._demand(given.facts, compose(solved.source, solved.shapes)[1], "{}")}
+        except (Stuck, ShapeError, RuleError):
+            return None
+
+    def _assume(self, graph: Any) -> Assumptions:
+        """Solves the conditions of the rule and the demands of a side, one after the other."""
+        given = Assumptions(self.symbols, facts=[Poly.symbol(s) - 1 for s in self.symbols])
+        fresh = 0
+        for _ in range(60):
+            solved = with_sizes(self.rule, given.values)
+            side = solved.source if graph is self.rule.source else solved.target
+            conditions = [*solved.conditions, *self._composed(side, solved.shapes)[1]]
+            for place, condition in enumerate(conditions):
+                poly, divisions = self._settled(condition.poly, Facts(given.facts))
+                if poly.constant is not None:
+                    if not Condition(poly, condition.relation).evaluate({}):
+                        raise RuleError(f"rule {self.rule.name}: no sizes are admitted, since "
+                                        f"{condition_text(condition)} never holds")
+                    continue
+                if condition.relation != "==":
+                    continue
+                multiple = _multiple(condition.poly)
+                if multiple is not None and Facts(given.facts).entails(multiple[1] - 1) is not None:
+                    name, divisor = multiple
+                    whole = f"{name}_{fresh}"
+                    while whole in self.symbols:
+                        whole += "_"
+                    fresh += 1
+                    witness = Facts(given.facts).entails(divisor - 1)
+                    given.steps.append(["multiple", place, name, str(divisor), whole, _plain(witness)])
+                    given.substitute({name: divisor * Poly.symbol(whole)})
+                    given.facts.append(Poly.symbol(whole) - 1)
+                    break
+                found = _solvable(poly)
+                if found is not None:
+                    given.steps.append(["equal", place, found[0], str(found[1]), divisions])
+                    given.substitute({found[0]: found[1]})
+                    break
+            else:
+                self._rest(conditions, given)
+                return given
+        raise Stuck("the conditions are too many to be solved")
+
+    def _rest(self, conditions: list[Condition], given: Assumptions) -> None:
+        """What was not solved becomes facts."""
+        for place, condition in enumerate(conditions):
+            poly, divisions = self._settled(condition.poly, Facts(given.facts))
+            if poly.constant is None:
+                given.steps.append(["fact", place, divisions])
+                given.facts += [poly] if condition.relation == ">=" else [poly, -poly]
+        if Facts(given.facts).contradictory() is not None:
+            raise RuleError(f"rule {self.rule.name}: its conditions exclude each other: no sizes are admitted")
+
+    @staticmethod
+    def _settled(poly: Poly, facts: Facts) -> tuple[Poly, list[Any]]:
+        """The polynomial without remainders and without the quotients that facts resolve, with the steps."""
+        poly, steps, progress = without_remainders(poly), [], True
+        while progress:
+            progress = False
+            for quotient in quotients([poly]):
+                found = resolve(quotient, facts)
+                if found is not None:
+                    by, low, high = found
+                    steps.append([str(Poly.atom(quotient)), str(by), _plain(low), _plain(high)])
+                    poly, progress = replaced(poly, quotient, by), True
+                    break
+        return poly, steps
+
+    def _demand(self, facts: list[Poly], conditions: list[Condition], sentence: str) -> list[Any]:
+        """What shows that conditions follow; raises :class:`Stuck` for the first that isn't shown to."""
+        found, known = [], Facts(facts)
+        for condition in conditions:
+            poly, divisions = self._settled(condition.poly, known)
+            witnesses = known.holds(Condition(poly, condition.relation))
+            if witnesses is None:
+                raise Stuck(sentence.format(condition_text(condition)))
+            found.append([divisions, [_plain(w) for w in witnesses]])
+        return found
+
+
+def _plain(witness: Any) -> Any:
+    """A witness as JSON: quotients as texts."""
+    def ref(r: Any) -> Any:
+        return [r[0], str(r[1]), *(_plain(w) for w in r[2:])] if isinstance(r, list) else r
+
+    return [[factor, [ref(r) for r in refs]] for factor, refs in witness]
+
+
+def _multiple(poly: Poly) -> tuple[str, Poly] | None:
+    """``(s, d)`` if the polynomial says that ``d`` divides the size ``s``."""
+    if len(poly.terms) != 1 or len(poly.terms[0][0]) != 1 or abs(poly.terms[0][1]) != 1:
+        return None
+    atom = poly.terms[0][0][0]
+    if not isinstance(atom, Mod) or len(atom.numerator.terms) != 1:
+        return None
+    monomial, factor = atom.numerator.terms[0]
+    if factor != 1 or len(monomial) != 1 or not isinstance(monomial[0], Symbol):
+        return None
+    name = monomial[0].name
+    return None if name in atom.denominator.symbols else (name, atom.denominator)
+
+
+def _solvable(poly: Poly) -> tuple[str, Poly] | None:
+    """A symbol that ``poly == 0`` determines, and its value; one whose value is plainly positive if possible."""
+    options = []
+    for monomial, factor in poly.terms:
+        if len(monomial) != 1 or abs(factor) != 1 or isinstance(monomial[0], (FloorDiv, Mod)):
+            continue
+        rest = poly - Poly({monomial: factor})
+        if monomial[0].name not in rest.symbols:
+            value = -rest if factor == 1 else rest
+            options.append((any(c < 0 for _, c in value.terms), monomial[0].name, value))
+    return min(options, key=lambda o: (o[0], len(o[2].terms), o[1]))[1:] if options else None
