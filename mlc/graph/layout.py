@@ -20,10 +20,12 @@ from tvm import relax, tirx
 from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
 from mlc.graph.channels import ChannelBlocks
 from mlc.graph.constants import array_of, constant
-from mlc.graph.regions import BINARY, BINARY_EXACT, UNARY, UNARY_EXACT, Choice, call_of, choose_layouts, name_of
+from mlc.graph.convolutions import CONVOLUTIONS, name_of, transposed_axes
+from mlc.graph.regions import BINARY, BINARY_EXACT, UNARY, UNARY_EXACT, Choice, call_of, choose_layouts
 from mlc.graph.rewrite import bindings, leaves, replaced, shape_of
 from mlc.graph.select import CONVOLUTION
 from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.transposed import conv2d_transpose_nchwc, phase_weight
 from mlc.target import Target
 
 __all__ = ["BlockedLayouts"]
@@ -53,7 +55,7 @@ def BlockedLayouts(target: Target, *, winograd: bool = True) -> tvm.transform.Pa
 
 
 def _has_convolution(func: relax.Function) -> bool:
-    return any(name_of(b.value) == "relax.nn.conv2d" for b in bindings(func))
+    return any(name_of(b.value) in CONVOLUTIONS for b in bindings(func))
 
 
 class _Rewriter:
@@ -65,6 +67,7 @@ class _Rewriter:
         self._values: dict[relax.Var, _Value] = {}
         self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
             "relax.nn.conv2d": self._conv2d,
+            "relax.nn.conv2d_transpose": self._conv2d_transpose,
             "relax.nn.max_pool2d": self._pool,
             "relax.nn.avg_pool2d": self._pool,
             "relax.concat": self._concat,
@@ -191,6 +194,23 @@ class _Rewriter:
         packed = constant(weight.transpose(0, 3, 4, 2, 1)[:, None])
         convolve = partial(conv2d_nchwc, strides=strides, pads=pads, dilation=dilation, groups=groups, source=source)
         return self._bb.call_te(convolve, self._as(x, layout), packed, primfunc_name_hint="conv2d")
+
+    def _conv2d_transpose(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        data, weight = call.args
+        array, groups = array_of(weight), int(call.attrs.groups)
+        assert array is not None
+        inner = choice.reads[data] if isinstance(data, relax.Var) else ChannelBlocks(array.shape[0], groups).canonical()
+        assert inner is not None
+        rows, columns = transposed_axes(call)
+        phases = phase_weight(array, rows, columns, groups)
+        cut = ChannelBlocks(phases.shape[1], groups, out.size).cut(phases, 1)
+        cut = ChannelBlocks(array.shape[0] // groups, size=inner.size).cut(cut, 3)  # [P, OC/o, o, IC/i, i, TH, TW]
+        packed = constant(cut.transpose(0, 1, 3, 5, 6, 4, 2).reshape(-1, *(cut.shape[i] for i in (3, 5, 6, 4, 2))))
+        convolve = partial(conv2d_transpose_nchwc, rows=rows, columns=columns, groups=groups)
+        image = self._bb.call_te(convolve, self._as(data, inner), packed, primfunc_name_hint="conv2d_transpose")
+        if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
+            return image
+        return relax.op.strided_slice(self._bb.emit(image), [2, 3], [0, 0], [rows.out, columns.out])
 
     def _narrow(self, data: relax.Expr) -> relax.Expr:
         n, c, h, w = shape_of(data)

@@ -16,14 +16,25 @@ from tvm import relax
 from mlc.graph.assign import Alternative, assign
 from mlc.graph.channels import BLOCK, ChannelBlocks
 from mlc.graph.constants import array_of
+from mlc.graph.convolutions import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    convolution,
+    is_depthwise,
+    is_image,
+    name_of,
+    phases,
+    transposed_axes,
+    weight_of,
+    with_zeros,
+)
 from mlc.graph.estimate import Convolution, Estimate
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
+from mlc.graph.rewrite import bindings, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.graph.winograd import TILES, applicable
 from mlc.target import Target
 
-__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
-           "is_image", "name_of"]
+__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -47,17 +58,6 @@ BINARY_EXACT = {"relax.divide", "relax.power"}
 _POOLS = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
 #: how many times slower windows slide over the plain layout, whose vectors run along the row
 _PLAIN_WINDOWS = 2.0
-
-
-def name_of(expr: relax.Expr) -> str:
-    """The operator's name, empty for anything but a call of one."""
-    return op_name(expr) if isinstance(expr, relax.Call) else ""
-
-
-def is_image(expr: relax.Expr) -> bool:
-    """Whether the expression is a float32 tensor of rank 4."""
-    ty = expr.ty
-    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) == "float32"
 
 
 def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) -> relax.Call | None:
@@ -136,9 +136,9 @@ class _Planner:
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
-        elif name == "relax.nn.conv2d" and _weight(value) is not None:
+        elif name in CONVOLUTIONS and weight_of(value) is not None:
             data, groups = value.args[0], int(value.attrs.groups)
-            if _depthwise(value):
+            if is_depthwise(value):
                 if isinstance(data, relax.Var):
                     self._join(var, data)
                 groups = 1
@@ -167,7 +167,9 @@ class _Planner:
     def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
         name = name_of(value)
         if name == "relax.nn.conv2d" and is_image(var) and is_image(value.args[0]):
-            return self._estimate.plain(_convolution(value))
+            return self._estimate.plain(convolution(value))
+        if name == TRANSPOSED and is_image(var):
+            return self._estimate.plain(with_zeros(value))
         if name in _POOLS and is_image(var):
             return _PLAIN_WINDOWS * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
         if name == "relax.permute_dims":
@@ -178,7 +180,7 @@ class _Planner:
         name = name_of(value)
         if not is_image(var):
             return
-        if name == "relax.nn.conv2d":
+        if name in CONVOLUTIONS:
             yield from self._convolutions(var, value)
         elif name == "relax.concat":
             yield from self._concatenations(var, value)
@@ -207,27 +209,38 @@ class _Planner:
         return 0.0
 
     def _convolutions(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
-        data, weight = value.args[0], _weight(value)
+        data, weight = value.args[0], weight_of(value)
         if weight is None:
             return
         key = {data: None} if isinstance(data, relax.Var) else {}
         channels, groups = shape_of(data)[1], int(value.attrs.groups)
-        if _depthwise(value):
+        if name_of(value) == TRANSPOSED:
+            for out in self._blockings(var, groups):
+                for inner in self._blockings(data, groups):
+                    seconds = self._estimate.direct(phases(value, inner, out)) + self._cropping(var, value, out)
+                    yield Alternative(out, dict.fromkeys(key, inner), seconds)
+            return
+        if is_depthwise(value):
             for layout in self._family(var).layouts:
-                conv = _convolution(value, layout, layout)
+                conv = convolution(value, layout, layout)
                 yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
             return
         shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
         for out in self._blockings(var, groups):
             for inner in self._blockings(data, groups):
-                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(_convolution(value, inner, out)))
+                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(convolution(value, inner, out)))
             if groups == 1 and channels < NARROW:
                 moved = self._estimate.copy(2 * self._bytes(data, None))
-                yield Alternative(out, dict(key), self._kernel(_convolution(value, None, out)) + moved)
+                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out)) + moved)
             if shuffled is not None and isinstance(shuffled[0], relax.Var):
-                seconds = self._kernel(_convolution(value, None, out))
+                seconds = self._kernel(convolution(value, None, out))
                 for layout in self._family(shuffled[0]).layouts:
                     yield Alternative(out, {shuffled[0]: layout}, seconds)
+
+    def _cropping(self, var: relax.Var, call: relax.Call, layout: ChannelBlocks) -> float:
+        """Seconds of cutting off what the phases of a transposed convolution compute beyond its result."""
+        whole = all(axis.out % axis.stride == 0 for axis in transposed_axes(call))
+        return 0.0 if whole else self._estimate.copy(2.0 * self._bytes(var, layout))
 
     def _blockings(self, image: relax.Expr, groups: int) -> list[ChannelBlocks]:
         """What a convolution could read or write: what suits it, and in the block sizes that suit its neighbours."""
@@ -265,19 +278,6 @@ def _blockings(channels: int, groups: int) -> list[ChannelBlocks]:
     return [ChannelBlocks(channels, groups, size).canonical() for size in sizes]
 
 
-def _weight(call: relax.Call):  # type: ignore[no-untyped-def]
-    """The weight of a convolution that blocked kernels can compute, else None."""
-    data, weight = call.args
-    attrs = call.attrs
-    plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and is_image(data)
-    return array_of(weight) if plain else None
-
-
-def _depthwise(call: relax.Call) -> bool:
-    groups = int(call.attrs.groups)
-    return groups > 1 and groups == shape_of(call.args[0])[1] == shape_of(call.args[1])[0]
-
-
 def _concatenated(value: relax.Expr) -> list[relax.Expr]:
     """The parts of a concatenation of images along their channels, else nothing."""
     if name_of(value) != "relax.concat" or not isinstance(value.args[0], relax.Tuple):
@@ -298,16 +298,3 @@ def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
     if array is not None:
         return array.size == 1 or (1,) * (4 - array.ndim) + array.shape == (1, layout.channels, 1, 1)
     return isinstance(expr, relax.Var) and is_image(expr) and shape_of(expr)[1] == layout.channels
-
-
-def _convolution(call: relax.Call, inner: Layout = None, out: Layout = None) -> Convolution:
-    """What is convolved; channels that only pad are counted where a layout is blocked."""
-    n, channels, *size = shape_of(call.args[0])
-    filters, _, *kernel = shape_of(call.args[1])
-    attrs = call.attrs
-    strides, pads, dilation = (tuple(int(v) for v in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
-    return Convolution(
-        n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
-        (kernel[0], kernel[1]), strides, pads, dilation, int(attrs.groups), inner.size if inner else 1,
-        out.size if out else 1,
-    )

@@ -2,19 +2,23 @@
 
 The function holds one block annotated ``mlc.op = "conv2d_nchwc"`` that reads data ``[N, IC/c, H, W, c]`` (possibly
 through a padding block) and weights ``[OC/c, IC/c, KH, KW, c, c]`` and writes ``[N, OC/c, OH, OW, c]``. After
-Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
+Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018). A block
+annotated ``"conv2d_phases"`` has two axes more, after the first: the phases of a transposed convolution, each with
+channel blocks of its own, whose rows and columns a block after it interleaves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import analyse, remembered
 from schedules.cpu.tiling import (
+    OP_ANNOTATION,
     accumulate,
     check_tile,
     consumers_inlined,
@@ -28,9 +32,8 @@ from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["CONV2D"]
 
-_OPS = ("conv2d_nchwc",)
-#: positions of the convolution block's axes: output blocks, columns, the channels of an output block
-_OB, _OW, _OC = 1, 3, 4
+_PHASES = "conv2d_phases"
+_OPS = ("conv2d_nchwc", _PHASES)
 #: the widest register tile, and the most rows and channel blocks of a parallel chunk
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
@@ -59,6 +62,7 @@ class _Shape:
     stride: int
     per_group: int  # output blocks that read the same input channels
     weight: int  # number of the parameter that holds the weights, -1 if none does
+    phases: tuple[int, int] = (1, 1)  # rows and columns that a transposed convolution interleaves
 
     @property
     def groups(self) -> int:
@@ -69,20 +73,23 @@ class _Shape:
 @remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
     block = next((b for b in analyse(func).blocks if b.annotation in _OPS), None)
-    if block is None or len(block.extents) != 9:
+    extra = 2 if block is not None and block.annotation == _PHASES else 0
+    if block is None or len(block.extents) != 9 + extra:
         return None
-    n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = block.extents
-    data = next(a for a in block.reads if not a.depends(_OC))
-    step = data.strides[_OW] or data.buffer.shape[-1]
+    n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = (block.extents[0], *block.extents[1 + extra :])
+    phases = (block.extents[1], block.extents[2]) if extra else (1, 1)
+    output, column, lane = (position + extra for position in (1, 3, 4))
+    data = next(a for a in block.reads if not a.depends(lane))
+    step = data.strides[column] or data.buffer.shape[-1]
     # the blocks of a group read the same channels: the index stays until the next group
-    stays = data.strides[_OB] == 0
-    per_group = oc_blocks if stays else data.periods[_OB] or 1
+    stays = data.strides[output] == 0
+    per_group = oc_blocks if stays else data.periods[output] or 1
     padded = any(b.name != block.name for b in analyse(func).producers(block))
-    weights = next(a.buffer for a in block.reads if a.depends(_OC))
+    weights = next(a.buffer for a in block.reads if a.depends(lane))
     weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
     return _Shape(
         n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(step) // int(data.buffer.shape[-1]), per_group,
-        weight,
+        weight, phases,
     )
 
 
@@ -125,6 +132,8 @@ class Conv2d(Space):
         lanes = cpu_machine(target).lanes()
         pad = staged_input(sch, block) if shape.padded else None
         out = consumers_inlined(sch, block)
+        if str(sch.get(block).annotations[OP_ANNOTATION]) == _PHASES:
+            _by_phase(sch, block, out, shape)
         ow_tile, oh_tile, oc_tile = pick("ow"), pick("oh"), pick("oc")
         rows, groups, unroll, order, pad_at = pick("rows"), pick("groups"), pick("ic"), pick("order"), pick("pad")
         fetched = (shape.weight, oc_tile, oc_tile) if pick("prefetch") else None
@@ -132,11 +141,11 @@ class Conv2d(Space):
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
         check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll)
-        n, ob, oh, ow, oc = sch.get_loops(out)
+        n, *phases, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
         outer_ow, tile_ow = sch.split(ow, [None, ow_tile])
-        chunks = (chunk_oh, chunk_oc) if order == 0 else (chunk_oc, chunk_oh)
+        chunks = (chunk_oh, *phases, chunk_oc) if order == 0 else (*phases, chunk_oc, chunk_oh)
         sch.reorder(n, *chunks, outer_oc, outer_oh, outer_ow, tile_oc, tile_oh, tile_ow, oc)
         vectors, vector = sch.split(oc, [count, width])
         sch.vectorize(vector)
@@ -144,7 +153,7 @@ class Conv2d(Space):
             sch.unroll(loop)
         if shape.ow % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
-        start = accumulate(sch, block, outer_ow, 5, lanes, unroll, fetched)
+        start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched)
         if pad is not None and pad_at == 1 and order == 0:
             sch.compute_at(pad, chunk_oh, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
@@ -155,6 +164,17 @@ class Conv2d(Space):
             parallel = sch.fuse(n, *chunks)
         sch.parallel(parallel)
         sch.decompose_reduction(block, start)
+
+
+def _by_phase(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, out: s_tir.schedule.SBlockRV, shape: _Shape) -> None:
+    """Let the block that interleaves phases run through one after another.
+
+    ``for h: B[h] = A[h % 2, h // 2]   -->   for p, y: B[y * 2 + p] = A[p, y]``
+    """
+    rows, columns = shape.phases
+    sch.transform_block_layout(out, lambda n, b, h, w, c: (n, h % rows, w % columns, b, h // rows, w // columns, c))
+    # moves nothing: indices are put in simplest form, without which a ragged tile would compute all phases
+    sch.transform_layout(block, ("write", 0), lambda n, p, q, b, y, x, c: (n, p, q, b, y, x, c))
 
 
 def _parallel_padding(sch: s_tir.Schedule, pad: s_tir.schedule.SBlockRV) -> None:
@@ -232,14 +252,15 @@ class _Cost:
         room = 0.75 * machine.l2_bytes
         panel, data = chunk.oc * self._block, self._rows(chunk.rows)
         again = float("inf") if panel <= machine.l1_bytes // 2 else _L2 if panel + self._rows(chunk.oh) <= room else _L3
-        kept = shape.oc_blocks if chunk.order == 0 else chunk.groups  # blocks that are read until the next rows
+        phases = prod(shape.phases)
+        kept = shape.oc_blocks * phases if chunk.order == 0 else chunk.groups  # blocks read until the next rows
         first = _L2 if kept * self._block <= room / 2 else _L3
         stays = data if chunk.order == 0 else self._rows(shape.oh)
         source = _L2 if stays + panel <= room else _L3
         row = self.tile(chunk, again) + self._rows(chunk.oh) / source * _EXPOSED
         panels = chunk.groups // chunk.oc
         cycles = panels * (chunk.rows // chunk.oh * row + panel / first * _EXPOSED) + _CHUNK
-        groups = shape.oc_blocks // chunk.groups
+        groups = shape.oc_blocks // chunk.groups * phases
         chunks, before = shape.n * (shape.oh // chunk.rows) * groups, 0.0
         if chunk.pad:
             chunks, cycles = chunks // groups, cycles * groups + data * shape.groups / _L2
@@ -273,7 +294,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
 def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
     """Whether the weights are too many to wait in the second level for the next tile. Measured with weights in memory:
     2048 -> 512 channels of 49 pixels gain 20%, of 784 pixels nothing, and what fits the level loses nothing."""
-    weights = shape.oc_blocks * shape.oc * shape.ic_blocks * shape.ic * shape.kh * shape.kw * 4
+    weights = prod(shape.phases) * shape.oc_blocks * shape.oc * shape.ic_blocks * shape.ic * shape.kh * shape.kw * 4
     return shape.weight >= 0 and weights > machine.l2_bytes // 2
 
 

@@ -14,9 +14,10 @@ from tvm import relax
 
 from mlc.graph.assign import Alternative, assign
 from mlc.graph.channels import ChannelBlocks
+from mlc.graph.convolutions import name_of
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.pipeline import passes
-from mlc.graph.regions import choose_layouts, name_of
+from mlc.graph.regions import choose_layouts
 from mlc.graph.rewrite import bindings
 from mlc.target import resolve
 

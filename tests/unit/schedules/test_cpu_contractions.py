@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, te, tirx
 
 from mlc.graph.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.transposed import axes, conv2d_transpose_nchwc, phase_weight
 from mlc.graph.winograd import conv2d_winograd, transform_weight
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D
@@ -214,11 +215,69 @@ def test_winograd_with_epilogue(name: str) -> None:
     _check(WINOGRAD, te.create_prim_func([data, weight, bias, residual, out]), arrays, expected, count=3)
 
 
-def test_trace_replays_on_a_fresh_function() -> None:
+TRANSPOSED = {
+    # height, width, kernel, strides, pads, output padding, groups
+    "doubled": (7, 9, (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 1),
+    "no overlap": (6, 7, (2, 2), (2, 2), (0, 0, 0, 0), (0, 0), 1),
+    "phases of different sizes": (7, 8, (3, 3), (2, 2), (1, 1, 1, 1), (1, 0), 1),
+    "uneven": (5, 6, (5, 2), (3, 1), (2, 0, 1, 1), (1, 0), 1),
+    "more cut than a tap sees": (5, 6, (2, 3), (2, 2), (1, 2, 1, 2), (0, 1), 1),
+    "gaps": (4, 5, (2, 1), (3, 2), (0, 0, 0, 0), (2, 1), 1),
+    "one row": (1, 20, (1, 4), (1, 3), (0, 0, 0, 1), (0, 0), 1),
+    "one input": (1, 1, (4, 3), (1, 2), (0, 1, 0, 0), (0, 0), 1),
+    "stride one": (6, 5, (3, 3), (1, 1), (1, 1, 0, 1), (0, 0), 1),
+    "groups": (5, 13, (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 2),
+}
+
+
+def _scattered(x: np.ndarray, w: np.ndarray, strides: Sequence[int], groups: int) -> np.ndarray:
+    """Transposed convolution by definition: every input adds the kernel, times itself, to the result."""
+    n, ic, h, width = x.shape
+    _, oc, kh, kw = w.shape
+    y = np.zeros((n, groups * oc, (h - 1) * strides[0] + kh, (width - 1) * strides[1] + kw))
+    for g, i, j in np.ndindex(groups, h, width):
+        part = slice(g * ic // groups, (g + 1) * ic // groups)
+        added = np.einsum("nc,cokl->nokl", x[:, part, i, j], w[part])
+        place = y[:, g * oc : (g + 1) * oc, i * strides[0] :, j * strides[1] :]
+        place[:, :, :kh, :kw] += added
+    return y
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolution(name: str) -> None:
+    h, w, kernel, strides, pads, extra, groups = TRANSPOSED[name]
+    rows, columns = axes((h, w), kernel, strides, pads, extra)
+    ic, oc = 32, 48 * groups
+    image, weight = RNG.standard_normal((1, ic, h, w)), RNG.standard_normal((ic, oc // groups, *kernel))
+    full = np.pad(_scattered(image, weight, strides, groups), ((0, 0), (0, 0), (0, 20), (0, 20)))
+    phases = phase_weight(weight, rows, columns, groups)
+    packed = phases.reshape(-1, 16, ic // groups // 16, 16, *phases.shape[3:]).transpose(0, 2, 4, 5, 3, 1)
+    data, panels = te.placeholder((1, ic // 16, h, w, 16), name="data"), te.placeholder(packed.shape, name="weight")
+    bias = te.placeholder((1, oc // 16, 1, 1, 16), name="bias")
+    conv = conv2d_transpose_nchwc(data, panels, rows, columns, groups)
+    zero = tirx.const(0, "float32")
+    out = te.compute(conv.shape, lambda n, o, y, x, c: tirx.max(conv[n, o, y, x, c] + bias[0, o, 0, 0, c], zero))
+    wanted = full[:, :, pads[0] :, pads[1] :][:, :, : int(out.shape[2]), : int(out.shape[3])]
+    blocked = [a.reshape(1, -1, 16, *a.shape[2:]).transpose(0, 1, 3, 4, 2) for a in (image, wanted)]
+    arrays = [np.ascontiguousarray(a, "float32") for a in (blocked[0], packed)] + [_random(bias)]
+    _check(CONV2D, te.create_prim_func([data, panels, bias, out]), arrays, np.maximum(blocked[1] + arrays[2], 0), 1)
+
+
+def _dense_function() -> tirx.PrimFunc:
     a, b = te.placeholder((32, 24), name="a"), te.placeholder((2, 24, 16), name="b")
-    func = te.create_prim_func([a, b, dense_packed(a, b)])
+    return te.create_prim_func([a, b, dense_packed(a, b)])
+
+
+def _transposed_function() -> tirx.PrimFunc:
+    rows, columns = axes((5, 9), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0))
+    data, weight = te.placeholder((1, 1, 5, 9, 16), name="data"), te.placeholder((8, 1, 2, 2, 16, 16), name="weight")
+    return te.create_prim_func([data, weight, conv2d_transpose_nchwc(data, weight, rows, columns, 1)])
+
+
+@pytest.mark.parametrize(("space", "func"), [(GEMM, _dense_function()), (CONV2D, _transposed_function())])
+def test_trace_replays_on_a_fresh_function(space: Space, func: tirx.PrimFunc) -> None:
     target = TARGETS["native"]
-    sch = schedule_with(GEMM, func, target, next(iter(GEMM.seeds(func, target))))
+    sch = schedule_with(space, func, target, next(iter(space.seeds(func, target))))
     text = json.dumps(json.loads(tvm.ir.save_json(sch.trace.as_json())))
     fresh = s_tir.Schedule(func)
     s_tir.Trace.apply_json_to_schedule(tvm.ir.load_json(text), fresh)
