@@ -36,4 +36,4 @@ def test_multiples_of_the_divisor_leave_the_quotient() -> None:
     assert (g * o) % g == 0
     assert (4 * h + 7) // 2 == 2 * h + 3
     assert (4 * h + 7) % 2 == 1
-    assert str((3 * h + 1) // 2) == "h+((1+h) // (2))"
+    assert (3 * h + 1) // 2 == h + (h + 1) // 2
