@@ -13,7 +13,7 @@ from mlc.substitution.egraph_symbols import Symbols
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Shape", "graph_shapes", "rule_program"]
+__all__ = ["Shape", "UndeterminedError", "graph_shapes", "rule_program"]
 
 Shape = tuple[Poly, ...]
 

@@ -1,0 +1,67 @@
+"""Whether rules follow from others by equality saturation: both sides in one e-graph at concrete generic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlc.operators.index import as_poly
+from mlc.substitution.egraph import EGraph, Limits, Term
+from mlc.substitution.fingerprint import assignments, concrete
+from mlc.substitution.graph import Graph
+from mlc.substitution.rule import Rule
+
+__all__ = ["derivable", "operators_of"]
+
+#: limits of one saturation; what needs more counts as not derived
+LIMITS = Limits(iterations=9, nodes=12_000, seconds=3.0, grow=4)
+
+
+def operators_of(rule: Rule) -> frozenset[str]:
+    return frozenset(node.op for side in (rule.source, rule.target) for node in side.nodes)
+
+
+def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits = LIMITS,
+              sizes: Sequence[Mapping[str, int] | None] | None = None) -> list[bool]:
+    """For each candidate, whether its sides become equal under ``rules``; candidates share no inputs.
+
+    ``sizes`` are those to look at; left out, they are drawn so that the precondition holds and sizes differ.
+    """
+    used = frozenset[str]().union(*map(operators_of, candidates)) if candidates else frozenset()
+    # rules with several outputs only bring together what is apart: sliced, both sides show the same without them
+    rules = [rule for rule in rules if len(rule.source.outputs) == 1]
+    # a rule that needs an operator which nothing can introduce matches nothing
+    reachable = _reachable(used, rules)
+    graph = EGraph(rule for rule in rules if _fits(rule, reachable))
+    sides: list[tuple[list[Term], list[Term]] | None] = []
+    for place, rule in enumerate(candidates):
+        given = sizes[place] if sizes else next(assignments(rule, 1, largest=7), None)
+        sides.append(None if given is None else _add(graph, rule, given, f"{place}."))
+    graph.run(limits)
+    return [both is not None and all(map(graph.equal, *both)) for both in sides]
+
+
+def _reachable(used: frozenset[str], rules: Sequence[Rule]) -> frozenset[str]:
+    while True:
+        more = used.union(*(operators_of(rule) for rule in rules if _fits(rule, used)))
+        if more == used:
+            return used
+        used = more
+
+
+def _fits(rule: Rule, used: frozenset[str]) -> bool:
+    return any({node.op for node in side.nodes} <= used for side in (rule.source, rule.target) if side.nodes)
+
+
+def _add(graph: EGraph, rule: Rule, sizes: Mapping[str, int], prefix: str) -> tuple[list[Term], list[Term]]:
+    inputs = {name: graph.add_input(prefix + name, tuple(int(s.evaluate(sizes)) for s in map(as_poly, shape)))
+              for name, shape in rule.shapes.items()}
+    return _terms(graph, rule.source, inputs, sizes), _terms(graph, rule.target, inputs, sizes)
+
+
+def _terms(graph: EGraph, side: Graph, inputs: Mapping[str, Term], sizes: Mapping[str, int]) -> list[Term]:
+    known: dict[Any, Term] = dict(inputs)
+    for place, node in enumerate(side.nodes):
+        attributes = {name: concrete(value, sizes) for name, value in node.attributes.items()}
+        known[place, 0] = graph.add(node.op, [known[ref] for ref in node.inputs], attributes)
+    return [known[ref] for ref in side.outputs]

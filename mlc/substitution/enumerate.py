@@ -1,0 +1,148 @@
+"""All graphs of a family by number of operators, in one world of sizes, one representative for each value.
+
+A graph is only extended through the representatives of its parts; every other graph with the same value makes a pair
+with the representative. Commutative operators take their operands in one order; graphs of the last size are looked at
+only with their inputs in order of use, since permuting inputs of one shape gives the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from mlc.operators import OPERATORS
+from mlc.operators.arithmetic import FIELD
+from mlc.operators.evaluate import evaluate
+from mlc.operators.tensor import ShapeError
+from mlc.substitution.fingerprint import concrete, random_input
+from mlc.substitution.graph import Graph, Node, Ref
+from mlc.substitution.space import Family, Step
+
+__all__ = ["Counts", "Term", "pairs", "term_graph"]
+
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A step applied to terms, or an input; ``nodes`` are the places of all operators in it, shared ones once."""
+
+    number: int
+    step: Step | None
+    operands: tuple[Term, ...]
+    inputs: tuple[str, ...]
+    nodes: frozenset[int]
+    value: Any
+
+
+@dataclass
+class Counts:
+    """How many graphs were evaluated and how many values they have."""
+
+    graphs: int = 0
+    values: int = 0
+
+
+def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
+    """(representative, other) for graphs with equal values, those with few operators first."""
+    sizes = dict(family.world)
+    known: dict[bytes, Term] = {}
+    levels: list[list[Term]] = [[]]
+    for name, shape in family.inputs.items():
+        value = random_input(name, tuple(int(s.evaluate(sizes)) for s in shape))
+        term = Term(len(known), None, (), (name,), frozenset(), value)
+        known[_key(value)] = term
+        levels[0].append(term)
+    number = len(known)
+    for size in range(1, family.depth + 1):
+        level: list[Term] = []
+        for step, operands, nodes in _combinations(family, levels, size):
+            inputs = tuple(dict.fromkeys(name for term in operands for name in term.inputs))
+            if size == family.depth and not _in_order(family, inputs):
+                continue
+            attributes = {name: concrete(value, sizes) for name, value in step.attributes.items()}
+            try:
+                [value] = evaluate(step.op, [term.value for term in operands], attributes, FIELD)
+            except ShapeError:
+                continue
+            counts.graphs += 1
+            number += 1
+            made = Term(number, step, operands, inputs, nodes | {number}, value)
+            key = _key(value)
+            if key in known:
+                yield known[key], made
+            else:
+                known[key] = made
+                level.append(made)
+        levels.append(level)
+        counts.values += len(level)
+
+
+def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterator[tuple[Step, Any, frozenset[int]]]:
+    """Steps with operands such that all operators together are ``size``."""
+    for step in family.steps:
+        arity = OPERATORS[step.op].arity
+        if arity == 0:
+            if size == 1:
+                yield step, (), frozenset()
+            continue
+        below = [term for level in levels for term in level]
+        for operands in product(below, repeat=arity):
+            nodes = operands[0].nodes if arity == 1 else operands[0].nodes | operands[1].nodes
+            if len(nodes) != size - 1:
+                continue
+            # two inputs in both orders, so that commutativity itself is found
+            if step.op in COMMUTATIVE and operands[0].number > operands[1].number and size > 1:
+                continue
+            if step.op in family.uses and _uses(step.op, operands) >= family.uses[step.op]:
+                continue
+            yield step, operands, nodes
+
+
+def _uses(op: str, operands: tuple[Term, ...]) -> int:
+    seen: dict[int, Term] = {}
+    stack = list(operands)
+    while stack:
+        term = stack.pop()
+        if term.number not in seen:
+            seen[term.number] = term
+            stack.extend(term.operands)
+    return sum(term.step is not None and term.step.op == op for term in seen.values())
+
+
+def _in_order(family: Family, inputs: tuple[str, ...]) -> bool:
+    """Whether inputs of one shape are first used in the order in which the family names them."""
+    names, seen = list(family.inputs), set(inputs)
+    for place, name in enumerate(inputs):
+        for other in names[: names.index(name)]:
+            if family.inputs[other] == family.inputs[name] and (other not in seen or inputs.index(other) > place):
+                return False
+    return True
+
+
+def _key(value: Any) -> bytes:
+    array = np.ascontiguousarray(value)
+    return hashlib.blake2b(array.tobytes(), digest_size=16, salt=str(array.shape).encode()[:16]).digest()
+
+
+def term_graph(*terms: Term) -> Graph:
+    """The graph of terms, shared parts once, operators in the order of their numbers."""
+    places: dict[int, Ref] = {}
+    nodes: list[Node] = []
+
+    def visit(term: Term) -> Ref:
+        if term.step is None:
+            return term.inputs[0]
+        if term.number not in places:
+            inputs = tuple(visit(operand) for operand in term.operands)
+            nodes.append(Node(term.step.op, inputs, dict(term.step.attributes)))
+            places[term.number] = (len(nodes) - 1, 0)
+        return places[term.number]
+
+    outputs = tuple(visit(term) for term in terms)
+    return Graph(tuple(nodes), outputs)

@@ -1,0 +1,74 @@
+"""What a graph computes, told by its values at random points of the prime field of 2^61 - 1 elements.
+
+Two graphs that differ as polynomials differ at a random point with probability at least 1 - degree / 2^61 (Schwartz,
+Zippel). Several assignments of sizes, all distinct and some ones, tell apart what agrees only where sizes coincide.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlc.operators.arithmetic import FIELD
+from mlc.operators.evaluate import evaluate
+from mlc.operators.index import Poly, as_poly
+from mlc.operators.tensor import ShapeError
+from mlc.substitution.graph import Graph
+from mlc.substitution.rule import Rule
+
+__all__ = ["agree", "assignments", "concrete", "random_input", "values_of"]
+
+Array = Any
+
+
+def random_input(name: str, shape: tuple[int, ...]) -> Array:
+    """The field elements of the input ``name``: the same for equal names and shapes."""
+    return FIELD.random(np.random.default_rng([zlib.crc32(name.encode()), *shape]), shape)
+
+
+def concrete(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with its symbols replaced by integers."""
+    if isinstance(value, Poly):
+        return int(value.evaluate(sizes))
+    return tuple(concrete(v, sizes) for v in value) if isinstance(value, tuple) else value
+
+
+def values_of(graph: Graph, inputs: Mapping[str, Array], sizes: Mapping[str, int]) -> list[Array]:
+    """The outputs over the field; raises :class:`~mlc.operators.ShapeError` where the graph is ill-formed."""
+    known: dict[Any, Array] = dict(inputs)
+    for place, node in enumerate(graph.nodes):
+        attributes = {name: concrete(value, sizes) for name, value in node.attributes.items()}
+        [known[place, 0]] = evaluate(node.op, [known[ref] for ref in node.inputs], attributes, FIELD)
+    return [known[ref] for ref in graph.outputs]
+
+
+def assignments(rule: Rule, count: int, seed: int = 0, largest: int = 5) -> Iterator[dict[str, int]]:
+    """Sizes that the precondition admits: distinct ones first, then small ones with repetitions and ones."""
+    rng = np.random.default_rng(seed)
+    names, found = rule.symbols, 0
+    for attempt in range(400):
+        if found == count:
+            return
+        if found % 2 == 0 and len(names) <= 2 * largest:
+            drawn = rng.permutation(max(largest, len(names)))[: len(names)] + 1
+        else:
+            drawn = rng.integers(1, 2 + attempt % largest, len(names))
+        sizes = dict(zip(names, map(int, drawn), strict=True))
+        shapes = [size.evaluate(sizes) for shape in rule.shapes.values() for size in map(as_poly, shape)]
+        if all(1 <= size <= 24 for size in shapes) and all(c.evaluate(sizes) for c in rule.conditions):
+            found += 1
+            yield sizes
+
+
+def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:
+    """Whether both sides are well-formed and equal at a random point for these sizes."""
+    shapes = {n: tuple(int(s.evaluate(sizes)) for s in map(as_poly, shape)) for n, shape in rule.shapes.items()}
+    inputs = {name: random_input(name, shape) for name, shape in shapes.items()}
+    try:
+        left, right = values_of(rule.source, inputs, sizes), values_of(rule.target, inputs, sizes)
+    except ShapeError:
+        return False
+    return all(a.shape == b.shape and np.array_equal(a, b) for a, b in zip(left, right, strict=True))

@@ -1,0 +1,155 @@
+"""The generator: enumerate, compare by fingerprints, find the most general sizes, drop what is derived, prove.
+
+Pairs of every family (:mod:`mlc.substitution.space`) become candidates, simple ones first. A candidate that the rules
+so far derive by saturation is dropped; the others are proved for all sizes, or quarantined with the reason. A proved
+rule whose source ends in a concatenation gives another one with two outputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from mlc.substitution.candidates import NearMiss, candidate, joined, weight
+from mlc.substitution.codec import RuleError, content_hash, rule_text
+from mlc.substitution.derive import derivable
+from mlc.substitution.enumerate import Counts, pairs
+from mlc.substitution.prove import Proved, prove
+from mlc.substitution.rule import Rule
+from mlc.substitution.space import FAMILIES, Family
+
+__all__ = ["Generation", "Quarantined", "generate"]
+
+#: how many candidates are looked at in one saturation, and how many are proved before the next
+BATCH, ROUND = 40, 6
+Progress = Callable[["Generation", str, float], None]
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A pair that agrees wherever it was evaluated, but was not proved."""
+
+    rule: Rule
+    reason: str
+
+
+@dataclass
+class Generation:
+    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, quarantined, near."""
+
+    rules: list[Rule] = field(default_factory=list)
+    quarantined: list[Quarantined] = field(default_factory=list)
+    near: list[NearMiss] = field(default_factory=list)
+    states: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    complete: bool = True
+
+
+def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None,
+             progress: Progress | None = None) -> Generation:
+    """Rules of all families; ``seconds`` bounds the time, whereafter ``complete`` is False."""
+    made, start = Generation(), time.monotonic()
+
+    def left() -> float:
+        return float("inf") if seconds is None else seconds - (time.monotonic() - start)
+
+    for place, family in enumerate(families):
+        _family(made, family, left)
+        made.seconds = time.monotonic() - start
+        if progress is not None:
+            progress(made, family.name, (place + 1) / len(families))
+        if left() <= 0:
+            made.complete = place + 1 == len(families) and made.complete
+            break
+    return made
+
+
+def _family(made: Generation, family: Family, left: Callable[[], float]) -> None:
+    counts = Counts()
+    found: dict[str, Rule] = {}
+    misses: dict[str, NearMiss] = {}
+    for one, other in pairs(family, counts):
+        if left() <= 0:
+            made.complete = False
+            return
+        made.states["pairs"] += 1
+        result = candidate(family, one, other)
+        if isinstance(result, Rule):
+            found.setdefault(_text(result), result)
+        elif result is not None:
+            misses.setdefault(f"{result.source} = {result.target}", result)
+    made.states["graphs"] += counts.graphs
+    made.states["values"] += counts.values
+    made.states["distinct"] += len(found)
+    made.states["near"] += len(misses)
+    made.near.extend(misses.values())
+    before = len(made.rules)
+    _keep(made, sorted(found.values(), key=weight), left)
+    _minimise(made, before)
+
+
+def _minimise(made: Generation, begin: int) -> None:
+    """Drop the rules from ``begin`` on that the others derive, special ones (few inputs) first."""
+    for rule in sorted(made.rules[begin:], key=lambda r: (len(r.shapes), len(r.symbols))):
+        if len(rule.source.outputs) > 1:
+            continue
+        others = [other for other in made.rules if other is not rule]
+        if derivable(others, [rule])[0]:
+            made.rules.remove(rule)
+            made.states["redundant"] += 1
+
+
+def _known(made: Generation) -> list[Rule]:
+    """What nothing has to be proved for again: what follows from a quarantined pair would only be quarantined too."""
+    return [*made.rules, *(replace(q.rule, certificate={}) for q in made.quarantined)]
+
+
+def _text(rule: Rule) -> str:
+    return rule_text(replace(rule, name=""))
+
+
+def _keep(made: Generation, pending: list[Rule], left: Callable[[], float]) -> None:
+    """Prove what the rules so far do not derive, simple ones first."""
+    while pending:
+        if left() <= 0:
+            made.complete = False
+            return
+        before = len(pending)
+        pending = list(_underived(_known(made), pending[: 4 * BATCH])) + pending[4 * BATCH:]
+        made.states["derived"] += before - len(pending)
+        size = weight(pending[0])[0] if pending else 0
+        now = [rule for rule in pending[:ROUND] if weight(rule)[0] == size]
+        pending = pending[len(now):]
+        for place, rule in enumerate(now):
+            if place and derivable(_known(made), [rule])[0]:
+                made.states["derived"] += 1
+            else:
+                _prove(made, rule)
+
+
+def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Rule]:
+    for begin in range(0, len(candidates), BATCH):
+        batch = candidates[begin: begin + BATCH]
+        derived = derivable(rules, batch) if rules else [False] * len(batch)
+        yield from (rule for rule, known in zip(batch, derived, strict=True) if not known)
+
+
+def _prove(made: Generation, rule: Rule) -> None:
+    rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
+    try:
+        proof = prove(rule, refute=False)
+    except RuleError as error:
+        made.states["quarantined"] += 1
+        made.quarantined.append(Quarantined(rule, str(error)))
+        return
+    if not isinstance(proof, Proved):
+        made.states["quarantined"] += 1
+        made.quarantined.append(Quarantined(rule, proof.reason))
+        return
+    made.states["proved"] += 1
+    made.rules.append(replace(rule, certificate=proof.certificate))
+    two = joined(rule) if len(rule.source.outputs) == 1 else None
+    if two is not None:
+        _prove(made, replace(two, name=rule.name.partition("/")[0]))

@@ -1,0 +1,188 @@
+"""The bounded space that the generator searches: families of inputs and operators, and how many operators a side has.
+
+A family names its inputs with their sizes and the steps (operators with attributes) that graphs are made of. Sizes are
+texts: a number is that size, a name in small letters is a symbol of that input's own, a name in capitals is one symbol
+for the whole family (an amount of padding, the place where a tensor is divided). Enumeration runs in one *world*
+where every letter has the value of ``world``, equal for what may meet; the most general sizes are found afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlc.operators.index import Poly
+from mlc.substitution.codec import parse_size
+
+__all__ = ["AREAS", "FAMILIES", "Family", "Step", "size"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator with the attributes that a family gives it; sizes among them are polynomials over capitals."""
+
+    op: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.op, str(sorted(self.attributes.items()))))
+
+
+@dataclass(frozen=True)
+class Family:
+    """``depth`` is the largest number of operators of a side; ``world`` the value of each letter."""
+
+    name: str
+    inputs: Mapping[str, tuple[Poly, ...]]
+    steps: tuple[Step, ...]
+    depth: int
+    world: Mapping[str, int]
+    #: at most this many uses of an operator in a graph
+    uses: Mapping[str, int] = field(default_factory=dict)
+    #: the part of the library that its rules go to
+    area: str = ""
+
+
+def size(text: str | int) -> Poly:
+    return parse_size(text)
+
+
+def _family(name: str, depth: int, inputs: Mapping[str, str], steps: str, world: Mapping[str, int] | None = None,
+            **uses: int) -> Family:
+    """Steps are written as ``op`` or ``op attribute=value …`` separated by semicolons; tuples by commas."""
+    letters = {"n": 2, "m": 3, "c": 4, "h": 5, "w": 6, "k": 3, **(world or {})}
+    shapes = {label: tuple(size(word) for word in text.split()) for label, text in inputs.items()}
+    return Family(name, shapes, tuple(_step(text) for text in steps.split(";")), depth, letters, uses)
+
+
+def _step(text: str) -> Step:
+    op, *words = text.split()
+    attributes: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        parts = tuple(_value(part) for part in value.rstrip(",").split(","))
+        attributes[name] = parts if "," in value else parts[0]
+    return Step(op, attributes)
+
+
+def _value(text: str) -> Any:
+    value = size(text)
+    return value if value.constant is None else value.constant
+
+
+#: functions of one element whose concatenations and slices are searched
+FUNCTIONS = ("relu", "sigmoid", "tanh")
+_CONV = "conv2d stride=S,T padding=P-1,Q-1,U-1,V-1 dilation=D,E groups={}"
+#: strides, dilations and paddings under which a 3 x 3 window keeps the size
+_KEEP = {"S": 1, "T": 1, "P": 2, "Q": 2, "U": 2, "V": 2, "D": 1, "E": 1, "G": 2}
+
+
+def _image(*names: str, channels: str = "c") -> dict[str, str]:
+    return dict.fromkeys(names, f"n {channels} h w")
+
+
+def _families() -> tuple[Family, ...]:
+    areas = {"pointwise": _pointwise(), "products": _products(), "convolutions": _convolutions(),
+             "poolings": _poolings()}
+    return tuple(replace(family, area=area) for area, families in areas.items() for family in families)
+
+
+def _pointwise() -> list[Family]:
+    """Sums, products, functions, concatenations and slices, at every rank and axis."""
+    found = []
+    for rank in (1, 2, 3, 4):
+        letters = ["n", "c", "h", "w"][:rank]
+        shape, world = " ".join(letters), {**dict.fromkeys(letters, 2), "A": 2, "B": 2}
+        found.append(_family(f"elementwise-{rank}", 3, dict.fromkeys("xyz", shape), "add;mul", world))
+        for axis in range(rank):
+            at = f"{rank}-{axis}"
+            head, tail, whole = (" ".join([*letters[:axis], size, *letters[axis + 1:]]) for size in ("A", "B", "A+B"))
+            ends = {"x": head, "y": tail}
+            both = {**ends, "u": head, "v": tail}
+            concat = f"concat axis={axis}"
+            cut = f"slice axis={axis} begin=0 end=A;slice axis={axis} begin=A end=A+B"
+            found.append(_family(f"join-{at}", 2, dict.fromkeys("xyz", shape), concat, world))
+            inner = " ".join([*letters[:axis], "I+J+K-2", *letters[axis + 1:]])
+            middle = f"slice axis={axis} begin=I-1 end=I+J-1"
+            behind = f"slice axis={axis} begin=A+I-1 end=A+I+J-1"
+            parts = {**world, "I": 2, "J": 2, "K": 2}
+            found.append(_family(f"slice-{at}", 2, {**ends, "s": whole, "t": inner},
+                                 f"{concat};{cut};{middle};{behind}", parts))
+            found.append(_family(f"undo-{at}", 3, {"s": whole}, f"{concat};{cut}", world))
+            for op in ("add", "mul"):
+                found.append(_family(f"{op}-concat-{at}", 3, both, f"{concat};{op}", world))
+                found.append(_family(f"{op}-slice-{at}", 3, {"s": inner, "t": inner}, f"{middle};{op}", parts))
+            for op in FUNCTIONS:
+                found.append(_family(f"{op}-concat-{at}", 3, ends, f"{concat};{op}", world))
+                found.append(_family(f"{op}-slice-{at}", 2, {"s": inner}, f"{middle};{op}", parts))
+            for other in range(axis):
+                found.append(_family(f"join-{rank}-{other}-{axis}", 3, dict.fromkeys("xyzv", shape),
+                                     f"{concat};concat axis={other}", world, **{"concat": 3}))
+    found.append(_family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
+    found.append(_family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
+    found.append(_family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
+    return found
+
+
+def _products() -> list[Family]:
+    square = {"n": 2, "m": 2, "k": 2, "b": 2, "A": 2, "B": 2}
+    found = []
+    for rank, head in ((2, ""), (3, "b ")):
+        swap = "transpose perm=1,0" if rank == 2 else "transpose perm=0,2,1"
+        tensors = {name: f"{head}m k" for name in "abcd"}
+        rows, columns = rank - 2, rank - 1
+        three = {name: tensors[name] for name in "abc"}
+        found += [
+            _family(f"products-{rank}", 3, three, f"matmul;add;{swap}", square),
+            _family(f"join-products-{rank}", 3, tensors,
+                    f"matmul;add;concat axis={rows};concat axis={columns}", square, add=1),
+            _family(f"scaled-products-{rank}", 2, {**dict(list(tensors.items())[:2]), "r": "", "s": f"{head}1 k",
+                                                    "t": f"{head}m 1"}, "matmul;mul", square),
+            _family(f"cut-products-{rank}", 2, {"a": f"{head}m k", "l": f"{head}m A+B", "u": f"{head}A+B m"},
+                    f"matmul;slice axis={columns} begin=0 end=A;slice axis={columns} begin=A end=A+B;"
+                    f"slice axis={rows} begin=0 end=A;slice axis={rows} begin=A end=A+B", square),
+        ]
+    found.append(_family("turned", 3, {"x": "n m", "y": "n m"},
+                         "transpose perm=1,0;add;mul;relu;concat axis=0;concat axis=1", square, transpose=2))
+    found.append(_family("identity", 2, {"a": "m K"}, "matmul;identity_matrix size=K", {"m": 2, "K": 2}))
+    return found
+
+
+def _convolutions() -> list[Family]:
+    world = {"n": 2, "c": 2, "h": 4, "w": 4, "k": 3, "l": 3, "o": 2, **_KEEP}
+    conv, grouped, pairs = _CONV.format(1), _CONV.format("G"), _CONV.format("2*G")
+    one = "conv2d"
+    filters = {"v": "o c k l", "w": "o c k l"}
+    return [
+        _family("convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};add", world),
+        _family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world),
+        _family("sum-convolutions", 3, {**_image("x", "y"), **filters},
+                f"{conv};add;concat axis=1", world, add=1),
+        _family("grouped-convolutions", 3, {"x": "n G*c h w", "y": "n G*c h w", "v": "G*o c k l", "w": "G*o c k l"},
+                f"{grouped};{pairs};concat axis=0;concat axis=1", {**world, "c": 1, "o": 1}),
+        _family("pair-convolutions", 3, {**_image("x", "y"), **filters},
+                f"{conv};{_CONV.format(2)};concat axis=0;concat axis=1", world),
+        _family("cut-convolutions", 2, {"x": "n c h w", "w": "o c k l", "v": "A+B c k l", "y": "A+B c h w"},
+                f"{conv};slice axis=0 begin=0 end=A;slice axis=0 begin=A end=A+B;slice axis=1 begin=0 end=A;"
+                "slice axis=1 begin=A end=A+B", {**world, "A": 2, "B": 2}),
+        _family("enlarge", 2, {"x": "n c h w", "w": "o c K L", "v": "o c K L"},
+                f"{conv};conv2d stride=S,T padding=P-1+D*M-D,Q-1+E*N-E,U-1+D*M-D,V-1+E*N-E dilation=D,E groups=1;"
+                "enlarge kernel=K+2*M-2,L+2*N-2", {**world, "K": 3, "L": 3, "M": 2, "N": 2}),
+        _family("scaled-convolutions", 3, {"x": "n c h w", "w": "o c k l", "s": "1 o 1 1", "r": ""},
+                f"{conv};mul;transpose perm=1,0,2,3", world, transpose=1),
+        _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
+                f"{conv};{one};transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
+    ]
+
+
+def _poolings() -> list[Family]:
+    window = "kernel=K,L stride=S,T padding=P-1,Q-1,U-1,V-1"
+    world = {"n": 2, "c": 2, "h": 4, "w": 4, "K": 3, "L": 3, **_KEEP}
+    return [_family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
+                    f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world)]
+
+
+FAMILIES: tuple[Family, ...] = _families()
+#: the parts of the library, in the order of generation
+AREAS = tuple(dict.fromkeys(family.area for family in FAMILIES))
