@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mlc.cli import bench, compile, doctor, log, run, targets, tune
+from mlc.cli import bench, compile, doctor, log, rules, run, targets, tune
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import SETTINGS, get_int
 from mlc.errors import MlcError, UsageError
@@ -24,7 +24,8 @@ from mlc.errors import MlcError, UsageError
 __all__ = ["COMMANDS", "finish", "main", "parser"]
 
 COMMANDS: tuple[Command, ...] = (
-    tune.COMMAND, compile.COMMAND, run.COMMAND, bench.COMMAND, log.COMMAND, targets.COMMAND, doctor.COMMAND,
+    tune.COMMAND, compile.COMMAND, run.COMMAND, bench.COMMAND, log.COMMAND, rules.COMMAND, targets.COMMAND,
+    doctor.COMMAND,
 )
 
 

@@ -18,7 +18,7 @@ from mlc.substitution.rule import Rule
 from mlc.substitution.space import Family
 from mlc.substitution.unify import generalise, merged_sizes, renamed
 
-__all__ = ["NearMiss", "candidate", "joined", "weight"]
+__all__ = ["NearMiss", "candidate", "in_context", "joined", "same_pair", "weight"]
 
 CHECKS = 6
 #: operators that gain from being merged with others of their kind
@@ -40,6 +40,27 @@ def weight(rule: Rule) -> tuple[int, int, int, str]:
     """Simple and general rules first: few operators, then many inputs and symbols, of which others are instances."""
     nodes = len(rule.source.nodes) + len(rule.target.nodes)
     return nodes, -len(rule.shapes), -len(rule.symbols), rule_text(rule)
+
+
+def same_pair(family: Family, one: Term, other: Term) -> str:
+    """A text that pairs share which differ in the names of inputs of one shape only."""
+    names: dict[str, str] = {}
+    kinds: dict[tuple[Poly, ...], int] = {}
+    texts: dict[int, str] = {}
+
+    def text(term: Term) -> str:
+        if term.step is None:
+            name = term.inputs[0]
+            if name not in names:
+                shape = family.inputs[name]
+                kinds[shape] = kinds.get(shape, 0) + 1
+                names[name] = f"{shape}{kinds[shape]}"
+            return names[name]
+        if term.number not in texts:
+            texts[term.number] = f"{term.step.op}{hash(term.step)}({','.join(map(text, term.operands))})"
+        return texts[term.number]
+
+    return f"{text(other)}={text(one)}"
 
 
 def candidate(family: Family, one: Term, other: Term) -> Rule | NearMiss | None:
@@ -130,6 +151,36 @@ def canonical(rule: Rule) -> Rule:
 
     shapes = {names[name]: shape for name, shape in rule.shapes.items()}
     return replace(rule, shapes=shapes, source=graph(rule.source), target=graph(rule.target))
+
+
+def in_context(rule: Rule) -> Rule | None:
+    """For a rule whose way back leaves sizes open (how much to enlarge a filter): the way back beside a product that
+    tells them. ``conv'(x, enlarge(w)) = conv(x, w)`` gives the pair ``conv(x, w), conv'(x, v)`` whose first becomes
+    ``conv'(x, enlarge(w))``.
+    """
+    if not rule.source.nodes or not rule.target.nodes or determined(replace(rule, source=rule.target,
+                                                                            target=rule.source)):
+        return None
+    root = rule.source.nodes[-1]
+    if root.op not in _PRODUCTS or rule.source.outputs != ((len(rule.source.nodes) - 1, 0),):
+        return None
+    inner = [place for place, ref in enumerate(root.inputs) if not isinstance(ref, str)]
+    if len(inner) != 1:
+        return None
+    [shape] = [t.shape for t in compose(Graph(rule.source.nodes, (root.inputs[inner[0]],)), rule.shapes)[0]]
+    # the other filter has outputs of its own
+    shapes = {**rule.shapes, "context": (Poly.symbol("context_0"), *shape[1:])}
+    beside = Node(root.op, tuple("context" if p == inner[0] else ref for p, ref in enumerate(root.inputs)),
+                  root.attributes)
+
+    def graph(side: Graph) -> Graph:
+        return Graph((*side.nodes, beside), (*side.outputs, (len(side.nodes), 0)))
+
+    general = generalise(Rule(rule.name, shapes, graph(rule.target), graph(rule.source)))
+    if general is None or not determined(canonical(general)):
+        return None
+    found = _checked(canonical(general))
+    return found if isinstance(found, Rule) else None
 
 
 def joined(rule: Rule) -> Rule | None:

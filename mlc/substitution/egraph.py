@@ -125,10 +125,6 @@ class EGraph:
         words = [call.symbol, *(f"$t{term.number}" for term in inputs), *sizes]
         return self._let(f"({' '.join(words)})", constants)
 
-    def union(self, a: Term, b: Term) -> None:
-        """Make known that two terms are equal: one operator written in two ways (paddings by number and by name)."""
-        self._do(f"(union $t{a.number} $t{b.number})")
-
     def add_rule(self, rule: Rule) -> None:
         """Refuses, with a ValueError, what has no certificate and what its source does not determine."""
         text = rule_program(rule, self._symbols, len(self._rules))

@@ -46,20 +46,25 @@ def values_of(graph: Graph, inputs: Mapping[str, Array], sizes: Mapping[str, int
 
 
 def assignments(rule: Rule, count: int, seed: int = 0, largest: int = 5) -> Iterator[dict[str, int]]:
-    """Sizes that the precondition admits: distinct ones first, then small ones with repetitions and ones."""
+    """Different sizes that the precondition admits, small ones and with few repetitions; one of them is often 1."""
     rng = np.random.default_rng(seed)
-    names, found = rule.symbols, 0
-    for attempt in range(400):
-        if found == count:
+    names = rule.symbols
+    seen: set[tuple[int, ...]] = set()
+    for attempt in range(60 * count):
+        if len(seen) == count:
             return
-        if found % 2 == 0 and len(names) <= 2 * largest:
+        if attempt % 2 == 0 and len(names) <= 2 * largest:
             drawn = rng.permutation(max(largest, len(names)))[: len(names)] + 1
         else:
-            drawn = rng.integers(1, 2 + attempt % largest, len(names))
+            # most are 1 or 2 in some rounds, so that demands on many sizes together are met
+            drawn = rng.integers(1, 3 + attempt % (largest - 1), len(names))
+        # extents of images leave room for windows
+        drawn = np.where([name[0] in "hw" for name in names], drawn + attempt % 7, drawn)
         sizes = dict(zip(names, map(int, drawn), strict=True))
         shapes = [size.evaluate(sizes) for shape in rule.shapes.values() for size in map(as_poly, shape)]
-        if all(1 <= size <= 24 for size in shapes) and all(c.evaluate(sizes) for c in rule.conditions):
-            found += 1
+        fits = all(1 <= size <= 24 for size in shapes) and all(c.evaluate(sizes) for c in rule.conditions)
+        if fits and tuple(sizes.values()) not in seen:
+            seen.add(tuple(sizes.values()))
             yield sizes
 
 

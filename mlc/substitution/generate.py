@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mlc.substitution.candidates import NearMiss, candidate, joined, weight
+from mlc.substitution.candidates import NearMiss, candidate, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, pairs
@@ -70,11 +70,16 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> None
     counts = Counts()
     found: dict[str, Rule] = {}
     misses: dict[str, NearMiss] = {}
+    seen: set[str] = set()
     for one, other in pairs(family, counts):
         if left() <= 0:
             made.complete = False
             return
         made.states["pairs"] += 1
+        key = same_pair(family, one, other)
+        if key in seen:
+            continue
+        seen.add(key)
         result = candidate(family, one, other)
         if isinstance(result, Rule):
             found.setdefault(_text(result), result)
@@ -150,6 +155,6 @@ def _prove(made: Generation, rule: Rule) -> None:
         return
     made.states["proved"] += 1
     made.rules.append(replace(rule, certificate=proof.certificate))
-    two = joined(rule) if len(rule.source.outputs) == 1 else None
-    if two is not None:
-        _prove(made, replace(two, name=rule.name.partition("/")[0]))
+    if len(rule.source.outputs) == 1:
+        for two in filter(None, (joined(rule), in_context(rule))):
+            _prove(made, replace(two, name=rule.name.partition("/")[0]))

@@ -65,13 +65,16 @@ def _equations(one: Atom, other: Atom) -> list[Poly]:
         return [e for a, b in zip(one.args, other.args, strict=True) for s, t in zip(a, b, strict=False)
                 for e in _inner(s, t)]
     if isinstance(one, Largest) and isinstance(other, Largest):
-        return [e for s, t in zip(one.body, other.body, strict=False) for e in _inner(s, t)]
+        bound = {*one.variables, *other.variables}
+        return [e for s, t in zip(one.body, other.body, strict=False) for e in _inner(s, t)
+                if bound.isdisjoint(e.symbols)]
     return []
 
 
 def _inner(one: Term, other: Term) -> list[Poly]:
+    bound = {*one.variables, *other.variables}
     return [e for a, b in zip(one.atoms, other.atoms, strict=False) if skeleton(a) == skeleton(b)
-            for e in _equations(a, b)]
+            for e in _equations(a, b) if bound.isdisjoint(e.symbols)]
 
 
 def _linear(equation: Poly, name: str) -> Poly | None:

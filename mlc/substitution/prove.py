@@ -25,7 +25,7 @@ from mlc.substitution.quotients import resolve
 from mlc.substitution.rule import Rule
 from mlc.substitution.solve import Facts, quotients, without_remainders
 
-__all__ = ["Proof", "Proved", "Refuted", "Undecided", "certified", "prove"]
+__all__ = ["Assumptions", "Proof", "Proved", "Refuted", "Undecided", "assumed", "certified", "prove"]
 
 FORMAT = 1
 
@@ -82,7 +82,13 @@ def certified(rule: Rule) -> Rule:
     proof = prove(rule)
     if isinstance(proof, Proved):
         return replace(rule, certificate=proof.certificate)
-    raise RuleError(f"rule {rule.name}: {'it is wrong: ' if isinstance(proof, Refuted) else 'not proved: '}{proof.reason}")
+    verdict = "it is wrong" if isinstance(proof, Refuted) else "it is not proved"
+    raise RuleError(f"rule {rule.name}: {verdict}: {proof.reason}")
+
+
+def assumed(rule: Rule) -> Assumptions:
+    """What holds of the sizes wherever the rule applies: its conditions and the demands of its source, solved."""
+    return _Prover(rule)._assume(rule.source)
 
 
 @dataclass

@@ -27,6 +27,8 @@ Shifted: TypeAlias = "dict[tuple[int, ...], Fraction | int]"
 _NODES, _DEPTH, _POINTS = (25, 150), 14, 384
 #: terms and degree at which a branch of the search is given up
 _TERMS, _DEGREE = 40, 5
+#: products that linear programming chooses from
+_COLUMNS = 700
 
 
 def without_remainders(poly: Poly) -> Poly:
@@ -161,19 +163,56 @@ class Facts:
         key = (Poly({}), False)
         if key not in self._known:
             sample = self.samples()
-            self._known[key] = None if sample is not None else self._direct({(): -1}, [], _NODES[1])
+            self._known[key] = None if sample is not None else self._search({(): -1}, [])
         return self._known[key]
 
     def _entails(self, goal: Poly) -> Witness | None:
         self._add_quotients([goal])
         shifted, negated = self._shift(goal), self._shift(-goal - 1)
-        for nodes in _NODES:
-            found = self._direct(shifted, [], nodes)
-            if found is None:
-                found = self._direct({(): -1}, [(negated, -1)], nodes)
-            if found is not None:
-                return found
-        return None
+        found = self._direct(shifted, [], _NODES[0]) or self._direct({(): -1}, [(negated, -1)], _NODES[0])
+        return found or self._linear(shifted, []) or self._search({(): -1}, [(negated, -1)])
+
+    def _search(self, goal: Shifted, more: list[tuple[Shifted, Any]]) -> Witness | None:
+        """Quick ways first; a witness is never empty here."""
+        return (self._direct(goal, more, _NODES[0]) or self._linear(goal, more)
+                or self._direct(goal, more, _NODES[1]))
+
+    def _linear(self, goal: Shifted, more: list[tuple[Shifted, Any]]) -> Witness | None:
+        """A sum of facts, each once multiplied by at most one symbol, by exact linear programming."""
+        usable = [*more, *self._usable]
+        columns: list[tuple[Shifted, list[Any]]] = [(fact, [ref]) for fact, ref in usable]
+        nonlinear = sorted({s for fact, _ in [(goal, 0), *usable] for m in fact if len(m) > 1 for s in m})
+        for symbol in [s for s in nonlinear if s in self._lower][:6]:
+            columns += [({tuple(sorted((*m, symbol))): c for m, c in fact.items()}, [ref, self._lower[symbol][1]])
+                        for fact, ref in usable if len(fact) <= 6 and max(map(len, fact)) <= 2]
+        for monomial in dict.fromkeys(m for fact, _ in columns for m in fact):
+            if all(s in self._lower for s in monomial):
+                columns.append(({monomial: 1}, [self._lower[s][1] for s in monomial]))
+        if len(columns) > _COLUMNS:
+            return None
+        rows: dict[tuple[int, ...], list[Any]] = {}
+        import z3
+
+        factors = [z3.Real(f"f{k}") for k in range(len(columns))]
+        for (fact, _), factor in zip(columns, factors, strict=True):
+            for monomial, c in fact.items():
+                rows.setdefault(monomial, []).append(factor * z3.Q(Fraction(c).numerator, Fraction(c).denominator))
+        solver = z3.SolverFor("QF_LRA")
+        solver.set("timeout", 2000)
+        for factor in factors:
+            solver.add(factor >= 0)
+        for monomial in {**rows, **dict.fromkeys(goal)}:
+            c = Fraction(goal.get(monomial, 0))
+            solver.add(z3.Sum(rows.get(monomial, [z3.RealVal(0)])) == z3.Q(c.numerator, c.denominator))
+        if solver.check() != z3.sat:
+            return None
+        model = solver.model()
+        found = []
+        for (_, refs), factor in zip(columns, factors, strict=True):
+            value = model.eval(factor, model_completion=True).as_fraction()
+            if value:
+                found.append([str(value), refs])
+        return found
 
     def _direct(self, goal: Shifted, more: list[tuple[Shifted, Any]], nodes: int) -> Witness | None:
         usable = [*more, *getattr(self, "_usable", [])]

@@ -75,7 +75,7 @@ def _value(text: str) -> Any:
 FUNCTIONS = ("relu", "sigmoid", "tanh")
 _CONV = "conv2d stride=S,T padding=P-1,Q-1,U-1,V-1 dilation=D,E groups={}"
 #: strides, dilations and paddings under which a 3 x 3 window keeps the size
-_KEEP = {"S": 1, "T": 1, "P": 2, "Q": 2, "U": 2, "V": 2, "D": 1, "E": 1, "G": 2}
+_KEEP = {"S": 1, "T": 1, "P": 2, "Q": 2, "U": 2, "V": 2, "D": 1, "E": 1, "G": 2, "F": 1}
 
 
 def _image(*names: str, channels: str = "c") -> dict[str, str]:
@@ -150,29 +150,38 @@ def _products() -> list[Family]:
 
 
 def _convolutions() -> list[Family]:
-    world = {"n": 2, "c": 2, "h": 4, "w": 4, "k": 3, "l": 3, "o": 2, **_KEEP}
-    conv, grouped, pairs = _CONV.format(1), _CONV.format("G"), _CONV.format("2*G")
-    one = "conv2d"
+    # batches are 3, so that images and filters are not taken for each other
+    world = {"n": 3, "c": 2, "h": 4, "w": 4, "k": 3, "l": 3, "o": 2, **_KEEP}
+    ones = {**world, "c": 1, "o": 1}
+    conv, grouped = _CONV.format(1), _CONV.format("G")
     filters = {"v": "o c k l", "w": "o c k l"}
+    images, groups = _image("x", "y", channels="G*c"), {"v": "G*o c k l", "w": "G*o c k l"}
+    cuts = ("slice axis=0 begin=0 end=A;slice axis=0 begin=A end=A+B;slice axis=1 begin=0 end=A;"
+            "slice axis=1 begin=A end=A+B")
     return [
-        _family("convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};add", world),
-        _family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world),
-        _family("sum-convolutions", 3, {**_image("x", "y"), **filters},
-                f"{conv};add;concat axis=1", world, add=1),
-        _family("grouped-convolutions", 3, {"x": "n G*c h w", "y": "n G*c h w", "v": "G*o c k l", "w": "G*o c k l"},
-                f"{grouped};{pairs};concat axis=0;concat axis=1", {**world, "c": 1, "o": 1}),
-        _family("pair-convolutions", 3, {**_image("x", "y"), **filters},
-                f"{conv};{_CONV.format(2)};concat axis=0;concat axis=1", world),
+        _family("linear-convolutions", 3, {**images, **groups}, f"{grouped};add", ones, conv2d=2),
+        _family("batch-convolutions", 3, {**images, "w": "G*o c k l"}, f"{grouped};concat axis=0", ones, conv2d=2),
+        _family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world,
+                conv2d=2, concat=2),
+        _family("sum-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};add;concat axis=1", world, conv2d=2,
+                add=1),
+        _family("pair-convolutions", 3,
+                {"x": "n G*c h w", "y": "n F*c h w", "v": "G*o c k l", "w": "F*o c k l"},
+                f"{grouped};{_CONV.format('F')};{_CONV.format('G+F')};concat axis=0;concat axis=1",
+                {**world, "G": 1, "F": 1}, conv2d=2, concat=2),
         _family("cut-convolutions", 2, {"x": "n c h w", "w": "o c k l", "v": "A+B c k l", "y": "A+B c h w"},
-                f"{conv};slice axis=0 begin=0 end=A;slice axis=0 begin=A end=A+B;slice axis=1 begin=0 end=A;"
-                "slice axis=1 begin=A end=A+B", {**world, "A": 2, "B": 2}),
-        _family("enlarge", 2, {"x": "n c h w", "w": "o c K L", "v": "o c K L"},
+                f"{conv};{cuts}", {**world, "A": 2, "B": 2}),
+        _family("cut-channels", 2, {"x": "n I+J+K-2 h w", "w": "o J k l"},
+                f"{conv};slice axis=1 begin=I-1 end=I+J-1;pad before=0,I-1,0,0 after=0,K-1,0,0",
+                {**world, "I": 2, "J": 2, "K": 2}),
+        _family("enlarge", 2, {"x": "n c h w", "w": "o c K L"},
                 f"{conv};conv2d stride=S,T padding=P-1+D*M-D,Q-1+E*N-E,U-1+D*M-D,V-1+E*N-E dilation=D,E groups=1;"
-                "enlarge kernel=K+2*M-2,L+2*N-2", {**world, "K": 3, "L": 3, "M": 2, "N": 2}),
+                "enlarge kernel=K+2*M-2,L+2*N-2", {**world, "K": 3, "L": 3, "M": 2, "N": 2, "P": 3, "Q": 3, "U": 3,
+                                                   "V": 3, "h": 6, "w": 6}, conv2d=1),
         _family("scaled-convolutions", 3, {"x": "n c h w", "w": "o c k l", "s": "1 o 1 1", "r": ""},
-                f"{conv};mul;transpose perm=1,0,2,3", world, transpose=1),
+                f"{conv};mul;transpose perm=1,0,2,3", world, transpose=1, conv2d=1, mul=1),
         _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
-                f"{conv};{one};transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
+                f"{conv};conv2d;transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
     ]
 
 
@@ -180,7 +189,7 @@ def _poolings() -> list[Family]:
     window = "kernel=K,L stride=S,T padding=P-1,Q-1,U-1,V-1"
     world = {"n": 2, "c": 2, "h": 4, "w": 4, "K": 3, "L": 3, **_KEEP}
     return [_family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
-                    f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world)]
+                    f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world, add=1, concat=1)]
 
 
 FAMILIES: tuple[Family, ...] = _families()

@@ -1,0 +1,89 @@
+"""``mlc rules``: prove substitutions, check their certificates, look at them."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli.outcome import Command, Outcome
+from mlc.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def action(name: str, help: str, run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    verify = action("verify", "prove the rules of a file, or check their certificates; exit code 1 where one is wrong "
+                    "or undecided", _verify)
+    verify.add_argument("file", type=Path, metavar="FILE", help="rules in mlc's own JSON or in TASO's")
+    show = action("show", "a rule: both sides, its precondition and its certificate", _show)
+    show.add_argument("name", metavar="NAME", help="the name of a shipped rule, or of one in --file")
+    show.add_argument("--file", type=Path, metavar="FILE", help="rules to look in (default: the shipped ones)")
+
+
+def _verify(args: argparse.Namespace) -> Outcome:
+    from mlc.substitution.verify import read_rules, verdict
+
+    found = [verdict(identity, rules) for identity, rules in read_rules(args.file)]
+    counts = Counter(v.status for v in found)
+    document = {"file": str(args.file), "rules": [v.document() for v in found],
+                "summary": {s: counts[s] for s in ("proved", "conditional", "refuted", "undecided")}}
+
+    def render(console: Console) -> None:
+        for v in found:
+            more = f": {v.precondition}" if v.precondition else f": {v.reason}" if v.reason else ""
+            console.print(f"{v.id}  {v.status}{more}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"{len(found)} rules: " + ", ".join(f"{n} {s}" for s, n in counts.items()), soft_wrap=True)
+
+    return Outcome(document, render, exit_code=1 if counts["refuted"] or counts["undecided"] else 0)
+
+
+def _show(args: argparse.Namespace) -> Outcome:
+    from mlc.substitution.codec import condition_text, dump_rule, rule_text
+    from mlc.substitution.verify import read_rules
+
+    files = [args.file] if args.file else sorted(_shipped().glob("*.json"))
+    rules = [rule for file in files for _, variants in read_rules(file) for rule in variants]
+    rule = next((r for r in rules if r.name == args.name), None)
+    if rule is None:
+        raise UsageError(f"a rule must have the name {args.name!r}, but none of {len(rules)} has it; "
+                         "`mlc rules list` names the shipped ones")
+    certificate: Any = rule.certificate
+    steps = Counter(step[0] for output in (certificate or {}).get("outputs", ()) for step in output["steps"])
+    document = {"rule": dump_rule(rule), "precondition": " and ".join(map(condition_text, rule.conditions)) or None,
+                "certificate_steps": dict(steps) if certificate else None}
+
+    def render(console: Console) -> None:
+        console.print(rule_text(rule), soft_wrap=True, markup=False, highlight=False)
+        summary = ", ".join(f"{n} {name}" for name, n in steps.items()) or "no steps"
+        console.print(f"  certificate: {summary}" if certificate else "  no certificate: it is never applied",
+                      soft_wrap=True, markup=False, highlight=False)
+
+    return Outcome(document, render)
+
+
+def _shipped() -> Path:
+    """The folder of the library."""
+    import mlc.substitution
+
+    return Path(mlc.substitution.__file__).parent / "library"
+
+
+def _execute(args: argparse.Namespace) -> Outcome:
+    outcome: Outcome = args.run(args)
+    return outcome
+
+
+COMMAND = Command("rules", "prove, check and show graph substitutions", _add_arguments, _execute, needs_tvm=False)

@@ -1,0 +1,139 @@
+"""Counterexamples: small sizes and integer values at which source and target differ, or the target is ill-formed.
+
+Both sides are evaluated by the operators' evaluation over float64 at small integers, where sums of products are exact;
+elements of the source that are not finite (a division by zero, the logarithm of a negative number) count for nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlc.operators import ShapeError
+from mlc.operators.evaluate import evaluate
+from mlc.operators.index import Poly, as_poly
+from mlc.substitution.compose import compose, with_sizes
+from mlc.substitution.graph import Graph
+from mlc.substitution.prove import Refuted, assumed
+from mlc.substitution.rule import Rule
+
+__all__ = ["draw_sizes", "find_counterexample", "judge"]
+
+_CHOICES = (1, 1, 2, 2, 3, 3, 4, 5, 6)
+_ELEMENTS, _TOLERANCE = 4000, 1e-6
+
+
+def find_counterexample(rule: Rule, tries: int = 60, seed: int = 0) -> Refuted | None:
+    """The counterexample with the fewest elements of those that ``tries`` random sizes give, None if none does."""
+    for sizes in draw_sizes(rule, tries, seed):
+        found = judge(rule, sizes)
+        if isinstance(found, Refuted):
+            return found
+    return None
+
+
+def draw_sizes(rule: Rule, number: int, seed: int = 0) -> list[dict[str, int]]:
+    """Sizes that the rule admits and at which its source is well-formed, few elements first."""
+    given = assumed(rule)
+    free = sorted({s for p in given.values.values() for s in p.symbols} | (set(given.symbols) - set(given.values)))
+    rng = random.Random(seed)
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for attempt in range(number * 12):
+        if len(found) >= number:
+            break
+        if attempt % 3:
+            drawn = {s: rng.choice(_CHOICES) for s in free}
+        else:
+            few = rng.sample((1, 2, 3, 4, 5), 2)
+            drawn = {s: rng.choice(few) for s in free}
+        sizes = {s: int(given.values[s].evaluate(drawn)) if s in given.values else drawn[s] for s in given.symbols}
+        if min(sizes.values(), default=1) < 1 or not _admitted(rule, sizes):
+            continue
+        found[tuple(sizes.values())] = sizes
+    return sorted(found.values(), key=lambda s: (_elements(rule, s), sum(s.values())))
+
+
+def _elements(rule: Rule, sizes: Mapping[str, int]) -> int:
+    return sum(int(np.prod([as_poly(d).evaluate(sizes) for d in shape])) for shape in rule.shapes.values())
+
+
+def _admitted(rule: Rule, sizes: Mapping[str, int]) -> bool:
+    if _elements(rule, sizes) > _ELEMENTS or not all(c.evaluate(sizes) for c in rule.conditions):
+        return False
+    solved = at_sizes(rule, sizes)
+    try:
+        compose(solved.source, solved.shapes)
+    except ShapeError:
+        return False
+    return True
+
+
+def at_sizes(rule: Rule, sizes: Mapping[str, int]) -> Rule:
+    """The rule at concrete sizes, its attributes integers."""
+    solved = with_sizes(rule, {s: as_poly(v) for s, v in sizes.items()})
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Poly) and value.constant is not None:
+            return value.constant
+        return tuple(map(plain, value)) if isinstance(value, tuple) else value
+
+    def graph(side: Graph) -> Graph:
+        nodes = tuple(type(n)(n.op, n.inputs, {k: plain(v) for k, v in n.attributes.items()}) for n in side.nodes)
+        return Graph(nodes, side.outputs)
+
+    return Rule(rule.name, solved.shapes, graph(solved.source), graph(solved.target))
+
+
+def judge(rule: Rule, sizes: Mapping[str, int], seed: int = 0) -> Refuted | bool:
+    """At concrete sizes: a counterexample, or whether anything was compared at all."""
+    solved = at_sizes(rule, sizes)
+    shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
+    compared = False
+    for values in _inputs(shapes, seed):
+        try:
+            with np.errstate(all="ignore"):
+                source = run(solved.source, values)
+        except ShapeError:
+            return False
+        try:
+            with np.errstate(all="ignore"):
+                target = run(solved.target, values)
+        except ShapeError as error:
+            return Refuted(dict(sizes), shapes, {}, f"the target is ill-formed: {error}")
+        for place, (one, other) in enumerate(zip(source, target, strict=True)):
+            if one.shape != other.shape:
+                return Refuted(dict(sizes), shapes, {}, f"output {place} has the shape {list(one.shape)} in the source "
+                               f"and {list(other.shape)} in the target")
+            valid = np.isfinite(one)
+            compared |= bool(valid.any())
+            wrong = valid & ~(np.abs(one - other) <= _TOLERANCE * (1 + np.abs(one)))
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                lists = {n: v.astype(int).tolist() for n, v in values.items()}
+                return Refuted(dict(sizes), shapes, lists, f"output {place} at {list(at)} is {one[at]:.9g} in the "
+                               f"source and {other[at]:.9g} in the target")
+    return compared
+
+
+def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
+    """Small integers of both signs; positive ones too, for functions that are defined there alone."""
+    for low in (-4, 1):
+        rng = np.random.default_rng((seed, low + 4))
+        drawn = {name: rng.integers(low, 5, shape) for name, shape in shapes.items()}
+        yield {name: np.where(v == 0, 3, v).astype(float) for name, v in drawn.items()}
+
+
+def run(graph: Graph, values: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a graph with concrete attributes, in float64."""
+    known: dict[Any, Any] = dict(values)
+    for place, node in enumerate(graph.nodes):
+        try:
+            results = evaluate(node.op, [known[r] for r in node.inputs], node.attributes)
+        except ZeroDivisionError as error:
+            raise ShapeError(f"{node.op} divides by a size of 0") from error
+        for output, array in enumerate(results):
+            known[place, output] = np.asarray(array)
+    return [known[ref] for ref in graph.outputs]

@@ -1,0 +1,121 @@
+"""Verdicts on the rules of a file: TASO's or our own JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlc.substitution.codec import RuleError, condition_text, dump_rule, load_rule
+from mlc.substitution.conditions import synthesise
+from mlc.substitution.prove import Proved, Refuted, prove
+from mlc.substitution.refute import find_counterexample
+from mlc.substitution.rule import Rule
+from mlc.substitution.taso import read_taso
+
+__all__ = ["Verdict", "read_rules", "verdict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``status`` is proved, conditional (proved under ``precondition``), refuted or undecided.
+
+    ``counterexample`` is one of the rule as it stands; ``rules`` are the proved ones with their certificates, one for
+    each rank; ``reason`` says why a rule is not proved as it stands.
+    """
+
+    id: Any
+    status: str
+    precondition: str | None = None
+    counterexample: Refuted | None = None
+    reason: str = ""
+    rules: tuple[Rule, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        found = self.counterexample
+        example = None if found is None else {"sizes": dict(found.sizes), "reason": found.reason,
+                                              "shapes": {n: list(s) for n, s in found.shapes.items()},
+                                              "values": dict(found.values)}
+        return {"id": self.id, "status": self.status, "precondition": self.precondition, "counterexample": example,
+                "reason": self.reason or None}
+
+
+def read_rules(path: Path) -> list[tuple[Any, list[Rule]]]:
+    """The rules of a file with their ids; a rule of TASO's is several, one for each rank.
+
+    Raises :class:`RuleError` with the rule's name and the reason for the first that means nothing.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise RuleError(f"a file of rules must be readable, but {path} is not: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RuleError(f"a file of rules must be JSON, but {path} is not: {error}") from error
+    rules = data.get("rules", [data]) if isinstance(data, dict) else data
+    if not isinstance(rules, list) or not rules:
+        raise RuleError(f"a file of rules must hold a list of at least one rule, but {path} holds none")
+    return [(_identity(rule), read_taso(rule) if isinstance(rule, dict) and "src" in rule else [load_rule(rule)])
+            for rule in rules]
+
+
+def _identity(rule: Any) -> Any:
+    return rule.get("id", rule.get("name")) if isinstance(rule, Mapping) else None
+
+
+def verdict(identity: Any, rules: Sequence[Rule]) -> Verdict:
+    """Proves the rules, all as they stand, or under conditions. Raises :class:`RuleError` for what means nothing."""
+    proved: list[Rule] = []
+    conditions: list[str] = []
+    counterexample, reasons = None, []
+    for rule in rules:
+        one = _one(identity, rule)
+        if one.status in ("refuted", "undecided"):
+            return one
+        proved += one.rules
+        if one.status == "conditional":
+            conditions.append(one.precondition or "")
+            reasons.append(one.reason)
+            counterexample = counterexample or one.counterexample
+    if not conditions:
+        return Verdict(identity, "proved", rules=tuple(proved))
+    return Verdict(identity, "conditional", "; ".join(conditions), counterexample, "; ".join(reasons), tuple(proved))
+
+
+def _one(identity: Any, rule: Rule) -> Verdict:
+    if rule.certificate is not None:
+        from mlc.substitution.check import CertificateError, check
+
+        try:
+            check(dump_rule(rule))
+        except CertificateError as error:
+            return Verdict(identity, "undecided", reason=f"its certificate is not valid: {error}")
+        return Verdict(identity, "proved", rules=(rule,))
+    proof = prove(rule, refute=False)
+    if isinstance(proof, Proved):
+        return Verdict(identity, "proved", rules=(Rule(rule.name, rule.shapes, rule.source, rule.target,
+                                                       rule.conditions, proof.certificate),))
+    reason = proof.reason
+    found = synthesise(rule)
+    if found is not None:
+        example = found.counterexamples[-1]
+        return Verdict(identity, "conditional", _precondition(rule, found.added), example, example.reason,
+                       (found.rule,))
+    counterexample = find_counterexample(rule)
+    if counterexample is not None:
+        return Verdict(identity, "refuted", None, counterexample, counterexample.reason)
+    return Verdict(identity, "undecided", reason=reason)
+
+
+def _precondition(rule: Rule, added: Sequence[Any]) -> str:
+    """The added conditions, and what their symbols are."""
+    symbols = {s for c in added for s in c.poly.symbols}
+    shapes = [f"{name}: [{', '.join(map(str, shape))}]" for name, shape in rule.shapes.items()
+              if any(symbols & size.symbols for size in shape)]
+    return f"{' and '.join(map(condition_text, added))} where {', '.join(shapes)}"
+
+
+def verdicts(rules: Sequence[tuple[Any, list[Rule]]]) -> Iterator[Verdict]:
+    for identity, variants in rules:
+        yield verdict(identity, variants)
