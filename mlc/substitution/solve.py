@@ -96,6 +96,8 @@ class Facts:
         for q in new:
             self._quotients.add(q)
             n, d, value = q.numerator, q.denominator, Poly.atom(q)
+            if not _plainly_positive(d):
+                continue
             self._extra += [(n - d * value, ["lo", value]), (d * value + d - 1 - n, ["hi", value])]
             witness = self._direct(self._shift(n), [], _NODES[0])
             if witness is not None:
@@ -295,6 +297,12 @@ class Facts:
         for poly in self.polys:
             holds &= poly.evaluate(values) >= 0
         return {n: v[holds] for n, v in values.items()} if holds.any() else {}
+
+
+def _plainly_positive(divisor: Poly) -> bool:
+    """Whether a divisor is a sum of products of sizes, which are at least 1."""
+    return bool(divisor.terms) and all(
+        c > 0 and all(isinstance(a, Symbol) and a.name[0] not in "$@" for a in m) for m, c in divisor.terms)
 
 
 def _upper(poly: Poly, name: str) -> list[Poly]:
