@@ -287,11 +287,15 @@ def _size(poly: Poly) -> bool:
 
 
 def _call(name: str, sums: tuple[Any, ...]) -> Any:
-    if name == "relu" and len(sums[0]) == 1:
+    """relu is idempotent; increasing functions go into a maximum (over at least one value)."""
+    if name in ("relu", "sigmoid", "tanh", "exp", "erf") and len(sums[0]) == 1:
         (only,) = sums[0]
-        if only.factor == 1 and not only.names and not only.guards and len(only.atoms) == 1 \
-                and only.atoms[0][:2] == ("call", "relu"):
-            return only.atoms[0]
+        if only.factor == 1 and not only.names and not only.guards and len(only.atoms) == 1:
+            (atom,) = only.atoms
+            if name == "relu" and atom[:2] == ("call", "relu"):
+                return atom
+            if atom[0] == "max":
+                return ("max", atom[1], atom[2], (_Term(Fraction(1), (), (), (_call(name, (atom[3],)),)),))
     return ("call", name, sums)
 
 
@@ -373,11 +377,19 @@ def _terms(value: Scalar, names: Mapping[str, Poly]) -> list[_Term]:
         case Max(variables, conditions, body):
             bound, inner, ranges = _bound(variables, names)
             ranges += [Condition(_plain(c.poly.substitute(inner)), c.relation) for c in conditions]
-            return [_Term(one, (), (), (("max", tuple(bound), tuple(ranges), tuple(_terms(body, inner))),))]
+            return _largest(tuple(bound), tuple(ranges), _terms(body, inner))
         case Reciprocal(divisor):
             return _reciprocal(tuple(_terms(divisor, names)))
         case Call(function, args):
             return [_Term(one, (), (), (_call(function, tuple(tuple(_terms(a, names)) for a in args)),))]
+
+
+def _largest(names: tuple[str, ...], guards: tuple[Condition, ...], body: list[_Term]) -> list[_Term]:
+    """Terms that are the same for all variables of a maximum are added outside of it."""
+    same = [t for t in body if not set(names) & set().union(*(g.poly.symbols for g in t.guards),
+                                                            *(_symbols(a) for a in t.atoms))]
+    rest = tuple(t for t in body if t not in same)
+    return [_Term(Fraction(1), (), (), (("max", names, guards, rest),)), *same] if rest else same
 
 
 def _under(term: _Term, guards: Iterable[Condition]) -> _Term:

@@ -480,7 +480,7 @@ def _values(term: Term, name: str) -> Iterator[Poly]:
         if abs(factor) != 1 or name in rest.symbols:
             continue
         value = -rest if factor == 1 else rest
-        if guard.relation == "==" or (factor == -1 and value == 0):
+        if guard.relation == "==" or factor == -1:
             yield value
 
 

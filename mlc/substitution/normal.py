@@ -2,8 +2,9 @@
 
 A term is the sum, over all integers that its variables can be under its guards (ranges among them), of factor times
 product. :func:`expand` writes any scalar of the specifications so, by distributing alone; arguments of functions
-become sums of terms themselves. Two laws are applied on the way: a positive size cancels its reciprocal, and relu of
-relu is relu.
+become sums of terms themselves. Laws are applied on the way: a positive size cancels its reciprocal, relu of relu is
+relu, an increasing function of a maximum is the maximum of its values, and what is the same for all of its variables
+is added outside of a maximum.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class Term:
 
 
 Normal: TypeAlias = "tuple[Term, ...]"
+
+#: functions that grow with their argument, wherever they are defined
+INCREASING = ("relu", "sigmoid", "tanh", "exp", "erf")
 
 
 def atom_polys(atom: Atom) -> Iterator[Poly]:
@@ -170,13 +174,26 @@ def _is_size(value: Poly) -> bool:
 
 
 def make_function(name: str, args: tuple[Normal, ...]) -> Atom:
-    if name == "relu" and len(args[0]) == 1:
+    """relu of relu is relu; an increasing function of a maximum is the maximum of its values."""
+    if name in INCREASING and len(args[0]) == 1:
         term = args[0][0]
-        inner = term.atoms[0] if len(term.atoms) == 1 else None
-        if term.factor == 1 and not term.variables and not term.guards and isinstance(inner, Function) \
-                and inner.name == "relu":
-            return inner
+        if term.factor == 1 and not term.variables and not term.guards and len(term.atoms) == 1:
+            inner = term.atoms[0]
+            if name == "relu" and isinstance(inner, Function) and inner.name == "relu":
+                return inner
+            if isinstance(inner, Largest):
+                body = (Term(Fraction(1), atoms=(make_function(name, (inner.body,)),)),)
+                return Largest(inner.variables, inner.guards, body)
     return Function(name, args)
+
+
+def _largest(variables: tuple[str, ...], guards: tuple[Condition, ...], body: Normal) -> Normal:
+    """The maximum, with the terms that are the same for all of its variables added outside."""
+    inside = [t for t in body if any(n in p.symbols for n in variables for p in t.polys())]
+    outside = [t for t in body if t not in inside]
+    if not inside:
+        return tuple(outside)
+    return (Term(Fraction(1), atoms=(Largest(variables, guards, tuple(inside)),)), *outside)
 
 
 class Expander:
@@ -218,8 +235,7 @@ class Expander:
                 return tuple(make_term(t.factor, (*variables, *t.variables), (*guards, *t.guards), t.atoms)
                              for t in self.expand(value.body, inner))
             guards += [Condition(self._poly(c.poly, inner), c.relation) for c in value.conditions]
-            return (Term(Fraction(1), atoms=(Largest(tuple(variables), tuple(guards),
-                                                     self.expand(value.body, inner)),)),)
+            return _largest(tuple(variables), tuple(guards), self.expand(value.body, inner))
         if isinstance(value, Reciprocal):
             return self._reciprocal(self.expand(value.value, names))
         return (Term(Fraction(1), atoms=(make_function(value.function,
