@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from mlc.operators.laws import LAWS
+
 __all__ = ["FIELD", "PRIME", "REAL", "Arithmetic", "Array", "Field", "Real"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -214,22 +216,15 @@ def _scrambled(values: Any, seed: int) -> Any:
     return (values >> _u(46)).astype(np.int64)
 
 
-#: what is known of each function: whether it is odd, whether it is never negative; all of them are monotone
-FIELD_FUNCTIONS = {
-    "sigmoid": (1, False, True),
-    "tanh": (2, True, False),
-    "exp": (3, False, True),
-    "log": (4, False, False),
-    "sqrt": (5, False, True),
-    "erf": (6, True, False),
-}
+#: the seeds of the functions' pseudorandom parts
+SEEDS = {"sigmoid": 1, "tanh": 2, "exp": 3, "log": 4, "sqrt": 5, "erf": 6}
 
 
 @cache
 def _field_function(function: str) -> Callable[[Any], Any]:
-    if function not in FIELD_FUNCTIONS:
-        raise ValueError(f"no function is named {function}; there are {', '.join(FIELD_FUNCTIONS)}")
-    seed, odd, positive = FIELD_FUNCTIONS[function]
+    if function not in SEEDS:
+        raise ValueError(f"no function is named {function}; there are relu, {', '.join(SEEDS)}")
+    seed, laws = SEEDS[function], LAWS[function]
 
     def monotone(x: Any) -> Any:
         """Steps of 2^19 for every 2^20, random within; small numbers are told apart one by one."""
@@ -240,8 +235,8 @@ def _field_function(function: str) -> Callable[[Any], Any]:
     def apply(a: Any) -> Any:
         field = np.asarray(a, dtype=np.uint64)
         signed = field.astype(np.int64) - (field > HALF) * np.int64(PRIME)
-        value = np.sign(signed) * monotone(np.abs(signed)) if odd else monotone(signed)
-        if positive:
+        value = np.sign(signed) * monotone(np.abs(signed)) if laws.odd else monotone(signed)
+        if laws.nonnegative:
             value = (value + 2**60) >> 1
         return (value + (value < 0) * np.int64(PRIME)).astype(np.uint64)
 

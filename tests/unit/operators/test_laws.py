@@ -1,0 +1,62 @@
+"""Each law of a function that is not polynomial holds numerically, in both number systems."""
+
+import numpy as np
+import pytest
+
+from mlc.operators.arithmetic import FIELD, PRIME, REAL, SEEDS, Arithmetic
+from mlc.operators.laws import LAWS
+
+POSITIVE_DOMAIN = ("log", "sqrt")
+
+
+def points(arithmetic: Arithmetic, function: str) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    if arithmetic is FIELD:
+        small = arithmetic.integers(np.arange(-5000, 5000, 7))
+        return np.concatenate([small, arithmetic.random(rng, (2000,))])
+    values = np.concatenate([rng.standard_normal(2000), 100 * rng.standard_normal(100), np.arange(-5.0, 6.0)])
+    return np.abs(values) + 1e-9 if function in POSITIVE_DOMAIN else values
+
+
+def order(arithmetic: Arithmetic, values: np.ndarray) -> np.ndarray:
+    if arithmetic is FIELD:
+        return np.where(values > PRIME // 2, values.astype(np.int64) - PRIME, values.astype(np.int64))
+    return values
+
+
+def test_every_function_has_its_laws() -> None:
+    assert set(LAWS) == {*SEEDS, "relu"}
+
+
+@pytest.mark.parametrize("arithmetic", [REAL, FIELD], ids=["real", "field"])
+@pytest.mark.parametrize("function", sorted(LAWS))
+def test_laws_hold(function: str, arithmetic: Arithmetic) -> None:
+    laws, x = LAWS[function], points(arithmetic, function)
+    y = np.roll(x, 1)
+    values = arithmetic.call(function, x)
+    zero = arithmetic.integers(np.zeros(1, dtype=np.int64))
+    if laws.monotone:
+        expected = arithmetic.maximum(values, arithmetic.call(function, y))
+        np.testing.assert_array_equal(arithmetic.call(function, arithmetic.maximum(x, y)), expected)
+        assert np.all(np.diff(order(arithmetic, values)[np.argsort(order(arithmetic, x))]) >= 0)
+    if laws.idempotent:
+        np.testing.assert_array_equal(arithmetic.call(function, values), values)
+    if laws.odd:
+        np.testing.assert_array_equal(arithmetic.call(function, arithmetic.neg(x)), arithmetic.neg(values))
+    if laws.nonnegative:
+        np.testing.assert_array_equal(arithmetic.call("relu", values), values)
+    if laws.zero:
+        np.testing.assert_array_equal(arithmetic.call(function, zero), zero)
+
+
+@pytest.mark.parametrize("function", sorted(SEEDS))
+def test_a_function_of_the_field_is_not_additive(function: str) -> None:
+    """What holds in no law must not hold by accident: sums, products and the function itself are told apart."""
+    rng = np.random.default_rng(4)
+    x, y = FIELD.random(rng, (1000,)), FIELD.random(rng, (1000,))
+    values, others = FIELD.call(function, x), FIELD.call(function, y)
+    assert np.mean(FIELD.call(function, FIELD.add(x, y)) == FIELD.add(values, others)) < 0.01
+    assert np.mean(FIELD.call(function, FIELD.mul(x, y)) == FIELD.mul(values, others)) < 0.01
+    assert np.mean(FIELD.call(function, values) == values) < 0.01
+    for another in set(SEEDS) - {function}:
+        assert np.mean(FIELD.call(another, x) == values) < 0.01
