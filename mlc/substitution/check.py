@@ -110,6 +110,8 @@ def _outputs(rule: Rule, graph: Graph, values: Mapping[str, Poly]) -> tuple[list
             return value.substitute(values)
         return tuple(put(v) for v in value) if isinstance(value, tuple) else value
 
+    unbound = {s for node in graph.nodes for v in node.attributes.values() for s in _free(v)} - set(rule.symbols)
+    _need(not unbound, f"the sizes {sorted(unbound)} are unbound")
     require = Requirements()
     at: dict[Any, Tensor] = {n: tensor_input(n, [as_poly(s).substitute(values) for s in shape])
                              for n, shape in rule.shapes.items()}
@@ -120,11 +122,19 @@ def _outputs(rule: Rule, graph: Graph, values: Mapping[str, Poly]) -> tuple[list
     return [at[r] for r in graph.outputs], [c for c, _ in require.conditions]
 
 
+def _free(value: Any) -> set[str]:
+    if isinstance(value, Poly):
+        return set(value.symbols)
+    return {s for v in value for s in _free(v)} if isinstance(value, tuple) else set()
+
+
 def _assume(rule: Rule, graph: Graph, steps: Sequence[Any]) -> tuple[dict[str, Poly], list[Poly]]:
     """What holds of all sizes that the rule admits and for which a side is well-formed: solved, and as facts."""
-    symbols = sorted({s for shape in rule.shapes.values() for size in shape for s in size.symbols})
-    names, values = set(symbols), {}
+    symbols = rule.symbols
+    names = set(symbols)
+    values: dict[str, Poly] = {}
     facts = [Poly.symbol(s) - 1 for s in symbols]
+    _need(not any(s[0] in "$@" for s in symbols), "sizes must have names that begin with letters")
     for step in steps:
         conditions = [c.substitute(values) for c in rule.conditions] + _outputs(rule, graph, values)[1]
         condition = conditions[step[1]]

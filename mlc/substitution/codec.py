@@ -200,11 +200,13 @@ def load_rule(data: Any) -> Rule:
         for node in (*rule.source.nodes, *rule.target.nodes):
             unbound = sorted(_symbols(tuple(node.attributes.values())) - known)
             if unbound:
-                raise ValueError(f"the size {unbound[0]} of {node.op} is unbound: neither an input's shape nor the source has it")
+                raise ValueError(f"the size {unbound[0]} of {node.op} is unbound: no shape and no source "
+                                 "attribute has it")
         for condition in conditions:
             unbound = sorted(condition.poly.symbols - known)
             if unbound:
-                raise ValueError(f"the size {unbound[0]} of a condition is unbound: neither an input's shape nor the source has it")
+                raise ValueError(f"the size {unbound[0]} of a condition is unbound: no shape and no source "
+                                 "attribute has it")
     except KeyError as error:
         raise RuleError(f"rule {name}: it must have {error.args[0]!r}, which is missing") from error
     except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:

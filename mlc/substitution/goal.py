@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
@@ -126,7 +127,7 @@ class Goal:
                     by, low, high = found
                     self._step("context division", self._text(Poly.atom(quotient)), self._text(by),
                                self._witness(low), self._witness(high))
-                    self._change(lambda p, q=quotient, by=by: replaced(p, q, by))  # type: ignore[misc]
+                    self._change(partial(replaced, quotient=quotient, by=by))
                     break
                 split = self._divisible(quotient, self.context, self.known())
                 if split is not None:
@@ -212,7 +213,7 @@ class Goal:
                 self._step("division", number, self._text(Poly.atom(quotient), term.variables),
                            self._text(by, term.variables), self._witness(low, term.variables),
                            self._witness(high, term.variables))
-                self.terms[number] = mapped(term, lambda p: replaced(p, quotient, by))
+                self.terms[number] = mapped(term, partial(replaced, quotient=quotient, by=by))
                 return True
             split = self._divisible(quotient, term.variables, facts)
             if split is not None and facts.entails(split[1] - 1) is not None:

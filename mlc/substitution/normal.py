@@ -152,16 +152,17 @@ def make_term(factor: Fraction, variables: Iterable[str], guards: Iterable[Condi
         if not isinstance(atom, Number):
             others.append(atom)
         elif atom.value.constant is not None:
-            value = Fraction(atom.value.constant)
-            factor = factor / value if atom.inverse and value else factor * value if not atom.inverse else factor
-            if atom.inverse and not value:
+            number = Fraction(atom.value.constant)
+            if atom.inverse and not number:
                 others.append(atom)
+            else:
+                factor = factor / number if atom.inverse else factor * number
         elif _is_size(atom.value):
             numbers[atom.value] = numbers.get(atom.value, 0) + (-1 if atom.inverse else 1)
         else:
             others.append(atom)
-    for value, power in numbers.items():
-        others += [Number(value, power < 0)] * abs(power)
+    for size, power in numbers.items():
+        others += [Number(size, power < 0)] * abs(power)
     return Term(factor, tuple(variables), kept, tuple(others))
 
 
@@ -226,16 +227,16 @@ class Expander:
         if isinstance(value, Select):
             guards = tuple(Condition(self._poly(c.poly, names), c.relation) for c in value.conditions)
             found = [self._guarded(t, guards) for t in self.expand(value.then, names)]
-            for part in negations(guards):
-                found += [self._guarded(t, part) for t in self.expand(value.otherwise, names)]
+            for case in negations(guards):
+                found += [self._guarded(t, case) for t in self.expand(value.otherwise, names)]
             return tuple(found)
         if isinstance(value, (Sum, Max)):
-            inner, variables, guards = self._bind(value.variables, names)
+            inner, variables, ranges = self._bind(value.variables, names)
             if isinstance(value, Sum):
-                return tuple(make_term(t.factor, (*variables, *t.variables), (*guards, *t.guards), t.atoms)
+                return tuple(make_term(t.factor, (*variables, *t.variables), (*ranges, *t.guards), t.atoms)
                              for t in self.expand(value.body, inner))
-            guards += [Condition(self._poly(c.poly, inner), c.relation) for c in value.conditions]
-            return _largest(tuple(variables), tuple(guards), self.expand(value.body, inner))
+            ranges += [Condition(self._poly(c.poly, inner), c.relation) for c in value.conditions]
+            return _largest(tuple(variables), tuple(ranges), self.expand(value.body, inner))
         if isinstance(value, Reciprocal):
             return self._reciprocal(self.expand(value.value, names))
         return (Term(Fraction(1), atoms=(make_function(value.function,

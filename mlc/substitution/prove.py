@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mlc.operators import ShapeError
+from mlc.operators import OPERATORS, ShapeError
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
@@ -113,6 +113,7 @@ class _Prover:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.symbols = list(rule.symbols)
+        _check_structure(rule)
 
     def certificate(self) -> dict[str, Any]:
         given = self._assume(self.rule.source)
@@ -234,6 +235,48 @@ class _Prover:
                 raise Stuck(sentence.format(condition_text(condition)))
             found.append([divisions, [_plain(w) for w in witnesses]])
         return found
+
+
+def _check_structure(rule: Rule) -> None:
+    """Refuses what is wrong whatever the sizes are."""
+    def refuse(reason: str) -> None:
+        raise RuleError(f"rule {rule.name}: {reason}")
+
+    if any(s[0] in "$@" for s in rule.symbols):
+        refuse("the names of sizes begin with letters")
+    for side, graph in (("source", rule.source), ("target", rule.target)):
+        known = {*rule.shapes, *((k, 0) for k in range(len(graph.nodes)))}
+        for place, node in enumerate(graph.nodes):
+            found = OPERATORS.get(node.op)
+            if found is None:
+                refuse(f"no operator is named {node.op}; there are {', '.join(sorted(OPERATORS))}")
+                continue
+            if len(node.inputs) != found.arity:
+                refuse(f"{node.op} takes {found.arity} inputs, but got {len(node.inputs)} in the {side}")
+            odd = sorted(set(node.attributes) - set(found.defaults))
+            if odd:
+                refuse(f"{node.op} has the attributes {sorted(found.defaults)}, but got {odd}")
+            unbound = sorted(attribute_symbols(node.attributes) - set(rule.symbols))
+            if unbound:
+                refuse(f"the size {unbound[0]} of {node.op} is unbound")
+            for ref in node.inputs:
+                if ref not in known or (isinstance(ref, tuple) and ref[0] >= place):
+                    refuse(f"the variable {ref} of {node.op} is unbound in the {side}")
+        for ref in graph.outputs:
+            if ref not in known:
+                refuse(f"the output {ref} of the {side} is unbound")
+    if any(c.poly.symbols - set(rule.symbols) for c in rule.conditions):
+        refuse("a condition has a size that is unbound")
+
+
+def attribute_symbols(attributes: Mapping[str, Any]) -> set[str]:
+    """The size symbols in attributes."""
+    def of(value: Any) -> set[str]:
+        if isinstance(value, Poly):
+            return set(value.symbols)
+        return set().union(*map(of, value)) if isinstance(value, tuple) else set()
+
+    return set().union(*map(of, attributes.values()))
 
 
 def _plain(witness: Any) -> Any:

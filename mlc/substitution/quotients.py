@@ -35,7 +35,7 @@ def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
 
 
 def resolve(quotient: FloorDiv, facts: Facts) -> tuple[Poly, Witness, Witness] | None:
-    """A simpler polynomial that the quotient equals, with witnesses of ``n - d*q >= 0`` and ``d*q + d - 1 - n >= 0``."""
+    """A simpler polynomial that the quotient equals, with the witnesses that ``0 <= n - d*q <= d - 1``."""
     n, d = quotient.numerator, quotient.denominator
     for candidate in _candidates(n, d):
         if candidate == Poly.atom(quotient):

@@ -237,7 +237,7 @@ class Facts:
             seen.add(state)
             budget[0] -= 1
             monomial = max(wrong, key=lambda m: (len(m), m))
-            options = []
+            options: list[Any] = []
             for part, rest in _divisors(monomial):
                 if any(s not in self._lower for s in rest):
                     continue
