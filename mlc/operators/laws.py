@@ -40,7 +40,7 @@ LAWS: dict[str, Laws] = {
         monotone=True, idempotent=True, nonnegative=True, zero=True,
     ),
     "sigmoid": Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True),
-    "tanh": Laws("sinh is odd and cosh even; the derivative 1 / cosh^2 is positive", monotone=True, odd=True, zero=True),
+    "tanh": Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive", monotone=True, odd=True, zero=True),
     "exp": Laws("exp is positive and its own derivative", monotone=True, nonnegative=True),
     "log": Laws("the derivative 1 / x is positive on the domain", monotone=True),
     "sqrt": Laws("the nonnegative root; the inverse of a growing function on x >= 0", monotone=True, nonnegative=True),
