@@ -20,7 +20,8 @@ from mlc.substitution.unify import generalise, merged_sizes, renamed
 
 __all__ = ["NearMiss", "candidate", "in_context", "joined", "same_pair", "weight"]
 
-CHECKS = 6
+#: at how many sizes sides are compared; what takes a condition is looked at more closely
+CHECKS, CLOSE_CHECKS = 6, 40
 #: operators that gain from being merged with others of their kind
 _PRODUCTS = frozenset({"matmul", "conv2d"})
 _NAMES = "abcdefghij"
@@ -92,15 +93,15 @@ def _checked(rule: Rule) -> Rule | NearMiss:
     if failed is None:
         return rule
     for stronger in _stronger(rule):
-        if _counterexample(stronger) is None:
+        if _counterexample(stronger, 3) is None and _counterexample(stronger, CLOSE_CHECKS) is None:
             return stronger
     return NearMiss(graph_text(rule.source), graph_text(rule.target), rule.shapes, failed)
 
 
-def _counterexample(rule: Rule) -> Mapping[str, int] | None:
+def _counterexample(rule: Rule, checks: int = CHECKS) -> Mapping[str, int] | None:
     """Sizes where the sides differ; sizes of one where the precondition admits none at all."""
     tried = False
-    for sizes in assignments(rule, CHECKS):
+    for sizes in assignments(rule, checks):
         tried = True
         if not agree(rule, sizes):
             return sizes
@@ -158,8 +159,9 @@ def in_context(rule: Rule) -> Rule | None:
     tells them. ``conv'(x, enlarge(w)) = conv(x, w)`` gives the pair ``conv(x, w), conv'(x, v)`` whose first becomes
     ``conv'(x, enlarge(w))``.
     """
-    if not rule.source.nodes or not rule.target.nodes or determined(replace(rule, source=rule.target,
-                                                                            target=rule.source)):
+    if not rule.two_way or not rule.source.nodes or not rule.target.nodes:
+        return None
+    if determined(replace(rule, source=rule.target, target=rule.source)):
         return None
     root = rule.source.nodes[-1]
     if root.op not in _PRODUCTS or rule.source.outputs != ((len(rule.source.nodes) - 1, 0),):

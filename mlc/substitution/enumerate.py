@@ -99,9 +99,19 @@ def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterat
             # two inputs in both orders, so that commutativity itself is found
             if step.op in COMMUTATIVE and operands[0].number > operands[1].number and size > 1:
                 continue
+            if family.filters and not _roles_fit(family.filters, step.op, operands):
+                continue
             if step.op in family.uses and _uses(step.op, operands) >= family.uses[step.op]:
                 continue
             yield step, operands, nodes
+
+
+def _roles_fit(filters: frozenset[str], op: str, operands: tuple[Term, ...]) -> bool:
+    """Whether convolutions take an image and a filter, and other operators only images or only filters."""
+    roles = [all(name in filters for name in term.inputs) for term in operands]
+    if op == "conv2d":
+        return roles == [False, True]
+    return op == "mul" or len(set(roles)) == 1
 
 
 def _uses(op: str, operands: tuple[Term, ...]) -> int:

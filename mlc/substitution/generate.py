@@ -7,9 +7,12 @@ rule whose source ends in a concatenation gives another one with two outputs.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from mlc.substitution.candidates import NearMiss, candidate, in_context, joined, same_pair, weight
@@ -24,6 +27,8 @@ __all__ = ["Generation", "Quarantined", "generate"]
 
 #: how many candidates are looked at in one saturation, and how many are proved before the next
 BATCH, ROUND = 40, 6
+#: a proof that takes longer is given up
+PROOF_SECONDS = 6.0
 Progress = Callable[["Generation", str, float], None]
 
 
@@ -144,8 +149,9 @@ def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Ru
 def _prove(made: Generation, rule: Rule) -> None:
     rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
     try:
-        proof = prove(rule, refute=False)
-    except RuleError as error:
+        with _time_limit(PROOF_SECONDS):
+            proof = prove(rule, refute=False)
+    except (RuleError, TimeoutError) as error:
         made.states["quarantined"] += 1
         made.quarantined.append(Quarantined(rule, str(error)))
         return
@@ -158,3 +164,23 @@ def _prove(made: Generation, rule: Rule) -> None:
     if len(rule.source.outputs) == 1:
         for two in filter(None, (joined(rule), in_context(rule))):
             _prove(made, replace(two, name=rule.name.partition("/")[0]))
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the body after ``seconds``; without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"no proof was found in {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # again and again, since an exception in a destructor is swallowed
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,7 +1,7 @@
 """The shipped rules with their certificates: one JSON file for each area, written by the generator.
 
-``rules_AREA.json`` holds the rules, one a line. ``report.json`` holds what the generator counted, the pairs that were
-not proved with the reason, and the near misses with the sizes where they differ.
+``rules_AREA.json`` holds the rules, one a line; ``generation/report.json`` what the generator counted, the pairs that
+were not proved with the reason, and the near misses with the sizes where they differ.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def write_library(folder: Path, made: Generation) -> list[Path]:
         path = folder / f"rules_{area}.json"
         path.write_text(f'{{"format": {FORMAT}, "rules": [\n{lines}\n]}}\n', "utf-8")
         written.append(path)
-    path = folder / "report.json"
+    path = folder / "generation" / "report.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(_report(made), indent=1) + "\n", "utf-8")
     return [*written, path]
 

@@ -40,6 +40,8 @@ class Family:
     world: Mapping[str, int]
     #: at most this many uses of an operator in a graph
     uses: Mapping[str, int] = field(default_factory=dict)
+    #: names of filters, which are not convolved with others and do not meet images elsewhere; none where all may meet
+    filters: frozenset[str] = frozenset()
     #: the part of the library that its rules go to
     area: str = ""
 
@@ -158,7 +160,7 @@ def _convolutions() -> list[Family]:
     images, groups = _image("x", "y", channels="G*c"), {"v": "G*o c k l", "w": "G*o c k l"}
     cuts = ("slice axis=0 begin=0 end=A;slice axis=0 begin=A end=A+B;slice axis=1 begin=0 end=A;"
             "slice axis=1 begin=A end=A+B")
-    return [
+    families = [
         _family("linear-convolutions", 3, {**images, **groups}, f"{grouped};add", ones, conv2d=2),
         _family("batch-convolutions", 3, {**images, "w": "G*o c k l"}, f"{grouped};concat axis=0", ones, conv2d=2),
         _family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world,
@@ -168,7 +170,7 @@ def _convolutions() -> list[Family]:
         _family("pair-convolutions", 3,
                 {"x": "n G*c h w", "y": "n F*c h w", "v": "G*o c k l", "w": "F*o c k l"},
                 f"{grouped};{_CONV.format('F')};{_CONV.format('G+F')};concat axis=0;concat axis=1",
-                {**world, "G": 1, "F": 1}, conv2d=2, concat=2),
+                {**ones, "G": 1, "F": 2}, conv2d=2, concat=2),
         _family("cut-convolutions", 2, {"x": "n c h w", "w": "o c k l", "v": "A+B c k l", "y": "A+B c h w"},
                 f"{conv};{cuts}", {**world, "A": 2, "B": 2}),
         _family("cut-channels", 2, {"x": "n I+J+K-2 h w", "w": "o J k l"},
@@ -183,13 +185,16 @@ def _convolutions() -> list[Family]:
         _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
                 f"{conv};conv2d;transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
     ]
+    return [f if f.name in ("one-by-one", "cut-convolutions") else replace(f, filters=frozenset("vw"))
+            for f in families]
 
 
 def _poolings() -> list[Family]:
     window = "kernel=K,L stride=S,T padding=P-1,Q-1,U-1,V-1"
     world = {"n": 2, "c": 2, "h": 4, "w": 4, "K": 3, "L": 3, **_KEEP}
     return [_family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
-                    f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world, add=1, concat=1)]
+                    f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world, add=1,
+                    concat=1)]
 
 
 FAMILIES: tuple[Family, ...] = _families()

@@ -124,6 +124,12 @@ def merged_sizes(rule: Rule) -> Rule:
                 continue
             if others and others.isdisjoint(found.symbols) and name not in found.symbols:
                 return merged_sizes(found)
+        if len(size.terms) == 1 and len(size.symbols) > 1:
+            whole = Poly.symbol(f"{min(size.symbols, key=str.isupper)}'")
+            shapes = {n: tuple(whole if s == size else s for s in shape) for n, shape in rule.shapes.items()}
+            found = Rule(rule.name, shapes, rule.source, rule.target, rule.conditions)
+            if size.symbols.isdisjoint(found.symbols):
+                return merged_sizes(found)
     return rule
 
 

@@ -1,0 +1,157 @@
+"""``mlc rules generate`` and ``mlc rules list``: make the library of substitutions, and look at it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli import options
+from mlc.cli.outcome import Outcome
+from mlc.errors import MlcError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlc.substitution.completeness import Derivation
+    from mlc.substitution.rule import Rule
+
+__all__ = ["add_actions"]
+
+Action = Callable[[str, str, Callable[[argparse.Namespace], Outcome]], argparse.ArgumentParser]
+
+
+def add_actions(action: Action) -> None:
+    """Enter both into ``mlc rules``; ``action(name, help, run)`` makes a parser."""
+    generate = action("generate", "search for substitutions, prove them, and write the library", _generate)
+    generate.add_argument("-o", "--output", type=Path, metavar="DIR",
+                          help="the folder to write (default: the library of this installation)")
+    generate.add_argument("--seconds", type=options.positive_float, metavar="S",
+                          help="stop after S seconds, with what was found (default: search the whole space)")
+    generate.add_argument("--families", metavar="NAME,…", help="only the families of these names (NAME* for several)")
+    show = action("list", "the rules of the library, or whether rules of a file follow from them", _list)
+    show.add_argument("--derives", type=Path, metavar="FILE",
+                      help="for each rule of FILE (TASO's format or ours), whether the library gives it; exit code 1 "
+                           "where a sound one is missing")
+    show.add_argument("--library", type=Path, metavar="DIR", help="a folder that `mlc rules generate` wrote")
+
+
+def _generate(args: argparse.Namespace) -> Outcome:
+    from mlc.report.console import stderr_console
+    from mlc.substitution.generate import Generation, generate
+    from mlc.substitution.library import area_of, write_library
+
+    families = _families(args.families)
+    if args.output is not None and args.output.exists() and not args.output.is_dir():
+        raise UsageError(f"the output must be a folder, but {args.output} is a file; give another -o")
+    if args.output is None and (args.families or args.seconds):
+        raise UsageError("a part of the library must not replace the whole: give a folder with -o")
+    console = stderr_console()
+
+    def progress(made: Generation, family: str, share: float) -> None:
+        left = made.seconds * (1 - share) / share
+        states = ", ".join(f"{made.states[name]} {name}" for name in ("pairs", "distinct", "derived", "proved",
+                                                                       "quarantined", "near"))
+        console.print(f"{share:4.0%} {made.seconds:4.0f} s, about {left:.0f} s left: {family}: {states}")
+
+    made = generate(families, args.seconds, progress)
+    folder = args.output or Path(__file__).parent.parent / "substitution" / "library"
+    try:
+        written = write_library(folder, made)
+    except OSError as error:
+        raise MlcError(f"the library cannot be written to {folder}: {error}; give another folder with -o") from error
+    areas = Counter(map(area_of, made.rules))
+    document = {"folder": str(folder), "files": [str(path) for path in written], "rules": len(made.rules),
+                "areas": dict(areas), "states": dict(made.states), "seconds": made.seconds, "complete": made.complete}
+
+    def render(out: Console) -> None:
+        kinds = ", ".join(f"{count} of {area}" for area, count in areas.items())
+        out.print(f"{len(made.rules)} rules ({kinds}) in {made.seconds:.0f} s, written to {folder}")
+        if not made.complete:
+            out.print("the time was up before the whole space was searched")
+
+    return Outcome(document, render)
+
+
+def _families(text: str | None) -> Any:
+    from fnmatch import fnmatchcase
+
+    from mlc.substitution.space import FAMILIES
+
+    if text is None:
+        return FAMILIES
+    chosen = []
+    for pattern in text.split(","):
+        found = [family for family in FAMILIES if fnmatchcase(family.name, pattern)]
+        if not found:
+            raise UsageError(f"no family is named {pattern}; there are {', '.join(f.name for f in FAMILIES)}")
+        chosen += [family for family in found if family not in chosen]
+    return tuple(chosen)
+
+
+def _list(args: argparse.Namespace) -> Outcome:
+    from mlc.substitution.library import area_of, library, read_rules
+
+    if args.library is not None and not args.library.exists():
+        raise UsageError(f"no folder of rules is at {args.library}; `mlc rules generate -o DIR` makes one")
+    rules = library() if args.library is None else tuple(read_rules(args.library))
+    if args.derives is not None:
+        return _derives(args.derives, rules)
+    from mlc.substitution.codec import condition_text, graph_text, rule_text
+
+    document = {"rules": [
+        {"name": rule.name, "area": area_of(rule), "source": graph_text(rule.source), "target": graph_text(rule.target),
+         "inputs": {name: [str(size) for size in shape] for name, shape in rule.shapes.items()},
+         "conditions": [condition_text(c) for c in rule.conditions], "proved": rule.certificate is not None}
+        for rule in rules]}
+
+    def render(out: Console) -> None:
+        for rule in rules:
+            out.print(rule_text(rule), markup=False, soft_wrap=True)
+        out.print(f"{len(rules)} rules")
+
+    return Outcome(document, render)
+
+
+def _derives(path: Path, rules: tuple[Rule, ...]) -> Outcome:
+    from mlc.report.console import stderr_console
+    from mlc.substitution.completeness import derivations
+
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"the file of rules must be readable, but {error}") from error
+    except ValueError as error:
+        raise UsageError(f"the file of rules must be JSON, but {path} is not: {error}") from error
+    if isinstance(data, dict):
+        data = data.get("rules")
+    if not isinstance(data, list):
+        raise UsageError(f'the file of rules must be a list or {{"rules": […]}}, but {path} is neither')
+    console = stderr_console()
+
+    def progress(done: int, total: int) -> None:
+        if done % 20 == 0 or done == total:
+            console.print(f"{done} of {total} rules")
+
+    found = derivations(data, rules, progress)
+    counts = Counter(d.status for d in found)
+    sound = counts["derived"] + counts["missing"]
+    document = {"derived": counts["derived"], "missing": counts["missing"], "unsound": counts["unsound"],
+                "share": counts["derived"] / sound if sound else None, "rules": [_plain(d) for d in found]}
+
+    def render(out: Console) -> None:
+        for d in found:
+            if d.status != "derived":
+                out.print(f"{d.rule}: {d.status}: {d.reason}", markup=False)
+        out.print(f"{counts['derived']} of {sound} sound rules follow from the library of {len(rules)}; "
+                  f"{counts['unsound']} are unsound")
+
+    return Outcome(document, render, exit_code=1 if counts["missing"] else 0)
+
+
+def _plain(derivation: Derivation) -> dict[str, Any]:
+    return {"rule": derivation.rule, "status": derivation.status, "precondition": list(derivation.precondition),
+            "reason": derivation.reason}
