@@ -72,6 +72,10 @@ GEMMS = {
     "ragged rows": ("packed", 1, 37, 32, 20),
     "batched": ("plain", 3, 16, 24, 12),
     "batched, odd depth": ("plain", 2, 10, 8, 7),
+    "long sum of few elements": ("packed", 1, 4, 64, 1024),
+    "long sum of one row": ("packed", 1, 1, 16, 480),
+    "long sums, batched": ("plain", 2, 3, 8, 768),
+    "sum beyond the cache": ("packed", 1, 32, 64, 6144),
 }
 
 
@@ -109,6 +113,7 @@ PLAIN = {
     "prime sizes, second transposed": ("B", 3, 13, 29, 17),
     "few columns": ("", 1, 19, 5, 11),
     "packed for its stride": ("", 1, 260, 1024, 520),
+    "long sum, padded columns": ("", 1, 9, 20, 768),
 }
 
 
@@ -140,6 +145,33 @@ def test_products_that_a_copy_would_not_pay_for_are_left_to_others() -> None:
     gram = te.compute((100, 100), lambda i, j: te.sum(w[i, r] * w[j, r], axis=[r]))
     for func in (te.create_prim_func([x, w, rows]), te.create_prim_func([w, gram])):
         assert not GEMM.matches(func, TARGETS["native"])
+
+
+def _first_seed(m: int, k: int, n: int) -> tuple[Decisions, list[str]]:
+    """The first seed of ``[m, k] x [k, n]`` for AVX-512, and the names of the knobs."""
+    a, b = te.placeholder((m, k), name="a"), te.placeholder((n // 16, k, 16), name="b")
+    func, target = te.create_prim_func([a, b, dense_packed(a, b)]), resolve("x86-64-v4", threads=2).tvm
+    return next(GEMM.seeds(func, target)), [knob.name for knob in GEMM.knobs(func, target)]
+
+
+def test_a_long_sum_of_few_elements_is_cut() -> None:
+    seed, _ = _first_seed(4, 4096, 64)
+    assert seed["parts"] >= 2, "one register tile would leave a core idle"
+    seed, _ = _first_seed(1, 4096, 16)
+    assert seed["chains"] >= 2 and seed["parts"] == 1, "one accumulator waits for itself; two threads cost more"
+    seed, _ = _first_seed(1024, 8192, 1024)
+    assert 128 <= 8192 // seed["kb"] <= 1024, "panels of the whole sum overflow the second cache"
+    assert not {"parts", "chains", "kb"} & set(_first_seed(512, 512, 512)[1])
+
+
+def test_parts_of_a_sum_that_have_no_common_length_are_refused() -> None:
+    a, b = te.placeholder((4, 1000), name="a"), te.placeholder((4, 1000, 16), name="b")
+    func, target = te.create_prim_func([a, b, dense_packed(a, b)]), resolve("x86-64-v4", threads=2).tvm
+    seed = next(GEMM.seeds(func, target))
+    with pytest.raises(InvalidDecision, match="knob parts must be one of"):
+        schedule_with(GEMM, func, target, {**seed, "parts": 3})
+    with pytest.raises(InvalidDecision, match="the parts of a sum of 1000 must have one length"):
+        schedule_with(GEMM, func, target, {**seed, "parts": 4, "k": 8})
 
 
 def test_gemm_without_epilogue() -> None:

@@ -1,0 +1,189 @@
+"""Which tiles a matrix product may have, and which of them arithmetic on the machine says are good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import gcd
+
+from schedules.cpu.gemm_shape import GemmShape
+from schedules.cpu.tiling import divisors, tile_fits
+from schedules.lowering import lines_per_step
+from schedules.machine import CpuMachine
+from schedules.space import Decisions
+
+__all__ = ["columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts"]
+
+#: rows of the first operand from which a copy of the second one is cheap beside the product
+_PACKED_ROWS = 256
+#: rows from which a copy pays where vectors could not run along its columns otherwise
+_COPIED_ROWS = 8
+#: elements of a result up to which partial sums of all of them cost little beside the product
+_SMALL_RESULT = 1000
+#: products of one partial sum at least
+_SHORTEST_SUM = 128
+#: accumulators that hide the latency of multiply-adds: two units of four cycles
+_BUSY = 8
+#: cycles that handing work to threads that are awake, and waiting for them, takes
+_LAUNCH = 3000
+
+
+def packable(shape: GemmShape) -> bool:
+    """Whether the function may copy its second operand, and has the rows to pay for that."""
+    return not shape.packed and shape.separate and shape.m >= _COPIED_ROWS
+
+
+def padded(shape: GemmShape, machine: CpuMachine) -> bool:
+    """Whether the columns must be padded to whole vectors; four or eight make a vector of their own."""
+    return packable(shape) and bool(shape.n % machine.lanes(shape.dtype)) and shape.n not in (4, 8)
+
+
+def packs(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
+    """Whether to pack the second operand, best first: where it is read in short pieces far apart, often enough to pay
+    for a copy."""
+    if not packable(shape):
+        return (0,)
+    if shape.transposed[1] or padded(shape, machine):
+        return (1,)  # without a copy no vector could run along its columns
+    return (1, 0) if shape.k * shape.n * 4 > machine.l2_bytes and shape.m >= _PACKED_ROWS else (0, 1)
+
+
+def columns(shape: GemmShape, machine: CpuMachine) -> list[int]:
+    """Tile widths: whole vectors where they divide or are padded, else the widest part of one that does."""
+    lanes = machine.lanes(shape.dtype)
+    if padded(shape, machine):
+        return [v * lanes for v in range(1, min(8, -(-shape.n // lanes)) + 1)]
+    if shape.n % lanes == 0:
+        return [v * lanes for v in divisors(shape.n // lanes, 8)]
+    width = next(w for w in (lanes // 2, lanes // 4, 4) if w and shape.n % w == 0)
+    return [v * width for v in divisors(shape.n // width, 8) if v * width <= 8 * lanes]
+
+
+def rows(shape: GemmShape) -> list[int]:
+    """Tile heights."""
+    exact = divisors(shape.m, 16)
+    # with a ragged last tile: few rows of one where there are only few, else nothing that shows
+    ragged = {4, 6, 8} if exact[-1] < min(shape.m, 4) else {6, 8, 12} if shape.m >= 64 else set()
+    return sorted({*exact, *ragged})
+
+
+def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
+    """Into how many parts the sum may be cut that run in parallel: equal ones, since TVM's ``rfactor`` drops the
+    predicate of a ragged one."""
+    if machine.cores < 2 or shape.batch * shape.m * shape.n > _SMALL_RESULT:
+        return (1,)
+    return tuple(p for p in divisors(shape.k, 4 * machine.cores) if p == 1 or shape.k // p >= _SHORTEST_SUM)
+
+
+def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
+    """How many sums a register tile may hold for each element: more than one where it has few elements."""
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= _BUSY:
+        return (1,)
+    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= _BUSY))
+
+
+def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
+    """Into how many blocks a chunk may cut the sum: several where three vectors of columns overflow the second cache
+    and are used often enough."""
+    if shape.m < 16 or shape.k * 3 * machine.vector_bytes <= machine.l2_bytes:
+        return (1,)
+    return tuple(b for b in divisors(shape.k, 128) if b == 1 or _SHORTEST_SUM <= shape.k // b <= 4096)
+
+
+def gemm_seeds(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
+    """Register tiles with their chunks, by what they cost together."""
+    scored = []
+    splits = [
+        {name: value for name, value in zip(("parts", "chains", "kb"), values, strict=True)}
+        for values in product(sum_parts(shape, machine), sum_chains(shape, machine), sum_blocks(shape, machine))
+    ]
+    for m, n in product(rows(shape), columns(shape, machine)):
+        for split in splits:
+            if shape.k % (split["parts"] * split["chains"]) or (split["kb"] > 1 and (shape.m % m or shape.n % n)):
+                continue
+            cost = _tile_cost(shape, machine, m, n, split["chains"])
+            if cost is not None:
+                chunks = _chunks(shape, machine, m, n, split["parts"], split["kb"])[:2]
+                scored.append((cost * chunks[0][0], m, n, tuple(split.items()), chunks))
+    scored.sort()
+    several = {name for split in splits for name, value in split.items() if value > 1}
+    for _, m, n, pairs, chunks in scored[:6]:
+        split = dict(pairs)
+        k = max(divisors(shape.k // (split["parts"] * split["chains"] * split["kb"]), 4))
+        for _, mb, nb, order, inner in chunks:
+            ahead = split["kb"] == 1 and (inner == 1 or nb == 1)
+            prefetch = int(ahead and _fetched_ahead(shape, machine, m * mb, m, n, k))
+            decisions = {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
+            for pack in packs(shape, machine):
+                yield {**decisions, "prefetch": prefetch, "pack": pack,
+                       **{name: value for name, value in split.items() if name in several}}
+
+
+def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: int) -> float | None:
+    """Time of a register tile's multiply-adds over that at peak, estimated; None for one that spills."""
+    lanes = machine.lanes(shape.dtype)
+    vectors = -(-n // lanes)
+    if not tile_fits(machine, m * chains, vectors):
+        return None
+    # vectors of B come from the second cache, broadcast values of A from the first
+    loads = 1.5 / m + 1 / vectors
+    if shape.transposed[1]:  # narrow panels are written in fewer streams
+        loads *= 1 + 0.2 * vectors
+    ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
+    ragged *= -(-shape.n // n) * n / shape.n
+    # beside more than a load for each multiply-add, fewer accumulators suffice
+    latency = max(1.0, _BUSY / (m * vectors * chains * max(1.0, 1 / m + 1 / vectors)))
+    if not shape.transposed[0]:
+        latency *= 1.0 if _apart(shape, machine, m) else 1.5
+    return (1 + 0.3 * loads) * ragged * latency * (1 + 0.01 * (chains - 1)) * vectors * lanes / n
+
+
+def _apart(shape: GemmShape, machine: CpuMachine, m: int) -> bool:
+    """Whether the lines that ``m`` rows of A are read from all find a place in the first cache: rows a multiple of
+    4 KiB apart share one set of at least eight lines."""
+    places = 4096 // gcd(4096, shape.k * 4)
+    return m <= max(8, machine.l1_bytes >> 12) * places
+
+
+def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int, k: int) -> bool:
+    """Whether the weight is worth fetching ahead: too large to wait in the second cache, read by several row tiles of
+    a chunk of ``height`` rows, and in columns of which two fit that cache."""
+    if shape.weight < 0 or n % shape.packed:
+        return False
+    column = shape.k * n * 4
+    lines, steps = column // 64, -(-height // m) * (shape.k // k)
+    return shape.k * shape.n * 4 > machine.l2_bytes and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
+
+
+def _chunks(
+    shape: GemmShape, machine: CpuMachine, m: int, n: int, parts: int, kb: int
+) -> list[tuple[float, int, int, int, int]]:
+    """``(cost, mb, nb, order, inner)`` best first.
+
+    A chunk reads ``mb*m`` rows of A and ``nb*n`` columns of B; what is read again should fit half the L2 cache, and
+    the chunks should be a multiple of the cores with at least two for each.
+    """
+    options = []
+    item, depth = 4, shape.k // parts
+    tile_flops = m * n * depth
+    room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
+    cycles = shape.batch * shape.m * shape.n * shape.k / (2 * machine.lanes(shape.dtype) * machine.cores)
+    for mb in divisors(-(-shape.m // m), 64):
+        for nb in divisors(-(-shape.n // n), 64):
+            chunks = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))
+            idle = -(-chunks // machine.cores) * machine.cores / chunks
+            traffic = 1 / (mb * m) + 1 / (nb * n)
+            footprint = (mb * m + nb * n) * depth // kb * item
+            overflow = max(0.0, footprint / room - 1)
+            grain = 20_000 / (tile_flops * mb * nb + 20_000)
+            few = 0.05 if chunks < 2 * machine.cores else 0.0
+            launch = _LAUNCH / cycles if chunks > 1 else 0.0
+            # sums on their way through memory: once for each block of the sum, and parts of them to the end
+            passes = 8 * kb / depth * (kb > 1) + (0.15 + 4 * parts * machine.cores / shape.k) * (parts > 1)
+            cost = idle * (1 + few) + 8 * traffic + 0.05 * min(overflow, 4) + grain + launch + passes
+            # the smaller operand of a chunk stays in the first cache while the larger one streams past it
+            inner = 1 if nb * n > mb * m or kb > 1 else 0
+            order = 1 if shape.n > shape.m else 0
+            options.append((cost, mb, nb, order, inner))
+    options.sort()
+    return options

@@ -1,0 +1,110 @@
+"""What a matrix product is: its extents, and how its operands lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.analysis import remembered
+
+__all__ = ["GemmShape", "gemm_shape", "read"]
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand.
+    ``weight`` is the number of the parameter that holds the packed weight, -1 if none does. ``transposed`` tells for
+    the two operands whether the sum runs along their other axis: ``[k, m]`` and ``[n, k]``. ``separate`` is False where
+    both are the same buffer."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    packed: int
+    weight: int
+    transposed: tuple[bool, bool]
+    separate: bool
+    dtype: str
+
+
+def read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, GemmShape] | None:
+    """The one contraction block and its extents; None where the function is no product of two operands."""
+    reductions = []
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        kinds = [v.iter_type for v in sch.get(block).iter_vars]
+        if any(kind == tirx.IterVar.CommReduce for kind in kinds):
+            reductions.append(block)
+    if len(reductions) != 1:
+        return None
+    block = reductions[0]
+    stmt = sch.get(block)
+    *spatial, reduce = stmt.iter_vars
+    if len(spatial) < 2 or reduce.iter_type != tirx.IterVar.CommReduce:
+        return None
+    if any(v.iter_type != tirx.IterVar.DataPar for v in spatial):
+        return None
+    operands = _operands(stmt, reduce)
+    if operands is None:
+        return None
+    left, right = operands
+    n_axis, m_axis = spatial[-1].var, spatial[-2].var
+    extents = [int(v.dom.extent) for v in spatial]
+    batch = 1
+    for extent in extents[:-2]:
+        batch *= extent
+    left_turned = _order(left, m_axis, reduce.var)
+    right_turned = _order(right, reduce.var, n_axis)
+    packed = 0
+    if len(right.indices) == 3 and _is(right.indices[1], reduce.var) and _uses(right.indices[0], n_axis):
+        packed, right_turned = int(right.source.shape[-1]), False
+    if left_turned is None or right_turned is None:
+        return None
+    params = sch.mod["main"].params
+    weight = next((i for i, param in enumerate(params) if packed and param.same_as(right.source)), -1)
+    depth = int(reduce.dom.extent)
+    shape = GemmShape(
+        batch, extents[-2], extents[-1], depth, packed, weight, (left_turned, right_turned),
+        not left.source.same_as(right.source), str(left.source.dtype),
+    )
+    return block, shape
+
+
+def _order(load: tvm.ir.TensorLoad, row: tirx.Var, column: tirx.Var) -> bool | None:
+    """Whether a load ends in ``[column, row]`` instead of ``[row, column]``; None where it ends in neither."""
+    if _is(load.indices[-2], row) and _is(load.indices[-1], column):
+        return False
+    return True if _is(load.indices[-2], column) and _is(load.indices[-1], row) else None
+
+
+def _is(expr: tirx.Expr, var: tirx.Var) -> bool:
+    return isinstance(expr, tirx.Var) and expr.same_as(var)
+
+
+def _uses(expr: tirx.Expr, var: tirx.Var) -> bool:
+    return any(v.same_as(var) for v in tirx.analysis.undefined_vars(expr))
+
+
+def _operands(stmt: s_tir.SBlock, reduce: tirx.IterVar) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad] | None:
+    """The two loads of ``C = C + A * B``, that of the left operand first."""
+    body = stmt.body
+    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
+        return None
+    product = body.value.b
+    if not isinstance(product, tirx.Mul):
+        return None
+    left, right = product.a, product.b
+    if not (isinstance(left, tvm.ir.TensorLoad) and isinstance(right, tvm.ir.TensorLoad)):
+        return None
+    if len(left.indices) < 2 or len(right.indices) < 2 or not str(left.source.dtype).startswith("float"):
+        return None
+    return left, right
+
+
+@remembered
+def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
+    """The extents of ``func``, if it is a matrix product."""
+    found = read(s_tir.Schedule(tvm.IRModule({"main": func})))
+    return found[1] if found else None
