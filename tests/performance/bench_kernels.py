@@ -1,11 +1,11 @@
 """Every kernel's time as a part of what the machine could do: ``make bench-kernels``.
 
-    python -m tests.performance.bench_kernels [--match TEXT] [--json] [--log FILE [--tune SECONDS]]
+    python -m tests.performance.bench_kernels [--match TEXT] [--target T] [--json] [--log FILE [--tune SECONDS]]
 
 The roofline of a kernel that computes is the larger of its operations over the measured rate of multiply-adds and of
 its bytes over the measured rate of reading them; that of a kernel that moves data is a copy of as many bytes. Both
 rates are measured at the kernel's own footprint, so that what fits a cache is compared with that cache. A kernel whose
-numbers differ from float64's is an error.
+numbers differ from float64's is an error. ``--target x86-64-v3`` compares code for AVX2 with what AVX2 can do here.
 """
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="only kernels whose names hold this text (alternatives: a|b)")
     parser.add_argument("--log", type=Path, help="time the schedules of this tuning log where it has them")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="tune the kernels into --log first")
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     args = parser.parse_args(argv)
     if args.tune and not args.log:
         parser.error("--tune needs --log FILE to write to")
     threads.configure(args.threads)
-    target = resolve("native", threads=args.threads)
+    target = resolve(args.target, threads=args.threads)
     chosen = [k for k in kernels() if any(part in k.name for part in args.match.split("|"))]
     tasks = [Task(k.name, normalise(k.build(target)), target) for k in chosen]
     if args.tune:

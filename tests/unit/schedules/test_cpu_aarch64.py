@@ -1,0 +1,85 @@
+"""Every CPU space for a machine with NEON: seeds fit its registers and compile to its object code on any machine."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import test_cpu_attention
+import test_cpu_elementwise
+import test_cpu_fallback
+import test_cpu_reduction
+import test_cpu_staging
+import test_cpu_window
+import tvm
+from harness import Case
+from tvm import te, tirx
+
+from mlc.graph.blocked import dense_packed
+from mlc.graph.winograd import conv2d_winograd
+from mlc.target import resolve
+from schedules.cpu import SPACES
+from schedules.cpu.gemm import GEMM
+from schedules.cpu.winograd import WINOGRAD
+from schedules.lowering import PIPELINE
+from schedules.machine import cpu_machine
+from schedules.math import expand_math
+from schedules.space import Space, first_seed
+
+NEON = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", threads=4).tvm
+_AARCH64 = 183  # e_machine of ELF
+
+
+def _gemm() -> list[te.Tensor]:
+    a, b = te.placeholder((64, 96), name="a"), te.placeholder((6, 96, 16), name="b")
+    return [a, b, dense_packed(a, b)]
+
+
+def _winograd() -> list[te.Tensor]:
+    data, weight = te.placeholder((1, 2, 12, 16, 16), name="data"), te.placeholder((36 * 2, 32, 16), name="weight")
+    return [data, weight, conv2d_winograd(data, weight, 4, (1, 1, 1, 1))]
+
+
+_CONTRACTS = (
+    test_cpu_attention.TestAttention, test_cpu_elementwise.TestElementwise, test_cpu_fallback.TestFallback,
+    test_cpu_reduction.TestReduction, test_cpu_staging.TestStagedInput, test_cpu_window.TestPooling,
+    test_cpu_window.TestDepthwise, test_cpu_window.TestContraction,
+)
+_CASES: list[tuple[Space, Case]] = [
+    (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),
+    *((contract.space, case) for contract in _CONTRACTS for case in contract.cases[:2]),
+]
+
+
+def _assembly(func: tirx.PrimFunc, path: Path) -> str:
+    """The assembly of ``func``, which is also written to ``path`` as object code."""
+    module = tvm.compile(tvm.IRModule({"main": expand_math(func)}), NEON, tir_pipeline=PIPELINE).mod
+    module.write_to_file(str(path), "o")
+    return str(module.inspect_source("asm"))
+
+
+def test_every_space_has_a_case() -> None:
+    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES}
+
+
+@pytest.mark.parametrize(("space", "case"), _CASES, ids=[f"{s.name}-{c.name}" for s, c in _CASES])
+def test_seeds_build(space: Space, case: Case, tmp_path: Path) -> None:
+    sch, _ = first_seed(space, case.func(), NEON)
+    text, path = _assembly(sch.mod["main"], tmp_path / "kernel.o"), tmp_path / "kernel.o"
+    header = path.read_bytes()[:20]
+    assert header[:4] == b"\x7fELF" and struct.unpack_from("<H", header, 18) == (_AARCH64,)
+    assert re.search(r"\bv\d+\.(4s|16b|2d|8b)|\bq\d+", text), "no vector register is used"
+
+
+def test_register_tiles_are_those_of_neon(tmp_path: Path) -> None:
+    machine = cpu_machine(NEON)
+    assert (machine.vector_bytes, machine.vector_registers, machine.lanes()) == (16, 32, 4)
+    sch, tile = first_seed(GEMM, Case("gemm", _gemm, lambda: None).func(), NEON)
+    accumulators = tile["m"] * tile["n"] // machine.lanes()
+    assert 12 <= accumulators <= 24, f"a tile of {accumulators} registers leaves the others idle, or spills"
+    text = _assembly(sch.mod["main"], tmp_path / "gemm.o")
+    inner = max(re.split(r"^\.L\w+:", text, flags=re.M), key=lambda part: len(re.findall(r"\bfmla\b", part)))
+    assert len(re.findall(r"\bfmla\b", inner)) >= accumulators, "multiply-adds are not fused"
+    assert not re.search(r"\bq\d+, \[sp", inner), "the inner loop spills"
