@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from mlc.build.link import find_linker, link_shared
-from mlc.build.memory import ViewConcats
+from mlc.build.memory import ViewConcats, ViewSlices
 from mlc.build.schedule import last_line
 from mlc.errors import BuildError, MlcError
 from mlc.target import Target
@@ -26,6 +26,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.RemovePurityChecking(),
     transform.CallTIRRewrite(),
     ViewConcats,
+    ViewSlices,
     transform.StaticPlanBlockMemory(),
     transform.LowerAllocTensor(),
     transform.KillAfterLastUse(),

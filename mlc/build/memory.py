@@ -1,7 +1,7 @@
-"""Tensors that are views of others: the parts of a concatenation that needs no copy.
+"""Tensors that are views of others: the parts of a concatenation that needs no copy, and slices in one piece.
 
 After :func:`mlc.graph.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel, and is
-part of nothing else.
+part of nothing else. After :func:`mlc.graph.slices.PlaceSlices`, each slice left there is contiguous.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from tvm import relax
 
 from mlc.graph.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.rewrite import bindings, dtype_of, op_name, replaced, shape_of
+from mlc.graph.slices import SLICE, offset_of
 
-__all__ = ["ViewConcats"]
+__all__ = ["ViewConcats", "ViewSlices"]
 
 _ALLOC = "relax.builtin.alloc_tensor"
 
@@ -84,4 +85,25 @@ def _view(builder: relax.BlockBuilder, whole: relax.Expr, part: relax.Var, offse
     return builder.emit(relax.op.memory.ensure_zero_offset(view)) if offset else view
 
 
+def _view_slices(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    func = mod["main"]
+    if not any(_named(b.value, SLICE) for b in bindings(func)):
+        return mod
+    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
+    image: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
+        for binding in bindings(func):
+            value = replaced(binding.value, image)
+            if _named(binding.value, SLICE):
+                offset = offset_of(binding.value)
+                assert offset is not None, f"{binding.var.name} must lie in one piece"
+                image[binding.var] = _view(builder, value.args[0], binding.var, offset)
+            else:
+                image[binding.var] = builder.emit(value, binding.var.name)
+        builder.emit_func_output(replaced(func.body.body, image))
+    made = builder.finalize()
+    return made.with_attrs(dict(mod.attrs)) if mod.attrs else made
+
+
+ViewSlices = tvm.transform.module_pass(_view_slices, opt_level=0, name="ViewSlices")
 ViewConcats = tvm.transform.module_pass(_view_concats, opt_level=0, name="ViewConcats")

@@ -33,7 +33,7 @@ _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_nor
 #: TVM's kinds of functions, as FuseOps reads them
 _BROADCAST, _INJECTIVE, _OPAQUE = 1, 2, 8
 #: what main may call in the end
-_LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape"}
+_LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape", "relax.strided_slice"}
 
 
 def _values(func: relax.Function) -> list[relax.Expr]:

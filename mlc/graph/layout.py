@@ -18,10 +18,10 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
-from mlc.graph.channels import ChannelBlocks
+from mlc.graph.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.constants import array_of, constant
 from mlc.graph.convolutions import CONVOLUTIONS, name_of, transposed_axes
-from mlc.graph.regions import BINARY, BINARY_EXACT, UNARY, UNARY_EXACT, Choice, call_of, choose_layouts
+from mlc.graph.regions import BINARY, BINARY_EXACT, UNARY, UNARY_EXACT, Choice, call_of, channel_slice, choose_layouts
 from mlc.graph.rewrite import bindings, leaves, replaced, shape_of
 from mlc.graph.select import CONVOLUTION
 from mlc.graph.simplify.shuffles import shuffle_source
@@ -71,6 +71,7 @@ class _Rewriter:
             "relax.nn.max_pool2d": self._pool,
             "relax.nn.avg_pool2d": self._pool,
             "relax.concat": self._concat,
+            "relax.strided_slice": self._slice,
             "relax.mean": self._mean,
             **dict.fromkeys(UNARY | UNARY_EXACT, self._unary),
             **dict.fromkeys(BINARY | BINARY_EXACT, self._binary),
@@ -158,6 +159,10 @@ class _Rewriter:
             packed = out.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
             te_args = (self._as(data, out), constant(packed), strides, pads, dilation)
             return self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
+        inner = choice.reads.get(data)
+        if groups > 1 and inner is not None and not (inner.padded or out.padded):
+            merged = merged_groups(groups, inner, out)
+            array, groups = block_diagonal(array, groups, merged), groups // merged
         cut = ChannelBlocks(array.shape[0], groups, out.size).cut(array, 0)
         if isinstance(data, relax.Var) and data not in choice.reads:
             return self._shuffled_conv2d(data, cut, strides, pads, dilation, groups, choice)
@@ -247,6 +252,13 @@ class _Rewriter:
         (parts,) = call.args
         blocked = [self._as(f, ChannelBlocks(shape_of(f)[1], size=layout.size)) for f in parts.fields]
         return relax.op.concat(blocked, axis=1)
+
+    def _slice(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        found = channel_slice(call)
+        assert found is not None
+        source, begin, end = found
+        blocked = self._as(source, ChannelBlocks(shape_of(source)[1], size=layout.size))
+        return relax.op.strided_slice(blocked, [1], [begin // layout.size], [end // layout.size])
 
     def _mean(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         return relax.op.mean(self._as(call.args[0], layout), axis=[2, 3], keepdims=True)

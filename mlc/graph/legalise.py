@@ -43,6 +43,6 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
-    ``concat``, which may need no copy (:func:`mlc.graph.concat.PlaceConcats`)."""
+    ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.concat`, :mod:`mlc.graph.slices`)."""
     custom = {"relax.nn.softmax": _softmax} if target.kind == "llvm" else {}
-    return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat"])
+    return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

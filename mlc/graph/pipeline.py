@@ -18,9 +18,11 @@ from mlc.graph.packing import PackWeights
 from mlc.graph.prologue import FoldPrologues
 from mlc.graph.rewrite import check_straight_line
 from mlc.graph.select import ChooseKernels, Price
+from mlc.graph.slices import PlaceSlices
+from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.target import Target
 
-__all__ = ["SIMPLIFY", "optimise", "passes", "simplified"]
+__all__ = ["SIMPLIFY", "lowering", "optimise", "passes", "prepare", "simplified"]
 
 #: one round of simplification; rounds repeat until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
@@ -57,13 +59,14 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
 Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_level=0, name="Simplify")
 
 
-def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`optimise` runs, in order."""
+def prepare() -> tuple[tvm.transform.Pass, ...]:
+    """What :func:`optimise` runs before substitutions, and on what they make."""
+    return transform.ConvertToDataflow(), transform.CanonicalizeBindings(), Simplify, simplify.ShareCommon
+
+
+def lowering(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
+    """What :func:`optimise` runs on the graph that is taken."""
     return (
-        transform.ConvertToDataflow(),
-        transform.CanonicalizeBindings(),
-        Simplify,
-        simplify.ShareCommon,
         simplify.ShareConcats,
         FuseAttention(target),
         BlockedLayouts(target, winograd=winograd),
@@ -71,6 +74,7 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
         simplify.MergeMovement,
         LowerInnerReshapes,
         Legalise(target),
+        PlaceSlices(target),
         PlaceConcats(target),
         *GROUPING,
         ChooseKernels(target, price, winograd=winograd),
@@ -79,27 +83,45 @@ def passes(target: Target, price: Price | None = None, *, winograd: bool = True)
     )
 
 
+def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
+    """What :func:`optimise` runs without substitutions, in order."""
+    return (*prepare(), *lowering(target, price, winograd=winograd))
+
+
 def optimise(
     mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
-    dump: str | Path | None = None,
+    substitutions: Substitutions | None = None, dump: str | Path | None = None,
 ) -> tvm.IRModule:
     """Lower ``mod`` to calls of fused tensor functions.
 
     ``main`` of the result holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``price`` gives the
     seconds of a task, None where it is not known; alternatives without prices are chosen by an analytic estimate.
     ``winograd`` says whether convolutions may round as :func:`mlc.graph.winograd.error_bound` states; left out,
-    ``MLC_WINOGRAD`` does. ``dump`` names a folder that gets the module as text after each pass; left out,
-    ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or symbolic shapes and
-    :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
+    ``MLC_WINOGRAD`` does. ``substitutions`` are the rules that may make another graph of the model; left out, none
+    are. ``dump`` names a folder that gets the module as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises
+    :class:`mlc.errors.ModelError` for control flow or symbolic shapes and :class:`mlc.errors.BuildError` for an
+    operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
-    with target.tvm:
-        for index, each in enumerate(passes(target, price, winograd=allowed)):
-            mod = each(mod)
+
+    def run(mod: tvm.IRModule, each: tuple[tvm.transform.Pass, ...], first: int = 0) -> tvm.IRModule:
+        for index, step in enumerate(each, first):
+            mod = step(mod)
             if folder:
-                _dump(mod, Path(folder) / f"{index:02d}_{each.info.name}.py")
+                _dump(mod, Path(folder) / f"{index:02d}_{step.info.name}.py")
+        return mod
+
+    def lower(mod: tvm.IRModule) -> tvm.IRModule:
+        return run(mod, lowering(target, price, winograd=allowed), len(prepare()))
+
+    with target.tvm:
+        mod = run(mod, prepare())
+        if substitutions is None:
+            mod = lower(mod)
+        else:
+            mod = choose(mod, target, substitutions, price, lambda m: lower(run(m, prepare())), winograd=allowed)
     check_lowered(mod)
     return mod
 

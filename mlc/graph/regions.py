@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import relax
 
 from mlc.graph.assign import Alternative, assign
-from mlc.graph.channels import BLOCK, ChannelBlocks
+from mlc.graph.channels import BLOCK, ChannelBlocks, merged_groups
 from mlc.graph.constants import array_of
 from mlc.graph.convolutions import (
     CONVOLUTIONS,
@@ -31,6 +31,7 @@ from mlc.graph.convolutions import (
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.rewrite import bindings, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.slices import window
 from mlc.graph.winograd import TILES, applicable
 from mlc.target import Target
 
@@ -147,10 +148,20 @@ class _Planner:
             if isinstance(data, relax.Var):
                 for layout in _blockings(shape_of(data)[1], groups):
                     self._family(data).layouts[layout] = None
+                for image, layout in zip((data, var), _merging(value), strict=False):
+                    self._family(image).layouts[layout] = None
 
     def _spread(self, var: relax.Var, value: relax.Expr) -> None:
-        """Parts of a concatenation are blocked alike, where that leaves no padding between them."""
+        """Parts of a concatenation, and of a tensor that is cut, are blocked alike where that leaves no padding."""
         fields = _concatenated(value)
+        cut = channel_slice(value) if is_image(var) else None
+        if cut is not None:
+            source, begin, end = cut
+            for size in (BLOCK, BLOCK // 2):
+                if all(c % size == 0 for c in (begin, end, shape_of(source)[1])):
+                    for each in (source, var):
+                        self._family(each).layouts[ChannelBlocks(shape_of(each)[1], size=size)] = None
+                    return
         sizes = [size for size in (BLOCK, BLOCK // 2) if fields and all(shape_of(f)[1] % size == 0 for f in fields)]
         if not sizes or not any(self._family(f).layouts for f in [*fields, var] if isinstance(f, relax.Var)):
             return
@@ -184,6 +195,12 @@ class _Planner:
             yield from self._convolutions(var, value)
         elif name == "relax.concat":
             yield from self._concatenations(var, value)
+        elif (cut := channel_slice(value)) is not None:
+            source, begin, _ = cut
+            for layout in self._family(var).layouts:
+                whole = ChannelBlocks(shape_of(source)[1], size=layout.size)
+                if not layout.padded and not whole.padded and begin % layout.size == 0:
+                    yield Alternative(layout, {source: whole})
         elif var in self._families:
             for layout in self._families[var].layouts:
                 reads = self._reads(name, value, layout)
@@ -225,6 +242,12 @@ class _Planner:
                 conv = convolution(value, layout, layout)
                 yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
             return
+        whole = _merging(value)
+        if whole and key:  # several groups in a block, as one with zeros between them
+            inner, out = whole
+            conv = convolution(value, inner, out)
+            conv = replace(conv, groups=groups // merged_groups(groups, inner, out))
+            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
         shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
         for out in self._blockings(var, groups):
             for inner in self._blockings(data, groups):
@@ -278,12 +301,28 @@ def _blockings(channels: int, groups: int) -> list[ChannelBlocks]:
     return [ChannelBlocks(channels, groups, size).canonical() for size in sizes]
 
 
+def _merging(call: relax.Call) -> tuple[ChannelBlocks, ...]:
+    """The blocks that a convolution reads and writes if groups too narrow for a block share one; else nothing."""
+    groups = int(call.attrs.groups)
+    inner, out = (ChannelBlocks(shape_of(image)[1]) for image in (call.args[0], call))
+    narrow = name_of(call) == "relax.nn.conv2d" and not is_depthwise(call)
+    return (inner, out) if narrow and merged_groups(groups, inner, out) > 1 else ()
+
+
 def _concatenated(value: relax.Expr) -> list[relax.Expr]:
     """The parts of a concatenation of images along their channels, else nothing."""
     if name_of(value) != "relax.concat" or not isinstance(value.args[0], relax.Tuple):
         return []
     fields = list(value.args[0].fields)
     return fields if int(value.attrs.axis) in (1, -3) and all(map(is_image, fields)) else []
+
+
+def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
+    """``(x, begin, end)`` of a slice of an image's channels."""
+    cut = window(value)
+    if cut is None or cut[0] != 1 or not is_image(value) or not isinstance(value.args[0], relax.Var):
+        return None
+    return value.args[0], cut[1], cut[2]
 
 
 def _keeps_channels(call: relax.Call) -> bool:

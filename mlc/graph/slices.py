@@ -1,0 +1,111 @@
+"""Slices without a copy: a part of a tensor that lies in one piece is read where it is.
+
+Where every axis before the one that is cut has length 1, a slice is a contiguous piece: some channels in
+``NCHW[c]c`` at batch 1, some columns of one row, some rows of a matrix. Such a ``strided_slice`` is left in ``main``,
+and :mod:`mlc.build.memory` makes it a view. All others become kernels that copy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import relax, tirx
+
+from mlc.graph.concat import ALIGNMENT, origin
+from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
+from mlc.target import Target
+
+__all__ = ["SLICE", "PlaceSlices", "offset_of", "window"]
+
+SLICE = "relax.strided_slice"
+
+
+def window(value: relax.Expr) -> tuple[int, int, int] | None:
+    """``(axis, begin, end)`` of a slice along one axis without gaps; None for any other expression."""
+    if not isinstance(value, relax.Call) or op_name(value) != SLICE:
+        return None
+    numbers = [_numbers(arg) for arg in value.args[1:]]
+    if any(n is None for n in numbers) or (len(numbers) > 3 and set(numbers[3] or ()) - {1}):
+        return None
+    axes, begins, ends = (n or [] for n in numbers[:3])
+    shape, found = shape_of(value.args[0]), []
+    for axis, begin, end in zip(axes, begins, ends, strict=True):
+        extent = shape[axis]
+        begin, end = (min(max(v + extent if v < 0 else v, 0), extent) for v in (begin, end))
+        if (begin, end) != (0, extent):
+            found.append((axis % len(shape), begin, end))
+    return found[0] if len(found) == 1 else None
+
+
+def offset_of(value: relax.Expr) -> int | None:
+    """Where a slice that lies in one piece begins, in bytes; None for one that does not, or not where vectors can."""
+    cut = window(value)
+    if cut is None:
+        return None
+    axis, begin, _ = cut
+    shape = shape_of(value.args[0])
+    if math.prod(shape[:axis]) != 1:
+        return None
+    offset = begin * math.prod(shape[axis + 1 :]) * tvm.DataType(dtype_of(value)).itemsize
+    return offset if offset % ALIGNMENT == 0 else None
+
+
+def _numbers(expr: relax.Expr) -> list[int] | None:
+    values = [getattr(item, "value", None) for item in getattr(expr, "fields", [None])]
+    numbers = [int(v) for v in values if isinstance(v, int | tirx.IntImm)]
+    return numbers if len(numbers) == len(values) else None
+
+
+def PlaceSlices(target: Target) -> tvm.transform.Pass:
+    """Module pass over operators of which all but slices, concatenations and reshapes are lowered: leaves the slices
+    that need no copy, lowers the others.
+
+    Only of tensors that kernels make: an input's memory is the caller's. An output of the model is a tensor of its
+    own.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="PlaceSlices")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if not any(isinstance(b.value, relax.Call) and op_name(b.value) == SLICE for b in bindings(mod["main"])):
+            return mod
+        return _placed(mod, target.kind == "llvm")
+
+    return run
+
+
+def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
+    func = mod["main"]
+    bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(func)}
+    outputs = _outputs(func, bound)
+    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
+    image: dict[relax.Var, relax.Expr] = {}
+    kept: set[relax.Var] = set()
+    lower = tvm.ir.Op.get(SLICE).get_attr("FLegalize")
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
+        with builder.dataflow():
+            for var, before in bound.items():
+                value = replaced(before, image)
+                if isinstance(before, relax.Call) and op_name(before) == SLICE:
+                    source = origin(before.args[0], bound)
+                    made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) == "relax.call_tir"
+                    if views and var not in outputs and offset_of(before) is not None and (made or source in kept):
+                        kept.add(var)
+                    else:
+                        value = lower(builder, value)
+                image[var] = builder.emit(value, var.name)
+            result = builder.emit_output(replaced(func.body.body, image))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def _outputs(func: relax.Function, bound: dict[relax.Var, relax.Expr]) -> set[relax.Expr]:
+    """What the result is made of, and what that is a view of."""
+    pending, found = list(leaves(func.body.body)), set[relax.Expr]()
+    while pending:
+        var = pending.pop()
+        value = bound.get(var)
+        if isinstance(value, relax.Tuple | relax.TupleGetItem):
+            pending += leaves(value)
+        found |= {var, origin(var, bound)}
+    return found

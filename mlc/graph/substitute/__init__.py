@@ -1,0 +1,1 @@
+"""Verified substitutions over whole models: which of the graphs that proved rules make equal is the fastest."""

@@ -1,0 +1,137 @@
+"""What an operator adds to the time of a fused program: the costs that extraction weighs.
+
+Additive figures that know what becomes one kernel: an elementwise operator costs next to nothing behind a product or
+another elementwise one, and a kernel behind anything else; a slice or concatenation of neighbouring memory is a view.
+They only propose graphs; :mod:`mlc.graph.substitute.price` then looks at the tensor functions that come of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import tvm
+
+from cost_model.machine import machine
+from mlc.graph.channels import BLOCK, ChannelBlocks
+from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.substitute.padding import explicit
+from mlc.graph.substitute.saturate import Option
+from mlc.graph.winograd import TILES, applicable
+
+__all__ = ["CALL_SECONDS", "Cost", "Costs"]
+
+#: from one kernel's last instruction to the next one's first, besides the start of its threads
+CALL_SECONDS = 1e-6
+#: a view that the virtual machine makes of a tensor
+_VIEW_SECONDS = 0.3e-6
+#: charged for a byte of weights, as part of the time that reading it once takes: memory is not free
+_HELD = 0.02
+
+_ELEMENTWISE = {
+    "add", "sub", "mul", "div", "maximum", "minimum", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf",
+    "neg", "reciprocal",
+}
+_VIEWED = ("slice", "concat")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``seconds`` whatever is chosen around the option, and ``alone`` more where no input is ``fusable``: where it
+    cannot be part of the kernel that makes one of them."""
+
+    seconds: float
+    fusable: bool = False
+    alone: float = 0.0
+
+
+class Costs:
+    """Costs on a target, for a model with ``weights`` bytes of constants. ``scale`` corrects the estimates of products
+    by what was measured."""
+
+    def __init__(
+        self, target: tvm.target.Target, weights: float, *, winograd: bool = True,
+        scale: Mapping[str, float] | None = None,
+    ) -> None:
+        self._scale = {"conv2d": 1.0, "matmul": 1.0, **(scale or {})}
+        self._estimate = Estimate(target, weights)
+        self._on = machine(target)
+        self._winograd = winograd
+
+    def held(self, shape: tuple[int, ...]) -> float:
+        """The charge for a constant that is kept for the run."""
+        return _HELD * _bytes(shape) / self._on.bandwidth
+
+    def of(self, option: Option, shape: tuple[int, ...], shapes: Mapping[int, tuple[int, ...]],
+           constant: Collection[int]) -> Cost:
+        """What ``option`` costs that makes a tensor of ``shape`` of classes with ``shapes``."""
+        sources = [shapes[i] for i in option.inputs]
+        moved = _bytes(shape) + sum(_bytes(shapes[i]) for i in option.inputs if i not in constant)
+        if option.leaf:
+            return Cost(0.0)
+        if option.op == "conv2d":
+            seconds = self._scale["conv2d"] * self._conv2d(option, sources)
+            return Cost(seconds + self._packing(option, shapes, constant), fusable=True)
+        if option.op == "matmul":
+            seconds = self._scale["matmul"] * self._matmul(sources)
+            return Cost(seconds + self._packing(option, shapes, constant), fusable=True)
+        if option.op in _ELEMENTWISE:
+            others = moved - _bytes(shape) - max(_bytes(s) for s in sources)
+            return Cost(self._moving(max(0.0, others)) - self._moving(0.0) + 1e-9, True, self._moving(moved))
+        if option.op == "reshape":
+            return Cost(_VIEW_SECONDS / 2, fusable=True)
+        if option.op in _VIEWED and _neighbouring(option, sources):
+            copied = sum(_bytes(shapes[i]) for i in option.inputs if i in constant) if option.op == "concat" else 0.0
+            return Cost(self._moving(2 * copied) if copied else _VIEW_SECONDS)
+        if option.op in _VIEWED:
+            moved = 2 * _bytes(shape)
+        return Cost(self._moving(moved), fusable=option.op == "transpose")
+
+    def _moving(self, touched: float) -> float:
+        return self._estimate.copy(touched) + CALL_SECONDS
+
+    def _packing(self, option: Option, shapes: Mapping[int, tuple[int, ...]], constant: Collection[int]) -> float:
+        """Products of activations read their right side as it lies, in no panels."""
+        weight = option.inputs[1]
+        return CALL_SECONDS + (0.0 if weight in constant else self._moving(2 * _bytes(shapes[weight])))
+
+    def _matmul(self, sources: list[tuple[int, ...]]) -> float:
+        (*batch, rows, depth), columns = sources[0], sources[1][-1]
+        columns += -columns % BLOCK
+        return self._estimate.direct(Convolution(
+            math.prod(batch), depth, columns, (1, rows), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, BLOCK, BLOCK
+        ))
+
+    def _conv2d(self, option: Option, sources: list[tuple[int, ...]]) -> float:
+        (n, channels, *size), (filters, _, *kernel) = sources
+        given = dict(option.attributes)
+        groups, padding = int(given["groups"]), explicit(option.attributes, size, kernel)
+        depthwise = groups > 1 and groups == channels == filters
+        inner = ChannelBlocks(channels, 1 if depthwise else groups).lanes
+        outer = ChannelBlocks(filters, 1 if depthwise else groups).lanes
+        conv = Convolution(
+            n, inner, outer, (size[0], size[1]), (kernel[0], kernel[1]), given["stride"], padding, given["dilation"],
+            1 if depthwise else groups, BLOCK, BLOCK,
+        )
+        if depthwise:
+            return self._estimate.depthwise(conv)
+        fits = applicable(channels, filters, conv.kernel, conv.strides, conv.dilation, groups)
+        others = [self._estimate.winograd(conv, m) for m in TILES] if fits and self._winograd else []
+        return min([self._estimate.direct(conv), *others])
+
+
+def _bytes(shape: tuple[int, ...]) -> float:
+    return 4.0 * math.prod(shape)
+
+
+def _neighbouring(option: Option, sources: list[tuple[int, ...]]) -> bool:
+    """Whether parts lie one behind the other, each where a kernel can write or read it."""
+    axis = int(dict(option.attributes)["axis"])
+    given = dict(option.attributes)
+    inner = math.prod(sources[0][axis + 1 :])
+    if len(sources[0]) == 4 and axis == 1:
+        inner = 1  # channels come in blocks
+    cuts = [sources[0][axis]] if option.op == "concat" else [given["begin"], given["end"]]
+    extent = sources[0][axis] if option.op == "slice" else -1
+    return math.prod(sources[0][:axis]) == 1 and all(cut * inner % BLOCK == 0 or cut == extent for cut in cuts)

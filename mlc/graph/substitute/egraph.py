@@ -1,0 +1,179 @@
+"""An e-graph over the operators of a model: equal terms in classes, with shapes, constness and origins as analyses.
+
+After Willsey et al., "egg: fast and extensible equality saturation" (2021): hash-consing, a union-find, congruence
+restored by rebuilding. :class:`mlc.substitution.egraph.EGraph` is a finished engine for the same rules, but its rounds
+cannot be bounded from inside: on 24 products of one matrix a single round of a rule that joins two of them has 552
+matches, the next one has 10^5. Here matches are drawn one at a time, in an order and within budgets that
+:mod:`mlc.graph.substitute.saturate` sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mlc.graph.substitute.padding import named
+from mlc.graph.substitute.terms import Attributes
+from mlc.operators.index import Poly
+from mlc.operators.shapes import infer
+
+__all__ = ["PRODUCTS", "EGraph", "Node"]
+
+#: operators that take time, and whose places in the model are kept
+PRODUCTS = ("conv2d", "matmul")
+
+
+class Node(NamedTuple):
+    """An operator or leaf over classes."""
+
+    op: str
+    attributes: Attributes
+    inputs: tuple[int, ...]
+
+
+class EGraph:
+    """Classes are numbers; :meth:`find` gives the one that stands for a number after merging.
+
+    ``members`` and ``below`` are sets of places in the model, as bits: of the products that a class is or is joined
+    of, and of those that it was computed from when it came up. Two products of which one is computed from the other
+    cannot become one.
+    """
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._known: dict[Node, int] = {}
+        self._pending: list[int] = []
+        self._shape_rule: dict[tuple[object, ...], tuple[int, ...]] = {}
+        #: by class: its nodes, each with the rule that brought it (None for the model's own)
+        self.nodes: dict[int, dict[Node, str | None]] = {}
+        #: by class: the nodes that read it and their classes
+        self.parents: dict[int, dict[Node, int]] = {}
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        self.constant: dict[int, bool] = {}
+        self.members: dict[int, int] = {}
+        self.below: dict[int, int] = {}
+        #: by class: whether a rule that joins products has made it
+        self.joined: dict[int, bool] = {}
+        #: by operator: every class that has had a node of it
+        self.having: dict[str, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self._known)
+
+    def find(self, each: int) -> int:
+        while self._parent[each] != each:
+            self._parent[each] = self._parent[self._parent[each]]
+            each = self._parent[each]
+        return each
+
+    def leaf(self, op: str, attributes: Attributes, shape: tuple[int, ...], inputs: Sequence[int] = (), *,
+             constant: bool = False) -> int:
+        """The class of a leaf; ``inputs`` are what an opaque one is computed from, which no rule sees."""
+        return self._put(Node(op, attributes, tuple(map(self.find, inputs))), shape, constant, None)
+
+    def add(self, op: str, attributes: Attributes, inputs: Sequence[int], rule: str | None = None) -> int:
+        """The class of an operator over classes. Raises :class:`~mlc.operators.tensor.ShapeError` where they do not
+        fit it. A padding by number that is "same" is entered under both."""
+        inputs = tuple(map(self.find, inputs))
+        node = Node(op, attributes, inputs)
+        if node in self._known:
+            return self.find(self._known[node])
+        made = self._put(node, self._shape(node), all(self.constant[i] for i in inputs), rule)
+        other = self._renamed(node)
+        if other is not None and other not in self._known:
+            self.merge(made, self._put(other, self.shapes[made], self.constant[made], rule))
+        return self.find(made)
+
+    def _put(self, node: Node, shape: tuple[int, ...], constant: bool, rule: str | None) -> int:
+        if node in self._known:
+            return self.find(self._known[node])
+        each = len(self._parent)
+        self._parent.append(each)
+        self._known[node] = each
+        self.nodes[each], self.parents[each] = {node: rule}, {}
+        self.shapes[each], self.constant[each], self.members[each] = shape, constant, 0
+        self.below[each] = 0
+        for source in node.inputs:
+            self.parents[source][node] = each
+            self.below[each] |= self.below[source] | self.members[source]
+        self.having.setdefault(node.op, {})[each] = None
+        return each
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        shapes = tuple(self.shapes[i] for i in node.inputs)
+        key = (node.op, node.attributes, shapes)
+        if key not in self._shape_rule:
+            sizes = infer(node.op, shapes, dict(node.attributes))[0]
+            self._shape_rule[key] = tuple(_number(size) for size in sizes)
+        return self._shape_rule[key]
+
+    def _renamed(self, node: Node) -> Node | None:
+        """The node with padding "same", where that is what its numbers come to."""
+        given = dict(node.attributes)
+        if "padding" not in given or isinstance(given["padding"], str):
+            return None
+        window = self.shapes[node.inputs[1]][2:] if node.op == "conv2d" else given["kernel"]
+        same = named(node.attributes, self.shapes[node.inputs[0]][2:], window)
+        return None if same is None else Node(node.op, same, node.inputs)
+
+    def merge(self, a: int, b: int) -> bool:
+        """Make two classes one; whether they were two. :meth:`rebuild` must follow."""
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return False
+        assert self.shapes[a] == self.shapes[b], "equal tensors have equal shapes"
+        a, b = min(a, b), max(a, b)  # what was there first keeps its origins
+        self._parent[b] = a
+        self.nodes[a].update({n: r for n, r in self.nodes.pop(b).items() if n not in self.nodes[a]})
+        self.parents[a].update(self.parents.pop(b))
+        self.constant[a] = self.constant[a] or self.constant[b]
+        self.members[a] = self.members[a] or self.members[b]
+        self._pending.append(a)
+        return True
+
+    def rebuild(self) -> None:
+        """Restore congruence: operators over equal operands are equal."""
+        while self._pending:
+            todo = dict.fromkeys(map(self.find, self._pending))
+            self._pending.clear()
+            for each in todo:
+                self._repair(self.find(each))
+
+    def _repair(self, each: int) -> None:
+        renewed: dict[Node, int] = {}
+        for node, owner in list(self.parents[each].items()):
+            self._known.pop(node, None)
+            fresh = Node(node.op, node.attributes, tuple(map(self.find, node.inputs)))
+            owner = self.find(owner)
+            rule = self.nodes[owner].pop(node, None)
+            self.nodes[owner].setdefault(fresh, rule)
+            twin = self._known.get(fresh)
+            if twin is not None:
+                self.merge(owner, twin)
+            self._known[fresh] = self.find(owner)
+            for source in fresh.inputs:
+                self.parents[source].pop(node, None)
+                if source != self.find(each):
+                    self.parents[source][fresh] = self.find(owner)
+            renewed[fresh] = self.find(owner)
+            if all(self.constant[i] for i in fresh.inputs) and not self.constant[self.find(owner)] and fresh.inputs:
+                self.constant[self.find(owner)] = fresh.op not in ("opaque",)
+        self.parents[self.find(each)].update(renewed)
+
+    def classes(self, op: str) -> Iterator[int]:
+        """The classes with a node of an operator, oldest first."""
+        found = dict.fromkeys(map(self.find, self.having.get(op, ())))
+        self.having[op] = found
+        return iter(list(found))
+
+    def readers(self, each: int, op: str) -> Iterator[int]:
+        """The classes of the nodes of an operator that read a class."""
+        found = dict.fromkeys(self.find(o) for n, o in self.parents[self.find(each)].items() if n.op == op)
+        return iter(list(found))
+
+
+def _number(size: Poly) -> int:
+    value = size.constant
+    assert value is not None, "the sizes of a model are numbers"
+    return value

@@ -1,0 +1,102 @@
+"""What a graph costs by the tensor functions that come of it: measured where the log knows, else by arithmetic.
+
+Only what two graphs do not share is priced, and both by the same measure: the log's times where it has all of them,
+else the analytic model's estimate of the schedules that would be built.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cost_model.roofline import estimate, prior
+from mlc.graph.substitute.costs import CALL_SECONDS
+from mlc.graph.task import Task
+from schedules import registry
+from schedules.space import first_seed
+
+__all__ = ["Comparison", "bound", "compare", "estimated"]
+
+Price = Callable[[Task], "float | None"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of what one graph calls and the other does not. ``basis`` is ``log`` or ``estimate``."""
+
+    ours: float
+    theirs: float
+    basis: str
+
+    @property
+    def saved(self) -> float:
+        """What ours saves in one run."""
+        return self.theirs - self.ours
+
+
+def compare(ours: Sequence[Task], theirs: Sequence[Task], price: Price | None) -> Comparison:
+    """Two graphs by their tasks, whose weights say how often each is called."""
+    known = {task.key: task for task in [*ours, *theirs]}
+    left, right = _calls(ours), _calls(theirs)
+    only = left - right, right - left
+    differing = sorted({*only[0], *only[1]})
+    logged = {key: price(known[key]) for key in differing} if price is not None else {}
+    if price is not None and all(seconds is not None for seconds in logged.values()):
+        seconds, basis = {key: s for key, s in logged.items() if s is not None}, "log"
+    else:
+        seconds, basis = {key: estimated(known[key]) for key in differing}, "estimate"
+    sums = [sum((seconds[key] + CALL_SECONDS) * count for key, count in part.items()) for part in only]
+    return Comparison(sums[0], sums[1], basis)
+
+
+def bound(ours: Sequence[Task], theirs: Sequence[Task], price: Price) -> tuple[float, float | None]:
+    """How fast what ours alone calls could become, and what is known of theirs (None where something is not)."""
+    known = {task.key: task for task in [*ours, *theirs]}
+    left, right = _calls(ours), _calls(theirs)
+    least, total = 0.0, 0.0
+    for key, n in (left - right).items():
+        least += (estimate(known[key].func, known[key].target.tvm) + CALL_SECONDS) * n
+    for key, n in (right - left).items():
+        seconds = price(known[key])
+        if seconds is None:
+            return least, None
+        total += (seconds + CALL_SECONDS) * n
+    return least, total
+
+
+def estimated(task: Task) -> float:
+    """Seconds of one call of the schedule that would be built untuned, by the analytic model."""
+    return _estimated(_Keyed(task))
+
+
+def _calls(tasks: Sequence[Task]) -> Counter[str]:
+    calls: Counter[str] = Counter()
+    for task in tasks:
+        calls[task.key] += task.weight
+    return calls
+
+
+class _Keyed:
+    """A task that is equal to another of its key, for remembering."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self._key = task, task.key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self._key == other._key
+
+
+@lru_cache(maxsize=512)
+def _estimated(keyed: _Keyed) -> float:
+    """Seconds of the schedule that would be built untuned."""
+    func, target = keyed.task.func, keyed.task.target.tvm
+    try:
+        schedule, _ = first_seed(registry.find(func, target), func, target)
+        return prior(schedule.mod, target)
+    except Exception:  # a defect in a space must not keep a model from being compiled another way
+        return estimate(func, target)

@@ -1,0 +1,223 @@
+"""Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
+
+Each round goes through the rules and takes the oldest matches of each up to a budget; a rule that has more waits for
+a while, and longer each time (egg's back-off scheduler), so that commutation and the like cannot use up the nodes.
+A rule that joins products takes them in the order of the model, from left to right: of products 1, 2, 3 of one tensor
+come 1+2, then (1+2)+3, but neither 2+1 nor 1+1; and of more than a few, one chain from the first to the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice, pairwise
+from operator import or_
+
+from mlc.graph.substitute.egraph import PRODUCTS, EGraph
+from mlc.graph.substitute.fold import foldable
+from mlc.graph.substitute.match import Match, Pattern
+from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
+from mlc.substitution.rule import Rule
+
+__all__ = ["Choices", "Limits", "Option", "Report", "saturate"]
+
+#: matches that a rule may have in a round before it has to wait
+_BUDGET = 400
+#: pairs of products with an operand in common up to which all are joined; of more, a chain is
+_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop, whichever comes first. What is found does not depend on the machine unless ``seconds`` end it."""
+
+    nodes: int = 4_000
+    rounds: int = 12
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why it stopped (``saturated``, ``nodes``, ``rounds``, ``seconds``), sizes, and how often each rule matched."""
+
+    reason: str
+    rounds: int
+    nodes: int
+    seconds: float
+    matches: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to have a class: an operator or leaf over classes, and the rule that brought it (None: the model)."""
+
+    op: str
+    inputs: tuple[int, ...]
+    attributes: Attributes
+    rule: str | None = field(default=None, compare=False)
+
+    @property
+    def leaf(self) -> bool:
+        return self.op in (INPUT, CONSTANT, OPAQUE)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """``options`` and ``shapes`` by class; ``constant`` are the classes that depend on constants alone; ``roots`` the
+    classes of the outputs, and ``original`` the option that the graph had in each of its classes."""
+
+    options: dict[int, tuple[Option, ...]]
+    shapes: dict[int, tuple[int, ...]]
+    constant: frozenset[int]
+    roots: tuple[int, ...]
+    original: dict[int, Option]
+
+
+def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits | None = None) -> tuple[Choices, Report]:
+    """What ``rules`` make equal to the terms of ``graph`` within ``limits``.
+
+    Raises ValueError for a rule without a certificate.
+    """
+    return _Saturation(graph, [r if isinstance(r, Pattern) else Pattern(r) for r in rules], limits or Limits()).run()
+
+
+class _Saturation:
+    def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
+        self._graph, self._patterns, self._limits = graph, patterns, limits
+        self._egraph = EGraph()
+        self._matches: Counter[str] = Counter()
+        self._resting: dict[int, int] = {}  # the round in which a rule takes part again
+        self._strikes: Counter[int] = Counter()
+        self._done: set[tuple[object, ...]] = set()
+        self._covered: defaultdict[object, int] = defaultdict(int)  # the products that a chain has, by what they share
+        constant = graph.constant_places()
+        self._found: list[int] = []
+        for place, term in enumerate(graph.terms):
+            inputs = [self._found[i] for i in term.inputs]
+            if term.leaf:
+                each = self._egraph.leaf(term.op, term.attributes, term.shape, inputs, constant=place in constant)
+            else:
+                each = self._egraph.add(term.op, term.attributes, inputs)
+            if term.op in PRODUCTS and not self._egraph.members[each]:
+                self._egraph.members[each] = 1 << place
+            self._found.append(each)
+        self._egraph.rebuild()
+
+    def run(self) -> tuple[Choices, Report]:
+        started = time.monotonic()
+        reason, number = "rounds", 0
+        for number in range(1, self._limits.rounds + 1):
+            learnt, waiting = self._round(number, started)
+            self._egraph.rebuild()
+            if len(self._egraph) >= self._limits.nodes:
+                reason = "nodes"
+                break
+            if time.monotonic() - started > self._limits.seconds:
+                reason = "seconds"
+                break
+            if not learnt and not waiting:
+                reason = "saturated"
+                break
+        report = Report(reason, number, len(self._egraph), time.monotonic() - started, dict(self._matches))
+        return self._choices(), report
+
+    def _round(self, number: int, started: float) -> tuple[bool, bool]:
+        """Whether a rule had something new to say, and whether one has to wait."""
+        learnt = waiting = False
+        for place, pattern in enumerate(self._patterns):
+            if self._resting.get(place, 0) > number:
+                waiting = True
+                continue
+            budget = _BUDGET << self._strikes[place]
+            found = list(islice(self._fresh(place, pattern), budget))
+            if len(found) == budget:
+                self._strikes[place] += 1
+                self._resting[place] = number + (1 << self._strikes[place])
+                waiting = True
+            while found:
+                for match in self._chained(pattern, found) if pattern.joins else found:
+                    if pattern.build(self._egraph, match):
+                        learnt = True
+                        self._matches[pattern.rule.name] += 1
+                    self._done.add(self._key(place, match))
+                    if len(self._egraph) >= self._limits.nodes:
+                        return learnt, waiting
+                if not pattern.joins:
+                    break
+                self._egraph.rebuild()  # a chain goes on where it stopped
+                found = list(islice(self._fresh(place, pattern), budget))
+            if time.monotonic() - started > self._limits.seconds:
+                break
+        return learnt, waiting
+
+    def _key(self, place: int, match: Match) -> tuple[object, ...]:
+        return (place, *(self._egraph.find(each) for each in match.classes.values()), *match.sizes.values())
+
+    def _fresh(self, place: int, pattern: Pattern) -> Iterator[Match]:
+        """Matches that were not built yet; of rules that join, those that may be joined."""
+        for match in pattern.matches(self._egraph):
+            if self._key(place, match) in self._done:
+                continue
+            if not pattern.joins or self._joinable(pattern, match):
+                yield match
+
+    def _joinable(self, pattern: Pattern, match: Match) -> bool:
+        """Whether the products come in the model's order, all but the first are its own, and none needs another."""
+        graph = self._egraph
+        outputs = [graph.find(match.classes[output]) for output in pattern.rule.source.outputs]
+        members = [graph.members[each] for each in outputs]
+        if not all(members) or any(graph.joined.get(each) for each in outputs[1:]):
+            return False
+        if any(a.bit_length() > (b & -b).bit_length() - 1 for a, b in pairwise(members)):
+            return False
+        whole = reduce(or_, members)
+        if self._covered.get(self._group(pattern, match), 0) & whole == whole:
+            return False
+        below = [graph.below[each] for each in outputs]
+        return not any(b & m for i, b in enumerate(below) for j, m in enumerate(members) if i != j)
+
+    def _group(self, pattern: Pattern, match: Match) -> tuple[object, ...]:
+        """What products have in common that a rule could join in any order."""
+        return (pattern.rule.name, *(self._egraph.find(match.classes[name]) for name in pattern.shared))
+
+    def _chained(self, pattern: Pattern, found: Sequence[Match]) -> Iterator[Match]:
+        """All of a few; of many with an operand in common, the longest chain from the first with the next."""
+        groups: dict[object, list[Match]] = defaultdict(list)
+        for match in found:
+            groups[self._group(pattern, match)].append(match)
+        for key, group in groups.items():
+            group.sort(key=self._order)
+            if len(group) <= _PAIRS and key not in self._covered:
+                yield from group
+                continue
+            yield group[0]
+            self._covered[key] |= reduce(or_, self._members(group[0]))
+
+    def _order(self, match: Match) -> tuple[int, list[int]]:
+        first, *others = self._members(match)
+        return first & -first, [-first.bit_count(), *(m & -m for m in others)]
+
+    def _members(self, match: Match) -> list[int]:
+        graph = self._egraph
+        return [graph.members[graph.find(each)] for ref, each in match.classes.items() if not isinstance(ref, str)]
+
+    def _choices(self) -> Choices:
+        graph, found = self._egraph, [self._egraph.find(each) for each in self._found]
+        options = {each: tuple(self._options(each)) for each in graph.nodes}
+        original: dict[int, Option] = {}
+        for place, term in enumerate(self._graph.terms):
+            own = Option(term.op, tuple(found[i] for i in term.inputs), term.attributes)
+            original.setdefault(found[place], own)
+        return Choices(
+            options, dict(graph.shapes), frozenset(each for each in graph.nodes if graph.constant[each]),
+            tuple(found[place] for place in self._graph.outputs), original,
+        )
+
+    def _options(self, each: int) -> Iterable[Option]:
+        graph = self._egraph
+        for node, rule in graph.nodes[each].items():
+            if node.op in (INPUT, CONSTANT, OPAQUE) or not graph.constant[each] or foldable(node.op):
+                yield Option(node.op, tuple(map(graph.find, node.inputs)), node.attributes, rule)

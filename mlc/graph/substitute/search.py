@@ -1,0 +1,130 @@
+"""The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tvm
+
+from mlc.graph.substitute.costs import Costs
+from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
+from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.read import Reading, read
+from mlc.graph.substitute.saturate import Limits, Report, saturate
+from mlc.graph.substitute.split import Region, joined, split
+from mlc.graph.substitute.terms import TermGraph
+from mlc.graph.substitute.tidy import tidied
+from mlc.graph.substitute.write import write
+
+__all__ = ["Candidate", "Found", "Options", "search"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """``largest`` terms to a region, ``nodes`` of its e-graph, ``seconds`` for all regions together, and how many
+    graphs to propose besides the model's own. ``scale`` is as for :class:`Costs`."""
+
+    largest: int = 300
+    nodes: int = 3_000
+    seconds: float = 12.0
+    candidates: int = 2
+    scale: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph: the model's own or one that rules make of it. ``estimate`` are seconds as extraction adds them up;
+    ``rules`` how many of its operators each rule brought."""
+
+    graph: TermGraph
+    estimate: float
+    rules: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """``candidates`` begin with the model's own graph; ``reports`` are of the distinct regions."""
+
+    mod: tvm.IRModule
+    reading: Reading
+    candidates: tuple[Candidate, ...]
+    reports: tuple[Report, ...]
+    seconds: float
+
+    def module(self, candidate: Candidate) -> tvm.IRModule:
+        """The module whose main is a candidate; the module itself for its own graph."""
+        if candidate.graph == self.candidates[0].graph:
+            return self.mod
+        return write(self.mod, self.reading, candidate.graph)
+
+
+def search(
+    mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options | None = None, *,
+    winograd: bool = True, reading: Reading | None = None,
+) -> Found:
+    """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
+
+    What is found depends on ``seconds`` only where they run out.
+    """
+    options, started = options or Options(), time.monotonic()
+    reading = reading or read(mod["main"])
+    weights = sum(array.nbytes for array in reading.constants)
+    costs = Costs(target, weights, winograd=winograd, scale=dict(options.scale))
+    whole = reading.graph.live()
+    regions = split(whole, options.largest)
+    distinct = list(dict.fromkeys(region.graph for region in regions))
+    solved: dict[TermGraph, _Solved] = {}
+    for number, graph in enumerate(distinct):
+        left = options.seconds - (time.monotonic() - started)
+        solved[graph] = _solve(graph, patterns, costs, options, max(0.0, left) / (len(distinct) - number))
+    return Found(mod, reading, tuple(_candidates(whole, regions, solved, options.candidates)),
+                 tuple(each.report for each in solved.values()), time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    problem: Problem
+    original: Extraction
+    choices: list[Extraction]
+    report: Report
+
+    def choice(self, rank: int) -> Extraction:
+        """The choice of a rank, or the last; the region's own graph where none is better."""
+        return self.choices[min(rank, len(self.choices) - 1)] if self.choices else self.original
+
+
+def _solve(
+    graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options, seconds: float
+) -> _Solved:
+    choices, report = saturate(graph, patterns, Limits(nodes=options.nodes, seconds=seconds / 2))
+    problem = Problem(choices, lambda o, s: costs.of(o, s, choices.shapes, choices.constant), costs.held)
+    original = Extraction(choices.original, problem.seconds(choices.original), "original")
+    if not report.matches:
+        return _Solved(problem, original, [], report)
+    found = extract(problem, count=options.candidates, seconds=max(0.5, seconds - report.seconds))
+    return _Solved(problem, original, found, report)
+
+
+def _candidates(
+    whole: TermGraph, regions: Sequence[Region], solved: dict[TermGraph, _Solved], count: int
+) -> list[Candidate]:
+    found = [Candidate(whole, sum(solved[r.graph].original.seconds for r in regions))]
+    for rank in range(count):
+        picks = {graph: each.choice(rank) for graph, each in solved.items()}
+        terms = {graph: tidied(as_terms(each.problem, picks[graph].pick)) for graph, each in solved.items()}
+        rules: Counter[str] = Counter()
+        for region in regions:
+            rules += _rules(solved[region.graph].problem, picks[region.graph])
+        graph = joined(whole, regions, [terms[region.graph] for region in regions])
+        if rules and all(graph != other.graph for other in found):
+            found.append(Candidate(graph, sum(picks[r.graph].seconds for r in regions), dict(rules)))
+    return found
+
+
+def _rules(problem: Problem, choice: Extraction) -> Counter[str]:
+    """How many of the operators that are taken each rule brought."""
+    taken = [choice.pick[each] for each in problem.needed(choice.pick) if each in problem.options]
+    return Counter(option.rule for option in taken if option.rule is not None)

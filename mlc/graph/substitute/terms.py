@@ -1,0 +1,115 @@
+"""A graph in the language of the rules: operators of the table over leaves, with concrete shapes.
+
+Leaves are inputs of the region, constants, and the results of operators that the table lacks. Of those the operands
+are known too, so that one graph holds a whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+__all__ = ["CONSTANT", "INPUT", "OPAQUE", "Attributes", "Term", "TermGraph", "freeze"]
+
+#: an attribute: an integer, a word or a tuple of integers, by name and in the order of the names
+Attributes: TypeAlias = "tuple[tuple[str, Any], ...]"
+
+#: the operators of leaves; the attribute ``id`` says which
+INPUT, CONSTANT, OPAQUE = "input", "constant", "opaque"
+
+
+def freeze(**attributes: Any) -> Attributes:
+    """Attributes as they are kept: sorted by name, sequences as tuples."""
+    return tuple(sorted((k, tuple(v) if isinstance(v, list | tuple) else v) for k, v in attributes.items()))
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operator applied to earlier terms of a graph, by their places. ``shape`` is what comes out."""
+
+    op: str
+    inputs: tuple[int, ...]
+    attributes: Attributes
+    shape: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.attributes)[name]
+
+    @property
+    def leaf(self) -> bool:
+        """Whether it is no operator of the table."""
+        return self.op in (INPUT, CONSTANT, OPAQUE)
+
+
+@dataclass(frozen=True)
+class TermGraph:
+    """``terms`` in topological order and the places of what the graph returns."""
+
+    terms: tuple[Term, ...]
+    outputs: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def readers(self) -> dict[int, list[int]]:
+        """For each place, the places of the terms that read it."""
+        found: dict[int, list[int]] = {i: [] for i in range(len(self.terms))}
+        for place, term in enumerate(self.terms):
+            for source in term.inputs:
+                found[source].append(place)
+        return found
+
+    def constant_places(self) -> set[int]:
+        """The places whose value depends on constants alone."""
+        known: set[int] = set()
+        for place, term in enumerate(self.terms):
+            made = not term.leaf and all(source in known for source in term.inputs)
+            if term.op == CONSTANT or made:
+                known.add(place)
+        return known
+
+    def live(self) -> TermGraph:
+        """The graph without terms that no output depends on; others keep their order."""
+        needed = set(self.outputs)
+        for place in range(len(self.terms) - 1, -1, -1):
+            if place in needed:
+                needed.update(self.terms[place].inputs)
+        image = {place: i for i, place in enumerate(sorted(needed))}
+        terms = (self.terms[place] for place in sorted(needed))
+        return TermGraph(
+            tuple(Term(t.op, tuple(image[s] for s in t.inputs), t.attributes, t.shape) for t in terms),
+            tuple(image[place] for place in self.outputs),
+        )
+
+
+@dataclass
+class TermBuilder:
+    """Adds terms to a graph; an equal one is added once."""
+
+    terms: list[Term] = field(default_factory=list)
+    _places: dict[Term, int] = field(default_factory=dict)
+
+    def add(self, op: str, inputs: Sequence[int], sizes: Sequence[int], /, **attributes: Any) -> int:
+        """The place of a term with a shape of ``sizes``."""
+        return self.put(Term(op, tuple(inputs), freeze(**attributes), tuple(int(d) for d in sizes)))
+
+    def put(self, term: Term) -> int:
+        if term not in self._places:
+            self._places[term] = len(self.terms)
+            self.terms.append(term)
+        return self._places[term]
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        return self.terms[place].shape
+
+    def graph(self, outputs: Sequence[int]) -> TermGraph:
+        return TermGraph(tuple(self.terms), tuple(outputs))
+
+
+def text(graph: TermGraph) -> Iterator[str]:
+    """One line for each term, for people."""
+    for place, term in enumerate(graph.terms):
+        attributes = "".join(f", {k}={v}" for k, v in term.attributes)
+        inputs = ", ".join(f"%{i}" for i in term.inputs)
+        yield f"%{place} = {term.op}({inputs}{attributes})  # {list(term.shape)}"

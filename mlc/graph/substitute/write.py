@@ -1,0 +1,162 @@
+"""Terms to Relax: the graph that was extracted, with its constants folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.constants import constant
+from mlc.graph.rewrite import leaves, replaced, shape_of
+from mlc.graph.substitute.fold import fold
+from mlc.graph.substitute.padding import explicit
+from mlc.graph.substitute.read import Reading
+from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
+
+__all__ = ["write"]
+
+_POINTWISE: dict[str, Callable[..., relax.Expr]] = {
+    "relu": op.nn.relu, "sigmoid": op.sigmoid, "tanh": op.tanh, "exp": op.exp, "log": op.log, "sqrt": op.sqrt,
+    "rsqrt": op.rsqrt, "erf": op.erf, "neg": op.negative,
+    "add": op.add, "sub": op.subtract, "mul": op.multiply, "div": op.divide, "maximum": op.maximum,
+    "minimum": op.minimum, "matmul": op.matmul,
+}
+_REDUCTIONS = {"sum": op.sum, "mean": op.mean, "max": op.max}
+
+
+def write(mod: tvm.IRModule, reading: Reading, graph: TermGraph) -> tvm.IRModule:
+    """``mod`` with ``graph`` for its ``main``; leaves mean what ``reading`` says, outputs are its results in order."""
+    return _Writer(mod, reading, graph.live()).run()
+
+
+class _Writer:
+    def __init__(self, mod: tvm.IRModule, reading: Reading, graph: TermGraph) -> None:
+        self._mod, self._reading, self._graph = mod, reading, graph
+        self._readers = graph.readers()
+        self._constant = graph.constant_places()
+        self._folded: dict[int, np.ndarray] = {}
+        self._made: dict[int, relax.Expr] = {}
+        self._image: dict[relax.Var, relax.Expr] = {}
+
+    def run(self) -> tvm.IRModule:
+        main = self._mod["main"]
+        others = {g: f for g, f in self._mod.functions_items() if g.name_hint != "main"}
+        builder = self._builder = relax.BlockBuilder(tvm.IRModule(others))
+        with builder.function("main", list(main.params), attrs=dict(main.attrs or {})):
+            with builder.dataflow():
+                for place in range(len(self._graph.terms)):
+                    if place not in self._constant and not self._inner_concat(place):
+                        self._made[place] = self._term(place)
+                for var, place in zip(self._reading.results, self._graph.outputs, strict=True):
+                    self._image[var] = self._value(place)
+                result = builder.emit_output(self._original(main.body.body))
+            builder.emit_func_output(result)
+        return builder.finalize()
+
+    def _value(self, place: int) -> relax.Expr:
+        if place not in self._made:
+            self._made[place] = constant(self._array(place), "float32")
+        return self._made[place]
+
+    def _array(self, place: int) -> np.ndarray:
+        """The value of what depends on constants alone."""
+        if place not in self._folded:
+            term = self._graph.terms[place]
+            if term.op == CONSTANT:
+                self._folded[place] = self._reading.constants[term["id"]]
+            else:
+                self._folded[place] = fold(term, [self._array(source) for source in term.inputs])
+        return self._folded[place]
+
+    # -- leaves
+
+    def _term(self, place: int) -> relax.Expr:
+        term = self._graph.terms[place]
+        if term.op == INPUT:
+            return self._reading.inputs[term["id"]]
+        if term.op == OPAQUE:
+            return self._opaque(term)
+        return self._builder.emit(self._call(place, term))
+
+    def _opaque(self, term: Term) -> relax.Expr:
+        """What the leaf stood for, of what its operands have become."""
+        var = self._reading.opaques[term["id"]]
+        before = next(t for t in self._reading.graph.terms if t.op == OPAQUE and t["id"] == term["id"])
+        now = dict(zip(before.inputs, term.inputs, strict=True))
+        for other, place in self._reading.places.items():
+            if place in now and other not in self._image:
+                self._image[other] = self._value(now[place])
+        return self._bound(var)
+
+    def _bound(self, var: relax.Var) -> relax.Expr:
+        if var not in self._image:
+            self._image[var] = self._builder.emit(self._original(self._reading.bound[var]), var.name)
+        return self._image[var]
+
+    def _original(self, expr: relax.Expr) -> relax.Expr:
+        """An expression of the module as it was, of what its variables have become."""
+        if isinstance(expr, relax.Var):
+            if expr not in self._image and expr in self._reading.bound:
+                return self._bound(expr)
+            return self._image.get(expr, expr)
+        image = {leaf: self._original(leaf) for leaf in dict.fromkeys(leaves(expr))}
+        return replaced(expr, image)
+
+    # -- operators
+
+    def _call(self, place: int, term: Term) -> relax.Expr:
+        if term.op == "concat":
+            return op.concat([self._value(part) for part in self._parts(place)], term["axis"])
+        args = [self._value(source) for source in term.inputs]
+        given = dict(term.attributes)
+        if term.op in _POINTWISE:
+            return _POINTWISE[term.op](*args)
+        if term.op in _REDUCTIONS:
+            return _REDUCTIONS[term.op](args[0], axis=list(given["axes"]), keepdims=bool(given["keepdims"]))
+        return getattr(self, f"_{term.op}")(term, *args)
+
+    def _inner_concat(self, place: int) -> bool:
+        """Whether a concatenation is only there to be part of a longer one."""
+        term, readers = self._graph.terms[place], self._readers[place]
+        if term.op != "concat" or len(readers) != 1 or place in self._graph.outputs:
+            return False
+        reader = self._graph.terms[readers[0]]
+        return reader.op == "concat" and reader["axis"] == term["axis"] and reader.inputs.count(place) == 1
+
+    def _parts(self, place: int) -> list[int]:
+        return [
+            part for source in self._graph.terms[place].inputs
+            for part in (self._parts(source) if self._inner_concat(source) else [source])
+        ]
+
+    def _conv2d(self, term: Term, data: relax.Expr, weight: relax.Expr) -> relax.Expr:
+        padding = explicit(term.attributes, shape_of(data)[2:], shape_of(weight)[2:])
+        return op.nn.conv2d(data, weight, strides=list(term["stride"]), padding=list(padding),
+                            dilation=list(term["dilation"]), groups=int(term["groups"]))
+
+    def _transpose(self, term: Term, data: relax.Expr) -> relax.Expr:
+        return op.permute_dims(data, list(term["perm"]))
+
+    def _reshape(self, term: Term, data: relax.Expr) -> relax.Expr:
+        return op.reshape(data, term.shape)
+
+    def _slice(self, term: Term, data: relax.Expr) -> relax.Expr:
+        return op.strided_slice(data, [term["axis"]], [term["begin"]], [term["end"]])
+
+    def _pad(self, term: Term, data: relax.Expr) -> relax.Expr:
+        return op.nn.pad(data, [w for pair in zip(term["before"], term["after"], strict=True) for w in pair])
+
+    def _max_pool2d(self, term: Term, data: relax.Expr) -> relax.Expr:
+        padding = explicit(term.attributes, shape_of(data)[2:], term["kernel"])
+        return op.nn.max_pool2d(data, list(term["kernel"]), list(term["stride"]), list(padding))
+
+    def _avg_pool2d(self, term: Term, data: relax.Expr) -> relax.Expr:
+        padding = explicit(term.attributes, shape_of(data)[2:], term["kernel"])
+        return op.nn.avg_pool2d(data, list(term["kernel"]), list(term["stride"]), list(padding),
+                                count_include_pad=bool(term["count_include_pad"]))
+
+    def _reciprocal(self, term: Term, data: relax.Expr) -> relax.Expr:
+        return op.divide(relax.const(1.0, "float32"), data)
