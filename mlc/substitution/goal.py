@@ -35,6 +35,8 @@ from mlc.substitution.solve import Facts, quotients
 __all__ = ["Goal", "Stuck"]
 
 _MERGES, _STEPS, _DEPTH = 80, 400, 6
+#: changes of variables that are tried for one output
+_WORK = 2500
 
 
 class Stuck(Exception):
@@ -349,6 +351,9 @@ class Goal:
             inverse = inverse_of(mapping, one.variables)
             if inverse is None:
                 continue
+            self.expander.work += 1
+            if self.expander.work > _WORK:
+                raise Stuck("too many pairs of terms to compare")
             moved = substituted(other, mapping)
             here = self.known(one.guards)
             missing = [g for g in moved.guards if here.holds(g) is None]

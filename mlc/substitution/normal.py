@@ -202,6 +202,8 @@ class Expander:
 
     def __init__(self) -> None:
         self._names = count()
+        #: what the search has spent on the terms made here
+        self.work = 0
 
     def fresh(self) -> str:
         return f"$v{next(self._names)}"

@@ -41,6 +41,8 @@ def resolve(quotient: FloorDiv, facts: Facts) -> tuple[Poly, Witness, Witness] |
         if candidate == Poly.atom(quotient):
             continue
         rest = n - d * candidate
+        if facts.refuted(rest) or facts.refuted(d - 1 - rest):
+            continue
         low = facts.entails(rest)
         high = facts.entails(d - 1 - rest) if low is not None else None
         if low is not None and high is not None:

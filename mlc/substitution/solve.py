@@ -133,7 +133,7 @@ class Facts:
             return [[str(goal.constant), []]] if goal.constant else []
         key = (goal, True)
         if key not in self._known:
-            self._known[key] = None if self._refuted(goal) else self._entails(goal)
+            self._known[key] = None if self.refuted(goal) else self._entails(goal)
         return self._known[key]
 
     def holds(self, condition: Condition) -> list[Witness] | None:
@@ -265,7 +265,7 @@ class Facts:
 
         return search(goal, bad(goal), _DEPTH)
 
-    def _refuted(self, goal: Poly) -> bool:
+    def refuted(self, goal: Poly) -> bool:
         """Whether a sampled point satisfies the facts but not the goal."""
         sample = self.samples()
         if sample is None or not goal.symbols <= sample.keys():
@@ -275,25 +275,25 @@ class Facts:
     def samples(self) -> Mapping[str, Any] | None:
         """Points that satisfy all facts, as arrays by symbol; None if random search met none."""
         if self._samples is None:
-            self._samples = self._draw()
+            self._samples = self._draw(_POINTS, 4) or self._draw(4 * _POINTS, 6)
         return self._samples or None
 
-    def _draw(self) -> dict[str, Any]:
+    def _draw(self, points: int, largest: int) -> dict[str, Any]:
         names = sorted({s for p in self.polys for s in p.symbols})
         rng = np.random.default_rng(len(self.polys))
-        values: dict[str, Any] = {n: rng.integers(1, 5, _POINTS) for n in names if n[0] not in "$@"}
+        values: dict[str, Any] = {n: rng.integers(1, largest + 1, points) for n in names if n[0] not in "$@"}
         waiting = [n for n in names if n[0] in "$@"]
         while waiting:
             for name in waiting:
                 bounds = [b for p in self.polys for b in _upper(p, name) if b.symbols <= values.keys()]
                 if bounds:
-                    top = np.minimum.reduce([b.evaluate(values) + np.zeros(_POINTS, int) for b in bounds])
-                    values[name] = np.floor(rng.random(_POINTS) * (np.maximum(top, 0) + 1)).astype(int)
+                    top = np.minimum.reduce([b.evaluate(values) + np.zeros(points, int) for b in bounds])
+                    values[name] = np.floor(rng.random(points) * (np.maximum(top, 0) + 1)).astype(int)
                     waiting.remove(name)
                     break
             else:
                 return {}
-        holds = np.ones(_POINTS, bool)
+        holds = np.ones(points, bool)
         for poly in self.polys:
             holds &= poly.evaluate(values) >= 0
         return {n: v[holds] for n, v in values.items()} if holds.any() else {}

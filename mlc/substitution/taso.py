@@ -31,6 +31,8 @@ def read_taso(data: Mapping[str, Any]) -> list[Rule]:
     name = f"taso-{data.get('id', '?')}"
     found, reason = [], "it has no rank"
     try:
+        if not data["src"] or not data["dst"] or not data["outputs"]:
+            raise ValueError("a rule must have operators and outputs on both sides")
         numbers = {node["attr"]["numdim"] for side in ("src", "dst") for node in data[side] if "numdim" in node["attr"]}
         convolves = any(node["op"] == "conv2d" for node in data["src"])
         for rank in sorted(numbers) or ((4,) if convolves else RANKS):

@@ -1,0 +1,110 @@
+"""Rules made wrong on purpose, one change each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from mlc.operators import OPERATORS
+from mlc.operators.index import Poly
+from mlc.substitution.graph import Graph, Node
+from mlc.substitution.rule import Rule
+
+
+def mutants(rules: list[Rule], seed: int) -> Iterator[tuple[str, Rule]]:
+    """Without end: the kind of the change and the changed rule. Some are ill-formed, some are right by luck."""
+    rng = random.Random(seed)
+    while True:
+        rule = rng.choice(rules)
+        kind = rng.choice(sorted(KINDS))
+        changed = KINDS[kind](rng, replace(rule, certificate=None))
+        if changed is not None and (changed.shapes, changed.source, changed.target, changed.conditions) != (
+                rule.shapes, rule.source, rule.target, rule.conditions):
+            yield kind, replace(changed, name=f"{rule.name} with another {kind}")
+
+
+def _with_node(rng: random.Random, rule: Rule, wanted: Any, change: Any) -> Rule | None:
+    """The rule with one node of one side changed, one for which ``wanted`` holds."""
+    side = rng.choice(("target", "source"))
+    graph: Graph = getattr(rule, side)
+    places = [k for k, node in enumerate(graph.nodes) if wanted(node)]
+    if not places:
+        return None
+    place = rng.choice(places)
+    nodes = tuple(change(n) if k == place else n for k, n in enumerate(graph.nodes))
+    return replace(rule, **{side: Graph(nodes, graph.outputs)})
+
+
+def _attribute(name: str, values: Any) -> Any:
+    def mutate(rng: random.Random, rule: Rule) -> Rule | None:
+        def change(node: Node) -> Node:
+            return Node(node.op, node.inputs, {**node.attributes, name: rng.choice(values(node))})
+
+        return _with_node(rng, rule, lambda n: name in OPERATORS[n.op].defaults, change)
+
+    return mutate
+
+
+def _order(rng: random.Random, rule: Rule) -> Rule | None:
+    return _with_node(rng, rule, lambda n: len(n.inputs) == 2, lambda n: Node(n.op, n.inputs[::-1], n.attributes))
+
+
+def _input(rng: random.Random, rule: Rule) -> Rule | None:
+    names = sorted(rule.shapes)
+    return _with_node(rng, rule, lambda n: any(isinstance(r, str) for r in n.inputs), lambda n: Node(
+        n.op, tuple(rng.choice(names) if isinstance(r, str) else r for r in n.inputs), n.attributes))
+
+
+def _activation(rng: random.Random, rule: Rule) -> Rule | None:
+    """A relu that is left out, or one more behind an output."""
+    side = rng.choice(("target", "source"))
+    graph: Graph = getattr(rule, side)
+    relus = [k for k, node in enumerate(graph.nodes) if node.op in ("relu", "silu", "gelu", "exp")]
+    if relus and rng.random() < 0.6:
+        place = rng.choice(relus)
+        return replace(rule, **{side: Graph(tuple(Node("neg", n.inputs) if k == place else n
+                                                  for k, n in enumerate(graph.nodes)), graph.outputs)})
+    extra = Node("relu", (graph.outputs[0],))
+    return replace(rule, **{side: Graph((*graph.nodes, extra), ((len(graph.nodes), 0), *graph.outputs[1:]))})
+
+
+def _operator(rng: random.Random, rule: Rule) -> Rule | None:
+    other = {"add": "mul", "mul": "add", "sub": "add", "div": "mul", "max_pool2d": "avg_pool2d", "sum": "mean",
+             "mean": "sum", "relu": "sigmoid", "max": "sum", "layer_norm": "batch_norm"}
+    return _with_node(rng, rule, lambda n: n.op in other, lambda n: Node(other[n.op], n.inputs, n.attributes))
+
+
+def _size(rng: random.Random, rule: Rule) -> Rule | None:
+    """One occurrence of a size becomes a size of its own: an equality that is dropped."""
+    name = rng.choice(sorted(rule.shapes))
+    shape = list(rule.shapes[name])
+    places = [k for k, size in enumerate(shape) if size.symbols]
+    if not places:
+        return None
+    place = rng.choice(places)
+    shape[place] = shape[place].substitute({rng.choice(sorted(shape[place].symbols)): Poly.symbol("free")})
+    return replace(rule, shapes={**rule.shapes, name: tuple(shape)})
+
+
+def _condition(rng: random.Random, rule: Rule) -> Rule | None:
+    if not rule.conditions:
+        return None
+    left_out = rng.randrange(len(rule.conditions))
+    return replace(rule, conditions=tuple(c for k, c in enumerate(rule.conditions) if k != left_out))
+
+
+KINDS: dict[str, Any] = {
+    "axis": _attribute("axis", lambda node: (0, 1, 2)),
+    "axes": _attribute("axes", lambda node: ((0,), (1,))),
+    "perm": _attribute("perm", lambda node: ((0, 1), (1, 0), (0, 2, 1), (2, 1, 0), (1, 2, 0))),
+    "stride": _attribute("stride", lambda node: ((2, 2), (1, 2), (2, 1), (1, 1))),
+    "padding": _attribute("padding", lambda node: ("valid", "same", (1, 1, 0, 0), (0, 1, 0, 1))),
+    "dilation": _attribute("dilation", lambda node: ((2, 2), (1, 2))),
+    "group count": _attribute("groups", lambda node: (1, 2, 3, Poly.symbol("g"))),
+    "beginning": _attribute("begin", lambda node: (0, 1)),
+    "kernel": _attribute("kernel", lambda node: ((1, 1), (2, 2), (3, 1))),
+    "operand order": _order, "input": _input, "activation": _activation, "operator": _operator, "size": _size,
+    "condition": _condition,
+}
