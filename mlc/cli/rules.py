@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlc.cli import rules_library
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import UsageError
 
@@ -30,6 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("file", type=Path, metavar="FILE", help="rules in mlc's own JSON or in TASO's")
     show = action("show", "a rule: both sides, its precondition and its certificate", _show)
     show.add_argument("name", metavar="NAME", help="the name of a shipped rule, or of one in --file")
+    rules_library.add_actions(action)
     show.add_argument("--file", type=Path, metavar="FILE", help="rules to look in (default: the shipped ones)")
 
 

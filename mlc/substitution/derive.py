@@ -11,14 +11,20 @@ from mlc.substitution.fingerprint import assignments, concrete
 from mlc.substitution.graph import Graph
 from mlc.substitution.rule import Rule
 
-__all__ = ["derivable", "operators_of"]
+__all__ = ["derivable", "kinds_of"]
 
 #: limits of one saturation; what needs more counts as not derived
 LIMITS = Limits(iterations=9, nodes=12_000, seconds=3.0, grow=4)
 
 
-def operators_of(rule: Rule) -> frozenset[str]:
-    return frozenset(node.op for side in (rule.source, rule.target) for node in side.nodes)
+#: an operator with its axis and a rank of the rule's inputs: what must be met for a rule to match at all
+Kind = tuple[str, str, int]
+
+
+def kinds_of(rule: Rule, *sides: Graph) -> frozenset[Kind]:
+    ranks = {len(shape) for shape in rule.shapes.values() if shape}
+    return frozenset((node.op, str(node.attributes.get("axis", "")), rank) for rank in ranks
+                     for side in sides or (rule.source, rule.target) for node in side.nodes)
 
 
 def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits = LIMITS,
@@ -27,7 +33,7 @@ def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits 
 
     ``sizes`` are those to look at; left out, they are drawn so that the precondition holds and sizes differ.
     """
-    used = frozenset[str]().union(*map(operators_of, candidates)) if candidates else frozenset()
+    used = frozenset[Kind]().union(*map(kinds_of, candidates))
     # rules with several outputs only bring together what is apart: sliced, both sides show the same without them
     rules = [rule for rule in rules if len(rule.source.outputs) == 1]
     # a rule that needs an operator which nothing can introduce matches nothing
@@ -41,16 +47,17 @@ def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits 
     return [both is not None and all(map(graph.equal, *both)) for both in sides]
 
 
-def _reachable(used: frozenset[str], rules: Sequence[Rule]) -> frozenset[str]:
+def _reachable(used: frozenset[Kind], rules: Sequence[Rule]) -> frozenset[Kind]:
     while True:
-        more = used.union(*(operators_of(rule) for rule in rules if _fits(rule, used)))
+        more = used.union(*(kinds_of(rule) for rule in rules if _fits(rule, used)))
         if more == used:
             return used
         used = more
 
 
-def _fits(rule: Rule, used: frozenset[str]) -> bool:
-    return any({node.op for node in side.nodes} <= used for side in (rule.source, rule.target) if side.nodes)
+def _fits(rule: Rule, used: frozenset[Kind]) -> bool:
+    """Whether all operators of a side are there, at the rule's ranks."""
+    return any(kinds_of(rule, side) <= used for side in (rule.source, rule.target) if side.nodes)
 
 
 def _add(graph: EGraph, rule: Rule, sizes: Mapping[str, int], prefix: str) -> tuple[list[Term], list[Term]]:

@@ -8,7 +8,7 @@ only with their inputs in order of use, since permuting inputs of one shape give
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -85,7 +85,7 @@ def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
 
 def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterator[tuple[Step, Any, frozenset[int]]]:
     """Steps with operands such that all operators together are ``size``."""
-    for step in family.steps:
+    for place, step in enumerate(family.steps):
         arity = OPERATORS[step.op].arity
         if arity == 0:
             if size == 1:
@@ -101,20 +101,28 @@ def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterat
                 continue
             if family.filters and not _roles_fit(family.filters, step.op, operands):
                 continue
+            if place in family.once and any(step == part.step for part in _parts(operands)):
+                continue
             if step.op in family.uses and _uses(step.op, operands) >= family.uses[step.op]:
                 continue
             yield step, operands, nodes
 
 
 def _roles_fit(filters: frozenset[str], op: str, operands: tuple[Term, ...]) -> bool:
-    """Whether convolutions take an image and a filter, and other operators only images or only filters."""
+    """Whether convolutions take an image and a filter and no other convolution's result, and other operators only
+    images or only filters."""
     roles = [all(name in filters for name in term.inputs) for term in operands]
     if op == "conv2d":
-        return roles == [False, True]
+        return roles == [False, True] and not _uses(op, operands)
     return op == "mul" or len(set(roles)) == 1
 
 
 def _uses(op: str, operands: tuple[Term, ...]) -> int:
+    return sum(term.step is not None and term.step.op == op for term in _parts(operands))
+
+
+def _parts(operands: tuple[Term, ...]) -> Iterable[Term]:
+    """All terms below, each once."""
     seen: dict[int, Term] = {}
     stack = list(operands)
     while stack:
@@ -122,7 +130,7 @@ def _uses(op: str, operands: tuple[Term, ...]) -> int:
         if term.number not in seen:
             seen[term.number] = term
             stack.extend(term.operands)
-    return sum(term.step is not None and term.step.op == op for term in seen.values())
+    return seen.values()
 
 
 def _in_order(family: Family, inputs: tuple[str, ...]) -> bool:

@@ -27,8 +27,8 @@ __all__ = ["Generation", "Quarantined", "generate"]
 
 #: how many candidates are looked at in one saturation, and how many are proved before the next
 BATCH, ROUND = 40, 6
-#: a proof that takes longer is given up
-PROOF_SECONDS = 6.0
+#: a proof that takes more time of the processor is given up
+PROOF_SECONDS = 60.0
 Progress = Callable[["Generation", str, float], None]
 
 
@@ -132,8 +132,9 @@ def _keep(made: Generation, pending: list[Rule], left: Callable[[], float]) -> N
         size = weight(pending[0])[0] if pending else 0
         now = [rule for rule in pending[:ROUND] if weight(rule)[0] == size]
         pending = pending[len(now):]
-        for place, rule in enumerate(now):
-            if place and derivable(_known(made), [rule])[0]:
+        for rule in now:
+            # alone, since a batch may have been cut short by its limits
+            if derivable(_known(made), [rule])[0]:
                 made.states["derived"] += 1
             else:
                 _prove(made, rule)
@@ -176,11 +177,11 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def stop(signum: int, frame: object) -> None:
         raise TimeoutError(f"no proof was found in {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGVTALRM, stop)
     # again and again, since an exception in a destructor is swallowed
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.2)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -42,6 +42,8 @@ class Family:
     uses: Mapping[str, int] = field(default_factory=dict)
     #: names of filters, which are not convolved with others and do not meet images elsewhere; none where all may meet
     filters: frozenset[str] = frozenset()
+    #: places of steps that a graph has once at most
+    once: frozenset[int] = frozenset()
     #: the part of the library that its rules go to
     area: str = ""
 
@@ -93,11 +95,11 @@ def _families() -> tuple[Family, ...]:
 def _pointwise() -> list[Family]:
     """Sums, products, functions, concatenations and slices, at every rank and axis."""
     found = []
-    for rank in (1, 2, 3, 4):
-        letters = ["n", "c", "h", "w"][:rank]
+    for rank in (1, 2, 3, 4, 5):
+        letters = ["n", "c", "h", "w", "e"][:rank]
         shape, world = " ".join(letters), {**dict.fromkeys(letters, 2), "A": 2, "B": 2}
         found.append(_family(f"elementwise-{rank}", 3, dict.fromkeys("xyz", shape), "add;mul", world))
-        for axis in range(rank):
+        for axis in range(rank if rank < 5 else 0):
             at = f"{rank}-{axis}"
             head, tail, whole = (" ".join([*letters[:axis], size, *letters[axis + 1:]]) for size in ("A", "B", "A+B"))
             ends = {"x": head, "y": tail}
@@ -145,8 +147,9 @@ def _products() -> list[Family]:
                     f"matmul;slice axis={columns} begin=0 end=A;slice axis={columns} begin=A end=A+B;"
                     f"slice axis={rows} begin=0 end=A;slice axis={rows} begin=A end=A+B", square),
         ]
-    found.append(_family("turned", 3, {"x": "n m", "y": "n m"},
-                         "transpose perm=1,0;add;mul;relu;concat axis=0;concat axis=1", square, transpose=2))
+    found += [_family(f"turned-{op.split()[0]}", 3, {"x": "n m", "y": "n m"}, f"transpose perm=1,0;{op}", square,
+                      transpose=2, add=1, mul=1, relu=1, concat=1)
+              for op in ("add", "mul", "relu", "concat axis=0;concat axis=1")]
     found.append(_family("identity", 2, {"a": "m K"}, "matmul;identity_matrix size=K", {"m": 2, "K": 2}))
     return found
 
@@ -185,8 +188,9 @@ def _convolutions() -> list[Family]:
         _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
                 f"{conv};conv2d;transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
     ]
-    return [f if f.name in ("one-by-one", "cut-convolutions") else replace(f, filters=frozenset("vw"))
-            for f in families]
+    # one-by-one folds filters by convolving one with another; the general convolution is there once
+    return [replace(f, once=frozenset({0})) if f.name == "one-by-one" else f if f.name == "cut-convolutions"
+            else replace(f, filters=frozenset("vw")) for f in families]
 
 
 def _poolings() -> list[Family]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol, as_poly, equal
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.compose import compose, with_sizes
+from mlc.substitution.quotients import divided
 from mlc.substitution.rule import Rule
 
 __all__ = ["generalise", "implied", "merged_sizes", "renamed"]
@@ -14,7 +15,7 @@ __all__ = ["generalise", "implied", "merged_sizes", "renamed"]
 
 #: capitals that are sizes of the same kind as others
 _LETTERS = {"A": "d", "B": "d", "K": "k", "L": "l", "T": "s", "Q": "p", "U": "p", "V": "p", "D": "dilation",
-            "E": "dilation", "G": "groups"}
+            "E": "dilation", "G": "groups", "F": "groups"}
 
 
 def generalise(rule: Rule) -> Rule | None:
@@ -101,12 +102,8 @@ def implied(condition: Condition) -> bool:
 
 
 def _divisible(remainder: Mod) -> bool:
-    """Whether the divisor is a factor of every term."""
-    if len(remainder.denominator.terms) != 1:
-        return False
-    atoms, factor = remainder.denominator.terms[0]
-    return all(coefficient % factor == 0 and all(monomial.count(a) >= atoms.count(a) for a in atoms)
-               for monomial, coefficient in remainder.numerator.terms)
+    """Whether the divisor is a factor of the dividend."""
+    return not divided(remainder.numerator, remainder.denominator)[1].terms
 
 
 def merged_sizes(rule: Rule) -> Rule:
