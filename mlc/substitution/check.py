@@ -93,7 +93,7 @@ def _check_side(rule: Rule, certificate: Mapping[str, Any]) -> None:
         indices = tuple(map(Poly.symbol, context))
         ranges = [p for i, s in zip(indices, source.shape, strict=True) for p in (i, _plain(s) - 1 - i)]
         left, right = _terms(source[indices], {}), _terms(target[indices], {})
-        _Play(context, [*facts, *ranges], [*left, *_minus(right)]).run(proof["steps"])
+        _Play(context, [*facts, *ranges], left, right).run(proof["steps"])
     reverse = certificate.get("reverse")
     if reverse is not None:
         values, facts = _assume(rule, rule.target, reverse["assume"])
@@ -339,6 +339,13 @@ def _symbols(atom: Any) -> set[str]:
     return inner.union(*(_symbols(a) for t in terms for a in t.atoms))
 
 
+def _undefined(atoms: Iterable[Any]) -> bool:
+    """Whether a reciprocal, a logarithm or a root is among or inside the atoms."""
+    calls = [a for a in atoms if a[0] == "call"]
+    inner = [t for a in calls for terms in a[2] for t in terms] + [t for a in atoms if a[0] == "max" for t in a[3]]
+    return any(a[1] in ("1/", "log", "sqrt") for a in calls) or any(_undefined(t.atoms) for t in inner)
+
+
 def _minus(terms: Iterable[_Term]) -> list[_Term]:
     return [t._replace(factor=-t.factor) for t in terms]
 
@@ -434,12 +441,17 @@ def _facts(guards: Iterable[Condition]) -> list[Poly]:
 
 
 class _Play:
-    """Plays steps on the terms of one sum, which has to end empty."""
+    """Plays steps on the terms of ``terms - others``, which have to end empty.
 
-    def __init__(self, context: Sequence[str], facts: Sequence[Poly], terms: Iterable[_Term]) -> None:
+    ``others`` come from the target: what may be undefined there does not cancel among them.
+    """
+
+    def __init__(self, context: Sequence[str], facts: Sequence[Poly], terms: Sequence[_Term] = (),
+                 others: Sequence[_Term] = ()) -> None:
         self.context, self.facts = list(context), list(facts)
-        self.terms = dict(enumerate(terms))
+        self.terms = dict(enumerate([*terms, *_minus(others)]))
         self.next = len(self.terms)
+        self.new = set(range(len(terms), self.next))
 
     def run(self, steps: Sequence[Any]) -> None:
         for name, *words in steps:
@@ -466,7 +478,9 @@ class _Play:
         term = self.terms[i]
         return term, [*self.facts, *_facts(term.guards)], self.reader(term.names)
 
-    def add(self, term: _Term) -> None:
+    def add(self, origin: int, term: _Term) -> None:
+        if origin in self.new:
+            self.new.add(self.next)
         self.terms[self.next] = term
         self.next += 1
 
@@ -507,7 +521,7 @@ class _Play:
                  for case in ((guard,), *_opposites([guard]))]
         self.terms[i] = cases[0]
         for case in cases[1:]:
-            self.add(case)
+            self.add(i, case)
 
     def do_fix(self, i: int, k: int, value: str, low: Any, high: Any) -> None:
         term, facts, read = self.at(i)
@@ -532,11 +546,13 @@ class _Play:
         del self.terms[i]
         for monomial, factor in extent.terms:
             sizes = [("number", Poly.atom(a), False) for a in monomial]
-            self.add(_term(term.factor * factor, [n for n in term.names if n != name], rest, [*term.atoms, *sizes]))
+            self.add(i, _term(term.factor * factor, [n for n in term.names if n != name], rest, [*term.atoms, *sizes]))
 
     def do_merge(self, i: int, j: int, mapping: Any, inverse: Any, forth: Any, back: Any, pairing: Any, equal: Any
                  ) -> None:
         _need(i != j, "a term is not merged with itself")
+        _need(not (i in self.new and j in self.new and _undefined(self.terms[i].atoms)),
+              "what may be undefined in the target must be in the source")
         one, facts, read = self.at(i)
         other, _, read_other = self.at(j)
         names = [_name() for _ in other.names]
@@ -548,10 +564,12 @@ class _Play:
         self.implied(one.guards, back, [*self.facts, *_facts(moved.guards)], read)
         _need(sorted(pairing) == list(range(len(one.atoms))) and len(pairing) == len(moved.atoms) == len(equal),
               "atoms must meet in pairs")
-        inner = _Play([*self.context, *one.names], facts, ())
+        inner = _Play([*self.context, *one.names], facts)
         for atom, partner, proof in zip(moved.atoms, pairing, equal, strict=True):
             inner.same(one.atoms[partner], atom, proof, read)
         factor = one.factor + self.terms.pop(j).factor
+        if j not in self.new:
+            self.new.discard(i)
         if factor:
             self.terms[i] = one._replace(factor=factor)
         else:
@@ -588,7 +606,7 @@ class _Play:
             _need(a[1] == b[1] and len(b[2]) == len(plain) == len(proofs), "functions must be the same")
             _need(order == plain or (a[1] == "max" and order == [1, 0]), "arguments must be in order")
             for x, k, steps in zip(a[2], order, proofs, strict=True):
-                _Play(self.context, self.facts, [*x, *_minus(b[2][k])]).run(steps)
+                _Play(self.context, self.facts, x, b[2][k]).run(steps)
         else:
             self.same_largest(a, b, proof)
 
@@ -596,7 +614,7 @@ class _Play:
         mapping, inverse, forth, back, steps = proof
         names = [_name() for _ in b[1]]
         there = dict(zip(b[1], map(Poly.symbol, names), strict=True))
-        inner = _Play([*self.context, *a[1]], [*self.facts, *_facts(a[2])], ())
+        inner = _Play([*self.context, *a[1]], [*self.facts, *_facts(a[2])])
         read = inner.reader()
         into = dict(zip(names, map(read, mapping), strict=True))
         outof = {n: self.reader(names)(t) for n, t in zip(a[1], inverse, strict=True)}
@@ -604,7 +622,7 @@ class _Play:
         moved = self.moved(a[1], _put(whole, there), names, into, outof)
         self.implied(moved.guards, forth, inner.facts, read)
         self.implied(a[2], back, [*self.facts, *_facts(moved.guards)], read)
-        _Play(inner.context, inner.facts, [*a[3], *_minus(moved.atoms[0][2][0])]).run(steps)
+        _Play(inner.context, inner.facts, a[3], moved.atoms[0][2][0]).run(steps)
 
     def everywhere(self, of: Callable[[Poly], Poly]) -> None:
         self.facts = [of(p) for p in self.facts]

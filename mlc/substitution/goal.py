@@ -26,6 +26,7 @@ from mlc.substitution.normal import (
     make_term,
     mapped,
     negations,
+    partial_functions,
     replaced,
     substituted,
 )
@@ -44,15 +45,20 @@ class Stuck(Exception):
 
 
 class Goal:
-    """Shows that ``terms`` add up to zero whatever the ``context`` variables are, as far as ``facts`` admit."""
+    """Shows that ``terms - others`` is zero whatever the ``context`` variables are, as far as ``facts`` admit.
+
+    ``others`` come from the target. What may be undefined in them (a reciprocal, say) must meet the same in ``terms``;
+    it never cancels among them, so that the target is defined wherever the source is.
+    """
 
     def __init__(self, expander: Expander, context: Sequence[str], facts: Sequence[Poly], terms: Normal,
-                 depth: int = 0) -> None:
+                 others: Normal = (), depth: int = 0) -> None:
         self.expander, self.context, self.depth = expander, list(context), depth
         self.facts = list(facts)
-        self.terms = dict(enumerate(terms))
+        self.terms = dict(enumerate((*terms, *_negative(others))))
+        self._new = set(range(len(terms), len(self.terms)))
         self.steps: list[list[Any]] = []
-        self._count = len(terms)
+        self._count = len(self.terms)
         self._cache: dict[tuple[Condition, ...], Facts] = {}
         self._tried: set[tuple[int, Condition]] = set()
 
@@ -300,7 +306,7 @@ class Goal:
             del self.terms[number]
             for monomial, factor in extent.terms:
                 atoms = [Number(Poly.atom(a)) for a in monomial]
-                self._append(make_term(term.factor * factor, (v for v in term.variables if v != name),
+                self._append(number, make_term(term.factor * factor, (v for v in term.variables if v != name),
                                        (g for g in term.guards if g not in using), (*term.atoms, *atoms)))
             return True
         return False
@@ -317,7 +323,9 @@ class Goal:
             return True
         return False
 
-    def _append(self, term: Term) -> None:
+    def _append(self, origin: int, term: Term) -> None:
+        if origin in self._new:
+            self._new.add(self._count)
         self.terms[self._count] = term
         self._count += 1
 
@@ -326,7 +334,7 @@ class Goal:
         self._step("split", number, *self._guard(guard, term.variables))
         self.terms[number] = make_term(term.factor, term.variables, (*term.guards, guard), term.atoms)
         for part in negations([guard]):
-            self._append(make_term(term.factor, term.variables, (*term.guards, *part), term.atoms))
+            self._append(number, make_term(term.factor, term.variables, (*term.guards, *part), term.atoms))
 
     # --- merging ---------------------------------------------------------------------------------------------------
 
@@ -345,6 +353,8 @@ class Goal:
 
     def _merge(self, i: int, j: int) -> bool:
         one = self.terms[i]
+        if i in self._new and j in self._new and partial_functions(one.atoms):
+            return False
         fresh = {v: Poly.symbol(f"{v}$") for v in self.terms[j].variables}
         other = replace(substituted(self.terms[j], fresh), variables=tuple(f"{v}$" for v in self.terms[j].variables))
         for mapping, pairing in mappings(one, other):
@@ -383,6 +393,8 @@ class Goal:
                 list(pairing), proofs,
             )
             factor = one.factor + self.terms.pop(j).factor
+            if j not in self._new:
+                self._new.discard(i)
             if factor:
                 self.terms[i] = replace(one, factor=factor)
             else:
@@ -419,7 +431,7 @@ class Goal:
             orders = [tuple(range(len(a.args)))] + ([(1, 0)] if a.name == "max" else [])
             for order in orders:
                 try:
-                    return [list(order), [self._zero(context, base, (*x, *_negative(b.args[k])))
+                    return [list(order), [self._zero(context, base, x, b.args[k])
                                           for x, k in zip(a.args, order, strict=True)]]
                 except Stuck:
                     continue
@@ -444,7 +456,7 @@ class Goal:
             assert isinstance(body, Function)
             inner = [*context, *a.variables]
             try:
-                steps = self._zero(inner, [*base, *inequalities(a.guards)], (*a.body, *_negative(body.args[0])))
+                steps = self._zero(inner, [*base, *inequalities(a.guards)], a.body, body.args[0])
             except Stuck:
                 continue
             nested = Goal(self.expander, inner, [*base, *inequalities(a.guards), *inequalities(moved.guards)], ())
@@ -459,8 +471,8 @@ class Goal:
             ]
         return None
 
-    def _zero(self, context: Sequence[str], facts: Sequence[Poly], terms: Normal) -> list[list[Any]]:
-        return Goal(self.expander, context, facts, terms, self.depth + 1).prove()
+    def _zero(self, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:
+        return Goal(self.expander, context, facts, terms, others, self.depth + 1).prove()
 
 
 def inequalities(guards: Sequence[Condition]) -> list[Poly]:

@@ -19,7 +19,8 @@ from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 from mlc.operators.scalar import Add, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.solve import without_remainders
 
-__all__ = ["Atom", "Expander", "Function", "Largest", "Normal", "Number", "Term", "negations", "substituted"]
+__all__ = ["Atom", "Expander", "Function", "Largest", "Normal", "Number", "Term", "negations",
+           "partial_functions", "substituted"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Term:
 
 Normal: TypeAlias = "tuple[Term, ...]"
 
+#: functions that are not defined everywhere
+PARTIAL = ("1/", "log", "sqrt")
 #: functions that grow with their argument, wherever they are defined
 INCREASING = ("relu", "sigmoid", "tanh", "exp", "erf")
 
@@ -84,6 +87,17 @@ def atom_polys(atom: Atom) -> Iterator[Poly]:
         yield from (g.poly for g in atom.guards)
         for term in atom.body:
             yield from term.polys()
+
+
+def partial_functions(atoms: Iterable[Atom]) -> bool:
+    """Whether something in the atoms may be undefined: a reciprocal, a logarithm, a root."""
+    for atom in atoms:
+        if isinstance(atom, Function):
+            if atom.name in PARTIAL or any(partial_functions(t.atoms) for arg in atom.args for t in arg):
+                return True
+        elif isinstance(atom, Largest) and any(partial_functions(t.atoms) for t in atom.body):
+            return True
+    return False
 
 
 def negations(guards: Iterable[Condition]) -> list[tuple[Condition, ...]]:

@@ -20,7 +20,7 @@ from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.goal import Goal, Stuck
-from mlc.substitution.normal import Expander, Term, replaced
+from mlc.substitution.normal import Expander, replaced
 from mlc.substitution.quotients import resolve
 from mlc.substitution.rule import Rule
 from mlc.substitution.solve import Facts, quotients, without_remainders
@@ -140,8 +140,7 @@ class _Prover:
             for index, size in zip(indices, one.shape, strict=True):
                 facts += [index, without_remainders(size) - 1 - index]
             left, right = expander.expand(one[indices]), expander.expand(other[indices])
-            terms = (*left, *(Term(-t.factor, t.variables, t.guards, t.atoms) for t in right))
-            proofs.append({"shape": sizes, "steps": Goal(expander, context, facts, terms).prove()})
+            proofs.append({"shape": sizes, "steps": Goal(expander, context, facts, left, right).prove()})
         return {"format": FORMAT, "rule": content_hash(self.rule), "assume": given.steps, "demands": shapes,
                 "outputs": proofs, "reverse": self._reverse()}
 
