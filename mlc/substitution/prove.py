@@ -264,6 +264,9 @@ def _check_structure(rule: Rule) -> None:
         for ref in graph.outputs:
             if ref not in known:
                 refuse(f"the output {ref} of the {side} is unbound")
+    unread = sorted(set(rule.target.inputs) - set(rule.source.inputs))
+    if unread:
+        refuse(f"the variable {unread[0]} of the target is unbound: the source does not read it")
     if any(c.poly.symbols - set(rule.symbols) for c in rule.conditions):
         refuse("a condition has a size that is unbound")
 

@@ -71,19 +71,21 @@ def test_counterexample_is_one():
 
 
 def test_division_by_zero_is_not_cancelled():
-    """x*y/y is x only where y isn't 0, of which the source says nothing."""
-    rule = {"name": "cancel", "inputs": {"x": ["n"], "y": ["n"]}, "source": {"nodes": [], "outputs": ["x"]},
-            "target": {"nodes": [{"op": "mul", "inputs": ["x", "y"]}, {"op": "div", "inputs": ["%0", "y"]}],
-                       "outputs": ["%1"]}}
+    """x*y*y/y is x*y only where y isn't 0, of which the source says nothing."""
+    product = {"op": "mul", "inputs": ["x", "y"]}
+    rule = {"name": "cancel", "inputs": {"x": ["n"], "y": ["n"]}, "source": {"nodes": [product], "outputs": ["%0"]},
+            "target": {"nodes": [product, {"op": "mul", "inputs": ["%0", "y"]}, {"op": "div", "inputs": ["%1", "y"]}],
+                       "outputs": ["%2"]}}
     assert not isinstance(prove(load_rule(rule)), Proved)
 
 
 @pytest.mark.parametrize("op", ["reciprocal", "log", "sqrt", "rsqrt"])
 def test_target_is_defined_where_the_source_is(op):
-    """x + f(y) - f(y) is x only where f is defined; the way back is another matter."""
-    long = {"nodes": [{"op": op, "inputs": ["y"]}, {"op": "add", "inputs": ["x", "%0"]},
-                      {"op": "sub", "inputs": ["%1", "%0"]}], "outputs": ["%2"]}
-    short = {"nodes": [], "outputs": ["x"]}
+    """x*y + f(y) - f(y) is x*y only where f is defined; the way back is another matter."""
+    product = {"op": "mul", "inputs": ["x", "y"]}
+    long = {"nodes": [product, {"op": op, "inputs": ["y"]}, {"op": "add", "inputs": ["%0", "%1"]},
+                      {"op": "sub", "inputs": ["%2", "%1"]}], "outputs": ["%3"]}
+    short = {"nodes": [product], "outputs": ["%0"]}
     rule = {"name": "detour", "inputs": {"x": ["n"], "y": ["n"]}, "source": short, "target": long}
     assert not isinstance(prove(load_rule(rule)), Proved)
     check(dump_rule(certified(load_rule({**rule, "source": long, "target": short}))))
@@ -120,6 +122,8 @@ def test_condition_that_is_given_is_used():
     ({"conditions": ["m + 1 == 0"]}, "exclude each other"),
     ({"conditions": ["m >= 3", "m <= 2"]}, "exclude each other"),
     ({"target": {"nodes": [{"op": "matmul", "inputs": ["c", "b"]}], "outputs": ["%0"]}}, "it is wrong"),
+    ({"inputs": {**FAMILIES["assoc"]["inputs"], "z": ["m", "n"]},
+      "target": {"nodes": [{"op": "relu", "inputs": ["z"]}], "outputs": ["%0"]}}, "z of the target is unbound"),
 ])
 def test_bad_rule_is_refused_with_its_name(change, reason):
     with pytest.raises(RuleError, match="rule assoc: ") as error:
