@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import tirx
 
-__all__ = ["BLOCK", "ChannelBlocks"]
+__all__ = ["BLOCK", "ChannelBlocks", "block_diagonal", "merged_groups"]
 
 #: channels of one block: one AVX-512 or two AVX2 vectors of float32
 BLOCK = 16
@@ -62,3 +62,23 @@ class ChannelBlocks:
         widths = [(0, 0)] * array.ndim
         widths[axis + 1] = (0, self.per_group * self.size - each)
         return np.pad(array, widths).reshape(*before, self.blocks, self.size, *after)
+
+
+def merged_groups(groups: int, inner: ChannelBlocks, out: ChannelBlocks) -> int:
+    """How many of a convolution's groups together fill whole blocks of its inputs and outputs; 0 where none do."""
+    each, made = inner.channels // groups, out.channels // groups
+    ways = [m for m in range(1, groups + 1) if groups % m == m * each % inner.size == m * made % out.size == 0]
+    return ways[0] if ways else 0
+
+
+def block_diagonal(weight: np.ndarray, groups: int, merged: int) -> np.ndarray:
+    """``[O, I/groups, ...] -> [O, I/groups * merged, ...]``: the kernel that convolves ``merged`` groups as one.
+
+    It is zero where an output meets the channels of another group.
+    """
+    filters, each, *kernel = weight.shape
+    parts = weight.reshape(groups // merged, merged, filters // groups, each, *kernel)
+    whole = np.zeros((*parts.shape[:3], merged, each, *kernel), weight.dtype)
+    for part in range(merged):
+        whole[:, part, :, part] = parts[:, part]
+    return whole.reshape(filters, merged * each, *kernel)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
-from mlc.graph.channels import BLOCK, ChannelBlocks
+from mlc.graph.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.packing import PackWeights
 from mlc.target import resolve
@@ -74,6 +74,9 @@ CASES = {
     "depthwise, padded channels": (20, 20, 3, {"groups": 20, "padding": 1, "strides": 2}),
     "grouped, whole blocks": (64, 32, 3, {"groups": 2, "padding": 1}),
     "grouped, padded blocks": (24, 60, 1, {"groups": 4}),
+    "four groups a block": (32, 32, 3, {"groups": 8, "padding": 1}),
+    "two groups a block and more filters": (32, 64, 3, {"groups": 4, "padding": 1, "strides": 2}),
+    "all groups in one block": (16, 16, 3, {"groups": 4, "dilation": 2}),
 }
 
 
@@ -92,6 +95,40 @@ def test_convolution_with_epilogue(name: str) -> None:
     names = _operators(after)
     assert "relax.nn.conv2d" not in names
     assert names.index("relax.nn.relu") < max(i for i, n in enumerate(names) if n == "relax.reshape")
+
+
+@pytest.mark.usefixtures("always_blocked")
+def test_narrow_groups_share_blocks_without_padding() -> None:
+    shape = (1, 64, 8, 8)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        first = bb.emit(relax.op.nn.relu(_conv(bb, x, 128, 1)))
+        return _conv(bb, bb.emit(relax.op.nn.relu(_conv(bb, first, 128, 3, padding=1, groups=32))), 64, 1)
+
+    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    names = _operators(after)
+    assert names.count("relax.permute_dims") == 2 and "relax.nn.pad" not in names
+    shapes = [tuple(map(int, p.shape)) for f in after.functions.values() if isinstance(f, tirx.PrimFunc)
+              for p in f.params]
+    assert (8, 1, 3, 3, 16, 16) in shapes  # four groups of four channels in each block
+
+
+def test_block_diagonal_weights_meet_no_other_group() -> None:
+    weight = RNG.standard_normal((12, 2, 3, 3)).astype("float32")
+    whole = block_diagonal(weight, groups=6, merged=3)
+    assert whole.shape == (12, 6, 3, 3)
+    for output, inside in np.ndindex(12, 6):
+        place = inside - output // 2 % 3 * 2
+        expected = weight[output, place] if 0 <= place < 2 else np.zeros((3, 3))
+        np.testing.assert_array_equal(whole[output, inside], expected)
+
+
+@pytest.mark.parametrize(
+    ("groups", "channels", "filters", "merged"),
+    [(32, 128, 128, 4), (32, 256, 256, 2), (32, 512, 512, 1), (4, 24, 60, 0), (8, 32, 64, 4), (3, 12, 12, 0)],
+)
+def test_groups_that_fill_a_block(groups: int, channels: int, filters: int, merged: int) -> None:
+    assert merged_groups(groups, ChannelBlocks(channels), ChannelBlocks(filters)) == merged
 
 
 @pytest.mark.usefixtures("always_blocked")
