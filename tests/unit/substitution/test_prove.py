@@ -169,7 +169,9 @@ def wrong_and_proved(rules, wanted, seed):
 
 def sound_rules():
     rules = [load_rule(r) for r in FAMILIES.values() if r["name"] != "symstride"]
-    return rules + [strengthen(replace(load_rule(FAMILIES["groups-cat"]), name="conditional"))]
+    groups = load_rule(FAMILIES["groups-cat"])
+    sizes = {**groups.shapes, "v": (parse_size("k*p"), *groups.shapes["v"][1:])}
+    return rules + [strengthen(replace(groups, name="conditional", shapes=sizes))]
 
 
 def test_no_mutant_is_proved():
