@@ -29,11 +29,17 @@ from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["ELEMENTWISE"]
 
+#: bytes between lines that share a set of the first cache
+_ALIASED = 4096
+#: bytes of a short row: one of which a tile of 16 lies in a page or two
+_SHORT = 512
+
 
 class Elementwise(Space):
     """Knobs: ``vector`` registers a step, ``parallel`` (only where there is enough work to doubt it), and for
     transpositions ``tile`` elements along the reads and ``across`` (1: the vector runs along the reads); where nothing
-    but the last two axes change places, ``shuffle`` (1: square tiles are turned in registers)."""
+    but the last two axes change places, ``shuffle`` (1, 2: square tiles are turned in registers, one after the other
+    along the rows of the result, or along those of the input)."""
 
     name = "cpu.elementwise"
     target_kind = "llvm"
@@ -48,7 +54,7 @@ class Elementwise(Space):
         if transposed:
             knobs += [Knob("tile", (4, 8, 16, 32)), Knob("across", (0, 1))]
         if _turns(func, cpu_machine(target).lanes()):
-            knobs.append(Knob("shuffle", (0, 1)))
+            knobs.append(Knob("shuffle", (0, 1, 2)))
         if amount >= PARALLEL_WORK // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
@@ -57,7 +63,7 @@ class Elementwise(Space):
         names = {k.name for k in self.knobs(func, target)}
         parallel = int(_look(func)[1] >= PARALLEL_WORK)
         tiles = ((2, 8, 1), (2, 16, 0), (4, 16, 1)) if "tile" in names else ((2, 0, 0), (4, 0, 0), (1, 0, 0))
-        for shuffle in (1, 0) if "shuffle" in names else (0,):
+        for shuffle in _turn_order(func) if "shuffle" in names else (0,):
             for vector, tile, across in tiles[:1] if shuffle else tiles:
                 full = {"vector": vector, "tile": tile, "across": across, "parallel": parallel, "shuffle": shuffle}
                 yield {name: value for name, value in full.items() if name in names}
@@ -73,8 +79,10 @@ class Elementwise(Space):
             parallel=bool(pick("parallel")) if "parallel" in names else False,
         )
         machine = cpu_machine(target)
-        if "shuffle" in names and pick("shuffle"):
-            _turn(sch, sch.get_sblock(info.outputs[0].name), machine.lanes(), machine.cores if tile.parallel else 1)
+        shuffle = pick("shuffle") if "shuffle" in names else 0
+        if shuffle:
+            cores = machine.cores if tile.parallel else 1
+            _turn(sch, sch.get_sblock(info.outputs[0].name), machine.lanes(), cores, along_reads=shuffle == 2)
             return
         stored = inline_injective(sch, info)
         for block in (*stored, *info.outputs):
@@ -104,15 +112,31 @@ def _turns(func: tirx.PrimFunc, lanes: int) -> bool:
     return turned and all(extent % lanes == 0 for extent in blocks[0].extents[-2:])
 
 
-def _turn(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: int, cores: int) -> None:
+def _turn_order(func: tirx.PrimFunc) -> tuple[int, ...]:
+    """The values of ``shuffle``, best first.
+
+    Lines a multiple of 4 KiB apart displace each other from the first cache. Where only one side has them, and rows
+    of the other are short, the tiles follow each other along the former; a tile that writes such lines at once is
+    better written in smaller pieces.
+    """
+    rows, columns = (4 * extent for extent in analyse(func).blocks[0].extents[-2:])  # bytes of a row read, and written
+    if columns % _ALIASED == 0 and rows <= _SHORT:
+        return (0, 1, 2)
+    return (2, 1, 0) if rows % _ALIASED == 0 and columns <= _SHORT else (1, 2, 0)
+
+
+def _turn(
+    sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: int, cores: int, along_reads: bool
+) -> None:
     """Every line of a square tile is read once and written once, so that it does not matter which lines of the cache
     the others would displace: with rows a power of two apart, that is most of them."""
     *rest, row, column = sch.get_loops(block)
     row_out, row_in = sch.split(row, [None, lanes])
     column_out, column_in = sch.split(column, [None, lanes])
-    sch.reorder(*rest, row_out, column_out, row_in, column_in)
+    outer = [column_out, row_out] if along_reads else [row_out, column_out]
+    sch.reorder(*rest, *outer, row_in, column_in)
     sch.tensorize(row_in, use(transpose(lanes)))
-    parallelise(sch, [*rest, row_out, column_out], cores)
+    parallelise(sch, [*rest, *outer], cores)
 
 
 ELEMENTWISE = Elementwise()

@@ -57,8 +57,8 @@ class Gemm(Space):
     """Knobs: ``m`` rows and ``n`` columns of the register tile, ``mb`` row tiles and ``nb`` column tiles of one
     parallel chunk, ``k`` unrolling of the sum, ``order`` which axis varies fastest over the parallel chunks
     (0: columns, 1: rows), ``inner`` which tile loop is inside a chunk (0: columns, 1: rows), ``prefetch`` whether a
-    packed weight is fetched one column of tiles ahead, ``pack`` whether the
-    second operand is copied into panels before all else.
+    packed weight is fetched one column of tiles ahead, ``pack`` whether the second operand is copied into panels
+    before all else.
 
     Where the result is too small to keep the cores or the registers busy, ``parts`` of the sum run in parallel, and a
     register tile holds ``chains`` sums of every ``chains``-th product. Where panels of the whole sum do not fit the

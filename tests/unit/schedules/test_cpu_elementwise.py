@@ -164,6 +164,18 @@ def test_a_padded_channel_shuffle_steps_along_the_pixels() -> None:
     np.testing.assert_array_equal(got, channels.transpose(0, 1, 3, 4, 2))
 
 
+@pytest.mark.parametrize(("rows", "columns", "first"), [
+    (64, 4096, 2),  # read rows of 16 KiB share a set of the cache: along them
+    (4096, 64, 0),  # a tile that writes 16 such rows at once displaces itself
+    (3136, 64, 1), (1024, 1024, 1), (64, 64, 1),
+])
+def test_tiles_of_a_transposition_follow_the_side_whose_lines_collide(rows: int, columns: int, first: int) -> None:
+    a = _p(rows, columns)
+    func = te.create_prim_func([a, topi.transpose(a)])
+    found = [seed["shuffle"] for seed in ELEMENTWISE.seeds(func, tvm.target.Target("llvm"))]
+    assert found[0] == first and set(found) == {0, 1, 2}
+
+
 def test_duplication_is_bounded() -> None:
     """Twenty squarings of a sum would be a million terms if each were inlined into the next."""
     a = _p(64, 64)
