@@ -35,7 +35,7 @@ class Derivation:
 def derivations(data: Sequence[Mapping[str, Any]], rules: Sequence[Rule],
                 progress: Callable[[int, int], None] | None = None) -> list[Derivation]:
     """For each rule of a list in TASO's format or in ours; raises :class:`RuleError` for one that cannot be read."""
-    found = []
+    found: list[Derivation] = []
     for place, entry in enumerate(data):
         if not isinstance(entry, dict):
             raise RuleError(f"a rule is an object, but number {place} is of type {type(entry).__name__}")

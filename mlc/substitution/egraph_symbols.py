@@ -115,7 +115,7 @@ def _resolved(op: str, shapes: Sequence[Sequence[Any]], attributes: Attributes) 
 
 def _padding(attributes: Mapping[str, Any], shapes: Sequence[Sequence[Any]]) -> tuple[Poly, ...]:
     """(top, left, bottom, right) for the words "same" and "valid"."""
-    kernel = attributes["kernel"] if "kernel" in attributes else shapes[1][2:]
+    kernel: Any = attributes["kernel"] if "kernel" in attributes else shapes[1][2:]
     before, after = [], []
     for extent, window, stride, dilation in zip(map(as_poly, shapes[0][2:]), pair(kernel), pair(attributes["stride"]),
                                                 pair(attributes.get("dilation", (1, 1))), strict=True):

@@ -1,8 +1,9 @@
 """All graphs of a family by number of operators, in one world of sizes, one representative for each value.
 
 A graph is only extended through the representatives of its parts; every other graph with the same value makes a pair
-with the representative. Commutative operators take their operands in one order; graphs of the last size are looked at
-only with their inputs in order of use, since permuting inputs of one shape gives the rest.
+with the representative. Commutative operators take their operands in one order. Graphs of the last size
+are looked at with their inputs in order of use, since permuting inputs of one shape gives the rest; where two such
+graphs use them in different orders (an interchange), the family asks for all orders.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
         level: list[Term] = []
         for step, operands, nodes in _combinations(family, levels, size):
             inputs = tuple(dict.fromkeys(name for term in operands for name in term.inputs))
-            if size == family.depth and not _in_order(family, inputs):
+            if size == family.depth and not family.all_orders and not _in_order(family, inputs):
                 continue
             attributes = {name: concrete(value, sizes) for name, value in step.attributes.items()}
             try:

@@ -42,6 +42,8 @@ class Family:
     uses: Mapping[str, int] = field(default_factory=dict)
     #: names of filters, which are not convolved with others and do not meet images elsewhere; none where all may meet
     filters: frozenset[str] = frozenset()
+    #: whether graphs of the last size are looked at with their inputs in every order
+    all_orders: bool = False
     #: places of steps that a graph has once at most
     once: frozenset[int] = frozenset()
     #: the part of the library that its rules go to
@@ -89,7 +91,9 @@ def _image(*names: str, channels: str = "c") -> dict[str, str]:
 def _families() -> tuple[Family, ...]:
     areas = {"pointwise": _pointwise(), "products": _products(), "convolutions": _convolutions(),
              "poolings": _poolings()}
-    return tuple(replace(family, area=area) for area, families in areas.items() for family in families)
+    # four operands of one shape, which the sides of an interchange read in different orders
+    return tuple(replace(family, area=area, all_orders=family.name.startswith("join-"))
+                 for area, families in areas.items() for family in families)
 
 
 def _pointwise() -> list[Family]:

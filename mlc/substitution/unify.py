@@ -77,10 +77,10 @@ def _solutions(poly: Poly) -> list[tuple[int, str, Mapping[str, Poly]]]:
             elif isinstance(a, Symbol) and isinstance(b, Symbol) and positive[0][1] > 0 and len(left) > 1:
                 found.append((2, a.name, {max(a.name, b.name): Poly.symbol(min(a.name, b.name))}))
     # sums on both sides: those of one kind are made equal, such as heights with heights
-    for a, _ in positive:
-        for b, _ in negative:
-            if len(a) == len(b) == 1 and isinstance(a[0], Symbol) and isinstance(b[0], Symbol):
-                one, other = a[0].name, b[0].name
+    for more, _ in positive:
+        for less, _ in negative:
+            if len(more) == len(less) == 1 and isinstance(more[0], Symbol) and isinstance(less[0], Symbol):
+                one, other = more[0].name, less[0].name
                 if one.split("_")[0] == other.split("_")[0]:
                     found.append((9, one, {max(one, other): Poly.symbol(min(one, other))}))
     return found
