@@ -104,7 +104,7 @@ class _Reader:
 
     def _build(self, side: str) -> _Built:
         built = _Built([], {}, [])
-        shapes: dict[Ref, tuple[Poly, ...]] = {**self.shapes}
+        shapes: dict[Ref, tuple[Poly, ...]] = {name: shape for name, shape in self.shapes.items()}
         joints: dict[Ref, dict[int, Poly]] = {}
 
         def add(op: str, inputs: Sequence[Ref], attributes: dict[str, Any], joint: dict[int, Poly]) -> Ref:
