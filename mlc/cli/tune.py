@@ -37,12 +37,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
     parser.add_argument("--strategy", choices=STRATEGY_NAMES, default="evolutionary",
-                        help="how candidates are proposed (default: evolutionary; the others are controls)")
+                        help="how candidates are proposed (default: evolutionary, exhaustive in small spaces)")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
     from mlc.cli.models import find_model
+    from mlc.measure.machine import load_warning
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
     from mlc.target import resolve
@@ -53,7 +54,10 @@ def _execute(args: argparse.Namespace) -> Outcome:
     target = resolve(args.target)
     if target.kind == "cuda":
         _need_gpu(args.target)
-    with listening(stderr_console()) as listener:
+    busy = load_warning() if target.kind == "llvm" else ""
+    if busy and not args.json:
+        stderr_console().print(busy, markup=False, soft_wrap=True)
+    with listening(stderr_console(), as_json=args.json) as listener:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
@@ -64,7 +68,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
                            f"`mlc log show --task fused --log {_log_path(args, target)}` says why")
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(_log_path(args, target)),
-        **report.to_json(),
+        "warning": busy, **report.to_json(),
     }
     if report.reason == "interrupted":
         document["resume"] = resume_command(args)

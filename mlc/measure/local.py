@@ -267,6 +267,7 @@ class LocalMeasurer:
             "id": candidate.index, "func": request.func, "target": request.target,
             "reference": str(candidate.reference.path), "rtol": options.rtol, "repeats": options.repeats,
             "warmup_runs": options.warmup_runs, "min_repeat_seconds": options.min_repeat_seconds,
+            "most_repeats": options.most_repeats, "best": 0.0 if batch.fresh else request.best,
             "cutoff": options.cutoff, "constants": request.constants, "constant_bytes": request.constant_bytes,
         }
 

@@ -11,10 +11,11 @@ __all__ = ["MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How long and how often a candidate is run. Times are seconds."""
+    """How long and how often a candidate is run; :mod:`mlc.measure.timing` says how. Times are seconds."""
 
     threads: int
     repeats: int = 3
+    most_repeats: int = 9  # where noise hides which of two is faster
     min_repeat_seconds: float = 0.01
     warmup_runs: int = 1
     timeout: float = 10.0  # build and run of one candidate, after which its worker is killed
@@ -31,6 +32,7 @@ class MeasureRequest:
     that of ``func`` as it stands, so a candidate in the last form is only checked for finite, repeatable output.
     ``constants`` are the positions of the parameters that hold weights and ``constant_bytes`` how much of them the
     model reads before it reads one again (see :class:`mlc.graph.task.Task`): times are with weights as cold as that.
+    ``best`` is the time in seconds that is to be beaten, 0 for none: whoever is clearly slower is not timed for long.
     """
 
     task_key: str
@@ -40,6 +42,7 @@ class MeasureRequest:
     scheduled: str = ""
     constants: tuple[int, ...] = ()
     constant_bytes: int = 0
+    best: float = 0.0
 
 
 @dataclass(frozen=True)

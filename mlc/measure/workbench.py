@@ -8,7 +8,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,19 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir.instrument import pass_instrument
 
 from mlc import threads
 from mlc.graph.task import from_json
 from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, random_arrays
+from mlc.measure.lowered import compile_hashed, prepared
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
-from schedules.lowering import PIPELINE
+from mlc.measure.timing import Plan, time_candidate
 from schedules.machine import native_last_level
-from schedules.math import expand_math
 from schedules.trace import replay
 
 __all__ = ["Failure", "Workbench", "params_of"]
 
-_LAST_SHARED_PASS = "tirx.MakePackedAPI"  # afterwards host and device code go separate ways
 _CACHE_BYTES = 1 << 30  # of inputs and references kept in a worker, besides those in use
 
 
@@ -111,7 +109,7 @@ class Workbench:
         try:
             func = _candidate(job, target)
             # as the compiled model has it; the reference keeps the library's functions and so checks these too
-            built = _build(expand_math(func) if target.kind.name == "llvm" else func, target)
+            built = _build(prepared(func, target), target)
         except Exception as error:
             raise Failure("build", _last_line(error)) from error
         self._built[job["id"]] = built
@@ -134,7 +132,8 @@ class Workbench:
             problem = self._check(built, job, device)
             if problem:
                 raise Failure("wrong", problem)
-        times = _time(_timer(built, device, self._task_data(job, device)), job)
+        plan = Plan(**{field.name: job[field.name] for field in fields(Plan)})
+        times = time_candidate(_timer(built, device, self._task_data(job, device)), plan)
         return {"times": times, "run_seconds": time.perf_counter() - start}
 
     def interleave(self, job: Message) -> Message:
@@ -250,26 +249,10 @@ def _candidate(job: Message, target: tvm.target.Target) -> tirx.PrimFunc:
     return from_json(job["scheduled"]) if job["scheduled"] else _function(job["func"])
 
 
-@pass_instrument
-class _Lowered:
-    """Catches the module when it is lowered as far as host and device share, to hash what will be compiled."""
-
-    def __init__(self) -> None:
-        self.code_hash = ""
-
-    def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
-        if info.name == _LAST_SHARED_PASS:
-            self.code_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"
-
-
 def _build(func: tirx.PrimFunc, target: tvm.target.Target) -> _Built:
-    """Compile in this process; for the CPU the code goes straight to memory, without a linker."""
-    lowered = _Lowered()
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    with target, tvm.transform.PassContext(instruments=[lowered]):
-        pipeline = PIPELINE if target.kind.name == "llvm" else "default"
-        runtime = tvm.compile(module, target, tir_pipeline=pipeline).jit()
-    return _Built(runtime, runtime.get_function("main", query_imports=True), lowered.code_hash)
+    """Compile in this process."""
+    runtime, code_hash = compile_hashed(func, target)
+    return _Built(runtime, runtime.get_function("main", query_imports=True), code_hash)
 
 
 def _data_key(job: Message) -> str:
@@ -336,27 +319,6 @@ def _timer(built: _Built, device: Any, data: _Data) -> Callable[[int], float]:
         return float(evaluator(*data.tensors).results[0])
 
     return seconds
-
-
-def _time(timer: Callable[[int], float], job: Message) -> list[float]:
-    """Seconds a call, one figure for each repeat, each of at least ``min_repeat_seconds`` together."""
-    if job["warmup_runs"] > 1:  # the check was a run too
-        timer(job["warmup_runs"] - 1)
-    first = timer(1)
-    if job["cutoff"] and first > job["cutoff"]:
-        return [first]
-    shortest = job["min_repeat_seconds"]
-    if first >= shortest:
-        return [first, *(timer(1) for _ in range(job["repeats"] - 1))]
-    times: list[float] = []
-    count = math.ceil(shortest / max(first, 1e-7))
-    while len(times) < job["repeats"]:
-        seconds = timer(count)
-        if seconds * count >= 0.8 * shortest or times:
-            times.append(seconds)
-        else:  # the first call was slower than the rest
-            count = math.ceil(shortest / max(seconds, 1e-8))
-    return times
 
 
 def _device(target: str) -> Any:

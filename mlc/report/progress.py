@@ -1,7 +1,8 @@
-"""Progress of a tuning run on standard error: a live table in a terminal, one line a batch anywhere else."""
+"""Progress of a tuning run on standard error: a live table in a terminal, one line a batch anywhere else, or JSON."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +28,11 @@ _OTHER_LINES = 6  # what the display shows besides tasks
 
 
 @contextmanager
-def listening(console: Console) -> Iterator[Listener]:
-    """A listener that shows events on ``console`` while the block runs."""
+def listening(console: Console, *, as_json: bool = False) -> Iterator[Listener]:
+    """A listener that shows events on ``console`` while the block runs; ``as_json``: each as one line of JSON."""
+    if as_json:
+        yield lambda event: _write_line(console, event)
+        return
     if not console.is_terminal:
         view = SessionView()
 
@@ -45,6 +49,11 @@ def listening(console: Console) -> Iterator[Listener]:
     shown = LiveTable(console.size.height)
     with Live(get_renderable=shown.render, console=console, refresh_per_second=4, transient=True):
         yield shown.update
+
+
+def _write_line(console: Console, event: Event) -> None:
+    console.file.write(json.dumps(event.to_json()) + "\n")  # whole and unwrapped, whatever the console's width
+    console.file.flush()
 
 
 class LiveTable:
@@ -67,8 +76,12 @@ class LiveTable:
         if not view.tasks:
             return Text("preparing the tasks ...", style="dim")
         ranked = list(view.ranked())
-        rows = [self._row(task) for task in ranked[: self._rows]]
-        right = ("trials", "best", "share", "gain")
+        visible = ranked[: self._rows]
+        active = view.tasks.get(view.active)
+        if active is not None and active not in visible:
+            visible[-1] = active
+        rows = [self._row(task) for task in visible]
+        right = ("trials", "best", "roofline", "share", "gain")
         shown = table(("task", "calls", *right, "state"), rows, right=("calls", *right))
         parts: list[RenderableType] = [shown]
         if len(ranked) > self._rows:
@@ -78,8 +91,10 @@ class LiveTable:
     def _row(self, task: TaskView) -> tuple[object, ...]:
         kind = task.state.partition(":")[0]
         name = f"> {task.plan.name}" if task.plan.key == self.view.active else f"  {task.plan.name}"
-        cells = (name, task.plan.weight, task.trials, fmt.seconds(task.best), f"{100 * self.view.share(task):.0f}%",
-                 fmt.factor(task.gain), task.state)
+        share = f"{100 * self.view.share(task):.0f}%" if self.view.used(task) else "not used"
+        reached = "-" if task.fraction is None else f"{100 * task.fraction:.0f}%"
+        cells = (name, task.plan.weight, task.trials, fmt.seconds(task.best), reached, share, fmt.factor(task.gain),
+                 task.state)
         return tuple(Text(str(cell), style=_STYLE.get(kind, "")) for cell in cells)
 
     def _bar(self, since: float) -> RenderableType:

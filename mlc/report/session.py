@@ -28,6 +28,11 @@ class TaskView:
         return self.plan.weight * (self.plan.roofline_seconds if self.best is None else self.best)
 
     @property
+    def fraction(self) -> float | None:
+        """Part of the roofline's speed that is reached."""
+        return self.plan.roofline_seconds / self.best if self.best else None
+
+    @property
     def gain(self) -> float | None:
         """How many times faster than untuned."""
         return self.default / self.best if self.default and self.best else None
@@ -93,14 +98,21 @@ class SessionView:
             parts.append(self.elapsed / self.seconds_budget)
         return min(1.0, max(parts)) if parts else None
 
+    def used(self, task: TaskView) -> bool:
+        """Whether the model would run this task: no alternative to it is faster."""
+        choice = task.plan.choice
+        rivals = [t for t in self.tasks.values() if t.plan.choice == choice] if choice else [task]
+        # one that was measured goes before one that is only known by its bound
+        return min(rivals, key=lambda t: (t.best is None, t.cost)) is task
+
     def share(self, task: TaskView) -> float:
-        """The task's part of the model's time."""
-        total = sum(t.cost for t in self.tasks.values())
-        return task.cost / total if total else 0.0
+        """The task's part of the model's time; 0 for an alternative that is not used."""
+        total = sum(t.cost for t in self.tasks.values() if self.used(t))
+        return task.cost / total if total and self.used(task) else 0.0
 
     def ranked(self) -> Sequence[TaskView]:
-        """The tasks, the model's costliest first."""
-        return sorted(self.tasks.values(), key=lambda t: (-t.cost, t.plan.name))
+        """The tasks, the model's costliest first, then the alternatives that it does not use."""
+        return sorted(self.tasks.values(), key=lambda t: (not self.used(t), -t.cost, t.plan.name))
 
     def _batch(self, event: BatchMeasured) -> None:
         if self.active in self.tasks and self.tasks[self.active].state == "tuning":

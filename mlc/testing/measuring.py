@@ -33,12 +33,15 @@ class FakeMeasurer:
     """``seconds`` maps decisions to a time, ``failure`` to a reason or the empty text. ``noise`` is relative.
 
     ``log`` holds every request measured, ``interrupt_at`` raises ``KeyboardInterrupt`` after so many results.
+    ``code`` is what decisions lower to (default: all to different code).
     """
 
     def __init__(
         self, seconds: Callable[[tuple[int, ...]], float], *, noise: float = 0.0, seed: int = 0,
         failure: Callable[[tuple[int, ...]], str] = lambda values: "", interrupt_at: int | None = None,
+        code: Callable[[tuple[int, ...]], str] | None = None,
     ) -> None:
+        self.code = code
         self.seconds, self.failure, self.noise = seconds, failure, noise
         self.interrupt_at = interrupt_at
         self.log: list[MeasureRequest] = []
@@ -73,5 +76,5 @@ class FakeMeasurer:
             return MeasureResult(failure=reason, detail=f"injected for {values}")
         true = self.seconds(values)
         times = tuple(true * (1.0 + self.noise * self._rng.gauss(0.0, 1.0)) for _ in range(repeats))
-        code = blake2b(request.trace.encode(), digest_size=8).hexdigest()
+        code = self.code(values) if self.code else blake2b(request.trace.encode(), digest_size=8).hexdigest()
         return MeasureResult(times, build_seconds=0.1, run_seconds=0.1, code_hash=code)

@@ -1,14 +1,15 @@
 """Which task gets the next trials: the one whose expected gain for the whole model is largest per second spent.
 
-Two phases. First every task gets a small batch, in the order of its share of the model's roofline, so that a budget
-of any size leaves the fewest and smallest tasks untried. Then, batch by batch, the task with the largest
+    weight * seconds of a call * expected relative gain / seconds of the next batch
 
-    weight * best seconds * expected relative gain / seconds of one batch
-
-is next. The expected gain mixes what the last batches gained with the distance to the roofline, discounted for each
-batch without success; compare the gradient of Ansor's task scheduler (Zheng et al., 2020), which knows no cost.
-Alternatives (tasks of which the model runs the fastest only) compete: an expected gain counts as far as it gets ahead
-of the best rival, and one that cannot win any more stops.
+A task that was not measured yet is worth the most: its first batch holds the seeds. What it takes is not known then;
+it is taken to be as far from its roofline as those that were measured, in the median, or what a schedule that ships
+took. So a small budget goes to the tasks that matter, a few candidates each, and the many small ones keep their
+defaults: measuring a default alone gains nothing. Where a quarter of the budget is enough for it, every task has its
+first batch before any has a second. Afterwards the expected gain mixes what the last batches gained with
+the distance to the roofline, discounted for each batch without success; compare the gradient of Ansor's task scheduler
+(Zheng et al., 2020), which knows no cost. Alternatives (tasks of which the model runs the fastest only) compete: an
+expected gain counts as far as it gets ahead of the best rival, and one that cannot win any more stops.
 
 Choices depend on measured times, hence differ between runs on a real machine; given the times they are fixed.
 """
@@ -19,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 __all__ = ["Allocator", "TaskState"]
 
@@ -32,8 +34,18 @@ FAILING = 4
 BEATEN = 1.25
 #: part of the roofline from which one batch without success is enough
 NEAR = 0.92
-#: trials per task that a first batch may cost on average: a quarter of the budget goes to looking around
+#: part of the budget that the first batches of all tasks may take together
 _FIRST_PART = 0.25
+#: the smallest first batch: the default and rivals for it
+_LEAST = 4
+#: part of a task's headroom that its first batch is expected to gain; less where a tuned schedule ships
+_SEEDS_GAIN, _SHIPPED_GAIN = 0.3, 0.1
+#: and each later batch, until there is experience
+_LATER_GAIN = 0.1
+#: weight of what an alternative that was not measured would gain over its rival, were the guess of its time right
+_TRUST = 0.5
+#: part of the roofline that untuned schedules are taken to reach before any was measured
+_TYPICAL = 0.6
 #: what one trial costs before any was measured, in seconds
 _TRIAL_SECONDS = 0.4
 
@@ -42,7 +54,8 @@ _TRIAL_SECONDS = 0.4
 class TaskState:
     """What is known about one task while it is tuned. Seconds are of one call unless named otherwise.
 
-    States with an equal ``choice`` that is not empty are alternatives for the same calls.
+    States with an equal ``choice`` that is not empty are alternatives for the same calls. ``shipped`` is the time of
+    the schedule that comes with mlc, on some machine of this kind.
     """
 
     index: int
@@ -50,6 +63,7 @@ class TaskState:
     weight: int
     roofline: float
     choice: str = ""
+    shipped: float = math.inf
     default: float = math.inf
     best: float = math.inf
     trials: int = 0
@@ -79,48 +93,70 @@ class Allocator:
     ) -> None:
         self.states = list(states)
         self._batch = batch
-        self._first = self._first_batch(trials, seconds)
+        share = _affordable(trials, seconds) * _FIRST_PART / max(1, len(self.states))
+        self._first = int(min(batch, max(_LEAST, share)))
+        self._everyone = share >= _LEAST
         self._rivals = {
             s.index: [r for r in self.states if s.choice and r.choice == s.choice and r is not s] for s in self.states
         }
-        order = sorted(self.states, key=lambda s: (-s.weight * s.roofline, s.index))
-        self._queue = [s for s in order if not math.isfinite(s.best)]
-
-    def _first_batch(self, trials: int | None, seconds: float | None) -> int:
-        affordable = min(
-            math.inf if trials is None else trials, math.inf if seconds is None else seconds / _TRIAL_SECONDS
-        )
-        share = affordable * _FIRST_PART / max(1, len(self.states))
-        return int(max(1, min(self._batch, share)))
 
     def next(self, trials: int | None = None) -> tuple[TaskState, int] | None:
         """The task to go on with and how many candidates, at most ``trials`` left; None when all have stopped."""
         if trials is not None and trials < 1:
             return None
-        state, n = None, self._batch
-        while self._queue and state is None:
-            first = self._queue.pop(0)
-            if not first.stopped:  # a time of every alternative is needed to tell which is the fastest
-                state, n = first, 1 if self._beaten(first) else self._first
-        if state is None:
-            active = [s for s in self.states if not s.stopped]
-            if not active:
-                return None
-            state = max(active, key=lambda s: (self.gain(s), -s.index))
+        active = [s for s in self.states if not s.stopped]
+        if not active:
+            return None
+        new = [s for s in active if not s.batches and not math.isfinite(s.best) and not self._beaten(s)]
+        typical, pace = self._typical(), self._pace()
+        among = new if self._everyone and new else active
+        state = max(among, key=lambda s: (self._gain(s, typical, pace), s.weight * s.roofline, -s.index))
+        n = self._size(state)
         return state, n if trials is None else min(n, trials)
 
     def gain(self, state: TaskState) -> float:
         """Expected seconds saved in one run of the model for each second of tuning."""
-        headroom = max(0.02, 1.0 - min(1.0, state.fraction))
-        recent = state.gains[-2:]
-        trend = sum(recent) / len(recent) if recent else headroom * 0.5
-        hope = headroom * 0.3 / (1.0 + state.batches)
-        relative = (0.5 * trend + 0.5 * hope) * 0.5**state.flat
+        return self._gain(state, self._typical(), self._pace())
+
+    def expected(self, state: TaskState) -> float:
+        """Seconds of a call of a task that no trial was spent on; infinite where there is a time to go by."""
+        if math.isfinite(state.best) or state.trials or math.isfinite(self._rival(state)):
+            return math.inf
+        return _guess(state, self._typical())
+
+    def _gain(self, state: TaskState, typical: float, pace: float) -> float:
+        measured = math.isfinite(state.best)
+        now = state.best if measured else _guess(state, typical)
+        headroom = max(0.02, 1.0 - min(1.0, state.roofline / now))
+        if state.batches or measured:
+            recent = state.gains[-2:]
+            trend = sum(recent) / len(recent) if recent else headroom * _LATER_GAIN
+            hope = headroom * 0.3 / (1.0 + state.batches)
+            relative = (0.5 * trend + 0.5 * hope) * 0.5**state.flat
+        else:
+            relative = headroom * (_SHIPPED_GAIN if math.isfinite(state.shipped) else _SEEDS_GAIN)
         rival = self._rival(state)
-        if math.isfinite(state.best) and rival < state.best:
-            relative = max(0.0, relative - (1.0 - rival / state.best))
-        per_batch = state.spent / state.batches if state.batches else _TRIAL_SECONDS * self._batch
-        return state.cost * relative / max(per_batch, 1e-3)
+        if rival < now:
+            relative = max(0.0, relative - (1.0 - rival / now))
+        elif not measured and math.isfinite(rival):
+            relative += _TRUST * (rival / now - 1.0)
+        each = state.spent / state.trials if state.trials else pace
+        return state.weight * now * relative / max(each * self._size(state), 1e-3)
+
+    def _size(self, state: TaskState) -> int:
+        """Candidates of the next batch."""
+        if state.batches or math.isfinite(state.best):
+            return self._batch
+        # an alternative that cannot win comes last; if time is left, one trial shows that it was judged rightly
+        return 1 if self._beaten(state) else self._first
+
+    def _typical(self) -> float:
+        """The part of the roofline that tasks reach, in the median of those that were measured."""
+        return median([max(0.02, min(1.0, s.fraction)) for s in self.states if s.fraction > 0] or [_TYPICAL])
+
+    def _pace(self) -> float:
+        """Seconds that a trial of a new task takes."""
+        return median([s.spent / s.trials for s in self.states if s.trials] or [_TRIAL_SECONDS])
 
     def update(self, state: TaskState, trials: int, best: float, seconds: float) -> str:
         """Note a batch of ``trials`` that took ``seconds`` of tuning; the reason if the task stops now, else empty.
@@ -159,3 +195,13 @@ class Allocator:
         """End a task."""
         state.stopped = reason
         return reason
+
+
+def _affordable(trials: int | None, seconds: float | None) -> float:
+    """Trials that the budget allows, about."""
+    return min(math.inf if trials is None else trials, math.inf if seconds is None else seconds / _TRIAL_SECONDS)
+
+
+def _guess(state: TaskState, typical: float) -> float:
+    """What an unmeasured task takes: what its shipped schedule took, else its roofline over the ``typical`` part."""
+    return state.shipped if math.isfinite(state.shipped) else state.roofline / typical

@@ -15,7 +15,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task before anything is measured. ``known`` records of it are in the log."""
+    """A task before anything is measured. ``known`` records of it are in the log.
+
+    Of tasks with an equal ``choice`` that is not empty, the model runs the fastest only.
+    """
 
     key: str
     name: str
@@ -25,6 +28,7 @@ class TaskPlan:
     points: int
     roofline_seconds: float
     known: int
+    choice: str = ""
 
 
 class _Json:
@@ -51,8 +55,9 @@ class BatchMeasured(_Json):
     """A batch of one task has been measured and recorded.
 
     Seconds of kernels are per call, None while unknown. ``share`` is the task's part of the whole model's time,
-    ``latency`` the whole model's estimated seconds, ``eta`` the seconds until the budget ends, None without a budget.
-    ``best_decisions`` are the knobs of the best so far.
+    ``latency`` the whole model's estimated seconds (tasks without a trial by a guess), ``eta`` the seconds until
+    the budget ends, None without a budget. ``failures`` are the task's, by reason; ``best_decisions`` are the knobs
+    of the best so far.
     """
 
     task: str
@@ -74,7 +79,8 @@ class BatchMeasured(_Json):
 
 @dataclass(frozen=True)
 class TaskStopped(_Json):
-    """No more trials for this task: ``flat``, ``roofline``, ``exhausted``, ``failing`` or ``broken: …``."""
+    """No more trials for this task: ``flat`` (batches that gained nothing), ``roofline`` (next to its bound),
+    ``beaten`` (an alternative is faster), ``exhausted`` (nothing left to try), ``failing`` or ``broken: …``."""
 
     task: str
     name: str

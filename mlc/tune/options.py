@@ -10,7 +10,7 @@ from mlc.errors import UsageError
 
 __all__ = ["STRATEGY_NAMES", "TuneOptions"]
 
-STRATEGY_NAMES = ("evolutionary", "random", "grid")
+STRATEGY_NAMES = ("evolutionary", "coordinate", "exhaustive", "random", "grid")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class TaskReport:
     ``tuned`` (a winner that beat the default when timed in turn with it), ``default`` (nothing did),
     ``earlier`` (a schedule that an earlier run found), ``unconfirmed`` (the fastest seen, not timed against others).
     Tasks with an equal ``choice`` that is not empty are alternatives for the same calls: the fastest is used, and the
-    first is used untuned.
+    first is used untuned. ``expected_seconds`` is a guess for a task that had no trial, infinite for all others.
     """
 
     key: str
@@ -43,6 +43,7 @@ class TaskReport:
     stopped: str
     verdict: str
     choice: str = ""
+    expected_seconds: float = math.inf
 
     @property
     def roofline_fraction(self) -> float:
@@ -78,13 +79,15 @@ class TuneReport:
 
     @property
     def default_latency(self) -> float | None:
-        """Estimated seconds of the whole model untuned; None while a task's time is unknown."""
-        return latency((t.choice, t.weight * t.default_seconds) for t in first_of_choices(self.tasks))
+        """Estimated seconds of the whole model untuned; None where a task did not run."""
+        return latency(
+            (t.choice, t.weight * min(t.default_seconds, t.expected_seconds)) for t in first_of_choices(self.tasks)
+        )
 
     @property
     def best_latency(self) -> float | None:
         """Estimated seconds of the whole model with what was found."""
-        return latency((t.choice, t.weight * t.best_seconds) for t in self.tasks)
+        return latency((t.choice, t.weight * min(t.best_seconds, t.expected_seconds)) for t in self.tasks)
 
     @property
     def used(self) -> tuple[TaskReport, ...]:

@@ -29,18 +29,21 @@ _REPLAYED = 128
 class Search:
     """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
 
-    ``shipped`` is the record that compiled code would use without the log.
+    ``shipped`` is the record that compiled code would use without the log, ``budget`` the trials that the task may
+    expect, if they are bounded.
 
     Raises whatever a defective space raises on this function; the run then leaves the task alone.
     """
 
     def __init__(
         self, task: Task, index: int, model: CostModel, strategy: str, seed: int, records: Sequence[Record],
-        earlier: Record | None, shipped: Record | None = None,
+        earlier: Record | None, shipped: Record | None = None, budget: int | None = None,
     ) -> None:
         self.task = task
         self.roofline: Roofline = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
         self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9), task.choice)
+        if shipped is not None and shipped.ok:
+            self.state.shipped = shipped.seconds
         self.earlier = earlier
         self.final: Record | None = None
         self.verdict = "unconfirmed"
@@ -50,9 +53,10 @@ class Search:
         self._function = to_json(task.func)
         self._model = model
         self._successes: list[Record] = []
+        self._codes: set[str] = set()  # lowered code that was measured
         # a run that starts from other records must not draw the same candidates again
         rng = random.Random(f"{seed}/{task.key}/{len(records)}")
-        self.strategy = strategies.create(strategy, self.space, rng, self._score)
+        self.strategy = strategies.create(strategy, self.space, rng, self._score, budget)
         self._recall(records)
 
     def ask(self, n: int) -> list[Candidate]:
@@ -61,10 +65,10 @@ class Search:
 
     def request(self, trace: str) -> MeasureRequest:
         """What a measurer needs to build and run a trace of this task."""
-        task = self.task
+        task, best = self.task, self.state.best
         return MeasureRequest(
             task.key, self._function, task.target.attrs, trace, constants=task.constants,
-            constant_bytes=task.constant_bytes,
+            constant_bytes=task.constant_bytes, best=best if math.isfinite(best) else 0.0,
         )
 
     def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
@@ -72,8 +76,13 @@ class Search:
         self.strategy.tell(candidates, results)
         self._model.fit(self._samples(candidates, [_median(r) for r in results]))
 
+    def is_new(self, result: MeasureResult) -> bool:
+        """Whether no earlier candidate lowered to the same code: then the result tells something."""
+        return not result.code_hash or result.code_hash not in self._codes
+
     def note(self, record: Record) -> None:
         """Take a record of this task into account."""
+        self._codes.add(record.extra.get("code", ""))
         if record.failure:
             self.state.failures[record.failure] += 1
         if not record.ok:
@@ -110,15 +119,15 @@ class Search:
         confirmed = self.earlier is not None and self.earlier.extra.get("verdict") == KEPT
         return not (confirmed and self.earlier is not None and fastest.decisions == self.earlier.decisions)
 
-    def report(self) -> TaskReport:
-        """The task's line in the run's report."""
+    def report(self, expected: float = math.inf) -> TaskReport:
+        """The task's line in the run's report; ``expected`` are its seconds where it had no trial."""
         best, state = self.best, self.state
         return TaskReport(
             key=self.task.key, name=self.task.name, weight=self.task.weight, space=self.space.space.name,
             trials=state.trials, seconds=state.spent, default_seconds=state.default,
             best_seconds=best.seconds if best else math.inf, roofline_seconds=state.roofline,
             failures=dict(sorted(state.failures.items())), stopped=state.stopped, verdict=self.verdict,
-            choice=self.task.choice,
+            choice=self.task.choice, expected_seconds=expected,
         )
 
     def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:

@@ -77,6 +77,7 @@ class _Run:
         self._tasks = _distinct(tasks)
         self._journal = Journal(log, self._tasks, target, options)
         self._searches: list[Search] = []
+        self._allocator: Allocator | None = None
         self._broken: list[TaskReport] = []
         self._batches = 0
 
@@ -92,7 +93,7 @@ class _Run:
         self._journal.append([])  # the seconds that the run took in the end
         report = TuneReport(
             reason, self._journal.session, self._journal.trials, self._journal.elapsed, self._journal.records,
-            tuple(s.report() for s in self._searches) + tuple(self._broken),
+            tuple(s.report(self._expected(s)) for s in self._searches) + tuple(self._broken),
         )
         self._emit(Finished(report))
         return report
@@ -102,12 +103,14 @@ class _Run:
     def _prepare(self) -> None:
         self._journal.load_model(self._model)
         plans = []
+        left = self._journal.trials_left
+        budget = None if left is None else left // max(1, len(self._tasks))
         for task in self._tasks:
             records = list(self._journal.log.records(task.key))
             try:
                 search = Search(
                     task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
-                    self._journal.log.best(task.key), self._shipped(task.key),
+                    self._journal.log.best(task.key), self._shipped(task.key), budget,
                 )
             except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
                 self._broken.append(_broken(task, error))
@@ -115,7 +118,7 @@ class _Run:
             self._searches.append(search)
             plans.append(TaskPlan(
                 task.key, task.name, task.weight, search.space.space.name, len(search.space.knobs),
-                search.space.size, search.state.roofline, search.known,
+                search.space.size, search.state.roofline, search.known, task.choice,
             ))
         journal = self._journal
         self._emit(SessionStarted(
@@ -130,7 +133,7 @@ class _Run:
     def _search(self) -> str:
         """Batches until a budget is used up; the reason why it ended."""
         journal = self._journal
-        allocator = Allocator(
+        allocator = self._allocator = Allocator(
             [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left
         )
         while True:
@@ -164,18 +167,21 @@ class _Run:
         if not candidates:
             self._stop(search, allocator.stop(search.state, "exhausted"))
             return
-        results = self._measure(search, candidates)
+        results, trials = self._measure(search, candidates)
         search.learn(candidates, results)
         self._journal.store_model(self._model)
         best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
-        reason = allocator.update(search.state, len(candidates), best, time.monotonic() - start)
+        reason = allocator.update(search.state, trials, best, time.monotonic() - start)
         self._batches += 1
         self._announce(search)
         if reason:
             self._stop(search, reason)
 
-    def _measure(self, search: Search, candidates: Sequence[Candidate]) -> list[MeasureResult]:
-        """Measure and record. What is known when an interrupt comes is recorded before it goes on."""
+    def _measure(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
+        """Measure and record; the results, and how many of them were trials.
+
+        What is known when an interrupt comes is recorded before it goes on.
+        """
         known: dict[int, MeasureResult] = {}
         requests = [search.request(c.trace) for c in candidates]
         try:
@@ -183,17 +189,23 @@ class _Run:
         except BaseException:
             self._record(search, [(candidates[i], known[i]) for i in sorted(known)])
             raise
-        self._record(search, list(zip(candidates, results, strict=True)))
-        return results
+        return results, self._record(search, list(zip(candidates, results, strict=True)))
 
-    def _record(self, search: Search, measured: Sequence[tuple[Candidate, MeasureResult]]) -> None:
-        records = [
-            self._journal.trial(search.task, c.space, c.decisions, c.trace, result, search.roofline.flops)
-            for c, result in measured
-        ]
+    def _record(self, search: Search, measured: Sequence[tuple[Candidate, MeasureResult]]) -> int:
+        """Write down what is new; candidates that lowered to known code were not run and are no trials."""
+        records = []
+        for candidate, result in measured:
+            default = search.space.default
+            if search.is_new(result) or (default is not None and candidate.point == default.point):
+                records.append(self._journal.trial(
+                    search.task, candidate.space, candidate.decisions, candidate.trace, result, search.roofline.flops
+                ))
+                search.note(records[-1])
         self._journal.append(records)
-        for record in records:
-            search.note(record)
+        return len(records)
+
+    def _expected(self, search: Search) -> float:
+        return math.inf if self._allocator is None else self._allocator.expected(search.state)
 
     def _stop(self, search: Search, reason: str) -> None:
         state = search.state
@@ -201,18 +213,16 @@ class _Run:
 
     def _announce(self, search: Search) -> None:
         state, best = search.state, search.best
-        states = [s.state for s in self._searches]
-        failures: dict[str, int] = {}
-        for each in states:
-            for reason, count in each.failures.items():
-                failures[reason] = failures.get(reason, 0) + count
+        states, guess = [s.state for s in self._searches], [self._expected(s) for s in self._searches]
         self._emit(BatchMeasured(
             task=search.task.key, name=search.task.name, batch=self._batches, task_trials=state.trials,
             trials=self._journal.trials, best_seconds=_known(state.best), default_seconds=_known(state.default),
             roofline_fraction=state.fraction, share=state.cost / (latency((s.choice, s.cost) for s in states) or 1.0),
-            latency=latency((s.choice, s.weight * s.best) for s in states),
-            default_latency=latency((s.choice, s.weight * s.default) for s in first_of_choices(states)),
-            failures=dict(sorted(failures.items())), elapsed=self._journal.elapsed, eta=self._eta(),
+            latency=latency((s.choice, s.weight * min(s.best, guess[s.index])) for s in states),
+            default_latency=latency(
+                (s.choice, s.weight * min(s.default, guess[s.index])) for s in first_of_choices(states)
+            ),
+            failures=dict(sorted(state.failures.items())), elapsed=self._journal.elapsed, eta=self._eta(),
             best_decisions=dict(best.decisions) if best else {},
         ))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tvm import tirx
+from tvm.script import from_source
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "measure"))
 import measure_tasks as tasks
@@ -90,6 +92,42 @@ def test_a_failure_takes_no_part_in_a_comparison(measurer: LocalMeasurer) -> Non
     results = measurer.compare([tasks.request(TASK, scheduled=f) for f in wanted], rounds=5)
     assert [r.failure for r in results] == ["", "crash", "wrong", ""]
     assert [len(r.times) for r in results] == [5, 0, 0, 5]
+
+
+_BODIES = {
+    "": "for i in range({k}): out[i] = a[i] * T.float32(2)\n    for i in range({k}, 4096): out[i] = a[i] + a[i]",
+    "crash": 'T.evaluate(T.call_extern("int32", "raise", 11))\n    out[{k}] = a[{k}]',
+    "timeout": 'while T.call_extern("int32", "usleep", 1000) == 0:\n        out[{k}] = a[{k}]',
+    "wrong": "for i in range(4096): out[i] = a[i] * (T.float32(2) + T.if_then_else(i == {k}, T.float32(1), "
+             "T.float32(0)))",
+}  # fmt: skip
+
+
+def _generated(kind: str, k: int) -> tirx.PrimFunc:
+    """A candidate of its own code that ends as ``kind`` says."""
+    return from_source(
+        "from tvm.script import tirx as T\n@T.prim_func(s_tir=True)\n"
+        'def main(a: T.Buffer((4096,), "float32"), out: T.Buffer((4096,), "float32")):\n'
+        f"    {_BODIES[kind].format(k=k)}\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_candidates_of_which_a_tenth_misbehave() -> None:
+    """Each one's result is its own: no good one suffers from its neighbours, no bad one is accepted."""
+    kinds = ["crash", "timeout", "wrong"] * 34
+    wanted = kinds[:100] + [""] * 900
+    random.Random(5).shuffle(wanted)
+    options = MeasureOptions(threads=1, timeout=3.0, min_repeat_seconds=0.001)
+    with LocalMeasurer(options, workers=2) as made:
+        for start in range(0, len(wanted), 50):
+            batch = [tasks.request(TASK, scheduled=_generated(kind, start + i + 1))
+                     for i, kind in enumerate(wanted[start : start + 50])]
+            results = made.measure(batch)
+            assert [r.failure for r in results] == wanted[start : start + 50]
+            assert all(bool(r.times) is not bool(r.failure) for r in results)
+            assert len({r.code_hash for r in results if r.code_hash}) == sum(bool(r.code_hash) for r in results)
 
 
 def test_workers_that_cannot_start_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,30 @@ import random
 from mlc.errors import UsageError
 from mlc.tune.candidate import TaskSpace
 from mlc.tune.strategy.base import Explorer, Scorer, Strategy
+from mlc.tune.strategy.coordinate import CoordinateStrategy
 from mlc.tune.strategy.evolutionary import EvolutionaryStrategy
+from mlc.tune.strategy.exhaustive import ExhaustiveStrategy
 from mlc.tune.strategy.grid import GridStrategy
 from mlc.tune.strategy.random import RandomStrategy
 
-__all__ = ["STRATEGIES", "EvolutionaryStrategy", "GridStrategy", "RandomStrategy", "Scorer", "Strategy", "create"]
+__all__ = [
+    "STRATEGIES", "CoordinateStrategy", "EvolutionaryStrategy", "ExhaustiveStrategy", "GridStrategy", "RandomStrategy",
+    "Scorer", "Strategy", "create",
+]
 
 STRATEGIES: dict[str, type[Explorer]] = {
-    "evolutionary": EvolutionaryStrategy, "random": RandomStrategy, "grid": GridStrategy,
+    "evolutionary": EvolutionaryStrategy, "coordinate": CoordinateStrategy, "exhaustive": ExhaustiveStrategy,
+    "random": RandomStrategy, "grid": GridStrategy,
 }
 
 
-def create(name: str, space: TaskSpace, rng: random.Random, scorer: Scorer) -> Strategy:
-    """The strategy called ``name`` for one task."""
+def create(name: str, space: TaskSpace, rng: random.Random, scorer: Scorer, budget: int | None = None) -> Strategy:
+    """The strategy called ``name`` for one task.
+
+    Where ``budget`` trials of it are enough for every point, the evolutionary one gives way to the exhaustive one.
+    """
     if name not in STRATEGIES:
         raise UsageError(f"the strategy must be one of {', '.join(STRATEGIES)}, got {name!r}")
+    if name == "evolutionary" and budget is not None and space.size <= budget:
+        name = "exhaustive"
     return STRATEGIES[name](space, rng, scorer)

@@ -1,4 +1,4 @@
-"""The contract of a strategy, and what every strategy shares: seeds first, nothing proposed twice."""
+"""The contract of a strategy, and what every strategy shares: the default first, nothing proposed twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import abc
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -15,10 +16,15 @@ import numpy as np
 from mlc.measure.measurer import MeasureResult
 from mlc.tune.candidate import Candidate, Point, TaskSpace
 
-__all__ = ["Explorer", "Measured", "Scorer", "Strategy"]
+__all__ = ["ENUMERABLE", "Explorer", "Measured", "Scorer", "Strategy"]
 
 #: scores of candidates, higher is faster
 Scorer = Callable[[Sequence[Candidate]], np.ndarray]
+
+#: a space up to this size is searched to its end
+ENUMERABLE = 20_000
+#: draws for each candidate in a larger one: many points are invalid or known
+_DRAWS = 20
 
 
 class Strategy(Protocol):
@@ -54,6 +60,7 @@ class Explorer(abc.ABC):
         self._schedules: set[int] = set()
         self._programs: set[str] = set()
         self._seeds: deque[Point] = deque(dict.fromkeys(space.seeds()))
+        self._leftover: Iterator[Point] | None = None
 
     def ask(self, n: int) -> list[Candidate]:
         if n < 1:
@@ -79,7 +86,7 @@ class Explorer(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, n: int) -> list[Candidate]:
-        """Up to ``n`` candidates that were never returned before."""
+        """Up to ``n`` candidates that were never returned before; none when there are none left."""
 
     def fresh(self, point: Point) -> bool:
         """Whether ``point`` was never taken."""
@@ -95,6 +102,30 @@ class Explorer(abc.ABC):
             return None
         self._schedules.add(candidate.code)
         return candidate
+
+    def rest(self, count: int) -> list[Candidate]:
+        """Up to ``count`` candidates at random points that were never taken; in a space that is not huge all of them,
+        call by call."""
+        if self.space.size > ENUMERABLE:
+            drawn = (self.take(self.space.sample(self.rng)) for _ in range(_DRAWS * count))
+            return list(islice((c for c in drawn if c is not None), count))
+        if self._leftover is None:
+            points = list(self.space.points())
+            self.rng.shuffle(points)
+            self._leftover = iter(points)
+        found: list[Candidate] = []
+        while len(found) < count and (point := next(self._leftover, None)) is not None:
+            candidate = self.take(point)
+            found += [candidate] if candidate is not None else []
+        return found
+
+    def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """``candidates``, the scorer's favourite first."""
+        if not candidates:
+            return []
+        scores = self.scorer(candidates)
+        order = sorted(range(len(candidates)), key=lambda i: (-float(scores[i]), candidates[i].point))
+        return [candidates[i] for i in order]
 
 
 def _median(times: Sequence[float]) -> float:

@@ -7,7 +7,8 @@ of seconds. What was scheduled and not chosen is kept and scored again by the ne
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from mlc.measure.measurer import MeasureResult
 from mlc.tune.candidate import Candidate, Point, TaskSpace
@@ -23,8 +24,6 @@ _DRAWS = 8
 _PARENTS = 12
 #: candidates that are kept for the next time
 _RESERVE = 96
-#: a space up to this size is searched to its end
-_ENUMERABLE = 20_000
 #: parts of a batch: by uniform draws, and by crossing two parents
 _RANDOM, _CROSSED = 0.1, 0.25
 #: part of a batch that is chosen without the model, so that it also learns where it believes nothing is to be found
@@ -37,7 +36,7 @@ class EvolutionaryStrategy(Explorer):
     def __init__(self, space: TaskSpace, rng: random.Random, scorer: Scorer) -> None:
         super().__init__(space, rng, scorer)
         self._reserve: dict[Point, Candidate] = {}
-        self._leftover: Iterator[Point] | None = None
+        self._set_aside: deque[Point] = deque()  # fell out of the reserve; their turn comes when all else was tried
 
     def propose(self, n: int) -> list[Candidate]:
         if n < 1:
@@ -71,8 +70,10 @@ class EvolutionaryStrategy(Explorer):
             if len(added) >= count:
                 break
             self._append(added, self._breed(parents))
-        if len(added) < count and self.space.size <= _ENUMERABLE:
-            self._enumerate(added, count)
+        added += self.rest(count - len(added))
+        if not added and not self._reserve:
+            again = [self.space.realise(self._set_aside.popleft()) for _ in range(min(count, len(self._set_aside)))]
+            added += [c for c in again if c is not None]
         self._reserve.update((c.point, c) for c in added)
 
     def _breed(self, parents: list[Point]) -> Point:
@@ -85,28 +86,12 @@ class EvolutionaryStrategy(Explorer):
         weights = [1.0 / (rank + 1) for rank in range(len(parents))]
         return self.space.neighbour(self.rng.choices(parents, weights)[0], self.rng)
 
-    def _enumerate(self, added: list[Candidate], count: int) -> None:
-        if self._leftover is None:
-            points = list(self.space.points())
-            self.rng.shuffle(points)
-            self._leftover = iter(points)
-        while len(added) < count:
-            point = next(self._leftover, None)
-            if point is None:
-                return
-            self._append(added, point)
-
     def _choose(self, n: int) -> list[Candidate]:
-        pool = list(self._reserve.values())
-        if not pool:
-            return []
-        scores = self.scorer(pool)
-        ranked = sorted(range(len(pool)), key=lambda i: (-float(scores[i]), pool[i].point))
-        blind = sum(self.rng.random() < EPSILON for _ in range(min(n, len(pool))))
-        picked = ranked[: n - blind]
-        rest = ranked[n - blind :]
-        picked += self.rng.sample(rest, min(blind, len(rest)))
-        kept = [i for i in ranked if i not in set(picked)][:_RESERVE]
-        # what falls out of the reserve is never built again: its score was low under every model so far
-        self._reserve = {pool[i].point: pool[i] for i in kept}
-        return [pool[i] for i in picked]
+        ranked = self.ranked(list(self._reserve.values()))
+        blind = sum(self.rng.random() < EPSILON for _ in range(min(n, len(ranked))))
+        picked, rest = ranked[: n - blind], ranked[n - blind :]
+        drawn = set(self.rng.sample(range(len(rest)), min(blind, len(rest))))
+        left = [c for i, c in enumerate(rest) if i not in drawn]
+        self._reserve = {c.point: c for c in left[:_RESERVE]}
+        self._set_aside += [c.point for c in left[_RESERVE:]]  # their scores were low under every model so far
+        return picked + [rest[i] for i in sorted(drawn)]

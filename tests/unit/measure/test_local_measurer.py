@@ -67,6 +67,14 @@ def test_a_comparison_times_in_turn_and_afresh(measurer: LocalMeasurer) -> None:
     assert min(slow.times) > max(fast.times)
 
 
+def test_a_candidate_far_behind_the_best_so_far_is_timed_once() -> None:
+    wanted = [replace(tasks.request(tasks.doubled(), scheduled=f), best=1e-4) for f in (tasks.slow, tasks.good)]
+    with LocalMeasurer(OPTIONS, workers=1) as measurer:
+        behind, ahead = measurer.measure(wanted)
+    assert len(behind.times) == 1 and behind.times[0] > 2e-3 and not behind.failure
+    assert len(ahead.times) >= 3
+
+
 def test_a_slow_candidate_is_cut_off() -> None:
     with LocalMeasurer(replace(OPTIONS, cutoff=0.001), workers=1) as measurer:
         slow, fast = measurer.measure([tasks.request(tasks.doubled(), scheduled=f) for f in (tasks.slow, tasks.good)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -100,7 +102,7 @@ def test_the_live_table_counts_on_between_events() -> None:
     assert "0:15 elapsed · 0:45 left · 8/100 trials · model 5.00 ms (1.20× over untuned) · failed: 2 timeout" in text
     assert "25%" in text  # 15 of 60 seconds
     conv = next(row for row in text.splitlines() if "conv" in row)
-    assert conv.split()[:7] == [">", "conv", "2", "8", "1.00", "ms", "80%"]
+    assert conv.split()[:8] == [">", "conv", "2", "8", "1.00", "ms", "10%", "80%"]
 
 
 def test_the_live_table_fits_a_low_terminal() -> None:
@@ -120,6 +122,32 @@ def test_lines_go_to_a_pipe_and_a_table_to_a_terminal() -> None:
                 listener(event)
         assert ("conv: tuned, 1.10 ms against" in out.getvalue()) is not terminal
         assert ("\x1b[" in out.getvalue()) is terminal
+
+
+def test_json_lines_hold_every_event_whole() -> None:
+    out = io.StringIO()
+    with listening(Console(file=out, width=20, force_terminal=True), as_json=True) as listener:
+        for event in EVENTS:
+            listener(event)
+    read = [json.loads(text) for text in out.getvalue().splitlines()]
+    assert [r["event"] for r in read] == [type(e).__name__ for e in EVENTS]
+    assert read[1]["best_seconds"] == 1e-3 and read[1]["failures"] == {"timeout": 2} and read[1]["eta"] == 50.0
+    assert read[0]["tasks"][0]["name"] == "conv" and read[2]["best_seconds"] is None
+
+
+def test_of_alternatives_the_fastest_counts_and_the_active_one_is_shown() -> None:
+    plans = [_plan(f"t{n}", roofline=1 / (n + 1)) for n in range(6)]
+    plans += [replace(_plan(name, roofline=2e-3), choice="c") for name in ("direct", "winograd")]
+    view_events = (SessionStarted("s", tuple(plans), 10, None), _batch("direct", 3e-3), _batch("winograd", 5e-3))
+    view = _view(*view_events)
+    direct, winograd = view.tasks["key-direct"], view.tasks["key-winograd"]
+    assert view.used(direct) and not view.used(winograd) and view.share(winograd) == 0.0
+    assert sum(map(view.share, view.tasks.values())) == pytest.approx(1.0) and view.ranked()[-1] is winograd
+    table = LiveTable(height=9)
+    for event in view_events:
+        table.update(event)
+    row = next(text for text in _shown(table).splitlines() if "> winograd" in text)
+    assert "not used" in row and "40%" in row
 
 
 def test_the_end_takes_over_the_confirmed_estimate() -> None:

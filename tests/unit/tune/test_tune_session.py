@@ -16,7 +16,7 @@ from mlc.testing.measuring import FakeMeasurer, bowl, decided
 from mlc.tune import TuneOptions, TuneReport, tune_tasks
 from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskStopped
 from schedules import registry
-from schedules.space import schedule_with
+from schedules.space import Knob, schedule_with
 from schedules.trace import trace_json
 
 BEST = (8, 32, 4)
@@ -101,6 +101,38 @@ def test_equal_seeds_measure_the_same_candidates_in_the_same_order(tmp_path: Pat
     assert runs[0] == runs[1]
 
 
+class Clock:
+    """Stands in for ``time``: every look at it takes ten milliseconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        self.now += 0.01
+        return self.now
+
+    time = monotonic
+
+
+def test_equal_seeds_logs_and_times_give_equal_runs_over_several_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [matmul(64, 64, 32, weight=3), matmul(32, 64, 32), matmul(64, 128, 64)]
+    runs = []
+    for name in ("a", "b"):
+        measurer = FakeMeasurer(bowl(BEST), noise=0.02)
+        with TuningLog(tmp_path / f"{name}.db") as log:
+            tune(log, FakeMeasurer(bowl(BEST)), tasks[:1], trials=10, seed=1)  # what an earlier run left behind
+            clock = Clock()
+            monkeypatch.setattr("mlc.tune.session.time", clock)
+            monkeypatch.setattr("mlc.tune.journal.time", clock)
+            report, _ = tune(log, measurer, tasks, trials=70, seed=5)
+            monkeypatch.undo()
+            monkeypatch.setattr(registry, "find", lambda func, target: TiledMatmul())
+        runs.append(([(r.task_key, r.trace) for r in measurer.log], [t.trials for t in report.tasks], report.reason))
+    assert runs[0] == runs[1] and min(runs[0][1]) > 0
+
+
 def _shipped(task: Task, decisions: dict[str, int]) -> Record:
     """A record that came with mlc: timed far away, at a time that means nothing here."""
     sch = schedule_with(TiledMatmul(), task.func, TARGET.tvm, decisions)
@@ -134,6 +166,47 @@ def test_what_ships_and_does_not_fit_is_left_alone(log: TuningLog, changes: dict
     assert points(measurer)[0] == DEFAULT
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_memory_of_a_session_stays_flat(log: TuningLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 trials: once the cost model has its first trees, memory grows by less than a tenth."""
+    import psutil
+
+    class Wide(TiledMatmul):
+        """Two hundred times as many points."""
+
+        def knobs(self, func, target):  # type: ignore[no-untyped-def]
+            return (*super().knobs(func, target), Knob("note", tuple(range(1, 201))))
+
+        def seeds(self, func, target):  # type: ignore[no-untyped-def]
+            yield from ({**seed, "note": 1} for seed in super().seeds(func, target))
+
+        def schedule(self, sch, target, pick):  # type: ignore[no-untyped-def]
+            super().schedule(sch, target, pick)
+            sch.annotate(sch.get_loops(sch.get_sblock("C_update"))[0], "pragma_auto_unroll_max_step", pick("note"))
+
+    class Forgetful(FakeMeasurer):
+        """Keeps no requests, which would be the test's own growth."""
+
+        def measure(self, requests, on_result=None):  # type: ignore[no-untyped-def]
+            self.log.clear()
+            return super().measure(requests, on_result)
+
+    monkeypatch.setattr(registry, "find", lambda func, target: Wide())
+    monkeypatch.setattr("mlc.tune.allocation.PATIENCE", 10_000)
+    sizes: dict[int, int] = {}
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, BatchMeasured):
+            sizes[event.trials] = psutil.Process().memory_info().rss
+
+    measurer = Forgetful(lambda values: 1e-3 * (2 + (hash(values) % 1000) / 1000))
+    report = tune_tasks([matmul(64, 64, 32)], TARGET, log, TuneOptions(trials=2000), measurer, on_event)
+    assert report.trials == 2000
+    early = next(size for trials, size in sizes.items() if trials >= 200)
+    assert max(sizes.values()) < 1.1 * early
+
+
 def test_trials_are_honoured_and_shared_by_need(log: TuningLog) -> None:
     tasks = [matmul(64, 64, 32, weight=20), matmul(32, 64, 32), matmul(64, 128, 64)]
     report, _ = tune(log, FakeMeasurer(bowl(BEST)), tasks, trials=50, confirm_rounds=0)
@@ -150,14 +223,37 @@ def test_seconds_are_honoured(log: TuningLog) -> None:
 def test_fewer_trials_than_tasks_still_leaves_every_task_compilable(log: TuningLog) -> None:
     tasks = [matmul(16, 64, 16), matmul(64, 128, 64), matmul(64, 64, 32)]
     report, _ = tune(log, FakeMeasurer(bowl(BEST)), tasks, trials=2)
-    assert [t.trials for t in report.tasks] == [0, 1, 1]
-    assert report.best_latency is None and report.tasks[0].verdict == "unconfirmed"
+    assert [t.trials for t in report.tasks] == [0, 2, 0]
+    first, largest, last = report.tasks
+    assert first.verdict == "unconfirmed" and largest.best_seconds < 1.0
+    expected = first.expected_seconds + largest.best_seconds + last.expected_seconds
+    assert report.best_latency == pytest.approx(expected) and first.expected_seconds > first.roofline_seconds
 
 
 def test_equal_tasks_are_tuned_once_with_their_weights_added(log: TuningLog) -> None:
     report, _ = tune(log, FakeMeasurer(bowl(BEST)), [matmul(64, 64, 32, weight=2), matmul(64, 64, 32, weight=3)])
     assert [t.weight for t in report.tasks] == [5]
     assert report.best_latency == pytest.approx(5 * report.tasks[0].best_seconds)
+
+
+def test_candidates_that_lower_to_known_code_are_no_trials(log: TuningLog) -> None:
+    measurer = FakeMeasurer(bowl(BEST), code=lambda values: f"{values[:2]}")  # the third knob changes nothing
+    report, _ = tune(log, measurer, trials=20, confirm_rounds=0)
+    codes = [record.extra["code"] for record in log.records()]
+    assert len(codes) == len(set(codes)) == report.trials == report.tasks[0].trials == report.measured
+    assert len(measurer.log) > report.trials
+    again = FakeMeasurer(bowl(BEST), code=lambda values: f"{values[:2]}")
+    tune(log, again, trials=20, confirm_rounds=0)
+    codes = [record.extra["code"] for record in log.records()]
+    assert len(codes) == len(set(codes))
+
+
+def test_the_best_so_far_travels_with_a_request(log: TuningLog) -> None:
+    measurer = FakeMeasurer(bowl(BEST))
+    tune(log, measurer, trials=24, confirm_rounds=0)
+    first = sum(request.best == 0.0 for request in measurer.log)
+    assert first in (4, 6, 8) and all(request.best == 0.0 for request in measurer.log[:first])
+    assert measurer.log[first].best == min(bowl(BEST)(p) for p in points(measurer)[:first])
 
 
 def test_failures_are_counted_and_never_chosen(log: TuningLog) -> None:
@@ -305,7 +401,7 @@ def test_the_report_and_the_events_are_json(log: TuningLog) -> None:
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"trials": 0}, "trials must be at least 1, got 0"), ({"seconds": -1.0}, "seconds must be positive, got -1.0"),
-    ({"batch": 0}, "at least 1 candidate, got 0"), ({"strategy": "x"}, "evolutionary, random, grid, got 'x'"),
+    ({"batch": 0}, "at least 1 candidate, got 0"), ({"strategy": "x"}, "exhaustive, random, grid, got 'x'"),
     ({"confirm_rounds": -1}, "must not be negative"), ({"seconds": float("nan")}, "seconds must be positive"),
 ])  # fmt: skip
 def test_options_are_checked(options: dict[str, object], text: str) -> None:

@@ -1,0 +1,80 @@
+"""Slow candidates get no more than they need, close ones as many repeats as it takes, on a clock that is made up."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import median
+
+import pytest
+
+from mlc.measure.timing import Plan, standard_error, time_candidate
+
+PLAN = Plan(repeats=3, most_repeats=9, min_repeat_seconds=0.01, warmup_runs=1)
+
+
+class Clock:
+    """Calls of ``seconds`` with relative ``noise``, the first one ``cold`` times as long."""
+
+    def __init__(self, seconds: float, noise: float = 0.0, cold: float = 1.0, seed: int = 0) -> None:
+        self.seconds, self.noise, self.cold = seconds, noise, cold
+        self.calls: list[int] = []
+        self._rng = random.Random(seed)
+
+    def __call__(self, count: int) -> float:
+        mean = self.seconds * (self.cold if not self.calls else 1.0) * (1 + self.noise * self._rng.gauss(0, 1))
+        self.calls.append(count)
+        return mean
+
+    @property
+    def spent(self) -> float:
+        return self.seconds * sum(self.calls)
+
+
+def plan(**changes: float) -> Plan:
+    return Plan(**{**PLAN.__dict__, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.04])
+def test_without_a_rival_there_are_so_many_repeats_of_so_long(seconds: float) -> None:
+    clock = Clock(seconds, cold=5)
+    times = time_candidate(clock, PLAN)
+    assert len(times) == 3 and median(times) == seconds
+    assert all(count * seconds >= 0.8 * 0.01 for count in clock.calls[-2:])
+
+
+def test_who_is_clearly_slower_costs_two_calls() -> None:
+    clock = Clock(5e-3)
+    assert time_candidate(clock, plan(best=1e-3)) == [5e-3] and clock.calls == [1, 1]
+
+
+def test_a_slow_first_call_is_forgiven() -> None:
+    clock = Clock(1e-3, cold=9)
+    assert median(time_candidate(clock, plan(best=1.01e-3))) == 1e-3
+
+
+def test_who_is_slower_after_a_repeat_gets_no_other() -> None:
+    clock = Clock(1.4e-3)
+    assert len(time_candidate(clock, plan(best=1e-3))) == 1 and clock.spent < 0.02
+    assert len(time_candidate(Clock(1.1e-3), plan(best=1e-3))) == 3
+
+
+def test_repeats_go_on_until_the_difference_is_significant() -> None:
+    alike = [len(time_candidate(Clock(1e-3, 0.05, seed=s), plan(best=1e-3))) for s in range(20)]
+    apart = [len(time_candidate(Clock(0.8e-3, 0.05, seed=s), plan(best=1e-3))) for s in range(20)]
+    assert median(alike) > 5 and max(alike) == 9 and median(apart) == 3
+    assert len(time_candidate(Clock(1e-3, 0.0005), plan(best=1e-3))) == 3, "exact enough for anything"
+
+
+def test_the_cutoff_is_absolute() -> None:
+    clock = Clock(0.5)
+    assert time_candidate(clock, plan(cutoff=0.25)) == [0.5] and clock.calls == [1]
+
+
+def test_the_error_of_the_median_falls_with_the_number() -> None:
+    rng = random.Random(1)
+    draws = [[1 + 0.1 * rng.gauss(0, 1) for _ in range(25)] for _ in range(300)]
+    centre = sum(median(d) for d in draws) / len(draws)
+    spread = math.sqrt(sum((median(d) - centre) ** 2 for d in draws) / len(draws))
+    assert median(map(standard_error, draws)) == pytest.approx(spread, rel=0.2)
+    assert standard_error([1.0]) == math.inf
