@@ -59,15 +59,31 @@ class NestCost:
     threads: float = 0.0  # GPU: threads of one block
     occupancy: float = 0.0  # GPU: resident threads over the most that fit
     coalesced: float = 0.0  # GPU: part of the fetched bytes that is used
+    reduced: float = 1.0  # passes through the body that one tile's reduction takes
+    overlap: float = 1.0  # tiles whose reductions the core has in flight at once
+    guarded: float = 0.0  # a predicate that changes within the body (1), or only around it (0.5)
+    cold: float = 0.0  # bytes from memory whatever fits the caches
 
 
 #: a spilled accumulator is stored and loaded again, and the next step waits for it
 _SPILL_CYCLES = 3.0
 
 
-def nest_cost(nest: Nest, machine: Machine, shared_bytes: float = 0.0) -> NestCost:
-    """The cost of ``nest``; ``shared_bytes`` is the shared memory that one block of the kernel holds."""
-    return _gpu(nest, machine, shared_bytes) if machine.gpu else _cpu(nest, machine)
+#: micro-operations that a core has in flight: reductions shorter than that overlap
+_WINDOW = 320.0
+#: a predicate within the body keeps LLVM from using whole vectors; one around it costs a compare
+_GUARD_INSIDE, _GUARD_AROUND = 2.0, 1.03
+#: part of a cache that stays a function's own from one call to the next
+_OWN = 0.8
+
+
+def nest_cost(nest: Nest, machine: Machine, shared_bytes: float = 0.0, resident: float = math.inf) -> NestCost:
+    """The cost of ``nest``; ``shared_bytes`` is the shared memory that one block of the kernel holds.
+
+    ``resident`` is what the whole function touches, in bytes. Where a cache holds all of it, nothing but cold
+    buffers comes from below: functions are timed, and a model runs them, with their activations at hand.
+    """
+    return _gpu(nest, machine, shared_bytes) if machine.gpu else _cpu(nest, machine, resident)
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,7 @@ def _cut(nest: Nest) -> _Body:
     return _Body(pivot, tuple(inside), vectorized, automatic=False)
 
 
-def _cpu(nest: Nest, machine: Machine) -> NestCost:
+def _cpu(nest: Nest, machine: Machine, resident: float) -> NestCost:
     extents = nest.extents
     body = _cut(nest)
     element = nest.accesses[0].buffer.element if nest.accesses else 4
@@ -119,12 +135,15 @@ def _cpu(nest: Nest, machine: Machine) -> NestCost:
     steps = math.prod(extents[i] for i in scalar_loops if i in nest.reduction)
     spills = max(0.0, registers - _usable(machine, steps)) * (steps if nest.reduction else 1)
     chain = operations / max(accumulators, 1.0) if nest.reduction and body.pivot in nest.reduction else 0.0
-    cycles = max(operations / 2, (loads + spills) / 2 + gathers, stores + spills, chain * CPU_FMA_LATENCY)
+    reduced = _reduced(nest, body)
+    overlap = max(1.0, _WINDOW / max(1.0, (operations + loads) * reduced))
+    cycles = max(operations / 2, (loads + spills) / 2 + gathers, stores + spills, chain * CPU_FMA_LATENCY / overlap)
     cycles += _SPILL_CYCLES * spills + _LOOP_CYCLES
     if body.automatic:
         cycles /= _AUTO_VECTOR
-    if nest.predicated:
-        cycles *= 1.15
+    guarded = _guarded(nest, body)
+    if guarded:
+        cycles *= _GUARD_INSIDE if guarded == 1.0 else _GUARD_AROUND
     inner = extents[body.pivot] if body.pivot >= 0 else 1
     passes = nest.iterations / max(1, unrolled * vector)
 
@@ -132,7 +151,7 @@ def _cpu(nest: Nest, machine: Machine) -> NestCost:
     rounds = math.ceil(chunks / machine.cores)
     used = chunks / rounds  # cores at work on average
     compute = passes * cycles / machine.hz / used
-    traffic, sets = _traffic(nest, machine)
+    traffic, cold, sets = _traffic(nest, machine, resident / max(1.0, used))
     memory = tuple(
         bytes_ / level.refill / min(used, machine.cores) for bytes_, level in zip(traffic, machine.levels, strict=True)
     )
@@ -147,8 +166,27 @@ def _cpu(nest: Nest, machine: Machine) -> NestCost:
         spills=spills, cycles=cycles, chain=chain, inner=inner, inner_reduces=body.pivot in nest.reduction,
         inner_step=max((abs(a.step(body.pivot)) * a.buffer.element for a in nest.accesses), default=0.0)
         if body.pivot >= 0 else 0.0,
+        reduced=reduced, overlap=overlap, guarded=guarded, cold=cold,
         tile_bytes=sets[first_reduction], chunk_bytes=sets[first_inside],
     )
+
+
+def _reduced(nest: Nest, body: _Body) -> float:
+    """Passes through the body until its accumulators are done: what reduces between it and the next spatial loop."""
+    total = 1.0
+    for i in range(body.pivot, -1, -1):
+        if nest.loops[i].extent > 1 and i not in nest.reduction:
+            break
+        total *= nest.loops[i].extent
+    return total
+
+
+def _guarded(nest: Nest, body: _Body) -> float:
+    """See :class:`NestCost`; a partitioned loop leaves the larger part without the predicate."""
+    if not nest.predicated:
+        return 0.0
+    inside = any(i in nest.predicate and nest.loops[i].extent > 1 for i in body.loops)
+    return 1.0 if inside and not any(loop.partitioned for loop in nest.loops) else 0.5
 
 
 def _usable(machine: Machine, steps: int) -> float:
@@ -211,11 +249,12 @@ def _parallel(nest: Nest) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def _traffic(nest: Nest, machine: Machine) -> tuple[tuple[float, ...], list[float]]:
-    """Bytes into each level, and the working set of the loops from each depth inwards.
+def _traffic(nest: Nest, machine: Machine, resident: float) -> tuple[tuple[float, ...], float, list[float]]:
+    """Bytes into each level, those of cold buffers, and the working set of the loops from each depth inwards.
 
-    At the outermost depth whose working set fits a level, everything in it is fetched once for each iteration of
-    the loops outside; what the nearest of those does not move stays.
+    ``resident`` bytes are what one core touches in a call: a cache that holds them all is not refilled. Elsewhere, at
+    the outermost depth whose working set fits a level, everything in it is fetched once for each iteration of the
+    loops outside; what the nearest of those does not move stays.
     """
     extents = nest.extents
     depth = len(extents)
@@ -229,8 +268,13 @@ def _traffic(nest: Nest, machine: Machine) -> tuple[tuple[float, ...], list[floa
         prints.append([max(_footprint(a, inside, extents) for a in group) for group in buffers.values()])
     sets = [sum(row) for row in prints]
     outside = [math.prod(extents[:d]) for d in range(depth + 1)]
+    chilled = [group[0].buffer.cold for group in buffers.values()]
+    cold = sum(size for size, c in zip(prints[0], chilled, strict=True) if c)
     traffic = []
-    for level in machine.levels:
+    for number, level in enumerate(machine.levels):
+        if resident * (machine.cores if number == len(machine.levels) - 1 else 1) <= _OWN * level.size:
+            traffic.append(cold)
+            continue
         d = next((i for i in range(depth + 1) if sets[i] <= level.size), depth)
         total = 0.0
         for group, size in zip(buffers.values(), prints[d], strict=True):
@@ -239,7 +283,7 @@ def _traffic(nest: Nest, machine: Machine) -> tuple[tuple[float, ...], list[floa
                 times /= extents[d - 1]
             total += size * times
         traffic.append(total)
-    return tuple(traffic), sets
+    return tuple(traffic), cold, sets
 
 
 def _footprint(access: Access, loops: set[int], extents: list[int]) -> float:

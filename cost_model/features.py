@@ -7,6 +7,7 @@ many orders of magnitude and enter as ``log2(1 + x)``. Reading one candidate tak
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ _NEST_NAMES = (
     "parallel", "balance", "grain", "regions", "vector", "lanes_used", "unrolled",
     "operations", "loads", "stores", "gathers", "loads_per_operation", "accumulators", "registers", "spills",
     "cycles_per_operation", "chain", "inner", "inner_reduces", "inner_step", "tile_bytes", "chunk_bytes",
-    "threads", "occupancy", "coalesced",
+    "threads", "occupancy", "coalesced", "reduced", "overlap", "guarded", "cold",
 )
 _TOTAL_NAMES = (
     "seconds", "compute", "launch", "flops", "nests", "allocated", "allocated_shared", "allocated_local",
@@ -49,20 +50,24 @@ class Features:
     seconds: float
 
 
-def extract(mod: tvm.IRModule, target: tvm.target.Target) -> Features:
-    """The features of the one function in ``mod``. Remembered for the modules seen last."""
-    return _extract(mod, str(target))
+def extract(mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = ()) -> Features:
+    """The features of the one function in ``mod``. Remembered for the modules seen last.
+
+    ``cold`` are the positions of parameters that no cache holds (see :func:`cost_model.machine.cold_weights`).
+    """
+    return _extract(mod, str(target), tuple(cold))
 
 
 @lru_cache(maxsize=1024)
-def _extract(mod: tvm.IRModule, target_json: str) -> Features:
-    return describe(read_function(mod), machine(tvm.target.Target(target_json)))
+def _extract(mod: tvm.IRModule, target_json: str, cold: tuple[int, ...]) -> Features:
+    return describe(read_function(mod, cold), machine(tvm.target.Target(target_json)))
 
 
 def describe(function: Function, on: Machine) -> Features:
     """The features of a function that has been read."""
     shared = sum(_kept(b.bytes, b.scope) for b in function.allocations if b.scope.startswith("shared"))
-    costs = [(nest, nest_cost(nest, on, shared)) for nest in function.nests]
+    resident = sum(b.bytes for b in (*function.arguments, *function.allocations) if b.scope in ("global", ""))
+    costs = [(nest, nest_cost(nest, on, shared, resident)) for nest in function.nests]
     total = sum(cost.seconds for _, cost in costs)
     ranked = sorted(costs, key=lambda pair: -pair[1].seconds)  # stable: equal costs keep the order of the program
     values: list[float] = []
@@ -100,7 +105,8 @@ def _nest_vector(nest: Nest, cost: NestCost, total: float) -> list[float]:
         (cost.loads + cost.gathers) / max(1.0, cost.operations), cost.accumulators, cost.registers, cost.spills,
         cost.cycles / max(1.0, cost.operations), cost.chain, _log(cost.inner), float(cost.inner_reduces),
         _log(cost.inner_step), _log(cost.tile_bytes), _log(cost.chunk_bytes),
-        _log(cost.threads), cost.occupancy, cost.coalesced,
+        _log(cost.threads), cost.occupancy, cost.coalesced, _log(cost.reduced), _log(cost.overlap), cost.guarded,
+        _log(cost.cold),
     ]
 
 

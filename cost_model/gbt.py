@@ -1,11 +1,11 @@
-"""The learned model: gradient-boosted trees that rank candidates of a task, on top of the analytic estimate.
+"""The learned model: gradient-boosted trees that rank candidates of a task, on top of what is known without them.
 
-The estimate enters as every sample's base margin, so trees only learn where it errs: without data the ranking is
-the estimate's. It enters with weight, and trees grow in number with the samples: with a plain margin and 50 trees,
-eight measured candidates of a task made the ranking of its others worse than the estimate alone (0.64 of the pairs in
-order against 0.74, GEMM and convolution tasks on a noisy machine); with these settings they do not. Pairwise and NDCG
-objectives differed by less than the noise; regression on the logarithm was worse. Ranking for tuning is after Chen et
-al., "Learning to optimize tensor programs" (2018).
+That is the analytic estimate or, where there is one, what a pre-trained model makes of it. It enters as every sample's
+base margin, so trees only learn where it errs: without data the ranking is the estimate's. It enters with weight, and
+trees grow in number with the samples: with a plain margin and 50 trees, eight measured candidates of a task made the
+ranking of its others worse than the estimate alone (0.64 of the pairs in order against 0.74, GEMM and convolution tasks
+on a noisy machine); with these settings they do not. Ranking for tuning is after Chen et al., "Learning to optimize
+tensor programs" (2018).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import tvm
 from tvm import tirx
 
 from cost_model.features import FEATURES, Features, extract
-from cost_model.model import Sample, prior_scores
+from cost_model.model import Sample
+from cost_model.pretrained import Pretrained
+from cost_model.roofline import estimate
 
 if TYPE_CHECKING:
     import xgboost
 
 __all__ = ["RankingModel"]
 
-_FORMAT = 1
+_FORMAT = 2
 #: weight of the analytic estimate, in units of the ranking loss for each factor of two
 _PRIOR_WEIGHT = 2.0
 
@@ -36,10 +38,15 @@ class RankingModel:
     """XGBoost's ranking over :data:`cost_model.features.FEATURES`, grouped by task.
 
     ``capacity`` bounds the samples that are kept and trained on (the newest of them), ``rounds`` the most trees,
-    ``threads`` the cores that training may use. Equal samples in equal order give equal models.
+    ``threads`` the cores that training may use. Equal samples in equal order give equal models. ``explore`` standard
+    deviations of the pre-trained model's prediction are added to a score: what is uncertain is worth a trial.
     """
 
-    def __init__(self, *, seed: int = 0, capacity: int = 3000, rounds: int = 60, threads: int = 1) -> None:
+    def __init__(
+        self, *, seed: int = 0, capacity: int = 3000, rounds: int = 60, threads: int = 1,
+        pretrained: Pretrained | None = None, explore: float = 0.0,
+    ) -> None:
+        self._pretrained, self._explore = pretrained, explore
         self._seed = seed
         self._capacity = capacity
         self._rounds = rounds
@@ -53,19 +60,29 @@ class RankingModel:
         return len(self._samples)
 
     def score(
-        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
+        cold: Sequence[int] = (),
     ) -> np.ndarray:
         if not candidates:
             return np.zeros(0)
-        features = [extract(c, target) for c in candidates]
-        prior = prior_scores(func, target, features)
+        features = [extract(c, target, cold) for c in candidates]
+        base, deviation = self._base(features)
+        bonus = self._explore * deviation
+        bound = math.log2(estimate(func, target))  # the same for all: scores are 0 at the roofline
         if self._booster is None:
-            return prior
+            return base + bound + bonus
         import xgboost
 
         rows = np.stack([f.vector for f in features])
-        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * prior, nthread=self._threads)
-        return np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
+        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * (base + bound), nthread=self._threads)
+        return np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64) + _PRIOR_WEIGHT * bonus
+
+    def _base(self, features: Sequence[Features]) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of speed without what this model has learned, and how uncertain they are."""
+        seconds = np.array([max(f.seconds, 1e-9) for f in features])
+        if self._pretrained is None:
+            return -np.log2(seconds), np.zeros(len(features))
+        return self._pretrained.predict(np.stack([f.vector for f in features]), seconds)
 
     def fit(self, samples: Sequence[Sample]) -> None:
         if samples:
@@ -88,7 +105,7 @@ class RankingModel:
         data = xgboost.DMatrix(
             np.stack([s.features.vector for s in ordered]), label=_relevance(ordered),
             qid=np.array([number[s.group] for s in ordered]), nthread=self._threads,
-            base_margin=-_PRIOR_WEIGHT * np.log2([max(s.features.seconds, 1e-9) for s in ordered]),
+            base_margin=_PRIOR_WEIGHT * self._base([s.features for s in ordered])[0],
         )
         # few samples, few trees: see the head of this file
         rounds = min(self._rounds, max(4, len(ordered)))
@@ -104,9 +121,8 @@ class RankingModel:
 
     def save(self) -> bytes:
         buffer = io.BytesIO()
-        booster = bytes(self._booster.save_raw("ubj")) if self._booster is not None else b""
         np.savez_compressed(
-            buffer, format=_FORMAT, names=np.array(FEATURES), booster=np.frombuffer(booster, dtype=np.uint8),
+            buffer, format=_FORMAT, names=np.array(FEATURES),
             groups=np.array([s.group for s in self._samples], dtype=np.str_),
             vectors=np.array([s.features.vector for s in self._samples], dtype=np.float32),
             priors=np.array([s.features.seconds for s in self._samples], dtype=np.float64),
@@ -129,11 +145,8 @@ class RankingModel:
             )
         ]
         self._booster = None
-        if fields["booster"].size:
-            import xgboost
-
-            self._booster = xgboost.Booster({"nthread": self._threads})
-            self._booster.load_model(bytearray(fields["booster"].tobytes()))
+        if self._samples:
+            self._train()  # not stored: what is below it may have been trained anew since
 
 
 def _comparable(samples: Sequence[Sample]) -> bool:

@@ -7,12 +7,13 @@ widths and cache bandwidths, NVIDIA's white papers for the GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import tvm
 
-__all__ = ["Level", "Machine", "machine"]
+__all__ = ["Level", "Machine", "cold_weights", "machine"]
 
 #: sustained clock under vector load of current server and desktop cores, in Hz; deliberately on the high side,
 #: since a bound that is too low would make the tuner stop too early
@@ -70,6 +71,15 @@ _GPUS = {
 def machine(target: tvm.target.Target) -> Machine:
     """The machine that an ``llvm`` or ``cuda`` target describes."""
     return _machine(str(target))
+
+
+def cold_weights(target: tvm.target.Target, constants: Sequence[int], constant_bytes: int) -> tuple[int, ...]:
+    """Those of the parameters ``constants`` that come from memory in every call: all, or none.
+
+    They are weights of a model that reads ``constant_bytes`` of them in one run, which the last cache holds or not.
+    """
+    last = max((level.size for level in machine(target).levels), default=0.0)
+    return tuple(constants) if constant_bytes > last else ()
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,38 +13,22 @@ from tvm import tirx
 
 from cost_model.features import Features, extract
 from cost_model.roofline import estimate
+from cost_model.sample import Sample, sample
 
-__all__ = ["CostModel", "RooflineModel", "Sample", "sample"]
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One measured candidate. ``group`` names the task: only samples of one group are ever compared.
-
-    ``seconds`` is infinite where the candidate failed.
-    """
-
-    group: str
-    features: Features
-    seconds: float
-
-    @property
-    def failed(self) -> bool:
-        return not math.isfinite(self.seconds)
-
-
-def sample(group: str, candidate: tvm.IRModule, target: tvm.target.Target, seconds: float) -> Sample:
-    """The sample of a scheduled function that took ``seconds`` (infinity: it failed)."""
-    return Sample(group, extract(candidate, target), seconds)
+__all__ = ["CostModel", "RooflineModel", "Sample", "prior_scores", "sample"]
 
 
 class CostModel(Protocol):
     """Scores are comparable between candidates of one function; higher is faster."""
 
     def score(
-        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
+        cold: Sequence[int] = (),
     ) -> np.ndarray:
-        """One float64 for each scheduled candidate of ``func``. Equal calls give equal scores."""
+        """One float64 for each scheduled candidate of ``func``. Equal calls give equal scores.
+
+        ``cold`` are the positions of parameters that no cache holds when a call begins.
+        """
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """Learn from ``samples`` in addition to those known already."""
@@ -64,9 +47,10 @@ class RooflineModel:
     """The analytic estimate alone: the honest control for a model that learns."""
 
     def score(
-        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule]
+        self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
+        cold: Sequence[int] = (),
     ) -> np.ndarray:
-        return prior_scores(func, target, [extract(c, target) for c in candidates])
+        return prior_scores(func, target, [extract(c, target, cold) for c in candidates])
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """Nothing to learn."""

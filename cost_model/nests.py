@@ -6,10 +6,11 @@ and the blocks still say which loops reduce.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from cost_model.affine import Affine, Environment, evaluate
@@ -26,22 +27,30 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class Loop:
-    """``kind``: serial, parallel, vectorized, unrolled, or the thread tag (``blockIdx.x`` …)."""
+    """``kind``: serial, parallel, vectorized, unrolled, or the thread tag (``blockIdx.x`` …).
+
+    ``partitioned`` loops are cut in two when they are lowered, so that a predicate holds throughout the larger part.
+    """
 
     extent: int
     kind: str
     auto_unroll: int = 0
+    partitioned: bool = False
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """``bytes`` is the size of the whole buffer, ``element`` of one element; ``argument`` for parameters."""
+    """``bytes`` is the size of the whole buffer, ``element`` of one element; ``argument`` for parameters.
+
+    A ``cold`` one is in no cache when the function begins: a weight of a model whose weights do not fit there.
+    """
 
     name: str
     shape: tuple[int, ...]
     element: int
     scope: str
     argument: bool
+    cold: bool = False
 
     @property
     def bytes(self) -> float:
@@ -77,7 +86,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Nest:
-    """A store with its loops, outermost first. ``arithmetic`` and ``special`` count operations an iteration."""
+    """A store with its loops, outermost first. ``arithmetic`` and ``special`` count operations an iteration.
+
+    ``predicate`` has the numbers of the loops that its predicates change with.
+    """
 
     loops: tuple[Loop, ...]
     accesses: tuple[Access, ...]  # the store comes first
@@ -86,6 +98,7 @@ class Nest:
     special: float
     predicated: bool
     opaque: bool = False  # a tensor intrinsic or an external call
+    predicate: frozenset[int] = frozenset()
 
     @property
     def extents(self) -> list[int]:
@@ -113,26 +126,30 @@ class Function:
     arguments: list[Buffer] = field(default_factory=list)
 
 
-def read_function(mod: tvm.IRModule | tirx.PrimFunc) -> Function:
-    """The nests of the one function in ``mod`` (of ``main`` where there are several)."""
+def read_function(mod: tvm.IRModule | tirx.PrimFunc, cold: Sequence[int] = ()) -> Function:
+    """The nests of the one function in ``mod`` (of ``main`` where there are several).
+
+    ``cold`` are the positions of the parameters that no cache holds.
+    """
     if isinstance(mod, tirx.PrimFunc):
         func = mod
     else:
         functions = {v.name_hint: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
         func = functions.get("main") or next(iter(functions.values()))
-    return _Walk(func).result
+    return _Walk(func, cold).result
 
 
 class _Walk:
     """Carries loops, bindings and predicates down the tree."""
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
+    def __init__(self, func: tirx.PrimFunc, cold: Sequence[int] = ()) -> None:
         self.result = Function()
+        self._cold = [func.params[i] for i in cold]
         self._buffers: dict[object, Buffer] = {}
         self._loops: list[Loop] = []
         self._env = Environment()
         self._reduction: set[int] = set()
-        self._predicates = 0
+        self._predicates: list[set[int]] = []
         self._allocated: set[object] = set()
         self._statement(func.body)
         for buffer in self._buffers.values():
@@ -154,7 +171,8 @@ class _Walk:
         if kind == "thread":
             kind = str(stmt.thread_binding.thread_tag)
         steps = stmt.annotations.get("pragma_auto_unroll_max_step", 0) if stmt.annotations else 0
-        self._loops.append(Loop(extent, kind, int(steps)))
+        hint = bool(stmt.annotations) and bool(stmt.annotations.get("pragma_loop_partition_hint", 0))
+        self._loops.append(Loop(extent, kind, int(steps), hint))
         self._env.values[stmt.loop_var] = Affine.loop(index)
         self._env.extents.append(extent)
         self._statement(stmt.body)
@@ -165,7 +183,8 @@ class _Walk:
     def _visit_SBlockRealize(self, stmt: tirx.Stmt) -> None:
         block = stmt.block
         guarded = not isinstance(stmt.predicate, tirx.IntImm)
-        self._predicates += guarded
+        if guarded:
+            self._predicates.append(self._moving(stmt.predicate))
         before = set(self._reduction)
         for variable, value in zip(block.iter_vars, stmt.iter_values, strict=True):
             form = evaluate(value, self._env)
@@ -177,14 +196,21 @@ class _Walk:
             self._buffer(buffer)
         self._statement(block.body)
         self._reduction = before
-        self._predicates -= guarded
+        if guarded:
+            self._predicates.pop()
 
     def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:
-        self._predicates += 1
+        self._predicates.append(self._moving(stmt.condition))
         self._statement(stmt.then_case)
         if stmt.else_case is not None:
             self._statement(stmt.else_case)
-        self._predicates -= 1
+        self._predicates.pop()
+
+    def _moving(self, condition: tirx.Expr) -> set[int]:
+        """The loops that a condition changes with."""
+        variables: list[tirx.Var] = []
+        tvm_ffi.structural_walk(condition, [(tirx.Var, variables.append)])
+        return {i for v in variables for i in self._env.values.get(v, Affine()).loops}
 
     def _visit_AttrStmt(self, stmt: tirx.AttrStmt) -> None:
         self._statement(stmt.body)
@@ -221,7 +247,7 @@ class _Walk:
         self.result.nests.append(
             Nest(
                 tuple(self._loops), accesses, frozenset(self._reduction), arithmetic, special,
-                self._predicates > 0, opaque,
+                bool(self._predicates), opaque, frozenset().union(*self._predicates),
             )
         )
 
@@ -233,7 +259,10 @@ class _Walk:
         if known is None:
             shape = tuple(int(e.value) if isinstance(e, tirx.IntImm) else 16 for e in buffer.shape)
             bits = tvm.runtime.DataType(str(buffer.dtype)).bits
-            known = Buffer(buffer.name, shape, max(1, bits // 8), str(buffer.scope()), buffer not in self._allocated)
+            known = Buffer(
+                buffer.name, shape, max(1, bits // 8), str(buffer.scope()), buffer not in self._allocated,
+                any(buffer.same_as(c) for c in self._cold),
+            )
             self._buffers[buffer] = known
         return known
 

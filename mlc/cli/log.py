@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import options
+from mlc.cli import log_model, options
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import LogError, UsageError
 
@@ -31,16 +31,31 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_place(show)
     show.add_argument("--task", metavar="TEXT", help="the records of the tasks whose name or key contains TEXT")
     show.add_argument("--sessions", action="store_true", help="the tuning runs instead of the tasks")
+    show.add_argument("--plot", type=Path, metavar="FILE",
+                      help="write best-so-far by trials and by time: .html (with failures and runs), .png or .svg")
     show.add_argument("--limit", type=options.positive_int, default=40, metavar="N", help="lines (default: 40)")
     merge = action("merge", "add the records of other logs to one", _merge)
     merge.add_argument("sources", nargs="+", type=Path, metavar="FILE", help="a .db or .jsonl log")
     _add_place(merge)
-    export = action("export", "write a log as JSON lines", _export)
+    export = action("export", "write a log as JSON lines, or for MetaSchedule", _export)
     export.add_argument("file", type=Path, metavar="FILE.jsonl")
+    export.add_argument("--metaschedule", action="store_true",
+                        help="make FILE a folder with MetaSchedule's JSON database, which plain TVM compiles from")
     _add_place(export)
-    imports = action("import", "add the records of a JSON lines file", _import)
-    imports.add_argument("file", type=Path, metavar="FILE.jsonl")
+    imports = action("import", "add the records of a JSON lines file, or of a MetaSchedule database", _import)
+    imports.add_argument("file", type=Path, metavar="FILE.jsonl", help="or a folder with MetaSchedule's two files")
     _add_place(imports)
+    prune = action("prune", "copy a log without the records that no longer matter", _prune)
+    prune.add_argument("file", type=Path, metavar="NEW", help="the pruned log")
+    prune.add_argument("--keep", type=options.positive_int, default=8, metavar="N",
+                       help="of a task's best (default: 8)")
+    prune.add_argument("--sample", type=int, default=24, metavar="N", help="of its others, at random (default: 24)")
+    _add_place(prune)
+    train = action("train", "train the cost model on what logs hold", lambda args: log_model.train(args, _place(args)))
+    log_model.add_arguments(train, output=True)
+    evaluate = action("evaluate", "how well the cost model ranks candidates of tasks that it has not seen",
+                      lambda args: log_model.evaluate(args, _place(args)))
+    log_model.add_arguments(evaluate, output=False)
     check = action("check", "is a log whole; exit code 1 where it is not", _check)
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the log (default: --log)")
     check.add_argument("--salvage", type=Path, metavar="NEW", help="copy what can be read into a new log")
@@ -67,6 +82,8 @@ def _show(args: argparse.Namespace) -> Outcome:
     from mlc.target import resolve
 
     path = _place(args)
+    if args.plot:
+        return _plot(path, args.plot, args.task)
     if args.sessions:
         with TuningLog(path, readonly=True) as log:
             return _show_sessions(path, log, args.limit)
@@ -100,12 +117,34 @@ def _show_tasks(path: Path, reader: LogReader, limit: int) -> Outcome:
     return Outcome(document, render)
 
 
-def _show_records(path: Path, reader: LogReader, text: str, limit: int) -> Outcome:
+def _plot(path: Path, file: Path, text: str | None) -> Outcome:
+    from mlc.log import TuningLog
+    from mlc.report import log_page
+
+    log_page.check_plot(file)
+    options.check_folder(file)
+    with TuningLog(path, readonly=True) as log:
+        keys = _matching(log, text) if text else [None]
+        records, sessions = [r for key in keys for r in log.records(key)], log.sessions()
+    try:
+        log_page.write(file, str(path), records, sessions)
+    except OSError as error:
+        raise LogError(f"the plot must be writable, but {file} is not ({error.strerror})") from error
+    return Outcome({"log": str(path), "plot": str(file), "records": len(records)},
+                   _line(f"{file}: {len(records)} records"))
+
+
+def _matching(reader: LogReader, text: str) -> list[str]:
+    """The keys of the tasks that ``--task`` means."""
     keys = [t.task_key for t in reader.tasks() if text in t.task_name or t.task_key.startswith(text)]
     if not keys:
         raise UsageError(f"--task must be part of a task's name or the start of its key, got {text!r}; "
                          "`mlc log show` lists the tasks")
-    found = (record for key in keys for record in reader.records(key))
+    return keys
+
+
+def _show_records(path: Path, reader: LogReader, text: str, limit: int) -> Outcome:
+    found = (record for key in _matching(reader, text) for record in reader.records(key))
     records = sorted(found, key=lambda r: (r.task_name, r.task_key, r.seconds))
     rows: list[dict[str, Any]] = [
         {"task": r.task_name, "key": r.task_key, "ms": r.seconds * 1e3, "failure": r.failure, "detail": r.detail,
@@ -168,10 +207,22 @@ def _import(args: argparse.Namespace) -> Outcome:
     from mlc.log import TuningLog, import_jsonl
 
     path = _place(args)
+    if args.file.is_dir():
+        return _import_database(args, path)
     if not args.file.is_file():
         raise LogError(f"a file to import must exist, but {args.file} does not; `mlc log export` writes one")
     with TuningLog(path) as log:
         return _exchanged(path, import_jsonl(log, args.file))
+
+
+def _import_database(args: argparse.Namespace, path: Path) -> Outcome:
+    from mlc.log import TuningLog
+    from mlc.log.metaschedule import import_database
+    from mlc.target import resolve
+
+    with TuningLog(path) as log:
+        done = import_database(log, args.file, resolve(args.target))
+    return Outcome({"log": str(path), **done.to_json()}, _line(f"{path}: {done}"))
 
 
 def _exchanged(path: Path, done: Any) -> Outcome:
@@ -187,10 +238,26 @@ def _export(args: argparse.Namespace) -> Outcome:
     from mlc.log import TuningLog, export_jsonl
 
     path = _place(args)
+    if args.metaschedule:
+        from mlc.log.metaschedule import export_database
+
+        with TuningLog(path, readonly=True) as log:
+            done = export_database(log, args.file)
+        return Outcome({"log": str(path), "file": str(args.file), **done.to_json()}, _line(f"{args.file}: {done}"))
     options.check_folder(args.file)
     with TuningLog(path, readonly=True) as log:
         count = export_jsonl(log, args.file)
     return Outcome({"log": str(path), "file": str(args.file), "records": count}, _line(f"{args.file}: {count} records"))
+
+
+def _prune(args: argparse.Namespace) -> Outcome:
+    from mlc.log.prune import prune
+
+    path = _place(args)
+    options.check_folder(args.file)
+    before, after = prune(path, args.file, args.keep, args.sample)
+    return Outcome({"log": str(path), "pruned": str(args.file), "before": before, "after": after},
+                   _line(f"{args.file}: {after} of {before} records"))
 
 
 def _check(args: argparse.Namespace) -> Outcome:
@@ -221,4 +288,4 @@ def _execute(args: argparse.Namespace) -> Outcome:
     return outcome
 
 
-COMMAND = Command("log", "show, merge, export, import and check tuning logs", _add_arguments, _execute)
+COMMAND = Command("log", "show, merge, move, prune, learn from and check tuning logs", _add_arguments, _execute)

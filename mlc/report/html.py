@@ -20,7 +20,7 @@ from mlc.report import plots
 if TYPE_CHECKING:
     from mlc.log.record import Record
 
-__all__ = ["CompileReport", "FunctionRow", "check_folder", "page", "scripts", "write"]
+__all__ = ["CompileReport", "FunctionRow", "check_folder", "document", "page", "scripts", "write"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #0072B2; --mute: #888; }
@@ -93,11 +93,15 @@ def scripts(dump: Path) -> dict[str, str]:
 
 def page(report: CompileReport) -> str:
     """The whole document."""
-    title = html.escape(report.title)
-    parts = [
-        f"<h1>{title}</h1>", f'<p class="facts">{html.escape(" · ".join(report.facts))}</p>',
+    return document(report.title, report.facts, [
         "<h2>Functions</h2>", *_functions(report.functions), *_tuning(report.records), *_scripts(report.functions),
-    ]
+    ])
+
+
+def document(name: str, facts: Sequence[str], body: Iterable[str]) -> str:
+    """A page of our style around ``body``, which is HTML; name and facts are plain text."""
+    title = html.escape(name)
+    parts = [f"<h1>{title}</h1>", f'<p class="facts">{html.escape(" · ".join(facts))}</p>', *body]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import InstallationError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mlc.log.record import Record
 
-__all__ = ["best_so_far", "latency_bars", "require_matplotlib", "svg"]
+__all__ = ["best_so_far", "latency_bars", "png", "require_matplotlib", "svg"]
 
 # Okabe and Ito's palette, which stays apart for colour-blind readers
 _OURS, _OTHER, _LINE = "#0072B2", "#B8B8B8", "#444444"
@@ -36,12 +36,15 @@ def require_matplotlib() -> None:
         raise InstallationError("plots need matplotlib, which is not installed; run `pip install matplotlib`") from None
 
 
-def best_so_far(records: Iterable[Record], *, curves: int = _CURVES) -> Figure:
+def best_so_far(
+    records: Iterable[Record], *, curves: int = _CURVES, clock: Callable[[Record], float] | None = None
+) -> Figure:
     """Each task's best time over its own trials, against its first good one; the ``curves`` most improved by name.
 
-    A logarithmic vertical axis: 1 is the first candidate that ran, 0.5 is twice as fast.
+    A logarithmic vertical axis: 1 is the first candidate that ran, 0.5 is twice as fast. With ``clock``, which gives
+    the seconds at which a record was made, the horizontal axis is time.
     """
-    progress = {name: best for name, best in _progress(records).items() if len(best) > 1}
+    progress = {name: best for name, best in _progress(records, clock).items() if len(best) > 1}
     ranked = sorted(progress, key=lambda name: progress[name][-1][1] / progress[name][0][1])
     figure, axes = _figure(7.0, 3.6)
     for name in ranked[curves:]:
@@ -55,7 +58,7 @@ def best_so_far(records: Iterable[Record], *, curves: int = _CURVES) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if _leading_digit(value) in (2, 3, 5) else "")
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.set_xlabel("trials of the task")
+    axes.set_xlabel("trials of the task" if clock is None else "seconds of tuning")
     axes.set_ylabel("best time so far / first")
     return figure
 
@@ -94,29 +97,49 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg"):]
 
 
-def _progress(records: Iterable[Record]) -> dict[str, list[tuple[int, float]]]:
-    """Task -> (trial number from 1, best seconds so far), one point at each improvement and one at the end."""
+def png(figures: Sequence[Figure]) -> bytes:
+    """The figures one below the other as one picture."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.image import imsave
+
+    pictures = []
+    for figure in figures:
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        pictures.append(np.asarray(canvas.buffer_rgba()))
+    width = max(p.shape[1] for p in pictures)
+    wide = [np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=255) for p in pictures]
+    buffer = io.BytesIO()
+    imsave(buffer, np.concatenate(wide), format="png")
+    return buffer.getvalue()
+
+
+def _progress(
+    records: Iterable[Record], clock: Callable[[Record], float] | None
+) -> dict[str, list[tuple[float, float]]]:
+    """Task -> (trial number from 1, or time; best seconds so far), a point at each improvement and one at the end."""
     names: dict[str, str] = {}
-    trials: dict[str, int] = {}
-    best: dict[str, list[tuple[int, float]]] = {}
+    trials: dict[str, float] = {}
+    best: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         if "verdict" in record.extra:  # a winner timed again, no trial
             continue
         key = record.task_key
         names.setdefault(key, record.task_name)
-        trials[key] = trials.get(key, 0) + 1
+        trials[key] = trials.get(key, 0) + 1 if clock is None else clock(record)
         points = best.setdefault(key, [])
         if record.ok and (not points or record.seconds < points[-1][1]):
             points.append((trials[key], record.seconds))
     ended = {key: points + [(trials[key], points[-1][1])] for key, points in best.items() if points}
-    taken: dict[str, list[tuple[int, float]]] = {}
+    taken: dict[str, list[tuple[float, float]]] = {}
     for key, points in ended.items():
         name = names[key] if names[key] not in taken else f"{names[key]} {key[:4]}"
         taken[name] = points
     return taken
 
 
-def _curve(axes: Axes, points: list[tuple[int, float]], **style: Any) -> None:
+def _curve(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
     first = points[0][1]
     axes.step([x for x, _ in points], [y / first for _, y in points], where="post", **style)
 

@@ -110,7 +110,7 @@ def test_the_estimate_puts_schedules_in_the_order_that_everyone_knows() -> None:
 def test_vectors_have_one_finite_number_for_each_name() -> None:
     for mod in (tiled(matmul()), naive(matmul()), naive(elementwise())):
         vector = extract(mod, TARGET).vector
-        assert vector.shape == (len(FEATURES),) == (150,) and vector.dtype == np.float32 and np.isfinite(vector).all()
+        assert vector.shape == (len(FEATURES),) == (162,) and vector.dtype == np.float32 and np.isfinite(vector).all()
     assert len(set(FEATURES)) == len(FEATURES)
 
 
@@ -150,6 +150,26 @@ def test_reading_a_candidate_takes_milliseconds() -> None:
     spent = []
     for _ in range(20):
         start = time.perf_counter()
-        uncached.__wrapped__(mod, target)
+        uncached.__wrapped__(mod, target, ())
         spent.append(time.perf_counter() - start)
     assert np.median(spent) < 0.005
+
+
+def test_what_fits_a_cache_is_read_from_there_but_for_cold_weights() -> None:
+    func = matmul(96, 256, 128)
+    mod = tiled(func, 4, 16)
+    warm, cold = (extract(mod, TARGET, c).seconds for c in ((), (1,)))
+    level = machine(TARGET).levels[-1]
+    assert cold - warm > 0.15 * 4 * 256 * 128 / level.refill / machine(TARGET).cores
+    read = read_function(mod, (1,))
+    chilled = [b.shape for b in read.arguments if b.cold]
+    assert chilled == [tuple(int(n) for n in func.params[1].shape)]
+    nest = max(read.nests, key=lambda n: n.flops)
+    small, large = (nest_cost(nest, machine(TARGET), 0.0, resident) for resident in (1e3, 1e12))
+    assert small.traffic == (small.cold,) * 3 and small.cold == 4 * 256 * 128 and max(large.traffic) > small.cold
+
+
+def test_short_reductions_of_several_tiles_overlap() -> None:
+    """A window of nine taps is over before its first sum is: the next tile's have begun by then."""
+    short, long = (hottest(tiled(matmul(64, 64, k), 1, 16))[1] for k in (8, 512))
+    assert short.reduced < long.reduced and short.overlap > long.overlap == 1.0

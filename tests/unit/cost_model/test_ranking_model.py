@@ -13,6 +13,7 @@ from cost_model.features import Features, extract
 from cost_model.gbt import RankingModel
 from cost_model.machine import machine
 from cost_model.model import CostModel, RooflineModel, Sample, prior_scores, sample
+from cost_model.pretrained import Pretrained
 from cost_model.roofline import analyse, estimate, prior
 
 FUNC = matmul(96, 256, 128)
@@ -58,7 +59,7 @@ def test_without_data_the_ranking_is_the_analytic_one() -> None:
     scores = RankingModel().score(FUNC, TARGET, CANDIDATES)
     seconds = [prior(c, TARGET) for c in CANDIDATES]
     assert (np.argsort(-scores, kind="stable") == np.argsort(seconds, kind="stable")).all()
-    assert (scores == RooflineModel().score(FUNC, TARGET, CANDIDATES)).all()
+    assert scores == pytest.approx(RooflineModel().score(FUNC, TARGET, CANDIDATES))
     assert (scores <= 0).all() and len(np.unique(scores)) > 10
     assert RankingModel().score(FUNC, TARGET, [naive(FUNC)])[0] < scores.min()
 
@@ -113,7 +114,7 @@ def test_equal_samples_give_equal_models_and_saving_keeps_them() -> None:
 def test_a_single_sample_a_group_teaches_nothing() -> None:
     model = RankingModel()
     model.fit([*samples(np.array([0]), "a"), *samples(np.array([1]), "b")])
-    assert (model.score(FUNC, TARGET, CANDIDATES) == RooflineModel().score(FUNC, TARGET, CANDIDATES)).all()
+    assert model.score(FUNC, TARGET, CANDIDATES) == pytest.approx(RooflineModel().score(FUNC, TARGET, CANDIDATES))
 
 
 def test_the_oldest_samples_make_room() -> None:
@@ -133,6 +134,28 @@ def test_a_state_of_other_features_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("cost_model.gbt.FEATURES", ("something", "else"))
     with pytest.raises(ValueError, match="this version's features"):
         RankingModel().load(blob)
+
+
+def test_trees_grow_on_what_a_pretrained_model_says() -> None:
+    other = matmul(80, 192, 64)
+    learned = [sample("other", tiled(other, r, c), TARGET, hidden_truth(r, c)) for r, c in TILES]
+    below = Pretrained.train(learned)
+    model = RankingModel(pretrained=below)
+    held_out = accuracy(model.score(FUNC, TARGET, CANDIDATES), SECONDS)
+    assert held_out > accuracy(RankingModel().score(FUNC, TARGET, CANDIDATES), SECONDS) + 0.1
+    model.fit(samples(np.arange(0, len(TILES), 2)))
+    rest = np.arange(1, len(TILES), 2)
+    assert accuracy(model.score(FUNC, TARGET, [CANDIDATES[i] for i in rest]), SECONDS[rest]) > 0.8
+    again = RankingModel(pretrained=below)
+    again.load(model.save())
+    assert (again.score(FUNC, TARGET, CANDIDATES) == model.score(FUNC, TARGET, CANDIDATES)).all()
+
+
+def test_what_is_uncertain_is_worth_a_trial() -> None:
+    below = Pretrained.train([sample(g, CANDIDATES[i], TARGET, s) for g in "abc" for i, s in enumerate(SECONDS)])
+    plain, curious = (RankingModel(pretrained=below, explore=e) for e in (0.0, 2.0))
+    gained = curious.score(FUNC, TARGET, CANDIDATES) - plain.score(FUNC, TARGET, CANDIDATES)
+    assert (gained >= 0).all() and gained.max() > 0
 
 
 def test_both_models_keep_the_contract() -> None:

@@ -1,0 +1,123 @@
+"""``mlc log train`` and ``mlc log evaluate``: the cost model from logs, and how well it ranks unseen tasks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc.cli import options
+from mlc.cli.outcome import Outcome
+from mlc.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from cost_model.sample import Sample
+
+__all__ = ["add_arguments", "evaluate", "train"]
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
+    """What both take; ``output``: where the model goes."""
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="logs to learn from (default: --log)")
+    parser.add_argument("--log", metavar="FILE", help="the log (default: your own for the target)")
+    if output:
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write")
+        parser.add_argument("--evaluate", action="store_true", help="rank held-out tasks, too")
+    parser.add_argument("--folds", type=options.positive_int, default=6, metavar="N",
+                        help="parts of the tasks, each ranked by a model of the others (default: 6)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    options.add_target(parser)
+
+
+def train(args: argparse.Namespace, place: Path) -> Outcome:
+    """Train on everything the logs hold and write the model."""
+    from cost_model.pretrained import Pretrained
+
+    options.check_folder(args.output)
+    samples = _samples(args, place)
+    document = _counts(samples)
+    try:
+        blob = Pretrained.train(samples, seed=args.seed).save()
+        if args.evaluate:
+            document["held_out"] = _held_out(samples, args)
+    except ValueError as error:
+        raise LogError(f"{error}; give logs with more tasks") from None
+    try:
+        args.output.write_bytes(blob)
+    except OSError as error:
+        raise LogError(f"the model must be writable, but {args.output} is not ({error.strerror})") from error
+    document |= {"model": str(args.output), "bytes": len(blob)}
+    return Outcome(document, lambda console: _render(document, console))
+
+
+def evaluate(args: argparse.Namespace, place: Path) -> Outcome:
+    """Grouped cross-validation: no task is ranked by a model that has seen it."""
+    samples = _samples(args, place)
+    try:
+        document = {**_counts(samples), "held_out": _held_out(samples, args)}
+    except ValueError as error:
+        raise LogError(f"{error}; give logs with more tasks") from None
+    return Outcome(document, lambda console: _render(document, console))
+
+
+def _samples(args: argparse.Namespace, place: Path) -> list[Sample]:
+    from mlc.log import TuningLog
+    from mlc.target import resolve
+    from mlc.tune.learn import samples_of
+
+    kind, found = resolve(args.target).kind, []
+    for path in args.logs or [place]:
+        with TuningLog(path, readonly=True) as log:
+            mine = list(samples_of(log, kind))
+            if not mine and log.count():
+                raise LogError(f"a log to learn from must say what its tasks compute, but {path} does not for {kind}; "
+                               "tune with this mlc, which notes it")
+            found += mine
+    return found
+
+
+def _counts(samples: Sequence[Sample]) -> dict[str, Any]:
+    return {"tasks": len({s.group for s in samples}), "samples": len(samples)}
+
+
+def _held_out(samples: Sequence[Sample], args: argparse.Namespace) -> dict[str, Any]:
+    import numpy as np
+
+    from cost_model.evaluate import cross_validate
+    from cost_model.pretrained import Pretrained
+
+    def learner(known: Sequence[Sample], seed: int) -> Any:
+        model = Pretrained.train(known, seed=seed)
+
+        def scorer(group: Sequence[Sample]) -> np.ndarray:
+            vectors = np.stack([s.features.vector for s in group])
+            return model.predict(vectors, np.array([s.features.seconds for s in group]))[0]
+
+        return scorer
+
+    found = cross_validate(samples, learner, folds=args.folds, seed=args.seed)
+    return {kind: quality.to_json() for kind, quality in found.items()}
+
+
+def _render(document: dict[str, Any], console: Console) -> None:
+    from mlc.report.tables import table
+
+    if "held_out" in document:
+        def percent(value: float) -> str:
+            return f"{100 * value:.1f}%"
+
+        columns = ("ranked by", "tasks", "pairs in order", "first within 5%", "of 8", "first slower by", "of 8")
+        rows = [
+            (kind, q["tasks"], percent(q["pairs"]), percent(q["top1"]), percent(q["top8"]), percent(q["regret1"]),
+             percent(q["regret8"]))
+            for kind, q in document["held_out"].items()
+        ]
+        console.print(table(columns, rows, right=columns[1:]))
+    told = f"{document['samples']} schedules of {document['tasks']} tasks"
+    if "model" in document:
+        told = f"{document['model']}: {document['bytes'] / 1024:.0f} KiB, from {told}"
+    console.print(told, soft_wrap=True)

@@ -1,0 +1,87 @@
+"""The cost model's way from logs and back: samples of what was measured, and the model that ships."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from cost_model.machine import cold_weights
+from cost_model.pretrained import Pretrained
+from cost_model.sample import Sample, sample
+from mlc.errors import LogError
+from mlc.graph.task import Task
+from mlc.log.record import Record
+from mlc.log.shipped import family
+from mlc.log.store import TuningLog
+from mlc.log.workload import Workload
+from mlc.target import Target
+from schedules.trace import replay
+
+__all__ = ["MODEL_FILE", "cold_of", "pretrained", "samples_of"]
+
+#: the file in a target's folder of ``tuning_logs``
+MODEL_FILE = "cost_model.npz"
+#: what a sample counts as where its candidate failed or computed wrong numbers
+_FAILED = math.inf
+
+
+def cold_of(task: Task) -> tuple[int, ...]:
+    """The parameters of a task that no cache holds when it is called."""
+    return cold_weights(task.target.tvm, task.constants, task.constant_bytes)
+
+
+def samples_of(log: TuningLog, kind: str | None = None) -> Iterator[Sample]:
+    """One sample for each distinct schedule of each task whose workload the log has, oldest first.
+
+    Of a schedule that was timed more than once the fastest counts: what disturbs only ever slows down. ``kind``
+    leaves only targets of that kind (``llvm``). A trace that no longer replays is left out.
+    """
+    for workload in log.workloads():
+        task = _task(workload)
+        if task is None or kind not in (None, task.target.kind):
+            continue
+        for record in _fastest(log.records(workload.task_key)):
+            try:
+                module = replay(task.func, record.trace).mod
+            except Exception:  # of another version of a space, or damaged: nothing can be learned from it
+                continue
+            yield sample(task.key, module, task.target.tvm, record.seconds if record.ok else _FAILED, cold_of(task))
+
+
+def _task(workload: Workload) -> Task | None:
+    try:
+        return workload.task()
+    except Exception:  # a function of another TVM
+        return None
+
+
+def _fastest(records: Iterable[Record]) -> list[Record]:
+    found: dict[str, Record] = {}
+    for record in records:
+        seen = found.get(record.trace)
+        if seen is None or record.seconds < seen.seconds:
+            found[record.trace] = record
+    return list(found.values())
+
+
+def pretrained(target: Target) -> tuple[Pretrained | None, str]:
+    """The model that ships for ``target``, or None with the reason why it is not used (empty: there is none)."""
+    file = resources.files("tuning_logs") / family(target) / MODEL_FILE
+    if not file.is_file():
+        return None, ""
+    with resources.as_file(file) as path:
+        return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _changed: int) -> tuple[Pretrained | None, str]:
+    try:
+        return Pretrained.load(path.read_bytes()), ""
+    except ValueError as error:
+        return None, f"the shipped {path.name} is not used: {error}"
+    except OSError as error:
+        raise LogError(f"the shipped cost model must be readable, but {path} is not ({error.strerror}); "
+                       "reinstall mlc") from error
