@@ -124,6 +124,7 @@ def test_the_library_of_a_small_run(made: Generation) -> None:
         "add(a, b) = add(b, a)",
         "concat(concat(a, b, axis=1), c, axis=1) = concat(a, concat(b, c, axis=1), axis=1)",
         "concat(matmul(a, b), matmul(a, c), axis=1) = matmul(a, concat(b, c, axis=1))",
+        "add(matmul(a, b), matmul(c, d)) = matmul(concat(a, c, axis=1), concat(b, d, axis=0))",
         "concat(slice(a, axis=1, begin=0, end=d0), slice(a, axis=1, begin=d0, end=d0+d1), axis=1) = a",
     ):
         assert wanted in texts
