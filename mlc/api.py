@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
     from mlc.build import Executable
     from mlc.frontend.model import ImportedModel
+    from mlc.graph.substitute.choose import Decision, Substitutions
     from mlc.log import LogReader, Prices
     from mlc.measure import Measurer
     from mlc.target import Target
     from mlc.tune import TuneReport
+    from mlc.tune.joint import Timer
 
 __all__ = ["compile", "load", "tune"]
 
@@ -31,6 +34,8 @@ def compile(
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
+    substitutions: bool | None = None,
+    on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable:
     """Compile a model for a target with the best schedules that are known.
 
@@ -45,6 +50,10 @@ def compile(
     is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.winograd.error_bound`);
     ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
 
+    Proved rules (``mlc rules list``) may make another graph of the model, that which the log or an estimate says is
+    clearly faster; ``substitutions=False`` keeps the model's own, and None leaves it to ``MLC_SUBSTITUTIONS``.
+    ``on_decision`` is told what was found and taken.
+
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
     ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
     """
@@ -56,7 +65,8 @@ def compile(
     def built(reader: LogReader | None) -> Executable:
         from mlc.log import Prices
 
-        optimised = _optimised(imported, resolved, Prices(reader), winograd)
+        rules = _substitutions(substitutions, reader, on_decision)
+        optimised = _optimised(imported, resolved, Prices(reader), winograd, rules)
         return compile_module(optimised, resolved, None if reader is None else reader.best, meta)
 
     if log is False:
@@ -85,6 +95,7 @@ def tune(
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
+    substitutions: bool | None = None,
 ) -> TuneReport:
     """Search faster schedules for a model's functions and keep every measurement in the log.
 
@@ -92,8 +103,9 @@ def tune(
     when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
     ``on_event`` is told of progress; ``measurer`` replaces the one that uses this machine. The model, ``target``,
-    ``shapes``, ``threads`` and ``winograd`` are as for :func:`compile`, which then finds what was tuned. Where there
-    are alternatives to a function, all that may be the fastest are tuned.
+    ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
+    tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are the graphs
+    that rules make of the model.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run.
     """
@@ -107,11 +119,27 @@ def tune(
     from mlc.log.layers import shipped
 
     others = Layers(shipped(resolved))
+    path = Path(log) if log is not None else user_log_path(resolved.canonical)
+    own = measurer is None
+    rules = _substitutions(substitutions, None, None)
+    if rules is not None:
+        from mlc.config import get_flag
+        from mlc.tune.joint import tune_jointly
+
+        chosen = measurer if measurer is not None else _local_measurer(resolved)
+        try:
+            with TuningLog(path) as records, _lowering_errors(imported, resolved):
+                return tune_jointly(
+                    imported.mod, resolved, records, options, chosen, rules, on_event, shipped=others,
+                    winograd=get_flag("MLC_WINOGRAD") if winograd is None else winograd,
+                    timer=_timer(resolved) if own and resolved.kind == "llvm" else None,
+                )
+        finally:
+            if own:
+                chosen.close()
     asked = Prices(others)  # without the user's log, what would be built untuned comes first among its alternatives
     optimised = _optimised(imported, resolved, asked, winograd)
     tasks = with_alternatives(extract_tasks(optimised, resolved), asked.alternatives)
-    path = Path(log) if log is not None else user_log_path(resolved.canonical)
-    own = measurer is None
     chosen = measurer if measurer is not None else _local_measurer(resolved)
     try:
         with TuningLog(path) as records:
@@ -149,19 +177,53 @@ def _imported(
     return load_model(model, example_inputs=example_inputs, shapes=shapes), resolved
 
 
-def _optimised(imported: ImportedModel, target: Target, prices: Prices, winograd: bool | None) -> tvm.IRModule:
-    """The fused module; whatever TVM raises on the way becomes one line."""
-    from mlc.errors import BuildError, MlcError
+def _substitutions(
+    wanted: bool | None, log: LogReader | None, notify: Callable[[Decision], None] | None
+) -> Substitutions | None:
+    """The shipped rules with what the log has decided; None where they are switched off."""
+    from mlc.config import get_flag
+
+    if not (get_flag("MLC_SUBSTITUTIONS") if wanted is None else wanted):
+        return None
+    from mlc.graph.substitute.choose import Substitutions, read_decision
+    from mlc.graph.substitute.rules import shipped_patterns
+
+    def decided(subject: str) -> Any:
+        return None if log is None else read_decision(log.get_state(f"substitution/{subject}"))
+
+    patterns = shipped_patterns()
+    return Substitutions(patterns, decided=decided, notify=notify or (lambda _: None)) if patterns else None
+
+
+def _optimised(
+    imported: ImportedModel, target: Target, prices: Prices, winograd: bool | None, rules: Substitutions | None = None
+) -> tvm.IRModule:
+    """The fused module."""
     from mlc.graph.pipeline import optimise
 
+    with _lowering_errors(imported, target):
+        return optimise(imported.mod, target, prices, winograd=winograd, substitutions=rules)
+
+
+@contextmanager
+def _lowering_errors(imported: ImportedModel, target: Target) -> Iterator[None]:
+    """Whatever TVM raises on the way becomes one line."""
+    from mlc.errors import BuildError, MlcError
+
     try:
-        return optimise(imported.mod, target, prices, winograd=winograd)
+        yield
     except MlcError:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(f"the graph of {imported.name} must be lowered for {target.canonical}, but a pass failed: "
                          f"{lines[-1].strip()}; MLC_DUMP_DIR=DIR writes the graph after every pass") from error
+
+
+def _timer(target: Target) -> Timer:
+    from mlc.build.compare import times_in_turn
+
+    return lambda modules, lookup: times_in_turn(modules, target, lookup)
 
 
 def _local_measurer(target: Target) -> Measurer:

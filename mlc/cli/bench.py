@@ -41,6 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_threads(parser)
     options.add_log(parser)
     options.add_winograd(parser)
+    options.add_substitutions(parser)
     parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
@@ -80,7 +81,8 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     if model.is_artifact:
         exe = api.load(str(model.path))
     else:
-        exe = api.compile(model.source(), log=args.log, threads=_threads(args), winograd=args.winograd)
+        exe = api.compile(model.source(), log=args.log, threads=_threads(args), winograd=args.winograd,
+                          substitutions=args.substitutions)
     inputs = random_inputs(exe.inputs)
     seconds = exe.profile(repeats=args.rounds, **inputs)
     whole = median(exe.time(repeats=4 * args.rounds, warmup=4, **inputs))
@@ -140,7 +142,8 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
         path = folder / f"{engine}.so"
         target = resolve("native", _threads(args))
         log = args.log if engine == "mlc" else False
-        api.compile(model.source(), target=target, log=log, winograd=args.winograd).save(path)
+        api.compile(model.source(), target=target, log=log, winograd=args.winograd,
+                    substitutions=args.substitutions).save(path)
         return EngineSpec(engine, artifact=str(path))
     return EngineSpec(engine, seconds=args.seconds or 0.0)
 

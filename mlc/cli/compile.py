@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mlc.build import Executable
+    from mlc.graph.substitute.choose import Decision
 
 __all__ = ["COMMAND"]
 
@@ -30,10 +31,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_target(parser)
     options.add_log(parser)
     options.add_winograd(parser)
+    options.add_substitutions(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
                         help="the artifact (default: the model's name, in this folder)")
     parser.add_argument("--report", type=Path, metavar="DIR",
                         help="write an HTML report of every function into this folder")
+    parser.add_argument("--explain", type=Path, metavar="DIR",
+                        help="say which substitutions were made and why, and draw the graph before and after here")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
@@ -49,9 +53,15 @@ def _execute(args: argparse.Namespace) -> Outcome:
         from mlc.report.html import check_folder
 
         check_folder(args.report)
+    if args.explain:
+        from mlc.report.html import check_folder
+
+        check_folder(args.explain)
+    decisions: list[Decision] = []
     started = time.perf_counter()
     with _dumping(args.report):
-        exe = api.compile(model.source(), target=args.target, log=args.log, winograd=args.winograd)
+        exe = api.compile(model.source(), target=args.target, log=args.log, winograd=args.winograd,
+                          substitutions=args.substitutions, on_decision=decisions.append)
     exe.save(output)
     took = time.perf_counter() - started
     document: dict[str, Any] = {
@@ -59,9 +69,20 @@ def _execute(args: argparse.Namespace) -> Outcome:
         "target": exe.metadata["target"], "threads": exe.metadata["threads"], "functions": exe.metadata["functions"],
         "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
     }
+    if args.explain:
+        document.update(_explanation(args.explain, exe.metadata["name"], decisions))
     if args.report:
         document["report"] = str(_report(args, document, exe))
     return Outcome(document, lambda console: _render(args, document, console))
+
+
+def _explanation(folder: Path, name: str, decisions: list[Decision]) -> dict[str, Any]:
+    """What was decided about substitutions, and where it is drawn; None where they are off."""
+    from mlc.report.substitutions import facts, write
+
+    if not decisions:
+        return {"substitutions": None}
+    return {"substitutions": {**facts(decisions[0]), "report": str(write(folder, name, decisions[0]))}}
 
 
 @contextmanager
@@ -110,12 +131,25 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
         f"{document['output']}: {fmt.bytes_(document['bytes'])} for {document['target']}, {len(functions)} functions "
         f"({sources}), in {document['seconds']:.1f} s", soft_wrap=True,
     )
+    if "substitutions" in document:
+        _render_substitutions(document["substitutions"], console)
     if "report" in document:
         console.print(f"report: {document['report']}", soft_wrap=True)
     if tuned < len(functions):
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
-                 *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else [])]
+                 *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else []),
+                 *(["--no-substitutions"] if args.substitutions is False else [])]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
+
+
+def _render_substitutions(found: dict[str, Any] | None, console: Console) -> None:
+    from mlc.report.substitutions import lines
+
+    if found is None:
+        console.print("substitutions: switched off, or no rules are installed")
+        return
+    for line in [*lines(found), f"graphs: {found['report']}"]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 COMMAND = Command("compile", "build a model into one file", _add_arguments, _execute, epilog=options.MODELS_EPILOG)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG", "add_log", "add_model", "add_target", "add_threads", "add_winograd", "check_folder",
-    "non_negative_int", "positive_float", "positive_int", "specs",
+    "MODELS_EPILOG", "add_log", "add_model", "add_substitutions", "add_target", "add_threads", "add_winograd",
+    "check_folder", "non_negative_int", "positive_float", "positive_int", "specs",
 ]
 
 MODELS_EPILOG = """models:
@@ -67,6 +67,11 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 def add_winograd(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-winograd", dest="winograd", action="store_false", default=None,
                         help="no convolution by Winograd's algorithm, which rounds more (MLC_WINOGRAD=0 says so too)")
+
+
+def add_substitutions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-substitutions", dest="substitutions", action="store_false", default=None,
+                        help="keep the model's own graph (MLC_SUBSTITUTIONS=0 says so too)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

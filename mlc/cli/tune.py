@@ -33,6 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="stop after S seconds (with neither bound: when nothing gains any more)")
     options.add_log(parser)
     options.add_winograd(parser)
+    options.add_substitutions(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
@@ -61,6 +62,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
+            substitutions=args.substitutions,
         )
     if report.trials and all(math.isinf(task.best_seconds) for task in report.tasks):
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
@@ -98,7 +100,11 @@ def resume_command(args: argparse.Namespace) -> str:
     for name, value in given.items():
         if value is not None:
             words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join([*words, *(["--no-winograd"] if args.winograd is False else []), "--resume"])
+    return shlex.join([*words, *_switches(args), "--resume"])
+
+
+def _switches(args: argparse.Namespace) -> list[str]:
+    return ["--no-winograd"] * (args.winograd is False) + ["--no-substitutions"] * (args.substitutions is False)
 
 
 def _log_path(args: argparse.Namespace, target: Any) -> Any:
@@ -130,7 +136,7 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
         words = ["mlc", "compile", args.model]
         words += ["--target", args.target] if args.target != "native" else []
         words += ["--log", args.log] if args.log else []
-        words += ["--no-winograd"] if args.winograd is False else []
+        words += _switches(args)
         console.print(f"next: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 

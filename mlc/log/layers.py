@@ -62,6 +62,9 @@ class MemoryLog:
     def by_versions(self) -> dict[str, int]:
         return dict(Counter(versions_of(record.task_key) for record in self._records))
 
+    def get_state(self, name: str) -> bytes | None:
+        return None
+
     def close(self) -> None:
         pass
 
@@ -111,6 +114,9 @@ class Layers:
         for reader in self.readers:
             totals.update(reader.by_versions())
         return dict(totals)
+
+    def get_state(self, name: str) -> bytes | None:
+        return next((blob for reader in self.readers if (blob := reader.get_state(name)) is not None), None)
 
     def close(self) -> None:
         for reader in self.readers:

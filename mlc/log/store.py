@@ -68,6 +68,9 @@ class LogReader(Protocol):
     def tasks(self) -> list[TaskSummary]:
         """One summary for each task, in the order of their keys."""
 
+    def get_state(self, name: str) -> bytes | None:
+        """The blob that a tuning run kept under a name, or None."""
+
     def by_versions(self) -> dict[str, int]:
         """How many records there are for each TVM and LLVM; only those of the running ones can ever match."""
 

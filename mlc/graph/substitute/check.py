@@ -7,12 +7,36 @@ where a wrong polynomial passes with a probability below 1e-12.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mlc.graph.substitute.terms import OPAQUE, TermGraph
 from mlc.operators.evaluate import FIELD, REAL, evaluate
 
-__all__ = ["difference", "identical"]
+__all__ = ["agree", "difference", "identical"]
+
+#: largest relative difference in float64
+_ROUNDING = 1e-9
+#: multiplications up to which graphs are evaluated over the field as well, whose arithmetic is some 100 times slower
+_EXACT = 2e7
+
+
+def agree(ours: TermGraph, theirs: TermGraph) -> bool:
+    """Whether both are the same up to rounding, and exactly over the field where that takes seconds only."""
+    if difference(ours, theirs) > _ROUNDING:
+        return False
+    return max(_products(ours), _products(theirs)) > _EXACT or identical(ours, theirs)
+
+
+def _products(graph: TermGraph) -> float:
+    """Multiplications of the graph's matrix products and convolutions."""
+    total = 0.0
+    for term in graph.terms:
+        if term.op in ("matmul", "conv2d"):
+            weight = graph.terms[term.inputs[1]].shape
+            total += math.prod(term.shape) * (weight[-2] if term.op == "matmul" else math.prod(weight[1:]))
+    return total
 
 
 def difference(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> float:

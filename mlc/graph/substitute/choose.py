@@ -27,7 +27,7 @@ MARGIN = 0.97
 #: and where the log has
 MEASURED_MARGIN = 0.99
 #: a graph is looked at if its estimate is at least this much below that of the model's own
-_PROMISING = 0.99
+_PROMISING = 0.97
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ __all__ = ["CALL_SECONDS", "Cost", "Costs"]
 CALL_SECONDS = 1e-6
 #: a view that the virtual machine makes of a tensor
 _VIEW_SECONDS = 0.3e-6
+#: part of a copy's time that is charged for a slice that is none of one piece
+_READ_THROUGH = 0.3
 #: charged for a byte of weights, as part of the time that reading it once takes: memory is not free
 _HELD = 0.02
 
@@ -86,6 +88,8 @@ class Costs:
             return Cost(self._moving(2 * copied) if copied else _VIEW_SECONDS)
         if option.op in _VIEWED:
             moved = 2 * _bytes(shape)
+            if option.op == "slice":  # mostly part of the kernel that reads it
+                return Cost(_READ_THROUGH * self._moving(moved))
         return Cost(self._moving(moved), fusable=option.op == "transpose")
 
     def _moving(self, touched: float) -> float:

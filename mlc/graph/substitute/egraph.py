@@ -52,8 +52,8 @@ class EGraph:
         self.constant: dict[int, bool] = {}
         self.members: dict[int, int] = {}
         self.below: dict[int, int] = {}
-        #: by class: whether a rule that joins products has made it
-        self.joined: dict[int, bool] = {}
+        #: by class: the rule that joined products to it, if one did
+        self.joined: dict[int, str] = {}
         #: by operator: every class that has had a node of it
         self.having: dict[str, dict[int, None]] = {}
 

@@ -2,8 +2,8 @@
 
 An integer program over the e-graph, solved by HiGHS (Huangfu and Hall, 2018), as in Tensat (Yang et al., "Equality
 saturation for tensor graph superoptimization", 2021). A choice that is a cycle is cut off when it turns up, since
-few do. What the program costs at most is known before from a greedy choice and the graph as it was; the best of the
-three is taken where the time is up.
+few do. A greedy choice and the graph as it was stand by: the best of the three is taken. (As a bound in the program
+their cost keeps HiGHS from finding anything for long.)
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ def extract(problem: Problem, *, count: int = 1, seconds: float = 10.0) -> list[
     ) if _complete(problem, pick)]
     program = _Program(problem)
     deadline = time.monotonic() + seconds
-    bound = min((e.seconds for e in found), default=np.inf)
-    for number in range(count):
-        pick = program.solve(deadline, bound if number == 0 else np.inf)
+    for _ in range(count):
+        pick = program.solve(deadline)
         if pick is None:
             break
         found.append(Extraction(pick, problem.seconds(pick), "program"))
@@ -221,11 +220,11 @@ class _Program:
                     row[self._taken[each, place]] = 1.0 if (each, option) in products else -1.0
         self._rows.append((row, len(products) - 1.0))
 
-    def solve(self, deadline: float, bound: float) -> Pick | None:
-        """The cheapest choice that is left; None where there is none, or none in time or below ``bound`` seconds."""
+    def solve(self, deadline: float) -> Pick | None:
+        """The cheapest choice that is left, or the best that was found in time; None where there is none."""
         for _ in range(_MAX_CUTS):
             left = deadline - time.monotonic()
-            found = self._solved(left, bound) if left > 0.1 else None
+            found = self._solved(left / 2) if left > 0.1 else None  # the rest for the cycles that turn up
             if found is None:
                 return None
             cycle = self._cycle(found)
@@ -234,10 +233,8 @@ class _Program:
             self._rows.append((dict.fromkeys(cycle, 1.0), len(cycle) - 1.0))
         return None
 
-    def _solved(self, seconds: float, bound: float) -> Pick | None:
-        rows = list(self._rows)
-        if np.isfinite(bound):
-            rows.append((dict(enumerate(self._weights)), bound * 1e6 * (1 + 1e-9) + 1e-6))
+    def _solved(self, seconds: float) -> Pick | None:
+        rows = self._rows
         entries = [(r, column, weight) for r, (row, _) in enumerate(rows) for column, weight in row.items()]
         if not entries:
             return {}

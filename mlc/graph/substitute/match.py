@@ -138,7 +138,8 @@ class Pattern:
                 made[-1, place] = each = graph.add(node.op, attributes, inputs, self.rule.name)
                 if node.op in PRODUCTS and not graph.members[each]:
                     graph.members[each] = origin
-                    graph.joined[each] = self.joins
+                    if self.joins:
+                        graph.joined[each] = self.rule.name
         except ShapeError:
             return False  # a precondition that says too little; nothing is concluded
         learnt = len(graph) > before

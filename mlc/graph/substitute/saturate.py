@@ -165,13 +165,13 @@ class _Saturation:
                 yield match
 
     def _joinable(self, pattern: Pattern, match: Match) -> bool:
-        """Whether the products come in the model's order, all but the first are its own, and none needs another."""
+        """Whether the products come in the model's order, the rule made none but the first, and none needs another."""
         graph = self._egraph
         outputs = [graph.find(match.classes[output]) for output in pattern.rule.source.outputs]
         members = [graph.members[each] for each in outputs]
-        if not all(members) or any(graph.joined.get(each) for each in outputs[1:]):
+        if not all(members) or any(graph.joined.get(each) == pattern.rule.name for each in outputs[1:]):
             return False
-        if any(a.bit_length() > (b & -b).bit_length() - 1 for a, b in pairwise(members)):
+        if any(a & b or a & -a > b & -b for a, b in pairwise(members)):
             return False
         whole = reduce(or_, members)
         if self._covered.get(self._group(pattern, match), 0) & whole == whole:

@@ -138,6 +138,67 @@ def test_run_refuses_what_is_no_artifact(content, tmp_path, capsys) -> None:
     assert str(path) in line and line.count("\n") == 1
 
 
+@pytest.fixture(scope="module")
+def twin_path(tmp_path_factory):
+    """A model with two products of one row, which may become one, each read by another."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("model") / "twin.onnx"
+    shapes = {"u": (64, 48), "v": (64, 48), "p": (48, 32), "q": (48, 32)}
+    weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32"), n) for n, s in shapes.items()]
+    nodes = [helper.make_node("MatMul", list(pair), [result])
+             for pair, result in ((("x", "u"), "a"), (("x", "v"), "b"), (("a", "p"), "c"), (("b", "q"), "d"))]
+    graph = helper.make_graph(nodes, "twin", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+                              [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 32]) for n in "cd"], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def merging(monkeypatch) -> None:
+    """The rules are one: two products of a matrix become one."""
+    import mlc.graph.substitute.rules as installed
+    from mlc.graph.substitute.match import Pattern
+    from mlc.substitution.codec import load_rule
+
+    def node(op: str, *inputs: str, **attributes: object) -> dict:
+        return {"op": op, "inputs": list(inputs), "attributes": attributes}
+
+    rule = load_rule({
+        "name": "merge-columns", "inputs": {"x": ["m", "k"], "u": ["k", "a"], "v": ["k", "b"]},
+        "source": {"nodes": [node("matmul", "x", "u"), node("matmul", "x", "v")], "outputs": ["%0", "%1"]},
+        "target": {"nodes": [node("concat", "u", "v", axis=1), node("matmul", "x", "%0"),
+                             node("slice", "%1", axis=1, begin=0, end="a"),
+                             node("slice", "%1", axis=1, begin="a", end="a+b")], "outputs": ["%2", "%3"]},
+        "certificate": {"by": "hand"},
+    })
+    monkeypatch.setattr(installed, "shipped_patterns", lambda: (Pattern(rule),))
+
+
+def test_explain_tells_of_substitutions_and_draws_them(twin_path, tmp_path, capsys, merging) -> None:
+    document = _json(capsys, "compile", twin_path, "-o", tmp_path / "x.so", "--explain", tmp_path / "why")
+    found = document["substitutions"]
+    assert found["chosen"] == 1
+    assert found["candidates"][1]["rules"] == {"merge-columns": 3}
+    assert found["candidates"][1]["tasks"]["basis"] == "estimate"
+    page = (tmp_path / "why" / "substitutions.html").read_text()
+    assert page.count("<svg") == 2
+    assert "merge-columns" in page
+    assert main(["compile", str(twin_path), "-o", str(tmp_path / "x.so"), "--explain", str(tmp_path / "why")]) == 0
+    assert "3 x merge-columns" in capsys.readouterr().out
+
+
+def test_no_substitutions_keeps_the_models_graph(twin_path, tmp_path, capsys, merging, monkeypatch) -> None:
+    words = ("compile", twin_path, "-o", tmp_path / "x.so", "--explain", tmp_path / "why")
+    merged = _json(capsys, *words)["functions"]
+    off = _json(capsys, *words, "--no-substitutions")
+    assert off["substitutions"] is None
+    assert sum(f["calls"] for f in off["functions"]) > sum(f["calls"] for f in merged)
+    monkeypatch.setenv("MLC_SUBSTITUTIONS", "0")
+    assert _json(capsys, *words)["functions"] == off["functions"]
+
+
 @pytest.mark.parametrize("command", ["compile", "tune"])
 def test_an_artifact_is_no_model(command, artifact, capsys) -> None:
     assert main([command, str(artifact)]) == 2

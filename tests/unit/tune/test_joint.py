@@ -1,0 +1,140 @@
+"""Graphs and schedules tuned together, on a fake measurer: what is tuned and kept, and what compile then builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from cost_model.roofline import estimate
+from mlc.build.compare import times_in_turn
+from mlc.graph.pipeline import optimise
+from mlc.graph.substitute.choose import Decision, Substitutions, read_decision
+from mlc.graph.substitute.match import Pattern
+from mlc.graph.task import from_json
+from mlc.graph.tasks import extract_tasks
+from mlc.log import Layers, Prices, TuningLog
+from mlc.measure.measurer import MeasureRequest, MeasureResult
+from mlc.substitution.codec import load_rule
+from mlc.target import resolve
+from mlc.tune.joint import Timer, tune_jointly
+from mlc.tune.options import TuneOptions
+from mlc.tune.report import TuneReport
+
+CPU = resolve("native", threads=2)
+MERGE = Pattern(load_rule({
+    "name": "merge-columns", "inputs": {"x": ["m", "k"], "u": ["k", "a"], "v": ["k", "b"]},
+    "source": {"nodes": [{"op": "matmul", "inputs": ["x", "u"]}, {"op": "matmul", "inputs": ["x", "v"]}],
+               "outputs": ["%0", "%1"]},
+    "target": {"nodes": [
+        {"op": "concat", "inputs": ["u", "v"], "attributes": {"axis": 1}}, {"op": "matmul", "inputs": ["x", "%0"]},
+        {"op": "slice", "inputs": ["%1"], "attributes": {"axis": 1, "begin": 0, "end": "a"}},
+        {"op": "slice", "inputs": ["%1"], "attributes": {"axis": 1, "begin": "a", "end": "a+b"}}],
+        "outputs": ["%2", "%3"]},
+    "certificate": {"by": "hand"},
+}))
+
+
+class ByFunction:
+    """Every schedule of a function takes the time that ``seconds`` gives for the function's roofline and columns."""
+
+    def __init__(self, seconds: Callable[[float, int], float]) -> None:
+        self._seconds = seconds
+        self.columns: set[int] = set()
+
+    def measure(
+        self, requests: Sequence[MeasureRequest], on_result: Callable[[int, MeasureResult], None] | None = None
+    ) -> list[MeasureResult]:
+        return [self._result(request, 3) for request in requests]
+
+    def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
+        return [self._result(request, rounds) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+    def _result(self, request: MeasureRequest, repeats: int) -> MeasureResult:
+        func = from_json(request.func)
+        columns = int(func.params[-1].shape[-1])
+        self.columns.add(columns)
+        return MeasureResult((self._seconds(estimate(func, CPU.tvm), columns),) * repeats)
+
+
+def products() -> tvm.IRModule:
+    """Two products of one row, each read by another."""
+    rng = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 64), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = []
+            for _ in range(2):
+                inner = builder.emit(op.matmul(x, relax.const(rng.standard_normal((64, 48)).astype("float32"))))
+                parts.append(
+                    builder.emit(op.matmul(inner, relax.const(rng.standard_normal((48, 32)).astype("float32"))))
+                )
+            result = builder.emit_output(relax.Tuple(parts))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def run(log: TuningLog, measurer: ByFunction, timer: Timer | None = None) -> TuneReport:
+    rules = Substitutions([MERGE])
+    return tune_jointly(products(), CPU, log, TuneOptions(trials=12, batch=2), measurer, rules, shipped=Layers([]),
+                        timer=timer)
+
+
+def decision(log: TuningLog) -> Decision:
+    """What compile does with the log."""
+    found: list[Decision] = []
+    rules = Substitutions([MERGE], decided=lambda s: read_decision(log.get_state(f"substitution/{s}")),
+                          notify=found.append)
+    optimise(products(), CPU, Prices(log), substitutions=rules)
+    return found[0]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> TuningLog:
+    return TuningLog(tmp_path / "log.db")
+
+
+def test_the_merged_product_is_kept_where_it_is_faster(log: TuningLog) -> None:
+    measurer = ByFunction(lambda least, columns: least + 10e-6)  # a call costs more than the work
+    report = run(log, measurer)
+    assert 96 in measurer.columns
+    assert decision(log).chosen > 0
+    assert decision(log).reason == "decided"
+    keys = {t.key for t in extract_tasks(optimise(products(), CPU, substitutions=Substitutions([MERGE])), CPU)}
+    assert {task.key for task in report.tasks} <= keys
+
+
+def test_it_is_not_where_the_log_says_that_it_is_slower(log: TuningLog) -> None:
+    run(log, ByFunction(lambda least, columns: 1e-4 if columns == 96 else 1e-5))
+    assert decision(log).chosen == 0
+    assert decision(log).reason == "decided"
+
+
+def test_a_loss_as_a_whole_outweighs_the_tasks_times(log: TuningLog) -> None:
+    def slower(modules: Sequence[tvm.IRModule], lookup: object) -> list[list[float]]:
+        assert len(modules) == 2
+        return [[2e-5 + i * 1e-8 for i in range(20)], [1e-5 + i * 1e-8 for i in range(20)]]
+
+    run(log, ByFunction(lambda least, columns: least + 10e-6), slower)
+    assert decision(log).chosen == 0
+
+
+def test_the_budget_holds_over_all_rounds(log: TuningLog) -> None:
+    report = run(log, ByFunction(lambda least, columns: least + 10e-6))
+    assert report.trials <= 12
+    assert report.best_latency is not None
+
+
+def test_real_modules_are_timed_in_turn() -> None:
+    times = times_in_turn([optimise(products(), CPU)] * 2, CPU, lambda key: None)
+    assert [len(each) for each in times] == [25, 25]
+    assert all(0 < seconds < 1 for each in times for seconds in each)
