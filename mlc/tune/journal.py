@@ -96,6 +96,12 @@ class Journal:
         self.log.append(rows, session=self._session)
         self.records += len(rows)
 
+    def finish(self, reason: str, stopped: Mapping[str, str]) -> None:
+        """Note why the run ended, why each task that stopped before did, and the seconds that all took."""
+        noted = {**self._session.options, "reason": reason, "stopped": dict(stopped)}
+        self._session = replace(self._session, options=noted)
+        self.append([])
+
     def load_model(self, model: CostModel) -> None:
         """Give ``model`` what the log has stored; a model of another version stays as it is."""
         blob = self.log.get_state(self._state)

@@ -16,6 +16,7 @@ from mlc.measure.measurer import MeasureRequest, MeasureResult
 from mlc.tune import strategy as strategies
 from mlc.tune.allocation import TaskState
 from mlc.tune.candidate import Candidate, TaskSpace
+from mlc.tune.learn import cold_of
 from mlc.tune.report import TaskReport
 
 __all__ = ["KEPT", "REJECTED", "Search"]
@@ -133,12 +134,12 @@ class Search:
     def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:
         modules = [c.module for c in candidates if c.module is not None]
         assert len(modules) == len(candidates), "only scheduled candidates can be scored"
-        return self._model.score(self.task.func, self.task.target.tvm, modules)
+        return self._model.score(self.task.func, self.task.target.tvm, modules, cold_of(self.task))
 
     def _samples(self, candidates: Sequence[Candidate], seconds: Sequence[float]) -> list[Sample]:
         target = self.task.target.tvm
         return [
-            sample(self.task.key, c.module, target, s)
+            sample(self.task.key, c.module, target, s, cold_of(self.task))
             for c, s in zip(candidates, seconds, strict=True) if c.module is not None
         ]
 

@@ -29,6 +29,7 @@ from mlc.tune.events import (
     TaskStopped,
 )
 from mlc.tune.journal import Journal
+from mlc.tune.learn import pretrained
 from mlc.tune.options import TuneOptions
 from mlc.tune.report import TaskReport, TuneReport, first_of_choices, latency
 from mlc.tune.search import KEPT, REJECTED, Search
@@ -39,6 +40,8 @@ __all__ = ["tune_tasks"]
 _FINALISTS = 2
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
+#: standard deviations of the pre-trained model that count in a candidate's favour
+_EXPLORE = 0.25
 
 
 def tune_tasks(
@@ -58,9 +61,14 @@ def tune_tasks(
     interrupt ends the run with what was found; no single candidate ever ends it. Raises what the log or the
     measurer raise when they cannot go on at all.
     """
-    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or RankingModel(seed=options.seed),
+    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
                shipped or (lambda _key: None))
     return run.run()
+
+
+def _default_model(target: Target, options: TuneOptions) -> CostModel:
+    """On top of the pre-trained model that ships for the target, where there is one of this version."""
+    return RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=_EXPLORE)
 
 
 def _ignore(event: Event) -> None:
@@ -90,7 +98,7 @@ class _Run:
         except KeyboardInterrupt:
             reason = "interrupted"
         self._journal.store_model(self._model, always=True)
-        self._journal.append([])  # the seconds that the run took in the end
+        self._journal.finish(reason, {s.task.key: s.state.stopped for s in self._searches if s.state.stopped})
         report = TuneReport(
             reason, self._journal.session, self._journal.trials, self._journal.elapsed, self._journal.records,
             tuple(s.report(self._expected(s)) for s in self._searches) + tuple(self._broken),
