@@ -50,8 +50,8 @@ def compile(
     is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.winograd.error_bound`);
     ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
 
-    Proved rules (``mlc rules list``) may make another graph of the model, that which the log or an estimate says is
-    clearly faster; ``substitutions=False`` keeps the model's own, and None leaves it to ``MLC_SUBSTITUTIONS``.
+    With ``substitutions`` proved rules (``mlc rules list``) may make another graph of the model, if the log or an
+    estimate says that it is clearly faster; None leaves it to ``MLC_SUBSTITUTIONS``, whose default is not to.
     ``on_decision`` is told what was found and taken.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),

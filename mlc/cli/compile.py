@@ -138,7 +138,7 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
     if tuned < len(functions):
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
                  *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else []),
-                 *(["--no-substitutions"] if args.substitutions is False else [])]
+                 *(["--substitutions"] if args.substitutions else [])]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 

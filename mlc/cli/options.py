@@ -70,8 +70,9 @@ def add_winograd(parser: argparse.ArgumentParser) -> None:
 
 
 def add_substitutions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-substitutions", dest="substitutions", action="store_false", default=None,
-                        help="keep the model's own graph (MLC_SUBSTITUTIONS=0 says so too)")
+    parser.add_argument("--substitutions", action=argparse.BooleanOptionalAction, default=None,
+                        help="let proved rules make another graph of the model where that is faster "
+                             "(MLC_SUBSTITUTIONS says what is done without either)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

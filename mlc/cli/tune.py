@@ -104,7 +104,11 @@ def resume_command(args: argparse.Namespace) -> str:
 
 
 def _switches(args: argparse.Namespace) -> list[str]:
-    return ["--no-winograd"] * (args.winograd is False) + ["--no-substitutions"] * (args.substitutions is False)
+    return ["--no-winograd"] * (args.winograd is False) + _substitutions(args)
+
+
+def _substitutions(args: argparse.Namespace) -> list[str]:
+    return [] if args.substitutions is None else ["--substitutions" if args.substitutions else "--no-substitutions"]
 
 
 def _log_path(args: argparse.Namespace, target: Any) -> Any:

@@ -38,6 +38,7 @@ class Pattern:
         #: whether it joins several products that are all of one kind, which it could do in any order
         outputs = [self.source[o[0]].op for o in rule.source.outputs if not isinstance(o, str)]
         self.joins = len(outputs) > 1 and len(set(outputs)) == 1 and outputs[0] in PRODUCTS
+        self._wanted = {s for node in self.target for s in _symbols(tuple(node.attributes.values()))}
         #: the inputs that all outputs read directly
         self.shared = tuple(
             name for name in rule.source.inputs
@@ -56,7 +57,7 @@ class Pattern:
     ) -> Iterator[Match]:
         if not left:
             solved = _solved(sizes, known)
-            if solved is not None and self._holds(solved):
+            if solved is not None and self._wanted <= solved.keys() and self._holds(solved):
                 yield Match(classes, solved)
             return
         output, rest = left[0], left[1:]
@@ -149,6 +150,12 @@ class Pattern:
             if graph.shapes[graph.find(old)] == graph.shapes[graph.find(new)]:
                 learnt |= graph.merge(old, new)
         return learnt
+
+
+def _symbols(value: Any) -> set[str]:
+    if isinstance(value, Poly):
+        return set(value.symbols)
+    return {s for v in value for s in _symbols(v)} if isinstance(value, tuple) else set()
 
 
 def _completed(node: RuleNode) -> RuleNode:

@@ -8,6 +8,7 @@ from functools import cache
 
 from mlc.graph.substitute.egraph import PRODUCTS
 from mlc.graph.substitute.match import Pattern
+from mlc.operators.index import Poly, as_poly
 from mlc.substitution.library import library
 from mlc.substitution.rule import Rule
 
@@ -36,6 +37,17 @@ def _directions(rule: Rule) -> Iterable[Rule]:
 
 
 def _applies(rule: Rule) -> bool:
-    """Whether the target reads nothing that the source does not, and every source output is an operator's result."""
+    """Whether the source says all that the target needs, and every output of it is an operator's result."""
     operators = not any(isinstance(output, str) for output in rule.source.outputs)
-    return operators and set(rule.target.inputs) <= set(rule.source.inputs)
+    if not operators or not set(rule.target.inputs) <= set(rule.source.inputs):
+        return False
+    known = {s for name in rule.source.inputs for size in rule.shapes[name] for s in as_poly(size).symbols}
+    known |= _symbols([*(v for node in rule.source.nodes for v in node.attributes.values())])
+    wanted = _symbols([*(v for node in rule.target.nodes for v in node.attributes.values())])
+    return wanted <= known and all(condition.poly.symbols <= known for condition in rule.conditions)
+
+
+def _symbols(value: object) -> set[str]:
+    if isinstance(value, Poly):
+        return set(value.symbols)
+    return {s for v in value for s in _symbols(v)} if isinstance(value, tuple | list) else set()

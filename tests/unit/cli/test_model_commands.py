@@ -174,6 +174,7 @@ def merging(monkeypatch) -> None:
         "certificate": {"by": "hand"},
     })
     monkeypatch.setattr(installed, "shipped_patterns", lambda: (Pattern(rule),))
+    monkeypatch.setenv("MLC_SUBSTITUTIONS", "1")
 
 
 def test_explain_tells_of_substitutions_and_draws_them(twin_path, tmp_path, capsys, merging) -> None:
