@@ -1,0 +1,148 @@
+"""The ablation table: neither, substitutions only, schedules only, and both searched together, on six networks.
+
+``make bench-ablation``, or ``python -m tests.performance.ablation --models rnn_unrolled --seconds 120``. "Neither" and
+"substitutions only" are compiled without any log: every function gets the schedule that arithmetic on the machine
+proposes. "Schedules only" and "joint" are tuned for ``--seconds`` each, into logs of their own; with ``--seconds 0``
+nothing is tuned, and they use what your own log and the shipped ones have. The four are then timed
+in turns in one run, and their outputs compared with an evaluation in float64 that shares nothing with mlc. Results are
+written after each model; models that are there already are skipped unless ``--again``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+#: the largest error that may come from float32, relative to the largest output
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column of the table."""
+
+    name: str
+    substitutions: bool
+    tuned: bool
+
+
+VARIANTS = (
+    Variant("neither", False, False),
+    Variant("substitutions", True, False),
+    Variant("schedules", False, True),
+    Variant("joint", True, True),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is missing, write the table; 1 if an output is wrong."""
+    from mlc.testing.ablation_models import ABLATION_MODELS
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(ABLATION_MODELS), help="comma-separated (default: all)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="tuning budget of a tuned variant (default: 300)")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each variant (default: 12)")
+    parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "ablation")
+    args = parser.parse_args(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    store = args.output / "results.json"
+    rows: dict[str, dict[str, Any]] = {}
+    if store.exists():
+        rows = {row["model"]: row for row in json.loads(store.read_text())}
+    for name in args.models.split(","):
+        if name not in rows or args.again:
+            rows[name] = measure(name, args.seconds, args.output, args.rounds)
+            part = store.with_suffix(".part")
+            part.write_text(json.dumps(list(rows.values()), indent=2))
+            part.replace(store)
+            print(markdown([rows[name]]), file=sys.stderr)
+    text = markdown(list(rows.values()))
+    (args.output / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+    wrong = [f"{row['model']}, {variant}" for row in rows.values() for variant in wrong_variants(row)]
+    if wrong:
+        print(f"outputs must be within {TOLERANCE} of float64, but are not: {'; '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def measure(name: str, seconds: float, folder: Path, rounds: int) -> dict[str, Any]:
+    """Build the four variants of a model, then time them in turn."""
+    import onnx
+
+    from mlc.bench import EngineSpec, Timing, run_bench
+    from mlc.bench.engines import onnx_inputs
+    from mlc.testing.ablation_models import ablation_model
+    from mlc.testing.models import random_inputs
+    from tests.performance.reference import float64_outputs
+
+    path = folder / f"{name}.onnx"
+    model = ablation_model(name)
+    onnx.save(model, path)
+    built = {variant.name: build(path, variant, seconds, folder) for variant in VARIANTS}
+    inputs = random_inputs(onnx_inputs(str(path)))
+    engines = [EngineSpec("mlc", label=label, artifact=found["artifact"]) for label, found in built.items()]
+    result = run_bench(path, engines, name=name, inputs=inputs, reference=float64_outputs(model, inputs),
+                       timing=Timing(rounds=rounds))
+    path.unlink()
+    return {**result.to_json(), "variants": built, "tuning_seconds": seconds, "when": time.time()}
+
+
+def build(path: Path, variant: Variant, seconds: float, folder: Path) -> dict[str, Any]:
+    """Tune if the variant is tuned, compile and save: the artifact, seconds of compiling, trials."""
+    from mlc import api
+
+    log: Path | bool | None = None if variant.tuned else False
+    trials = 0
+    if variant.tuned and seconds > 0:
+        log = folder / f"{path.stem}-{variant.name}.db"
+        trials = api.tune(path, seconds=seconds, log=log, substitutions=variant.substitutions).trials
+    started = time.monotonic()
+    exe = api.compile(path, log=log, substitutions=variant.substitutions)
+    artifact = folder / f"{path.stem}-{variant.name}.so"
+    exe.save(artifact)
+    return {"artifact": str(artifact), "compile_seconds": time.monotonic() - started, "trials": trials}
+
+
+def wrong_variants(row: Mapping[str, Any]) -> list[str]:
+    """The variants of a model that failed, or whose outputs are not the model's."""
+    errors = {result["engine"]: result["max_rel_err"] for result in row["results"]}
+    return [v.name for v in VARIANTS if errors.get(v.name) is None or not errors[v.name] <= TOLERANCE]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Medians in milliseconds, what each search gains over "neither", and joint over schedules only."""
+    columns = ("model", *(f"{variant.name}, ms" for variant in VARIANTS),
+               *(f"neither / {variant.name}" for variant in VARIANTS[1:]), "schedules / joint", "largest error")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    gains: list[list[float]] = []
+    for row in rows:
+        times = {result["engine"]: result["median_ms"] for result in row["results"]}
+        pairs = [("neither", variant.name) for variant in VARIANTS[1:]] + [("schedules", "joint")]
+        ratios = [times[a] / times[b] if times.get(a) and times.get(b) else math.nan for a, b in pairs]
+        gains.append(ratios)
+        errors = [result["max_rel_err"] for result in row["results"] if result["max_rel_err"] is not None]
+        cells = [row["model"], *("-" if times.get(v.name) is None else f"{times[v.name]:.3f}" for v in VARIANTS),
+                 *map(_ratio, ratios), f"{max(errors):.0e}" if errors else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(rows) > 1:
+        means = [math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*gains, strict=True)]
+        cells = ["geometric mean", *[""] * len(VARIANTS), *map(_ratio, means), ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
