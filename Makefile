@@ -14,8 +14,13 @@ SECONDS ?= 60
 # and `make bench` before it times
 BENCH_SECONDS ?= 100
 
+# candidates that the cost model learns from, timed on a machine of this x86 level
+SAMPLED ?= x86-64-v4
+SAMPLES ?= tuning_logs/samples/$(SAMPLED).db
+SAMPLE_SECONDS ?= 600
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench shipped-logs bench-kernels bench-tuner bench-ablation clean
+.PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs bench-kernels bench-tuner bench-ablation clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -27,6 +32,8 @@ help:
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on six networks (an hour)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
+	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
+	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
 	@echo "make lint           ruff, mypy and import-linter alone"
 	@echo "make clean          remove build artefacts and caches (not $(VENV))"
 
@@ -68,6 +75,13 @@ bench-ablation: $(STAMP)
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m mlc.cli.ship --seconds $(SECONDS)
+
+samples: $(STAMP)
+	@$(BIN)/python -m mlc.cli.samples prepare --log $(SAMPLES)
+	@$(BIN)/python -m mlc.cli.samples measure --log $(SAMPLES) --seconds $(SAMPLE_SECONDS)
+
+cost-model: $(STAMP)
+	@$(BIN)/mlc log train $(SAMPLES) -o tuning_logs/$(SAMPLED)/cost_model.npz --evaluate
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

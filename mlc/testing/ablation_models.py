@@ -110,7 +110,7 @@ def bert_qkv(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8)
     w = _Writer("bert_qkv")
     x, depth = "x", hidden // heads
     split, merged = w.constant(np.array([1, seq, heads, depth])), w.constant(np.array([1, seq, hidden]))
-    scale, one, half, root = (w.constant(np.float32(v)) for v in (depth**-0.5, 1.0, 0.5, 2**0.5))
+    scale, one, half, root = (w.constant(np.array(v, dtype=np.float32)) for v in (depth**-0.5, 1.0, 0.5, 2**0.5))
 
     def norm(value: str) -> str:
         factor = w.constant(w.rng.uniform(0.8, 1.2, hidden).astype(np.float32))
