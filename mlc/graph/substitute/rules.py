@@ -36,10 +36,15 @@ def _directions(rule: Rule) -> Iterable[Rule]:
         yield turned
 
 
+def _grows(rule: Rule) -> bool:
+    """Whether a rule of one output makes more of less: without end, so that it would use up the nodes of others."""
+    return len(rule.source.outputs) == 1 and len(rule.target.nodes) > len(rule.source.nodes)
+
+
 def _applies(rule: Rule) -> bool:
-    """Whether the source says all that the target needs, and every output of it is an operator's result."""
+    """Whether the source says all that the target needs, is no smaller, and has operators' results for outputs."""
     operators = not any(isinstance(output, str) for output in rule.source.outputs)
-    if not operators or not set(rule.target.inputs) <= set(rule.source.inputs):
+    if not operators or _grows(rule) or not set(rule.target.inputs) <= set(rule.source.inputs):
         return False
     known = {s for name in rule.source.inputs for size in rule.shapes[name] for s in as_poly(size).symbols}
     known |= _symbols([*(v for node in rule.source.nodes for v in node.attributes.values())])
