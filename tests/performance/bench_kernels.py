@@ -3,9 +3,10 @@
     python -m tests.performance.bench_kernels [--match TEXT] [--target T] [--json] [--log FILE [--tune SECONDS]]
 
 The roofline of a kernel that computes is the larger of its operations over the measured rate of multiply-adds and of
-its bytes over the measured rate of reading them; that of a kernel that moves data is a copy of as many bytes. Both
-rates are measured at the kernel's own footprint, so that what fits a cache is compared with that cache. A kernel whose
-numbers differ from float64's is an error. ``--target x86-64-v3`` compares code for AVX2 with what AVX2 can do here.
+its bytes over the measured rate of reading them; that of a kernel that moves data is a copy of as many bytes, or the
+reading of them where it writes next to nothing. Rates are measured at the kernel's own footprint, so that what fits a
+cache is compared with that cache. A kernel whose numbers differ from float64's is an error. ``--target x86-64-v3``
+compares code for AVX2 with what AVX2 can do here.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import first_seed
 from schedules.trace import replay
-from tests.performance.kernels import Kernel, bytes_of, kernels
+from tests.performance.kernel import Kernel, bytes_of
+from tests.performance.kernels import kernels
 from tests.performance.rates import Rates, best_of
 
 _TOLERANCE = 2e-5  # largest error, relative to the largest value of the reference
 _BUDGET = 0.15  # seconds of timing a kernel
+_FEW = 16  # a result that is a smaller part of all bytes than one in so many is as good as none
 _COLD_BYTES = 96 << 20  # inputs that take turns so that none is left in a cache
 
 
@@ -163,8 +166,10 @@ def _timed(built: _Built, rates: Rates) -> _Row:
         warm = built.bytes - cold
         memory = cold / rates.read(_COLD_BYTES * 4) if cold else warm / rates.read(warm)
         bound = max(kernel.flops / rates.flops, memory)
-    else:
+    elif _size(built.arguments[-1]) * _FEW > built.bytes:
         bound = built.bytes / rates.copy(built.bytes)
+    else:
+        bound = built.bytes / rates.read(built.bytes)
     return _Row(kernel.name, built.space, built.tuned, seconds, kernel.flops, built.bytes, bound / seconds, kernel.goal,
                 built.error, built.decisions)
 

@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator
 
 import numpy as np
-import tvm
-from tvm import relax, te, tirx
-from tvm.relax import op
+from tvm import te, tirx
 
-from mlc.graph.blocked import conv2d_nchwc, dense_packed, depthwise_nchwc
-from mlc.graph.pipeline import optimise
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.channels import ChannelBlocks, merged_groups
+from mlc.graph.transposed import axes, conv2d_transpose_nchwc
 from mlc.target import Target
-from mlc.testing.programs import program
+from tests.performance.kernel import BLOCK, Kernel, blocked, plain, shifted
+from tests.performance.streams import depthwise, softmax, streams
 
-__all__ = ["Kernel", "kernels", "tuner_kernels"]
+__all__ = ["kernels", "tuner_kernels"]
 
-_BLOCK = 16  # channels of a block of NCHW[c]c, columns of a packed panel
-_GEMM, _CONV, _STREAM = 0.90, 0.85, 0.80  # what part of the roofline each kind is to reach
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One tensor function to time.
-
-    ``build`` gives it for a target; ``reference`` maps its inputs, in float64, to its output. ``flops`` is the number
-    of multiplications and additions that the result needs, 0 for a kernel that only moves data; ``goal`` is the part
-    of the roofline to reach, if one is set. The inputs at ``cold`` come from memory, not from a cache, in each call.
-    """
-
-    name: str
-    build: Callable[[Target], tirx.PrimFunc]
-    reference: Callable[..., np.ndarray]
-    flops: float = 0.0
-    goal: float | None = None
-    cold: tuple[int, ...] = ()
+_GEMM, _CONV = 0.90, 0.85  # what part of the roofline each kind is to reach
 
 
 def kernels() -> Iterator[Kernel]:
     """All of them, in the order of the table."""
     yield from _products()
     yield from _convolutions()
-    yield from _rows()
-    yield from _movement()
+    yield from _grouped()
+    yield from _transposed()
+    yield from streams()
 
 
 def tuner_kernels() -> Iterator[Kernel]:
@@ -55,8 +35,8 @@ def tuner_kernels() -> Iterator[Kernel]:
     yield _conv("conv 3x3 64->64 @56", 64, 64, 56, 3, 1)
     yield _conv("conv 1x1 256->64 @56", 256, 64, 56, 1, 1)
     yield _conv("conv 3x3 256->256 @14", 256, 256, 14, 3, 1)
-    yield _depthwise(144, 56, 1)
-    yield _relax("softmax 1536x128", {"x": (1536, 128)}, lambda x: op.nn.softmax(x, axis=-1), _softmax)
+    yield depthwise(144, 56, 1)
+    yield softmax("softmax 1536x128", (1536, 128))
 
 
 # -- matrix products
@@ -85,11 +65,11 @@ def _products() -> Iterator[Kernel]:
 
 def _dense(name: str, m: int, k: int, n: int, goal: float | None = None, cold: bool = False) -> Kernel:
     """``x @ w + b`` with a packed weight; columns are padded to whole panels as :mod:`mlc.graph.packing` does."""
-    panels = -(-n // _BLOCK)
+    panels = -(-n // BLOCK)
 
     def build(_target: Target) -> tirx.PrimFunc:
-        x, w = te.placeholder((m, k), name="x"), te.placeholder((panels, k, _BLOCK), name="w")
-        bias, product = te.placeholder((panels * _BLOCK,), name="bias"), dense_packed(x, w)
+        x, w = te.placeholder((m, k), name="x"), te.placeholder((panels, k, BLOCK), name="w")
+        bias, product = te.placeholder((panels * BLOCK,), name="bias"), dense_packed(x, w)
         return te.create_prim_func([x, w, bias, te.compute(product.shape, lambda i, j: product[i, j] + bias[j])])
 
     def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -140,8 +120,6 @@ def _convolutions() -> Iterator[Kernel]:
                 yield _conv(f"resnet {_label(*layer)}", *layer, goal=_CONV)
     for layer in ((64, 64, 224, 3, 1), (128, 128, 112, 3, 1), (256, 256, 56, 3, 1), (512, 512, 28, 3, 1)):
         yield _conv(f"vgg {_label(*layer)}", *layer, goal=_CONV)
-    for channels, size, stride in ((144, 56, 1), (96, 112, 2), (96, 112, 1)):
-        yield _depthwise(channels, size, stride)
 
 
 def _label(ic: int, oc: int, size: int, kernel: int, stride: int) -> str:
@@ -149,156 +127,68 @@ def _label(ic: int, oc: int, size: int, kernel: int, stride: int) -> str:
 
 
 def _block(channels: int) -> int:
-    return _BLOCK if channels % _BLOCK == 0 else channels
+    return BLOCK if channels % BLOCK == 0 else channels
 
 
-def _plain(x: np.ndarray) -> np.ndarray:
-    """``[N, C/c, H, W, c] --> [N, C, H, W]``."""
-    n, blocks, h, w, c = x.shape
-    return x.transpose(0, 1, 4, 2, 3).reshape(n, blocks * c, h, w)
+def _conv(
+    name: str, ic: int, oc: int, size: int, kernel: int, stride: int, goal: float | None = None, groups: int = 1
+) -> Kernel:
+    """Convolution, bias and ReLU in the blocked layout, padded by half its window.
 
-
-def _blocked(x: np.ndarray) -> np.ndarray:
-    n, channels, h, w = x.shape
-    return x.reshape(n, channels // _BLOCK, _BLOCK, h, w).transpose(0, 1, 3, 4, 2)
-
-
-def _conv(name: str, ic: int, oc: int, size: int, kernel: int, stride: int, goal: float | None = None) -> Kernel:
-    """Convolution, bias and ReLU in the blocked layout, padded by half its window."""
+    Groups narrower than a block share one, as :func:`mlc.graph.channels.block_diagonal` has it. The products with the
+    zeros between them take time but are no part of ``flops``; random numbers stand for those zeros here.
+    """
     pad, out = kernel // 2, -(-size // stride)
     inner, zero = _block(ic), tirx.const(0.0, "float32")
+    parts = groups // merged_groups(groups, ChannelBlocks(ic), ChannelBlocks(oc)) if groups > 1 else 1
 
     def build(_target: Target) -> tirx.PrimFunc:
         x = te.placeholder((1, ic // inner, size, size, inner), name="x")
-        w = te.placeholder((oc // _BLOCK, ic // inner, kernel, kernel, inner, _BLOCK), name="w")
-        bias = te.placeholder((1, oc // _BLOCK, 1, 1, _BLOCK), name="bias")
-        y = conv2d_nchwc(x, w, (stride, stride), (pad,) * 4, (1, 1), 1)
+        w = te.placeholder((oc // BLOCK, ic // parts // inner, kernel, kernel, inner, BLOCK), name="w")
+        bias = te.placeholder((1, oc // BLOCK, 1, 1, BLOCK), name="bias")
+        y = conv2d_nchwc(x, w, (stride, stride), (pad,) * 4, (1, 1), parts)
         relu = te.compute(y.shape, lambda n, o, h, v, c: te.max(y[n, o, h, v, c] + bias[0, o, 0, 0, c], zero))
         return te.create_prim_func([x, w, bias, relu])
 
     def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        image = np.pad(_plain(x), ((0, 0), (0, 0), (pad, pad), (pad, pad)))[0]
-        weight = w.transpose(0, 5, 1, 4, 2, 3).reshape(oc, ic, kernel, kernel)
+        image = np.pad(plain(x), ((0, 0), (0, 0), (pad, pad), (pad, pad)))[0]
+        weight = w.transpose(0, 5, 1, 4, 2, 3).reshape(oc, ic // parts, kernel, kernel)
         y = np.zeros((oc, out, out))
-        for i, j in np.ndindex(kernel, kernel):
-            y += np.tensordot(weight[:, :, i, j], _shifted(image, i, j, stride, out), 1)
-        return np.maximum(_blocked(y[None]) + bias, 0)
+        for i, j, group in np.ndindex(kernel, kernel, parts):
+            made, read = (slice(group * each // parts, (group + 1) * each // parts) for each in (oc, ic))
+            y[made] += np.tensordot(weight[made, :, i, j], shifted(image[read], i, j, stride, out), 1)
+        return np.maximum(blocked(y[None]) + bias, 0)
 
-    return Kernel(name, build, reference, 2.0 * oc * out * out * ic * kernel * kernel, goal)
-
-
-def _shifted(image: np.ndarray, i: int, j: int, stride: int, out: int) -> np.ndarray:
-    """What tap ``(i, j)`` of a window sees of an image ``[C, H, W]`` at all its places."""
-    return image[:, i : i + stride * (out - 1) + 1 : stride, j : j + stride * (out - 1) + 1 : stride]
+    return Kernel(name, build, reference, 2.0 * oc * out * out * ic // groups * kernel * kernel, goal)
 
 
-def _depthwise(channels: int, size: int, stride: int) -> Kernel:
-    out, zero = -(-size // stride), tirx.const(0.0, "float32")
+def _grouped() -> Iterator[Kernel]:
+    for size, channels in ((56, 128), (28, 256), (14, 512), (7, 1024)):
+        yield _conv(f"resnext 3x3 32 groups {channels} @{size}", channels, channels, size, 3, 1, groups=32)
+
+
+def _transposed() -> Iterator[Kernel]:
+    for ic, oc, size in ((512, 256, 4), (256, 128, 8), (128, 64, 16)):
+        yield _conv_transpose(ic, oc, size)
+
+
+def _conv_transpose(ic: int, oc: int, size: int) -> Kernel:
+    """A 4x4 kernel at stride 2 that doubles the image, taken apart into the kernels of its four phases."""
+    rows, columns = axes((size, size), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0))
 
     def build(_target: Target) -> tirx.PrimFunc:
-        x = te.placeholder((1, channels // _BLOCK, size, size, _BLOCK), name="x")
-        w = te.placeholder((channels // _BLOCK, 1, 3, 3, 1, _BLOCK), name="w")
-        bias = te.placeholder((1, channels // _BLOCK, 1, 1, _BLOCK), name="bias")
-        y = depthwise_nchwc(x, w, (stride, stride), (1, 1, 1, 1), (1, 1))
-        relu = te.compute(y.shape, lambda n, o, h, v, c: te.max(y[n, o, h, v, c] + bias[0, o, 0, 0, c], zero))
-        return te.create_prim_func([x, w, bias, relu])
+        x = te.placeholder((1, ic // BLOCK, size, size, BLOCK), name="x")
+        w = te.placeholder((4 * oc // BLOCK, ic // BLOCK, 2, 2, BLOCK, BLOCK), name="w")
+        return te.create_prim_func([x, w, conv2d_transpose_nchwc(x, w, rows, columns, 1)])
 
-    def reference(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        image = np.pad(_plain(x), ((0, 0), (0, 0), (1, 1), (1, 1)))[0]
-        weight = w[:, 0, :, :, 0, :].transpose(0, 3, 1, 2).reshape(channels, 3, 3)
-        y = sum(weight[:, i, j, None, None] * _shifted(image, i, j, stride, out) for i, j in np.ndindex(3, 3))
-        return np.maximum(_blocked(np.asarray(y)[None]) + bias, 0)
+    def reference(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        phases = w.reshape(2, 2, oc // BLOCK, ic // BLOCK, 2, 2, BLOCK, BLOCK)
+        taps = ((3, 1), (2, 0))  # what an even and an odd output see: of input h - 1, then h; of h, then h + 1
+        y = np.zeros((oc, 2 * size + 2, 2 * size + 2))
+        for p, q, t, s in np.ndindex(2, 2, 2, 2):
+            weight = phases[p, q, :, :, t, s].transpose(0, 3, 1, 2).reshape(oc, ic)
+            i, j = taps[p][t], taps[q][s]
+            y[:, i : i + 2 * size : 2, j : j + 2 * size : 2] += np.tensordot(weight, plain(x)[0], 1)
+        return blocked(y[None, :, 1:-1, 1:-1])
 
-    return Kernel(f"depthwise 3x3 s{stride} {channels} @{size}", build, reference, goal=_STREAM)
-
-
-# -- rows: softmax and normalisation
-
-
-def _rows() -> Iterator[Kernel]:
-    for label, shape, goal in (("in cache", (12, 128, 128), None), ("out of cache", (64, 512, 512), _STREAM)):
-        yield _relax(f"softmax {_dims(shape)}, {label}", {"x": shape}, lambda x: op.nn.softmax(x, axis=-1),
-                     _softmax, goal)
-    for label, shape, goal in (("in cache", (128, 768), None), ("out of cache", (16384, 1024), _STREAM)):
-        inputs = {"x": shape, "gamma": shape[-1:], "beta": shape[-1:]}
-        yield _relax(f"layer norm {_dims(shape)}, {label}", inputs,
-                     lambda x, gamma, beta: op.nn.layer_norm(x, gamma, beta, axes=[-1], epsilon=1e-5),
-                     _layer_norm, goal)
-
-
-def _softmax(x: np.ndarray) -> np.ndarray:
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def _layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gamma + beta
-
-
-# -- pooling and movement
-
-
-def _movement() -> Iterator[Kernel]:
-    layout = f"NCHW{_BLOCK}c"
-    image, deep = (1, 4, 112, 112, _BLOCK), (1, 128, 7, 7, _BLOCK)
-
-    def windows(x: np.ndarray, kernel: int, stride: int, pad: int, fill: float) -> np.ndarray:
-        x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=fill)
-        return np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
-
-    yield _relax("max pool 3x3 s2 64 @112", {"x": image},
-                 lambda x: op.nn.max_pool2d(x, [3, 3], [2, 2], [1, 1, 1, 1], layout=layout, out_layout=layout),
-                 lambda x: windows(x, 3, 2, 1, -np.inf).max((-1, -2)))
-    yield _relax("avg pool 3x3 s1 64 @112", {"x": image},
-                 lambda x: op.nn.avg_pool2d(x, [3, 3], [1, 1], [0, 0, 0, 0], layout=layout, out_layout=layout),
-                 lambda x: windows(x, 3, 1, 0, 0.0).mean((-1, -2)))
-    yield _relax("global pool 2048 @7", {"x": deep}, lambda x: op.mean(x, axis=[2, 3], keepdims=True),
-                 lambda x: x.mean((2, 3), keepdims=True))
-    yield _relax("resize x2 nearest 64 @56", {"x": (1, 64, 56, 56)},
-                 lambda x: op.image.resize2d(x, (112, 112), layout="NCHW", method="nearest_neighbor",
-                                             coordinate_transformation_mode="asymmetric", rounding_method="floor"),
-                 lambda x: x.repeat(2, 2).repeat(2, 3))
-    for size in (1024, 4096):
-        yield _relax(f"transpose {size}x{size}", {"x": (size, size)}, lambda x: op.permute_dims(x, [1, 0]),
-                     lambda x: x.T)
-    yield _relax("transpose heads 128x12x64", {"x": (128, 12, 64)}, lambda x: op.permute_dims(x, [1, 0, 2]),
-                 lambda x: x.transpose(1, 0, 2))
-    half = (1, 8, 56, 56, _BLOCK)
-    yield _relax("concat channels 2x128 @56", {"x": half, "y": half}, lambda x, y: op.concat([x, y], axis=1),
-                 lambda x, y: np.concatenate([x, y], 1))
-    yield _relax("add 16 M elements", {"x": (4096, 4096), "y": (4096, 4096)}, op.add, np.add)
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _relax(
-    name: str, inputs: dict[str, tuple[int, ...]], body: Callable[..., relax.Expr],
-    reference: Callable[..., np.ndarray], goal: float | None = None,
-) -> Kernel:
-    def build(target: Target) -> tirx.PrimFunc:
-        return _only_function(inputs, lambda _builder, params: [body(*params)], target)
-
-    return Kernel(name, build, reference, goal=goal)
-
-
-def _only_function(
-    inputs: dict[str, tuple[int, ...]], body: Callable[..., Sequence[relax.Expr]], target: Target
-) -> tirx.PrimFunc:
-    """The one tensor function that the graph passes make of a program.
-
-    It takes the inputs in their order; raises ``ValueError`` where there are several functions.
-    """
-    mod = optimise(program({key: (shape, "float32") for key, shape in inputs.items()}, body), target)
-    calls = [b.value for b in bindings(mod["main"]) if op_name(b.value) == "relax.call_tir"]
-    if len(calls) != 1 or list(calls[0].args[1].fields) != list(mod["main"].params):
-        raise ValueError(f"a kernel must be one function of its inputs, got:\n{mod['main'].script()}")
-    return mod[calls[0].args[0]]
-
-
-def bytes_of(func: tirx.PrimFunc) -> int:
-    """The bytes of all arguments: what a kernel must move at least."""
-    return sum(
-        prod(int(d) for d in p.shape) * tvm.runtime.DataType(str(p.dtype)).bits // 8 for p in func.params
-    )
+    return Kernel(f"dcgan 4x4 s2 {ic}->{oc} @{size}", build, reference, 2.0 * ic * oc * 16 * size * size)

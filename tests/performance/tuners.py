@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.performance.kernels import Kernel, tuner_kernels
+from tests.performance.kernel import Kernel
+from tests.performance.kernels import tuner_kernels
 
 __all__ = ["Run", "Step", "Trial", "main", "read_run"]
 
