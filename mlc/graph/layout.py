@@ -1,10 +1,10 @@
 """Blocked layouts for whole regions of the graph.
 
 Convolutions run in ``NCHW[c]c`` (:mod:`mlc.graph.blocked`), and everything between them that can work on that layout
-stays in it: pooling, elementwise operators, concatenation by whole blocks, means over the image. Which regions, and in
-which blocks, is chosen for the whole graph at once (:mod:`mlc.graph.regions`). Each value is kept in the layouts that
-somebody asked for; conversions are ordinary operators at the borders, made once, and fuse with the data movement
-around them. Weights are rearranged here, so the compiled module holds them ready for use.
+stays in it: pooling, resizing, elementwise operators, concatenation by whole blocks, means over the image. Which
+regions, and in which blocks, is chosen for the whole graph at once (:mod:`mlc.graph.regions`). Each value is kept in
+the layouts that somebody asked for; conversions are ordinary operators at the borders, made once, and fuse with the
+data movement around them. Weights are rearranged here, so the compiled module holds them ready for use.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _Rewriter:
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
             "relax.nn.max_pool2d": self._pool,
             "relax.nn.avg_pool2d": self._pool,
+            "relax.image.resize2d": self._resize,
             "relax.concat": self._concat,
             "relax.strided_slice": self._slice,
             "relax.mean": self._mean,
@@ -230,6 +231,16 @@ class _Rewriter:
             self._as(call.args[0], layout), pool_size=list(attrs.pool_size), strides=list(attrs.strides),
             padding=list(attrs.padding), dilation=list(attrs.dilation), ceil_mode=attrs.ceil_mode,
             count_include_pad=attrs.count_include_pad, layout=blocked, out_layout=blocked,
+        )
+
+    def _resize(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        attrs = call.attrs
+        return relax.op.image.resize2d(
+            self._as(call.args[0], layout), call.args[1], roi=tuple(map(float, attrs.roi)),
+            layout=f"NCHW{layout.size}c", method=attrs.method,
+            coordinate_transformation_mode=attrs.coordinate_transformation_mode,
+            rounding_method=attrs.rounding_method, cubic_alpha=attrs.cubic_alpha, cubic_exclude=attrs.cubic_exclude,
+            extrapolation_value=attrs.extrapolation_value,
         )
 
     def _unary(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:

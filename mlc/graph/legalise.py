@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.transform import LegalizeOps
 
+from mlc.graph.resize import is_exact, resize2d
 from mlc.graph.rewrite import dtype_of
 from mlc.target import Target
 
@@ -41,8 +42,18 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
 
 
+def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if not is_exact(call):
+        return tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")(builder, call)
+    attrs, size = call.attrs, tuple(int(extent) for extent in call.args[1].values)
+    return builder.call_te(
+        resize2d, call.args[0], size, str(attrs.layout), str(attrs.method),
+        str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), primfunc_name_hint="resize2d",
+    )
+
+
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.concat`, :mod:`mlc.graph.slices`)."""
-    custom = {"relax.nn.softmax": _softmax} if target.kind == "llvm" else {}
+    custom = {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d} if target.kind == "llvm" else {}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

@@ -56,7 +56,8 @@ BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "rel
 UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
 BINARY_EXACT = {"relax.divide", "relax.power"}
 
-_POOLS = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+#: of pixels, each channel by itself
+_IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.image.resize2d")
 #: how many times slower windows slide over the plain layout, whose vectors run along the row
 _PLAIN_WINDOWS = 2.0
 
@@ -133,7 +134,7 @@ class _Planner:
     def _relate(self, var: relax.Var, value: relax.Expr) -> None:
         """Join what keeps its channels, and note the layouts that a convolution wants."""
         name = name_of(value)
-        if name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _POOLS or name == "relax.mean":
+        if name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean":
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
@@ -181,7 +182,7 @@ class _Planner:
             return self._estimate.plain(convolution(value))
         if name == TRANSPOSED and is_image(var):
             return self._estimate.plain(with_zeros(value))
-        if name in _POOLS and is_image(var):
+        if name in _IMAGES and is_image(var):
             return _PLAIN_WINDOWS * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
         if name == "relax.permute_dims":
             return self._estimate.copy(8.0 * math.prod(shape_of(var)))
@@ -210,7 +211,7 @@ class _Planner:
     def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
         """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
         exact = name in UNARY_EXACT | BINARY_EXACT
-        if name in UNARY | UNARY_EXACT or name in _POOLS or name == "relax.mean":
+        if name in UNARY | UNARY_EXACT or name in _IMAGES or name == "relax.mean":
             data = value.args[0]
             suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
             return {data: layout} if suits and not (exact and layout.padded) else None
@@ -221,7 +222,7 @@ class _Planner:
         return None
 
     def _blocked_seconds(self, name: str, var: relax.Var, value: relax.Call, layout: ChannelBlocks) -> float:
-        if name in _POOLS:
+        if name in _IMAGES:
             return self._estimate.copy(self._bytes(value.args[0], layout) + self._bytes(var, layout))
         return 0.0
 
@@ -328,7 +329,7 @@ def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
 def _keeps_channels(call: relax.Call) -> bool:
     if name_of(call) == "relax.mean":
         return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
-    return name_of(call) not in _POOLS or call.attrs.layout == "NCHW"
+    return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"
 
 
 def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
