@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_resize import resize
+
 __all__ = ["CONVERTERS", "Converter"]
 
 Converter = Callable[[Any, Sequence[Any], dict[str, Any]], Any]  # block builder, inputs, attributes
@@ -153,5 +155,6 @@ CONVERTERS: dict[str, Converter] = {
     "Mean": _mean,
     "Min": _chain("minimum"),
     "Pow": _pow,
+    "Resize": resize,
     "Sum": _chain("add"),
 }

@@ -56,10 +56,13 @@ BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "rel
 UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
 BINARY_EXACT = {"relax.divide", "relax.power"}
 
+_RESIZE = "relax.image.resize2d"
 #: of pixels, each channel by itself
-_IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.image.resize2d")
+_IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", _RESIZE)
 #: how many times slower windows slide over the plain layout, whose vectors run along the row
 _PLAIN_WINDOWS = 2.0
+#: and how many times slower interpolation is there, whose neighbours do not lie in vectors
+_PLAIN_INTERPOLATION = 8.0
 
 
 def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) -> relax.Call | None:
@@ -183,7 +186,9 @@ class _Planner:
         if name == TRANSPOSED and is_image(var):
             return self._estimate.plain(with_zeros(value))
         if name in _IMAGES and is_image(var):
-            return _PLAIN_WINDOWS * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
+            between = name == _RESIZE and value.attrs.method != "nearest_neighbor"
+            factor = _PLAIN_INTERPOLATION if between else _PLAIN_WINDOWS
+            return factor * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
         if name == "relax.permute_dims":
             return self._estimate.copy(8.0 * math.prod(shape_of(var)))
         return 0.0
