@@ -60,6 +60,19 @@ def _shared_slow() -> list[te.Tensor]:
     return [a, v, te.compute(a.shape, lambda n, c, w: a[n, c, w] * scale[c], name="scaled")]
 
 
+def _doubled(a: te.Tensor) -> te.Tensor:
+    return topi.image.resize2d(a, (0.0,) * 4, (14, 22), "NCHW16c", "linear", "half_pixel")
+
+
+def _interpolated(a: np.ndarray) -> np.ndarray:
+    """Each output lies a quarter of a pixel from its source, at the edges on it."""
+    for axis in (2, 3):
+        old = a.shape[axis]
+        places = np.clip((np.arange(2 * old) + 0.5) / 2 - 0.5, 0, old - 1)
+        a = np.apply_along_axis(lambda line, x=places, n=old: np.interp(x, np.arange(n), line), axis, a)
+    return a
+
+
 class TestElementwise(SpaceContract):
     space = ELEMENTWISE
     cases = (
@@ -72,6 +85,7 @@ class TestElementwise(SpaceContract):
         Case("int64", _one(lambda a: topi.add(a, a), 5, 37, dtype="int64"), lambda a: a + a),
         Case("bool", _two(topi.greater, (4, 100), (4, 100)), lambda a, b: a > b),
         Case("float64", _one(lambda a: topi.multiply(a, a), 300, dtype="float64"), lambda a: a * a),
+        Case("resize", _one(_doubled, 1, 2, 7, 11, 16), _interpolated),
         Case("channel_scale", _two(topi.multiply, (1, 24, 20, 20), (1, 24, 1, 1)), lambda a, b: a * b),
         Case("transpose", _one(topi.transpose, 200, 300), lambda a: a.T),
         Case("transpose_by_powers_of_two", _one(topi.transpose, 512, 256), lambda a: a.T),
