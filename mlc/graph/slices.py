@@ -2,12 +2,14 @@
 
 Where every axis before the one that is cut has length 1, a slice is a contiguous piece: some channels in
 ``NCHW[c]c`` at batch 1, some columns of one row, some rows of a matrix. Such a ``strided_slice`` is left in ``main``,
-and :mod:`mlc.build.memory` makes it a view. All others become kernels that copy.
+and :mod:`mlc.build.memory` makes it a view. All others become kernels that copy, and so does the only reader of a
+tensor: what cuts padded columns off a product is fused into it with the epilogue that follows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import tvm
 from tvm import relax, tirx
@@ -78,6 +80,7 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
     func = mod["main"]
     bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(func)}
     outputs = _outputs(func, bound)
+    readers = Counter(leaf for value in bound.values() for leaf in relax.analysis.free_vars(value))
     builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
     image: dict[relax.Var, relax.Expr] = {}
     kept: set[relax.Var] = set()
@@ -89,7 +92,8 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
                 if isinstance(before, relax.Call) and op_name(before) == SLICE:
                     source = origin(before.args[0], bound)
                     made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) == "relax.call_tir"
-                    if views and var not in outputs and offset_of(before) is not None and (made or source in kept):
+                    view = views and var not in outputs and readers[before.args[0]] > 1
+                    if view and offset_of(before) is not None and (made or source in kept):
                         kept.add(var)
                     else:
                         value = lower(builder, value)
