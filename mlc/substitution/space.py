@@ -129,6 +129,10 @@ def _pointwise() -> list[Family]:
                                      f"{concat};concat axis={other}", world, **{"concat": 3}))
     found.append(_family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
     found.append(_family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
+    for shape, bias, axis in (("n {}", "1 {}", 1), ("b n {}", "1 1 {}", 2), ("n {} h w", "1 {} 1 1", 1)):
+        whole, twos = "I+J+K-2", dict.fromkeys(("n", "b", "h", "w", "I", "J", "K"), 2)
+        found += [_family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole), "t": bias.format(whole)},
+                          f"slice axis={axis} begin=I-1 end=I+J-1;{op}", twos, **{op: 1}) for op in ("add", "mul")]
     found.append(_family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
     return found
 

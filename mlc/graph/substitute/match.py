@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlc.graph.substitute.egraph import PRODUCTS, EGraph, Node
+from mlc.graph.substitute.kinds import kind_of, places
 from mlc.graph.substitute.terms import freeze
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
@@ -33,6 +34,12 @@ class Pattern:
         if rule.certificate is None:
             raise ValueError(f"the rule {rule.name} has no certificate: only proved rules are applied")
         self.rule = rule
+        self.kind = kind_of(rule)
+        #: the operators that it needs and those that it brings, with their ranks
+        self.needs, self.brings = places(rule.source, rule.shapes), places(rule.target, rule.shapes)
+        #: whether it undoes slices and concatenations by themselves: then it is for constants as well
+        self.undoes = len(rule.target.nodes) < len(rule.source.nodes) and all(
+            node.op in ("slice", "concat") for node in rule.source.nodes)
         self.source = [_completed(node) for node in rule.source.nodes]
         self.target = [_completed(node) for node in rule.target.nodes]
         #: whether it joins several products that are all of one kind, which it could do in any order
@@ -62,7 +69,7 @@ class Pattern:
             return
         output, rest = left[0], left[1:]
         for each in self._candidates(graph, output, classes):
-            if graph.constant[each]:
+            if graph.constant[each] and not self.undoes:
                 continue
             for state in self._at(graph, output, each, (classes, sizes, known)):
                 yield from self._outputs(graph, rest, *state)

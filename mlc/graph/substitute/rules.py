@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from mlc.graph.substitute.egraph import PRODUCTS
+from mlc.graph.substitute.kinds import present, widened
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.terms import TermGraph
 from mlc.operators.index import Poly, as_poly
 from mlc.substitution.library import library
 from mlc.substitution.rule import Rule
 
-__all__ = ["patterns", "shipped_patterns"]
+__all__ = ["patterns", "relevant", "shipped_patterns"]
 
 
 @cache
@@ -22,10 +23,22 @@ def shipped_patterns() -> tuple[Pattern, ...]:
 
 
 def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
-    """Rules with a certificate, both ways where they are; those about products first, since they save most."""
-    found = [each for rule in rules if rule.certificate is not None for each in _directions(rule)]
-    found.sort(key=lambda rule: not any(node.op in PRODUCTS for node in rule.source.nodes))
-    return tuple(Pattern(rule) for rule in found)
+    """Rules with a certificate, both ways where they are; those that leave fewer products first."""
+    found = [Pattern(each) for rule in rules if rule.certificate is not None for each in _directions(rule)]
+    return tuple(sorted(found, key=lambda pattern: pattern.kind))
+
+
+def relevant(rules: Sequence[Pattern], graph: TermGraph) -> list[Pattern]:
+    """The rules that can apply to a graph or to what others of them make of it, by operators and ranks."""
+    known, found = present(graph), list[bool]([False] * len(rules))
+    changed = True
+    while changed:
+        changed = False
+        for place, rule in enumerate(rules):
+            if not found[place] and rule.needs <= known:
+                found[place] = changed = True
+                known |= widened(rule.brings)
+    return [rule for place, rule in enumerate(rules) if found[place]]
 
 
 def _directions(rule: Rule) -> Iterable[Rule]:

@@ -1,7 +1,8 @@
 """Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
 
-Each round goes through the rules and takes the oldest matches of each up to a budget; a rule that has more waits for
-a while, and longer each time (egg's back-off scheduler), so that commutation and the like cannot use up the nodes.
+Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.kinds.Kind`, and takes
+the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's back-off
+scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that gain.
 A rule that joins products takes them in the order of the model, from left to right: of products 1, 2, 3 of one tensor
 come 1+2, then (1+2)+3, but neither 2+1 nor 1+1; and of more than a few, one chain from the first to the last.
 """
@@ -18,7 +19,10 @@ from operator import or_
 
 from mlc.graph.substitute.egraph import PRODUCTS, EGraph
 from mlc.graph.substitute.fold import foldable
+from mlc.graph.substitute.kinds import Kind
 from mlc.graph.substitute.match import Match, Pattern
+from mlc.graph.substitute.offer import offer
+from mlc.graph.substitute.rules import relevant
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
 from mlc.substitution.rule import Rule
 
@@ -86,7 +90,9 @@ def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits |
 
 class _Saturation:
     def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
-        self._graph, self._patterns, self._limits = graph, patterns, limits
+        self._graph, self._limits = graph, limits
+        useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
+        self._patterns = sorted(relevant(useful, graph), key=lambda pattern: pattern.kind)
         self._egraph = EGraph()
         self._matches: Counter[str] = Counter()
         self._resting: dict[int, int] = {}  # the round in which a rule takes part again
@@ -111,6 +117,7 @@ class _Saturation:
         reason, number = "rounds", 0
         for number in range(1, self._limits.rounds + 1):
             learnt, waiting = self._round(number, started)
+            learnt |= offer(self._egraph)
             self._egraph.rebuild()
             if len(self._egraph) >= self._limits.nodes:
                 reason = "nodes"
@@ -219,5 +226,19 @@ class _Saturation:
     def _options(self, each: int) -> Iterable[Option]:
         graph = self._egraph
         for node, rule in graph.nodes[each].items():
+            if node.op in PRODUCTS and rule is not None and self._joined_further(each):
+                continue
             if node.op in (INPUT, CONSTANT, OPAQUE) or not graph.constant[each] or foldable(node.op):
                 yield Option(node.op, tuple(map(graph.find, node.inputs)), node.attributes, rule)
+
+    def _joined_further(self, each: int) -> bool:
+        """Whether a product is only a step of a chain: there is all of it to choose, or none."""
+        graph, rule, last = self._egraph, self._egraph.joined.get(each), each
+        while rule is not None:
+            above = (graph.find(node.inputs[0]) for node, by in graph.nodes[last].items() if by == rule)
+            further = [a for a in above if graph.members[last] & ~graph.members[a] == 0 and a in graph.joined
+                       and graph.members[a] != graph.members[last]]
+            if not further:
+                break
+            last = further[0]
+        return last != each and graph.members[last].bit_count() > _PAIRS

@@ -29,7 +29,7 @@ class Options:
 
     largest: int = 300
     nodes: int = 3_000
-    seconds: float = 12.0
+    seconds: float = 8.0
     candidates: int = 2
     scale: tuple[tuple[str, float], ...] = ()
 
