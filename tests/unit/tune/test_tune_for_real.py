@@ -40,6 +40,7 @@ def test_a_small_product_is_tuned_on_this_machine(tmp_path: Path) -> None:
     assert best is not None and best.seconds == found.best_seconds < 0.05
     assert found.best_seconds > 0 and 0 < found.roofline_fraction < 3
     assert found.verdict in ("tuned", "default")
-    assert sum(isinstance(e, BatchMeasured) for e in events) == -(-found.trials // 6)
+    # a candidate whose code was timed before is no trial, so that there may be more batches
+    assert sum(isinstance(e, BatchMeasured) for e in events) >= -(-found.trials // 6)
     assert all(r.extra.get("code") for r in records if r.ok)
     assert replay(task.func, best.trace).mod is not None
