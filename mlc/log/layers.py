@@ -9,7 +9,6 @@ from pathlib import Path
 from mlc.config import user_log_path
 from mlc.log.codec import versions_of
 from mlc.log.record import CLEARLY_FASTER, Record
-from mlc.log.shipped import shipped_records
 from mlc.log.store import LogReader, TaskSummary, TuningLog
 from mlc.target import Target
 
@@ -135,5 +134,7 @@ def layered(user_path: str | Path | None, target: Target) -> Layers:
 
 def shipped(target: Target) -> list[LogReader]:
     """A reader of the records that ship for ``target``; none where there are none."""
+    from mlc.log.shipped import shipped_records  # TVM's import takes seconds, and a log alone needs none
+
     records = shipped_records(target)
     return [MemoryLog(records)] if records else []

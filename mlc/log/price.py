@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from mlc.graph.task import Task
+from typing import TYPE_CHECKING
+
 from mlc.log.store import LogReader
+
+if TYPE_CHECKING:
+    from mlc.graph.task import Task
 
 __all__ = ["Prices"]
 
