@@ -35,7 +35,7 @@ def split(graph: TermGraph, largest: int) -> list[Region]:
     crossing = _crossing(graph, places)
     runs, start = [], 0
     while len(places) - start > largest:
-        ends = range(start + largest // _LEAST_PART, start + largest + 1)
+        ends = range(start + max(1, largest // _LEAST_PART), start + largest + 1)
         end = min(ends, key=lambda e: (crossing[e], -e))
         runs.append(places[start:end])
         start = end
