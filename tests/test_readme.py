@@ -71,5 +71,6 @@ def test_every_command_and_flag_in_the_text_exists() -> None:
     with contextlib.redirect_stdout(shown):
         for command in COMMANDS:
             main([command.name, "--help"])
-        main(["log", "show", "--help"])
+        for words in ("log show", "log export", "log train", "rules list", "rules generate"):
+            main([*words.split(), "--help"])
     assert {flag for flag in flags if flag not in shown.getvalue()} == set()
