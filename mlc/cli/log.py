@@ -20,13 +20,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
-
-    def action(name: str, help: str, run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
-        sub = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
-        sub.set_defaults(run=run)
-        return sub
-
+    action = options.actions(parser)
     show = action("show", "the tasks in a log with their best times", _show)
     _add_place(show)
     show.add_argument("--task", metavar="TEXT", help="the records of the tasks whose name or key contains TEXT")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import UsageError
 
 if TYPE_CHECKING:
+    from mlc.cli.outcome import Outcome
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG", "add_log", "add_model", "add_substitutions", "add_target", "add_threads", "add_winograd",
-    "check_folder", "non_negative_int", "positive_float", "positive_int", "specs",
+    "MODELS_EPILOG", "Action", "actions", "add_log", "add_model", "add_substitutions", "add_target", "add_threads",
+    "add_winograd", "check_folder", "non_negative_int", "positive_float", "positive_int", "specs",
 ]
 
 MODELS_EPILOG = """models:
@@ -24,6 +25,22 @@ MODELS_EPILOG = """models:
   bert-base, gpt2-small    from transformers configurations with seeded random weights, 128 tokens
   mobilenet-v2, vit-tiny   exported from PyTorch with seeded random weights, images of 224 x 224 pixels
 """
+
+
+#: declares a sub-command by its name, its help and what runs it
+Action = Callable[[str, str, Callable[[argparse.Namespace], "Outcome"]], argparse.ArgumentParser]
+
+
+def actions(parser: argparse.ArgumentParser) -> Action:
+    """The sub-commands of a command: each call of the result adds one, whose ``run`` the command is to call."""
+    group = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def action(name: str, help: str, run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
+        sub = group.add_parser(name, help=help, description=help, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    return action
 
 
 def positive_int(text: str) -> int:

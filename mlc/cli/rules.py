@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import rules_library
+from mlc.cli import options, rules_library
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import UsageError
 
@@ -19,13 +18,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
-
-    def action(name: str, help: str, run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
-        sub = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
-        sub.set_defaults(run=run)
-        return sub
-
+    action = options.actions(parser)
     verify = action("verify", "prove the rules of a file, or check their certificates; exit code 1 where one is wrong "
                     "or undecided", _verify)
     verify.add_argument("file", type=Path, metavar="FILE", help="rules in mlc's own JSON or in TASO's")
@@ -54,10 +47,11 @@ def _verify(args: argparse.Namespace) -> Outcome:
 
 def _show(args: argparse.Namespace) -> Outcome:
     from mlc.substitution.codec import condition_text, dump_rule, rule_text
+    from mlc.substitution.shipped import shipped_rules
     from mlc.substitution.verify import read_rules
 
-    files = [args.file] if args.file else sorted(_shipped().glob("*.json"))
-    rules = [rule for file in files for _, variants in read_rules(file) for rule in variants]
+    given = [rule for _, variants in read_rules(args.file) for rule in variants] if args.file else None
+    rules = shipped_rules() if given is None else given
     rule = next((r for r in rules if r.name == args.name), None)
     if rule is None:
         raise UsageError(f"a rule must have the name {args.name!r}, but none of {len(rules)} has it; "
@@ -74,13 +68,6 @@ def _show(args: argparse.Namespace) -> Outcome:
                       soft_wrap=True, markup=False, highlight=False)
 
     return Outcome(document, render)
-
-
-def _shipped() -> Path:
-    """The folder of the library."""
-    import mlc.substitution
-
-    return Path(mlc.substitution.__file__).parent / "library"
 
 
 def _execute(args: argparse.Namespace) -> Outcome:

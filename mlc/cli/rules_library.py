@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_actions"]
 
-Action = Callable[[str, str, Callable[[argparse.Namespace], Outcome]], argparse.ArgumentParser]
 
-
-def add_actions(action: Action) -> None:
+def add_actions(action: options.Action) -> None:
     """Enter both into ``mlc rules``; ``action(name, help, run)`` makes a parser."""
     generate = action("generate", "search for substitutions, prove them, and write the library", _generate)
     generate.add_argument("-o", "--output", type=Path, metavar="DIR",
@@ -36,13 +33,16 @@ def add_actions(action: Action) -> None:
     show.add_argument("--derives", type=Path, metavar="FILE",
                       help="for each rule of FILE (TASO's format or ours), whether the library gives it; exit code 1 "
                            "where a sound one is missing")
-    show.add_argument("--library", type=Path, metavar="DIR", help="a folder that `mlc rules generate` wrote")
+    show.add_argument("--library", dest="folder", type=Path, metavar="DIR",
+                      help="a folder that `mlc rules generate` wrote")
 
 
 def _generate(args: argparse.Namespace) -> Outcome:
     from mlc.report.console import stderr_console
     from mlc.substitution.generate import Generation, generate
-    from mlc.substitution.library import area_of, write_library
+    from mlc.substitution.publish import write_library
+    from mlc.substitution.shipped import FOLDER
+    from mlc.substitution.space import area_of
 
     families = _families(args.families)
     if args.output is not None and args.output.exists() and not args.output.is_dir():
@@ -58,12 +58,12 @@ def _generate(args: argparse.Namespace) -> Outcome:
         console.print(f"{share:4.0%} {made.seconds:4.0f} s, about {left:.0f} s left: {family}: {states}")
 
     made = generate(families, args.seconds, progress)
-    folder = args.output or Path(__file__).parent.parent / "substitution" / "library"
+    folder = args.output or FOLDER
     try:
         written = write_library(folder, made)
     except OSError as error:
         raise MlcError(f"the library cannot be written to {folder}: {error}; give another folder with -o") from error
-    areas = Counter(map(area_of, made.rules))
+    areas = Counter(area_of(rule.name) for rule in made.rules)
     document = {"folder": str(folder), "files": [str(path) for path in written], "rules": len(made.rules),
                 "areas": dict(areas), "states": dict(made.states), "seconds": made.seconds, "complete": made.complete}
 
@@ -93,17 +93,19 @@ def _families(text: str | None) -> Any:
 
 
 def _list(args: argparse.Namespace) -> Outcome:
-    from mlc.substitution.library import area_of, library, read_rules
+    from mlc.substitution.shipped import read_rules, shipped_rules
+    from mlc.substitution.space import area_of
 
-    if args.library is not None and not args.library.exists():
-        raise UsageError(f"no folder of rules is at {args.library}; `mlc rules generate -o DIR` makes one")
-    rules = library() if args.library is None else tuple(read_rules(args.library))
+    if args.folder is not None and not args.folder.exists():
+        raise UsageError(f"no folder of rules is at {args.folder}; `mlc rules generate -o DIR` makes one")
+    rules = shipped_rules() if args.folder is None else tuple(read_rules(args.folder))
     if args.derives is not None:
         return _derives(args.derives, rules)
     from mlc.substitution.codec import condition_text, graph_text, rule_text
 
     document = {"rules": [
-        {"name": rule.name, "area": area_of(rule), "source": graph_text(rule.source), "target": graph_text(rule.target),
+        {"name": rule.name, "area": area_of(rule.name),
+         "source": graph_text(rule.source), "target": graph_text(rule.target),
          "inputs": {name: [str(size) for size in shape] for name, shape in rule.shapes.items()},
          "conditions": [condition_text(c) for c in rule.conditions], "proved": rule.certificate is not None}
         for rule in rules]}

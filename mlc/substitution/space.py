@@ -15,7 +15,7 @@ from typing import Any
 from mlc.operators.index import Poly
 from mlc.substitution.codec import parse_size
 
-__all__ = ["AREAS", "FAMILIES", "Family", "Step", "size"]
+__all__ = ["AREAS", "FAMILIES", "Family", "Step", "area_of", "size"]
 
 
 @dataclass(frozen=True)
@@ -212,3 +212,9 @@ def _poolings() -> list[Family]:
 FAMILIES: tuple[Family, ...] = _families()
 #: the parts of the library, in the order of generation
 AREAS = tuple(dict.fromkeys(family.area for family in FAMILIES))
+_FAMILY_AREAS = {family.name: family.area for family in FAMILIES}
+
+
+def area_of(rule: str) -> str:
+    """The area of a rule by the name that the generator gave it."""
+    return _FAMILY_AREAS.get(rule.partition("/")[0], "other")

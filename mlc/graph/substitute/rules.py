@@ -10,8 +10,8 @@ from mlc.graph.substitute.kinds import present, widened
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.terms import TermGraph
 from mlc.operators.index import Poly, as_poly
-from mlc.substitution.library import library
 from mlc.substitution.rule import Rule
+from mlc.substitution.shipped import shipped_rules
 
 __all__ = ["patterns", "relevant", "shipped_patterns"]
 
@@ -19,7 +19,7 @@ __all__ = ["patterns", "relevant", "shipped_patterns"]
 @cache
 def shipped_patterns() -> tuple[Pattern, ...]:
     """The rules of the library."""
-    return patterns(library())
+    return patterns(shipped_rules())
 
 
 def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:

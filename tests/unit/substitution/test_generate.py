@@ -16,8 +16,9 @@ from mlc.substitution.enumerate import Counts, pairs
 from mlc.substitution.fingerprint import agree, assignments
 from mlc.substitution.generate import Generation, generate
 from mlc.substitution.graph import Graph, Node
-from mlc.substitution.library import read_rules, write_library
+from mlc.substitution.publish import write_library
 from mlc.substitution.rule import Rule
+from mlc.substitution.shipped import read_rules
 from mlc.substitution.space import FAMILIES, Family, Step
 from mlc.substitution.unify import generalise, merged_sizes
 
