@@ -253,7 +253,9 @@ class LocalMeasurer:
             if "failure" in answer:
                 self._failed(batch, candidate, worker, answer)
             else:
-                batch.settle(candidate, MeasureResult(tuple(answer["times"]), run_seconds=answer["run_seconds"]))
+                batch.settle(candidate, MeasureResult(
+                    tuple(answer["times"]), run_seconds=answer["run_seconds"], slowness=answer["slowness"],
+                ))
             worker.runs += 1
             if candidate.result is not None:
                 self._known[candidate.request.task_key, candidate.code_hash] = candidate.result

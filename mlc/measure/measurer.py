@@ -47,13 +47,17 @@ class MeasureRequest:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code."""
+    """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code.
+
+    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`).
+    """
 
     times: tuple[float, ...] = ()
     failure: str = ""
     detail: str = ""
     build_seconds: float = 0.0
     run_seconds: float = 0.0
+    slowness: float = 1.0
     code_hash: str = ""
 
 

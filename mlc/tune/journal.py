@@ -12,6 +12,7 @@ from mlc.graph.task import Task, versions
 from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
+from mlc.measure.gauge import DISTURBED
 from mlc.measure.machine import machine_id
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
@@ -72,6 +73,8 @@ class Journal:
         """The record of a trial's result; counts the trial."""
         self.trials += 1
         extra = {"code": result.code_hash} if result.code_hash else {}
+        if result.slowness >= DISTURBED:
+            extra["slowness"] = f"{result.slowness:.2f}"
         return Record(
             task.key, task.name, space, dict(decisions), trace, times=tuple(result.times), failure=result.failure,
             detail=result.detail[:500], machine=machine_id(), versions=versions(), seed=self._options.seed,

@@ -1,0 +1,92 @@
+"""Whether the machine is as fast as it can be at this moment: a fixed piece of arithmetic, timed on every thread.
+
+On a machine that is shared (a virtual one, or a desktop at work) everything takes twice as long for seconds at a time:
+a core is taken away, or the other thread of a core is at work. Repeats of one candidate all fall into the same phase
+and agree with each other. The gauge's own time tells, whatever the candidate is: against the fastest of its last
+times, so that a machine that stays slow becomes the new measure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
+
+import tvm
+from tvm.script import tirx as T
+
+__all__ = ["DISTURBED", "Gauge", "undisturbed"]
+
+Result = TypeVar("Result")
+
+#: this many times slower than the machine can be is too slow to count
+DISTURBED = 1.2
+#: times that are remembered, a few tens of seconds of them
+_REMEMBERED = 200
+#: readings at once, of which the median counts
+_READINGS = 3
+#: rounds of arithmetic in a reading: some 50 microseconds
+_ROUNDS = 12_000
+#: attempts to find a quiet moment for one candidate, and the seconds between two
+_ATTEMPTS, _PAUSE = 3, 0.15
+
+
+class Gauge:
+    """Reads the machine's speed on ``threads`` threads. ``clock`` gives the seconds of one reading."""
+
+    def __init__(self, threads: int, target: tvm.target.Target, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or _arithmetic(threads, target)
+        self._past: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def slowness(self) -> float:
+        """How many times slower than its best of late the machine is, at least 1."""
+        reading = median(self._clock() for _ in range(_READINGS))
+        self._past.append(reading)
+        return reading / min(self._past)
+
+
+def undisturbed(
+    measure: Callable[[], Result], gauge: Gauge, worth_it: Callable[[Result, float], bool] = lambda _result, _slowness: True,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[Result, float]:
+    """``measure()`` at a quiet moment, or the least disturbed of a few attempts, and how slow the machine was then.
+
+    ``worth_it`` is asked of a disturbed result and the slowness whether another attempt could matter.
+    """
+    best: tuple[Result, float] | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            pause(_PAUSE)
+        before = gauge.slowness()
+        result = measure()
+        slowness = max(before, gauge.slowness())
+        if best is None or slowness < best[1]:
+            best = result, slowness
+        if slowness < DISTURBED or not worth_it(result, slowness):
+            break
+    assert best is not None
+    return best
+
+
+def _arithmetic(threads: int, target: tvm.target.Target) -> Callable[[], float]:
+    """Multiplications and additions in the first cache, with a share for each thread."""
+    lanes = 128
+
+    @T.prim_func
+    def gauge(x: T.Buffer((threads, lanes), "float32")) -> None:  # type: ignore[name-defined, no-untyped-def]
+        for t in T.parallel(threads):
+            for _ in range(_ROUNDS):
+                for v in T.vectorized(lanes):
+                    x[t, v] = x[t, v] * T.float32(0.999) + T.float32(0.001)
+
+    built = tvm.compile(tvm.IRModule({"main": gauge.with_attr("global_symbol", "main")}), target).jit()
+    function, data = built["main"], tvm.runtime.empty((threads, lanes), "float32")
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        function(data)
+        return time.perf_counter() - started
+
+    return seconds

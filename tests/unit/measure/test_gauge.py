@@ -1,0 +1,87 @@
+"""Noticing that the machine is slow, and timing again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from mlc.measure.gauge import DISTURBED, Gauge, undisturbed
+from mlc.target import resolve
+
+TARGET = resolve("native", threads=2)
+
+
+def gauge(readings: Sequence[float]) -> Gauge:
+    """One that reads these, each of them three times over."""
+    clock: Iterator[float] = (reading for reading in readings for _ in range(3))
+    return Gauge(2, TARGET.tvm, lambda: next(clock))
+
+
+class Timing:
+    """Gives 1, 2, 3 ... and remembers the pauses before them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def test_slowness_is_against_the_fastest_reading() -> None:
+    machine = gauge([2e-5, 3e-5, 1e-5, 2e-5])
+    assert [machine.slowness() for _ in range(4)] == [1.0, pytest.approx(1.5), 1.0, pytest.approx(2.0)]
+
+
+def test_one_odd_reading_of_three_is_forgiven() -> None:
+    clock = iter([1e-5] * 3 + [1e-5, 9e-5, 1e-5])
+    machine = Gauge(2, TARGET.tvm, lambda: next(clock))
+    assert [machine.slowness(), machine.slowness()] == [1.0, 1.0]
+
+
+def test_a_machine_that_stays_slow_becomes_the_measure() -> None:
+    machine = gauge([1e-5, *[2e-5] * 200])
+    assert [machine.slowness() for _ in range(201)][-1] == 1.0
+
+
+def test_at_a_quiet_moment_one_attempt_is_enough() -> None:
+    timing = Timing()
+    assert undisturbed(timing, gauge([1e-5] * 2), pause=timing.pauses.append) == (1, 1.0)
+    assert not timing.pauses
+
+
+def test_what_was_disturbed_before_or_after_is_timed_again() -> None:
+    for readings in ([1e-5, 2e-5, 1e-5, 1e-5], [1e-5, 2e-5, 2e-5, 1e-5, 1e-5, 1e-5]):
+        timing, machine = Timing(), gauge(readings)
+        if len(readings) == 6:
+            machine.slowness()  # slow already when the first attempt begins
+        result, slowness = undisturbed(timing, machine, pause=timing.pauses.append)
+        assert (result, slowness) == (2, 1.0) and len(timing.pauses) == 1
+
+
+def test_of_several_disturbed_attempts_the_least_disturbed_counts() -> None:
+    machine = gauge([1e-5, 4e-5, 2e-5, 3e-5, 2e-5, 2e-5, 5e-5])
+    machine.slowness()
+    result, slowness = undisturbed(Timing(), machine, pause=lambda _: None)
+    assert result == 2 and slowness == pytest.approx(3.0) and slowness > DISTURBED
+
+
+def test_what_cannot_matter_is_not_timed_again() -> None:
+    timing, machine = Timing(), gauge([1e-5, 4e-5, 4e-5])
+    machine.slowness()
+    asked: list[tuple[int, float]] = []
+
+    def matters(result: int, slowness: float) -> bool:
+        asked.append((result, slowness))
+        return False
+
+    assert undisturbed(timing, machine, matters)[0] == 1
+    assert asked == [(1, pytest.approx(4.0))]
+
+
+def test_the_arithmetic_takes_time_on_this_machine() -> None:
+    machine = Gauge(2, TARGET.tvm)
+    assert all(machine.slowness() >= 1.0 for _ in range(5))
+    assert 1e-6 < machine._clock() < 1.0
