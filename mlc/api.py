@@ -117,6 +117,7 @@ def tune(
     from mlc.graph.tasks import extract_tasks, with_alternatives
     from mlc.log import Layers, Prices, TuningLog
     from mlc.log.layers import shipped
+    from mlc.tune.transfer import Experience
 
     others = Layers(shipped(resolved))
     path = Path(log) if log is not None else user_log_path(resolved.canonical)
@@ -143,7 +144,8 @@ def tune(
     chosen = measurer if measurer is not None else _local_measurer(resolved)
     try:
         with TuningLog(path) as records:
-            return tune_tasks(tasks, resolved, records, options, chosen, on_event, shipped=others.best)
+            return tune_tasks(tasks, resolved, records, options, chosen, on_event, shipped=others.best,
+                              experience=Experience.of([records, *others.readers], resolved))
     finally:
         if own:
             chosen.close()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, zip_longest
 from math import prod
 
 import tvm
@@ -57,12 +57,13 @@ class Candidate:
 class TaskSpace:
     """The points of a task's space and the way from a point to a candidate. Failures are counted, never raised.
 
-    ``shipped`` is the record that came with mlc for the task.
+    ``shipped`` is the record that came with mlc for the task; ``hints`` are points that may be good, best first.
     """
 
     def __init__(self, task: Task, space: Space | None = None, shipped: Record | None = None) -> None:
         self.task = task
         self._shipped = shipped
+        self.hints: tuple[Point, ...] = ()
         self.target = task.target.tvm
         self.space = space or registry.find(task.func, self.target)
         self.knobs: tuple[Knob, ...] = tuple(self.space.knobs(task.func, self.target))
@@ -80,6 +81,11 @@ class TaskSpace:
             point = self.point(decisions)
             if point is not None:
                 yield point
+
+    def starts(self) -> list[Point]:
+        """Where a search begins: seeds and hints in turn, both best first."""
+        turns = zip_longest(self.seeds(), self.hints)
+        return list(dict.fromkeys(point for turn in turns for point in turn if point is not None))
 
     @cached_property
     def default(self) -> Candidate | None:

@@ -33,6 +33,7 @@ from mlc.tune.events import Listener
 from mlc.tune.options import TuneOptions
 from mlc.tune.report import TuneReport
 from mlc.tune.session import tune_tasks
+from mlc.tune.transfer import Experience
 
 __all__ = ["Timer", "tune_jointly"]
 
@@ -164,7 +165,8 @@ def _tuned(
             weights[task.key] = task if seen is None else replace(
                 seen, weight=max(seen.weight, task.weight), choice=seen.choice or task.choice)
     return tune_tasks(list(weights.values()), joint.target, joint.log, options, measurer, on_event,
-                      shipped=joint.shipped.best)
+                      shipped=joint.shipped.best,
+                      experience=Experience.of([joint.log, *joint.shipped.readers], joint.target))
 
 
 def _part(options: TuneOptions, part: float) -> TuneOptions:

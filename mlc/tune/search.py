@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from mlc.tune.allocation import TaskState
 from mlc.tune.candidate import Candidate, TaskSpace
 from mlc.tune.learn import cold_of
 from mlc.tune.report import TaskReport
+from mlc.tune.transfer import Experience
 
 __all__ = ["KEPT", "REJECTED", "Search"]
 
 #: verdicts of the last comparison, in a record's ``extra["verdict"]``
 KEPT, REJECTED = "kept", "rejected"
+#: points of other tasks that a search begins with
+_HINTS = 6
 #: records of a task whose features are computed anew when the stored model does not know them
 _REPLAYED = 128
 
@@ -31,7 +35,7 @@ class Search:
     """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
 
     ``shipped`` is the record that compiled code would use without the log, ``budget`` the trials that the task may
-    expect, if they are bounded.
+    expect, if they are bounded. ``experience`` is with other tasks.
 
     Raises whatever a defective space raises on this function; the run then leaves the task alone.
     """
@@ -39,6 +43,7 @@ class Search:
     def __init__(
         self, task: Task, index: int, model: CostModel, strategy: str, seed: int, records: Sequence[Record],
         earlier: Record | None, shipped: Record | None = None, budget: int | None = None,
+        experience: Experience | None = None,
     ) -> None:
         self.task = task
         self.roofline: Roofline = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
@@ -49,6 +54,8 @@ class Search:
         self.final: Record | None = None
         self.verdict = "unconfirmed"
         self.space = TaskSpace(task, shipped=shipped)
+        if experience is not None:
+            self.space.hints = tuple(islice(experience.points(self.space, self.roofline.flops), _HINTS))
         self.known = len(records)
         self.default: Record | None = None
         self._function = to_json(task.func)

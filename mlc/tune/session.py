@@ -33,6 +33,7 @@ from mlc.tune.learn import pretrained
 from mlc.tune.options import TuneOptions
 from mlc.tune.report import TaskReport, TuneReport, first_of_choices, latency
 from mlc.tune.search import KEPT, REJECTED, Search
+from mlc.tune.transfer import Experience
 
 __all__ = ["tune_tasks"]
 
@@ -53,16 +54,17 @@ def tune_tasks(
     on_event: Listener | None = None,
     model: CostModel | None = None,
     shipped: Callable[[str], Record | None] | None = None,
+    experience: Experience | None = None,
 ) -> TuneReport:
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
     ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
-    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. A keyboard
-    interrupt ends the run with what was found; no single candidate ever ends it. Raises what the log or the
-    measurer raise when they cannot go on at all.
+    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches begin near
+    what ``experience`` found best for other tasks. A keyboard interrupt ends the run with what was found; no single
+    candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
-               shipped or (lambda _key: None))
+               shipped or (lambda _key: None), experience)
     return run.run()
 
 
@@ -78,9 +80,9 @@ def _ignore(event: Event) -> None:
 class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
-        emit: Listener, model: CostModel, shipped: Callable[[str], Record | None],
+        emit: Listener, model: CostModel, shipped: Callable[[str], Record | None], experience: Experience | None,
     ) -> None:
-        self._shipped = shipped
+        self._shipped, self._experience = shipped, experience
         self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
         self._tasks = _distinct(tasks)
         self._journal = Journal(log, self._tasks, target, options)
@@ -118,7 +120,7 @@ class _Run:
             try:
                 search = Search(
                     task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
-                    self._journal.log.best(task.key), self._shipped(task.key), budget,
+                    self._journal.log.best(task.key), self._shipped(task.key), budget, self._experience,
                 )
             except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
                 self._broken.append(_broken(task, error))
@@ -176,10 +178,12 @@ class _Run:
             self._stop(search, allocator.stop(search.state, "exhausted"))
             return
         results, trials = self._measure(search, candidates)
-        search.learn(candidates, results)
+        problem = _learn(search, candidates, results)
         self._journal.store_model(self._model)
         best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
         reason = allocator.update(search.state, trials, best, time.monotonic() - start)
+        if problem:
+            reason = allocator.stop(search.state, problem)
         self._batches += 1
         self._announce(search)
         if reason:
@@ -280,6 +284,17 @@ class _Run:
         self._emit(TaskConfirmed(
             search.task.key, search.task.name, choice.verdict, _known(search.state.default), search.final.seconds
         ))
+
+
+def _learn(search: Search, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> str:
+    """Tell the search what was measured; why that failed, which costs the task its turns and nobody else's."""
+    try:
+        search.learn(candidates, results)
+    except MlcError:
+        raise
+    except Exception as error:
+        return _reason(error)
+    return ""
 
 
 def _distinct(tasks: Sequence[Task]) -> list[Task]:

@@ -59,7 +59,7 @@ class Explorer(abc.ABC):
         self._tried: set[Point] = set()
         self._schedules: set[int] = set()
         self._programs: set[str] = set()
-        self._seeds: deque[Point] = deque(dict.fromkeys(space.seeds()))
+        self._seeds: deque[Point] = deque(space.starts())
         self._leftover: Iterator[Point] | None = None
 
     def ask(self, n: int) -> list[Candidate]:
