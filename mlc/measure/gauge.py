@@ -48,7 +48,8 @@ class Gauge:
 
 
 def undisturbed(
-    measure: Callable[[], Result], gauge: Gauge, worth_it: Callable[[Result, float], bool] = lambda _result, _slowness: True,
+    measure: Callable[[], Result], gauge: Gauge,
+    worth_it: Callable[[Result, float], bool] = lambda _result, _slowness: True,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Result, float]:
     """``measure()`` at a quiet moment, or the least disturbed of a few attempts, and how slow the machine was then.

@@ -59,9 +59,9 @@ def tune_tasks(
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
     ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
-    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches begin near
-    what ``experience`` found best for other tasks. A keyboard interrupt ends the run with what was found; no single
-    candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all.
+    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
+    begin near what ``experience`` found best for other tasks. A keyboard interrupt ends the run with what was found;
+    no single candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
                shipped or (lambda _key: None), experience)
