@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import heapq
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from mlc.errors import LogError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlc.log import LogReader
+    from mlc.log import LogReader, Record
 
 __all__ = ["COMMAND"]
 
@@ -83,7 +86,7 @@ def _show(args: argparse.Namespace) -> Outcome:
             return _show_sessions(path, log, args.limit)
     with TuningLog(path, readonly=True) if args.log else layered(None, resolve(args.target)) as reader:
         if args.task:
-            return _show_records(path, reader, args.task, args.limit)
+            return _show_records(path, reader, args.task, None if args.json else args.limit)
         return _show_tasks(path, reader, args.limit)
 
 
@@ -119,7 +122,7 @@ def _plot(path: Path, file: Path, text: str | None) -> Outcome:
     options.check_folder(file)
     with TuningLog(path, readonly=True) as log:
         keys = _matching(log, text) if text else [None]
-        records, sessions = [r for key in keys for r in log.records(key)], log.sessions()
+        records, sessions = [_slim(r) for key in keys for r in log.records(key)], log.sessions()
     try:
         log_page.write(file, str(path), records, sessions)
     except OSError as error:
@@ -137,9 +140,12 @@ def _matching(reader: LogReader, text: str) -> list[str]:
     return keys
 
 
-def _show_records(path: Path, reader: LogReader, text: str, limit: int) -> Outcome:
-    found = (record for key in _matching(reader, text) for record in reader.records(key))
-    records = sorted(found, key=lambda r: (r.task_name, r.task_key, r.seconds))
+def _show_records(path: Path, reader: LogReader, text: str, limit: int | None) -> Outcome:
+    """The first ``limit`` by task and time, None for all: those that are not shown need not be held."""
+    keys = _matching(reader, text)
+    total = sum(summary.records for summary in reader.tasks() if summary.task_key in keys)
+    found = (record for key in keys for record in reader.records(key))
+    records = heapq.nsmallest(limit or total, found, key=lambda r: (r.task_name, r.task_key, r.seconds))
     rows: list[dict[str, Any]] = [
         {"task": r.task_name, "key": r.task_key, "ms": r.seconds * 1e3, "failure": r.failure, "detail": r.detail,
          "space": r.space, "decisions": dict(r.decisions), "machine": r.machine, "session": r.session, "trial": r.trial}
@@ -155,11 +161,11 @@ def _show_records(path: Path, reader: LogReader, text: str, limit: int) -> Outco
         cells = [
             (r["task"], fmt.seconds(r["ms"] / 1e3) if not r["failure"] else r["failure"], r["space"],
              escape(r["detail"] if r["failure"] else " ".join(f"{k}={v}" for k, v in r["decisions"].items())))
-            for r in rows[:limit]
+            for r in rows
         ]
         console.print(table(("task", "time", "space", "decisions"), cells, right=("time",)))
-        if len(rows) > limit:
-            console.print(f"and {len(rows) - limit} more; --limit shows them")
+        if total > len(rows):
+            console.print(f"and {total - len(rows)} more; --limit shows them")
 
     return Outcome({"log": str(path), "records": rows}, render)
 

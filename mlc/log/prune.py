@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlc.errors import LogError
-from mlc.log.record import Record
 from mlc.log.store import TuningLog, row_of
 
 __all__ = ["prune"]
+
+_BATCH = 1000  # records in one transaction
 
 
 def prune(source: str | Path, out: str | Path, keep: int = 8, sample: int = 24, seed: int = 0) -> tuple[int, int]:
@@ -26,11 +28,16 @@ def prune(source: str | Path, out: str | Path, keep: int = 8, sample: int = 24, 
         raise LogError(f"a pruned log is a new file, but {target} exists; give another name")
     before = after = 0
     with TuningLog(source, readonly=True) as log, TuningLog(target) as pruned:
+        waiting: list[int] = []
         for summary in log.tasks():
-            records = list(log.records(summary.task_key))
-            kept = _kept(records, log.best(summary.task_key), keep, sample, random.Random(f"{seed}/{summary.task_key}"))
-            pruned.append_rows([row_of(record) for record in kept])
-            before, after = before + len(records), after + len(kept)
+            records = log.outline(summary.task_key)
+            rng = random.Random(f"{seed}/{summary.task_key}")
+            waiting += _kept(records, log.best_number(summary.task_key), keep, sample, rng)
+            before += len(records)
+            if len(waiting) >= _BATCH:
+                after += _copy(log, pruned, waiting)
+                waiting = []
+        after += _copy(log, pruned, waiting)
         pruned.put_workloads(log.workloads())
         for session in log.sessions():
             pruned.update_session(session)
@@ -38,12 +45,18 @@ def prune(source: str | Path, out: str | Path, keep: int = 8, sample: int = 24, 
 
 
 def _kept(
-    records: Sequence[Record], best: Record | None, keep: int, sample: int, rng: random.Random
-) -> list[Record]:
-    """In the order of the log, in which the last comparison is told from the earlier ones."""
-    ranked = sorted(range(len(records)), key=lambda i: records[i].seconds)
-    chosen = {i for i in ranked[:keep] if records[i].ok}
-    chosen |= {i for i, record in enumerate(records) if record == best}
+    records: Sequence[tuple[int, float]], best: int | None, keep: int, sample: int, rng: random.Random
+) -> list[int]:
+    """The numbers of those that stay, of a task's ``(number, seconds)`` in the order of the log."""
+    ranked = sorted(range(len(records)), key=lambda i: records[i][1])
+    chosen = {i for i in ranked[:keep] if math.isfinite(records[i][1])}
+    chosen |= {i for i, (number, _) in enumerate(records) if number == best}
     others = [i for i in range(len(records)) if i not in chosen]
     chosen |= set(rng.sample(others, min(sample, len(others))))
-    return [records[i] for i in sorted(chosen)]
+    return [records[i][0] for i in sorted(chosen)]
+
+
+def _copy(log: TuningLog, into: TuningLog, numbers: Sequence[int]) -> int:
+    """In the order of the log, in which the last comparison is told from the earlier ones; how many."""
+    # encoded anew: what the file says about a record is not taken on trust
+    return into.append_rows([row_of(record) for record in log.records_at(numbers)])

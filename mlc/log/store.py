@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,18 +160,27 @@ class TuningLog:
 
     def best(self, task_key: str) -> Record | None:
         kept = self._rows(
-            "SELECT id, seconds, body FROM records WHERE task_key = ? AND kept ORDER BY id DESC LIMIT 1", task_key
+            "SELECT id, seconds FROM records WHERE task_key = ? AND kept ORDER BY id DESC LIMIT 1", task_key
         )
         after, below = (kept[0][0], kept[0][1] * CLEARLY_FASTER) if kept else (-1, float("inf"))
         rows = self._rows(
             # the plus keeps SQLite from walking the table by id instead of the index by seconds
-            "SELECT body FROM records WHERE task_key = ? AND seconds < ? AND +id > ? ORDER BY seconds LIMIT 1",
+            "SELECT id FROM records WHERE task_key = ? AND seconds < ? AND +id > ? ORDER BY seconds LIMIT 1",
             task_key, below, after,
         )
-        if rows:
-            return self._record(rows[0][0])
-        return self._record(kept[0][2]) if kept else None
+        found = rows or kept
+        return int(found[0][0]) if found else None
 
+    def outline(self, task_key: str) -> list[tuple[int, float]]:
+        """``(number, seconds)`` of each record of a task, oldest first, a failure's infinite: without reading any."""
+        rows = self._rows("SELECT id, seconds FROM records WHERE task_key = ? ORDER BY id", task_key)
+        return [(number, float("inf") if seconds is None else seconds) for number, seconds in rows]
+
+        number = self.best_number(task_key)
+        return None if number is None else next(self.records_at([number]))
+
+    def best_number(self, task_key: str) -> int | None:
+        """The number of :meth:`best`, as :meth:`outline` has it."""
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
         return {key: record for key, record in found.items() if record is not None}
@@ -193,6 +202,11 @@ class TuningLog:
             page = ids[start : start + _PAGE]
             marks = ",".join("?" * len(page))
             yield from self._rows(
+    def records_at(self, numbers: Sequence[int]) -> Iterator[Record]:
+        """The records with these numbers, oldest first."""
+        for row in self.rows_at(numbers):
+            yield self._record(row[4])
+
                 f"SELECT uid, task_key, session, seconds, body, kept FROM records WHERE id IN ({marks}) ORDER BY id",
                 *page,
             )
@@ -202,6 +216,11 @@ class TuningLog:
 
     def tasks(self) -> list[TaskSummary]:
         rows = self._rows(
+        yield from self.rows_at(ids)
+
+    def rows_at(self, numbers: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+        """:meth:`rows` of the records with these numbers, oldest first."""
+        ids = sorted(numbers)
             "SELECT task_key, count(*), count(seconds), min(seconds) FROM records GROUP BY task_key ORDER BY task_key"
         )
         return [
