@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mlc.report import format as fmt
 from mlc.report.session import SessionView, TaskView
-from mlc.report.tables import table
+from mlc.report.tables import fitted
 from mlc.tune.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskStopped
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class LiveTable:
             visible[-1] = active
         rows = [self._row(task) for task in visible]
         right = ("trials", "best", "roofline", "share", "gain")
-        shown = table(("task", "calls", *right, "state"), rows, right=("calls", *right))
+        shown = fitted(("task", "calls", *right, "state"), rows, right=("calls", *right),
+                       spare=("calls", "trials", "gain"))
         parts: list[RenderableType] = [shown]
         if len(ranked) > self._rows:
             parts.append(Text(f"and {len(ranked) - self._rows} smaller tasks", style="dim"))
@@ -94,7 +95,7 @@ class LiveTable:
         share = f"{100 * self.view.share(task):.0f}%" if self.view.used(task) else "not used"
         reached = "-" if task.fraction is None else f"{100 * task.fraction:.0f}%"
         cells = (name, task.plan.weight, task.trials, fmt.seconds(task.best), reached, share, fmt.factor(task.gain),
-                 task.state)
+                 kind)
         return tuple(Text(str(cell), style=_STYLE.get(kind, "")) for cell in cells)
 
     def _bar(self, since: float) -> RenderableType:

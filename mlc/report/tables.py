@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from mlc.report import format as fmt
 
 if TYPE_CHECKING:
     from mlc.tune.report import TaskReport, TuneReport
 
-__all__ = ["bench_table", "functions_table", "table", "tuning_table"]
+__all__ = ["bench_table", "fitted", "functions_table", "table", "tuning_table"]
+
+_LEAST_NAME = 12  # characters that a shortened name keeps
 
 
 def table(
@@ -27,12 +33,67 @@ def table(
     for column in columns:
         out.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for number, row in enumerate(rows):
-        out.add_row(*(str(cell) for cell in row), style="bold" if number in bold else None)
+        cells = (cell if isinstance(cell, Text) else str(cell) for cell in row)
+        out.add_row(*cells, style="bold" if number in bold else None)
     return out
 
 
-def tuning_table(report: TuneReport, limit: int = 24) -> Table:
-    """What a tuning run found for its costliest tasks, at most ``limit`` of them; the last row sums up the rest."""
+def fitted(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = (), spare: Sequence[str] = ()
+) -> RenderableType:
+    """A :func:`table` of one line a row however narrow the console is.
+
+    Columns in ``spare`` are left out until it fits, the first ones first; then names in the first column lose their
+    middle.
+    """
+    return _Fitted(tuple(columns), [tuple(row) for row in rows], right, spare)
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+    right: Sequence[str]
+    spare: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left, unlimited = list(self.columns), options.update(max_width=10_000)
+
+        def excess(shown: Table) -> int:
+            return Measurement.get(console, unlimited, shown).maximum - options.max_width
+
+        for name in self.spare:
+            if excess(self._table(left)) <= 0:
+                break
+            left.remove(name)
+        names = max((len(_plain(row[0])) for row in self.rows), default=0)
+        yield self._table(left, max(_LEAST_NAME, names - max(0, excess(self._table(left)))))
+
+    def _table(self, columns: Sequence[str], longest: int = 10_000) -> Table:
+        places = [self.columns.index(name) for name in columns]
+        rows = ((_shortened(row[0], longest), *(row[place] for place in places[1:])) for row in self.rows)
+        return table(columns, rows, right=self.right)
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
+def _shortened(cell: object, longest: int) -> object:
+    """The cell without its middle where it is longer than that: the number at the end tells names apart."""
+    text = _plain(cell)
+    if len(text) <= longest:
+        return cell
+    end = (longest - 1) // 2
+    short = f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
+    return Text(short, style=cell.style) if isinstance(cell, Text) else short
+
+
+def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
+    """What a tuning run found for its costliest tasks, at most ``limit`` of them; the last row sums up the rest.
+
+    Below it stands what was wrong with a task that could not be tuned.
+    """
 
     used = {task.key for task in report.used}
 
@@ -49,14 +110,17 @@ def tuning_table(report: TuneReport, limit: int = 24) -> Table:
         relative = (fmt.factor(task.speedup), share, reached) if measured else ("-", "-", "-")
         rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
                      fmt.seconds(task.best_seconds), *relative,
-                     "-" if not measured else task.verdict if task.key in used else "not used", task.stopped or "-"))
+                     "-" if not measured else task.verdict if task.key in used else "not used",
+                     task.stopped.partition(":")[0] or "-"))
     rest = ranked[limit:]
     if rest:
         share = f"{100 * sum(map(cost, rest)) / total:.0f}%"
         rows.append((f"{len(rest)} more", sum(t.weight for t in rest), sum(t.trials for t in rest), "", "", "", share,
                      "", "", ""))
     right = ("calls", "trials", "untuned", "tuned", "gain", "share", "of roofline")
-    return table(("task", *right, "verdict", "stopped"), rows, right=right)
+    shown = fitted(("task", *right, "verdict", "stopped"), rows, right=right,
+                   spare=("calls", "verdict", "untuned", "trials"))
+    return Group(shown, *(Text(f"{task.name}: {task.stopped}") for task in ranked if ":" in task.stopped))
 
 
 def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -154,3 +154,13 @@ def test_the_end_takes_over_the_confirmed_estimate() -> None:
     task = TaskReport("key-conv", "conv", 2, "conv", 8, 9.0, 2.2e-3, 1.1e-3, 1e-4, {}, "flat", "tuned")
     view = _view(*EVENTS, Finished(TuneReport("finished", "s", 8, 30.0, 8, (task,))))
     assert view.latency == pytest.approx(2.2e-3) and view.gain == pytest.approx(2.0) and view.active == ""
+
+
+def test_the_states_of_tasks_have_colours_and_what_broke_one_stays_short() -> None:
+    shown = LiveTable(30, lambda: 0.0)
+    for event in (*EVENTS, TaskStopped("key-pool", "pool", "broken: ZeroDivisionError: a defect", 0, None)):
+        shown.update(event)
+    out = io.StringIO()
+    Console(file=out, width=100, force_terminal=True, color_system="standard").print(shown.render())
+    assert "\x1b[32mtuned" in out.getvalue() and "\x1b[31mfailing" in out.getvalue()
+    assert "broken" in out.getvalue() and "ZeroDivisionError" not in out.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -11,9 +12,9 @@ from mlc.report.tables import bench_table, tuning_table
 from mlc.tune.report import TaskReport, TuneReport
 
 
-def _lines(renderable: object) -> list[str]:
+def _lines(renderable: object, width: int = 160) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=160).print(renderable)
+    Console(file=out, width=width).print(renderable)
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
@@ -34,6 +35,23 @@ def test_tasks_are_ranked_by_what_the_model_spends_in_them() -> None:
     assert [row.split()[0] for row in rows] == ["often", "small", "failed"]
     assert rows[0].split() == ["often", "10", "8", "300", "µs", "200", "µs", "1.50×", "95%", "50%", "tuned", "flat"]
     assert rows[2].split()[3:] == ["-", "-", "-", "-", "-", "-", "flat"]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_shorter_names_but_one_line_a_task() -> None:
+    names = ("fused_winograd_4x4_add_relu_4", "fused_winograd_4x4_add_relu_12", "softmax")
+    report = _report(*(_task(name, 2, 3e-4, 2e-4) for name in names))
+    for width in (70, 80, 100, 120, 160):
+        header, _, *rows = lines = _lines(tuning_table(report), width)
+        assert len(rows) == 3 and max(map(len, lines)) <= width, width
+        assert {"gain", "share", "roofline", "stopped"} <= set(header.split())
+        assert len({row.split()[0] for row in rows}) == 3 and [row.split()[0][-2:] for row in rows].count("_4") == 1
+    assert "calls" not in _lines(tuning_table(report), 80)[0] and "calls" in header
+
+
+def test_what_broke_a_task_is_told_below_the_table() -> None:
+    broken = replace(_task("conv", 1, math.inf, math.inf, 0), stopped="broken: ZeroDivisionError: a [defect]")
+    rows = _lines(tuning_table(_report(broken)))[2:]
+    assert rows[0].split()[-1] == "broken" and rows[1] == "conv: broken: ZeroDivisionError: a [defect]"
 
 
 def test_a_long_report_is_summed_up() -> None:
