@@ -131,6 +131,12 @@ def _plot(path: Path, file: Path, text: str | None) -> Outcome:
                    _line(f"{file}: {len(records)} records"))
 
 
+def _slim(record: Record) -> Record:
+    """What a plot needs of a record: nine tenths of it are its trace."""
+    extra = {name: text for name, text in record.extra.items() if name == "verdict"}
+    return replace(record, trace="", decisions={}, extra=extra, task_key=sys.intern(record.task_key))
+
+
 def _matching(reader: LogReader, text: str) -> list[str]:
     """The keys of the tasks that ``--task`` means."""
     keys = [t.task_key for t in reader.tasks() if text in t.task_name or t.task_key.startswith(text)]
