@@ -28,6 +28,7 @@ from mlc import threads
 from mlc.config import physical_cores
 from mlc.measure.machine import load_warning, machine_id
 from mlc.report import format as fmt
+from tests.performance.results import write_whole
 
 __all__ = ["CHECKPOINTS", "Race", "main", "markdown"]
 
@@ -132,9 +133,7 @@ def _race(name: str, seed: int, trials: int, thread_count: int, folder: Path, ag
             fresh = True
     times = place / "times.json"
     if fresh or not times.exists():
-        part = times.with_suffix(".part")
-        _call(thread_count, place / "output.txt", "time", name, thread_count, part, *(place / t for t in TUNERS))
-        part.replace(times)
+        _call(thread_count, place / "output.txt", "time", name, thread_count, times, *(place / t for t in TUNERS))
     measured = json.loads(times.read_text())
     return Race(name, seed, *(_found(place / tuner, measured[str(place / tuner)]) for tuner in TUNERS))
 
@@ -167,10 +166,8 @@ def _write(output: Path, races: Sequence[Race], trials: int, thread_count: int) 
                    "time_needed": _finite(r.time_needed)} for r in races],
         "summary": summary(races),
     }
-    for name, text in (("results.json", json.dumps(document, indent=1)), ("table.md", markdown(races, trials))):
-        part = output / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(output / name)
+    write_whole(output / "results.json", json.dumps(document, indent=1))
+    write_whole(output / "table.md", markdown(races, trials))
 
 
 def summary(races: Sequence[Race]) -> dict[str, Any]:

@@ -9,13 +9,15 @@ own over the shipped one). ``--readme`` puts the table into README.md.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.performance.results import Results
 
 ROOT = Path(__file__).parent.parent.parent
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
@@ -37,19 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     args = parser.parse_args(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    store = args.output / "results.json"
-    rows: dict[str, dict[str, Any]] = {}
-    if store.exists():
-        rows = {row["model"]: row for row in json.loads(store.read_text())}
-    for name in args.models.split(","):
-        if name in rows and not args.again:
-            continue
-        rows[name] = measure(name, args.seconds, args.log, args.output, args.rounds)
-        part = store.with_suffix(".part")
-        part.write_text(json.dumps(list(rows.values()), indent=2))
-        part.replace(store)
-        print(markdown([rows[name]]), file=sys.stderr)
+    results = Results(args.output)
+    one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds)
+    for row in results.fill(args.models.split(","), one, args.again):
+        print(markdown([row]), file=sys.stderr)
+    rows = results.rows
     text = markdown([rows[name] for name in (*BENCHMARK_MODELS, *rows.keys() - set(BENCHMARK_MODELS)) if name in rows])
     (args.output / "table.md").write_text(text, encoding="utf-8")
     if args.readme:

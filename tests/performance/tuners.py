@@ -24,6 +24,7 @@ import numpy as np
 
 from tests.performance.kernel import Kernel
 from tests.performance.kernels import tuner_kernels
+from tests.performance.results import write_whole
 
 __all__ = ["Run", "Step", "Trial", "main", "read_run"]
 
@@ -63,9 +64,7 @@ class Run:
     steps: list[Step] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        part = folder / "run.part"
-        part.write_text(json.dumps(asdict(self)))
-        part.replace(folder / "run.json")
+        write_whole(folder / "run.json", json.dumps(asdict(self)))
 
 
 def read_run(folder: Path) -> Run:
@@ -286,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] == "time":
         name, threads, output, *folders = argv[1:]
         pool.configure(int(threads))
-        Path(output).write_text(json.dumps(_time_steps(kernels[name], int(threads), [Path(f) for f in folders])))
+        write_whole(Path(output), json.dumps(_time_steps(kernels[name], int(threads), [Path(f) for f in folders])))
         return 0
     tuner, name, seed, trials, threads, folder = argv[1:]
     pool.configure(int(threads))
