@@ -3,7 +3,7 @@
 Source and target are composed from the operators' specifications into the scalar expression of one output element at
 symbolic indices, over symbolic sizes of at least 1. Their difference becomes a sum of guarded terms
 (:mod:`mlc.substitution.normal`), which changes of variables, case splits and cancellations take to zero
-(:mod:`mlc.substitution.goal`); every side condition has a witness (:mod:`mlc.substitution.solve`). The steps with
+(:mod:`mlc.substitution.goal_merge`); every side condition has a witness (:mod:`mlc.substitution.solve`). The steps with
 their witnesses are the certificate, bound to the rule by the hash of its content; :mod:`mlc.substitution.check` plays
 them again on its own. Elements are real numbers: rounding is not modelled. As in the specifications, nothing is
 claimed where a divisor is zero.
@@ -20,6 +20,7 @@ from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.goal import Goal, Stuck
+from mlc.substitution.goal_merge import prove_goal
 from mlc.substitution.normal import Expander, replaced
 from mlc.substitution.quotients import resolve
 from mlc.substitution.rule import Rule
@@ -140,7 +141,7 @@ class _Prover:
             for index, size in zip(indices, one.shape, strict=True):
                 facts += [index, without_remainders(size) - 1 - index]
             left, right = expander.expand(one[indices]), expander.expand(other[indices])
-            proofs.append({"shape": sizes, "steps": Goal(expander, context, facts, left, right).prove()})
+            proofs.append({"shape": sizes, "steps": prove_goal(Goal(expander, context, facts, left, right))})
         return {"format": FORMAT, "rule": content_hash(self.rule), "assume": given.steps, "demands": shapes,
                 "outputs": proofs, "reverse": self._reverse()}
 

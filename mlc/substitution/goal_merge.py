@@ -1,0 +1,197 @@
+"""Proves a goal: its terms are simplified, split and added up in pairs until none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlc.operators.index import Condition, Poly
+from mlc.operators.scalar import Read
+from mlc.substitution.goal import Goal, Stuck, inequalities
+from mlc.substitution.goal_simplify import settle_context, simplify_all
+from mlc.substitution.matching import inverse_of, mappings, skeleton
+from mlc.substitution.normal import Atom, Function, Largest, Normal, Number, Term, partial_functions, substituted
+from mlc.substitution.solve import Facts
+
+__all__ = ["prove_goal"]
+
+_MERGES, _DEPTH = 80, 6
+#: changes of variables that are tried for one output
+_WORK = 2500
+
+
+def prove_goal(goal: Goal) -> list[list[Any]]:
+    """The steps; raises :class:`Stuck`."""
+    if goal.depth > _DEPTH:
+        raise Stuck("functions are nested too deeply")
+    settle_context(goal)
+    while simplify_all(goal):
+        settle_context(goal)
+    for _ in range(_MERGES):
+        if not goal.terms:
+            return goal.steps
+        _merge_one(goal)
+        while simplify_all(goal):
+            settle_context(goal)
+    raise Stuck(f"too many cases; left over is {goal.show(next(iter(goal.terms.values())))}")
+
+
+def _merge_one(goal: Goal) -> None:
+    """Adds two terms that sum the same, or splits one so that a part of it can be added next."""
+    reason = ""
+    for i in sorted(goal.terms):
+        shape = sorted(map(skeleton, goal.terms[i].atoms))
+        for j in sorted(goal.terms):
+            if j <= i or sorted(map(skeleton, goal.terms[j].atoms)) != shape:
+                continue
+            if _merge(goal, i, j):
+                return
+        reason = reason or goal.show(goal.terms[i])
+    raise Stuck(f"no other term cancels {reason}")
+
+
+def _merge(goal: Goal, i: int, j: int) -> bool:
+    one = goal.terms[i]
+    if i in goal.new and j in goal.new and partial_functions(one.atoms):
+        return False
+    fresh = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
+    other = replace(substituted(goal.terms[j], fresh), variables=tuple(f"{v}$" for v in goal.terms[j].variables))
+    for mapping, pairing in mappings(one, other):
+        inverse = inverse_of(mapping, one.variables)
+        if inverse is None:
+            continue
+        goal.expander.work += 1
+        if goal.expander.work > _WORK:
+            raise Stuck("too many pairs of terms to compare")
+        moved = substituted(other, mapping)
+        here = goal.known(one.guards)
+        missing = [g for g in moved.guards if here.holds(g) is None]
+        both = goal.known((*one.guards, *missing))
+        if both.contradictory() is not None or not _plausible(one, moved, pairing, both):
+            continue
+        if missing:
+            goal.split(i, missing[0])
+            return True
+        there = goal.known(moved.guards)
+        missing = [g for g in one.guards if there.holds(g) is None]
+        if missing:
+            back = {f"{v}$": Poly.symbol(v) for v in goal.terms[j].variables}
+            poly = missing[0].poly.substitute(inverse).substitute(back)
+            goal.split(j, Condition(poly, missing[0].relation))
+            return True
+        proofs = _equal_atoms(goal, one, moved, pairing)
+        if proofs is None:
+            continue
+        names = {f"{v}$": Poly.symbol(v) for v in goal.terms[j].variables}
+        goal.step(
+            "merge", i, j,
+            [goal.text(mapping[f"{v}$"], one.variables) for v in goal.terms[j].variables],
+            [goal.text(inverse[v].substitute(names), goal.terms[j].variables) for v in one.variables],
+            [[goal.witness_text(w, one.variables) for w in here.holds(g) or ()] for g in moved.guards],
+            [[goal.witness_text(w, one.variables) for w in there.holds(g) or ()] for g in one.guards],
+            list(pairing), proofs,
+        )
+        factor = one.factor + goal.terms.pop(j).factor
+        if j not in goal.new:
+            goal.new.discard(i)
+        if factor:
+            goal.terms[i] = replace(one, factor=factor)
+        else:
+            del goal.terms[i]
+        return True
+    return False
+
+
+def _plausible(one: Term, moved: Term, pairing: tuple[int, ...], facts: Facts) -> bool:
+    """Whether reads that meet read the same element; functions are proved when it matters."""
+    for place, partner in enumerate(pairing):
+        a, b = one.atoms[partner], moved.atoms[place]
+        if isinstance(a, (Read, Number)) and _equal_polys(a, b, facts) is None:
+            return False
+    return True
+
+
+def _equal_atoms(goal: Goal, one: Term, moved: Term, pairing: tuple[int, ...]) -> list[Any] | None:
+    facts = goal.known(one.guards)
+    proofs: list[Any] = []
+    for place, partner in enumerate(pairing):
+        proof = _equal(goal, one.atoms[partner], moved.atoms[place], one, facts)
+        if proof is None:
+            return None
+        proofs.append(proof)
+    return proofs
+
+
+def _equal(goal: Goal, a: Atom, b: Atom, one: Term, facts: Facts) -> Any:
+    """What shows that two atoms are equal wherever the guards of ``one`` hold."""
+    if isinstance(a, (Read, Number)):
+        found = _equal_polys(a, b, facts)
+        return None if found is None else [[goal.witness_text(w, one.variables) for w in ws] for ws in found]
+    context, base = [*goal.context, *one.variables], [*goal.facts, *inequalities(one.guards)]
+    if isinstance(a, Function):
+        assert isinstance(b, Function)
+        orders = [tuple(range(len(a.args)))] + ([(1, 0)] if a.name == "max" else [])
+        for order in orders:
+            try:
+                return [list(order), [_zero(goal, context, base, x, b.args[k])
+                                      for x, k in zip(a.args, order, strict=True)]]
+            except Stuck:
+                continue
+        return None
+    assert isinstance(a, Largest) and isinstance(b, Largest)
+    return _equal_largest(goal, a, b, one, context, base)
+
+
+def _equal_largest(goal: Goal, a: Largest, b: Largest, one: Term, context: list[str], base: list[Poly]) -> Any:
+    fresh = {v: Poly.symbol(f"{v}$") for v in b.variables}
+    whole = Term(one.factor, b.variables, b.guards, (Function("", (b.body,)),))
+    other = replace(substituted(whole, fresh), variables=tuple(f"{v}$" for v in b.variables))
+    for mapping, _ in mappings(Term(one.factor, a.variables, a.guards, (Function("", (a.body,)),)), other):
+        inverse = inverse_of(mapping, a.variables)
+        if inverse is None:
+            continue
+        moved = substituted(other, mapping)
+        here, there = Facts([*base, *inequalities(a.guards)]), Facts([*base, *inequalities(moved.guards)])
+        forth, back = [here.holds(g) for g in moved.guards], [there.holds(g) for g in a.guards]
+        if any(w is None for w in (*forth, *back)):
+            continue
+        body = moved.atoms[0]
+        assert isinstance(body, Function)
+        inner = [*context, *a.variables]
+        try:
+            steps = _zero(goal, inner, [*base, *inequalities(a.guards)], a.body, body.args[0])
+        except Stuck:
+            continue
+        nested = Goal(goal.expander, inner, [*base, *inequalities(a.guards), *inequalities(moved.guards)], ())
+        own = {f"{v}$": Poly.symbol(v) for v in b.variables}
+        outer = {n: Poly.symbol(f"@{k}") for k, n in enumerate(context)}
+        texts = {v: Poly.symbol(f"${k}") for k, v in enumerate(b.variables)}
+        return [
+            [nested.text(mapping[f"{v}$"]) for v in b.variables],
+            [str(inverse[v].substitute(own).substitute({**outer, **texts})) for v in a.variables],
+            [[nested.witness_text(w) for w in ws or ()] for ws in forth],
+            [[nested.witness_text(w) for w in ws or ()] for ws in back], steps,
+        ]
+    return None
+
+
+def _zero(goal: Goal, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:
+    return prove_goal(Goal(goal.expander, context, facts, terms, others, goal.depth + 1))
+
+
+def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:
+    """For every index that both have, the witnesses that it is the same; None if one isn't."""
+    if isinstance(a, Read) and isinstance(b, Read) and a.tensor == b.tensor and len(a.indices) == len(b.indices):
+        pairs = list(zip(a.indices, b.indices, strict=True))
+    elif isinstance(a, Number) and isinstance(b, Number) and a.inverse == b.inverse:
+        pairs = [(a.value, b.value)]
+    else:
+        return None
+    found = []
+    for x, y in pairs:
+        witnesses = facts.holds(Condition(x - y, "=="))
+        if witnesses is None:
+            return None
+        found.append(witnesses)
+    return found
