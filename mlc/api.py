@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from mlc.build import Executable
     from mlc.frontend.model import ImportedModel
-    from mlc.graph.substitute.choose import Decision, Substitutions
+    from mlc.graph.substitute.choose import Decided, Decision, Substitutions
     from mlc.log import LogReader, Prices
     from mlc.measure import Measurer
     from mlc.target import Target
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compile", "load", "tune"]
 
+_SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 
 
@@ -50,9 +51,9 @@ def compile(
     is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.winograd.error_bound`);
     ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
 
-    With ``substitutions`` proved rules (``mlc rules list``) may make another graph of the model, if the log or an
-    estimate says that it is clearly faster; None leaves it to ``MLC_SUBSTITUTIONS``, whose default is not to.
-    ``on_decision`` is told what was found and taken.
+    Proved rules (``mlc rules list``) may make another graph of the model where a tuning run has decided for one, or the
+    log or an estimate says that it is clearly faster; ``substitutions=False`` keeps the model's own graph, and None
+    leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
     ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
@@ -104,8 +105,8 @@ def tune(
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
     ``on_event`` is told of progress; ``measurer`` replaces the one that uses this machine. The model, ``target``,
     ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
-    tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are the graphs
-    that rules make of the model.
+    tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are those of the
+    graphs that rules make of the model; the best of them is then timed in turn with the model's own graph.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run.
     """
@@ -125,16 +126,18 @@ def tune(
     rules = _substitutions(substitutions, None, None)
     if rules is not None:
         from mlc.config import get_flag
-        from mlc.tune.joint import tune_jointly
+        from mlc.tune.joint import JointTuning
 
         chosen = measurer if measurer is not None else _local_measurer(resolved)
         try:
-            with TuningLog(path) as records, _lowering_errors(imported, resolved):
-                return tune_jointly(
-                    imported.mod, resolved, records, options, chosen, rules, on_event, shipped=others,
-                    winograd=get_flag("MLC_WINOGRAD") if winograd is None else winograd,
-                    timer=_timer(resolved) if own and resolved.kind == "llvm" else None,
-                )
+            with TuningLog(path) as records:
+                with _lowering_errors(imported, resolved):
+                    joint = JointTuning(
+                        imported.mod, resolved, records, options, chosen, rules, on_event, shipped=others,
+                        winograd=get_flag("MLC_WINOGRAD") if winograd is None else winograd,
+                        timer=_timer(resolved) if own and resolved.kind == "llvm" else None,
+                    )
+                return joint.run()
         finally:
             if own:
                 chosen.close()
@@ -187,14 +190,18 @@ def _substitutions(
 
     if not (get_flag("MLC_SUBSTITUTIONS") if wanted is None else wanted):
         return None
-    from mlc.graph.substitute.choose import Substitutions, read_decision
+    from mlc.graph.substitute.choose import Substitutions
     from mlc.graph.substitute.rules import shipped_patterns
 
-    def decided(subject: str) -> Any:
-        return None if log is None else read_decision(log.get_state(f"substitution/{subject}"))
+    def decided(subject: str) -> Decided | None:
+        from mlc.log.decision import decision_of
+
+        return None if log is None else decision_of(log, subject)
 
     patterns = shipped_patterns()
-    return Substitutions(patterns, decided=decided, notify=notify or (lambda _: None)) if patterns else None
+    if not patterns:
+        return None
+    return Substitutions(patterns, decided=decided, notify=notify or (lambda _: None), seconds=_SEARCH_SECONDS)
 
 
 def _optimised(

@@ -31,7 +31,7 @@ SETTINGS = {
         Setting("MLC_DEBUG", "0", "0: one-line errors; 1: with the trace; 2: TVM's own output too"),
         Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
         Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
-        Setting("MLC_SUBSTITUTIONS", "0", "1: proved rules may make another graph of a model (--substitutions)"),
+        Setting("MLC_SUBSTITUTIONS", "1", "0: no rules make another graph of a model (--no-substitutions)"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),
     )
 }

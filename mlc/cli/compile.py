@@ -77,7 +77,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _explanation(folder: Path, name: str, decisions: list[Decision]) -> dict[str, Any]:
-    """What was decided about substitutions, and where it is drawn; None where they are off."""
+    """What was decided about substitutions, and where it is drawn; None where they are off, or went wrong."""
     from mlc.report.substitutions import facts, write
 
     if not decisions:
@@ -138,7 +138,7 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
     if tuned < len(functions):
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
                  *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else []),
-                 *(["--substitutions"] if args.substitutions else [])]
+                 *(["--no-substitutions"] if args.substitutions is False else [])]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
 
 
@@ -146,7 +146,7 @@ def _render_substitutions(found: dict[str, Any] | None, console: Console) -> Non
     from mlc.report.substitutions import lines
 
     if found is None:
-        console.print("substitutions: switched off, or no rules are installed")
+        console.print("substitutions: none; they are switched off, or a warning says what went wrong")
         return
     for line in [*lines(found), f"graphs: {found['report']}"]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -88,8 +88,8 @@ def add_winograd(parser: argparse.ArgumentParser) -> None:
 
 def add_substitutions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--substitutions", action=argparse.BooleanOptionalAction, default=None,
-                        help="let proved rules make another graph of the model where that is faster "
-                             "(MLC_SUBSTITUTIONS says what is done without either)")
+                        help="proved rules may make another graph of the model where that is faster, or may not "
+                             "(default: they may; MLC_SUBSTITUTIONS=0 says that they may not)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from mlc.tune.options import STRATEGY_NAMES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlc.tune.report import TuneReport
+    from mlc.tune.report import GraphReport, TuneReport
 
 __all__ = ["COMMAND"]
 
@@ -130,6 +130,8 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
         f"functions together {fmt.seconds(report.best_latency)}, untuned {fmt.seconds(report.default_latency)} "
         f"({fmt.factor(gain)})", soft_wrap=True,
     )
+    if report.graph is not None and report.graph.others:
+        console.print(_graphs(report.graph), soft_wrap=True)
     if report.failures:
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
         console.print(f"candidates that failed: {failed}", soft_wrap=True)
@@ -142,6 +144,19 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
         words += ["--log", args.log] if args.log else []
         words += _switches(args)
         console.print(f"next: {shlex.join(words)}", soft_wrap=True, markup=False)
+
+
+def _graphs(graph: GraphReport) -> str:
+    """Which graph is kept, and what says so."""
+    from mlc.report import format as fmt
+
+    text = f"graphs: {graph.others} besides the model's own; "
+    text += "one of them is kept" if graph.substituted else "the model's own is kept"
+    if graph.seconds is None or graph.own_seconds is None:
+        return text
+    best = "it" if graph.substituted else "the best other"
+    return (f"{text}: as a whole {best} takes {fmt.seconds(graph.seconds)}, the model's own "
+            f"{fmt.seconds(graph.own_seconds)} ({fmt.factor(graph.own_seconds / graph.seconds)})")
 
 
 COMMAND = Command("tune", "search for faster schedules", _add_arguments, _execute, epilog=options.MODELS_EPILOG)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlc.errors import LogError
 from mlc.log import codec
+from mlc.log.decision import GraphDecision, decision_text, parse_decision
 from mlc.log.record import Record
 from mlc.log.store import TuningLog, row_of
 from mlc.log.workload import Workload, parse_workload, workload_text
@@ -40,7 +41,10 @@ class Exchange:
 
 
 def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) -> int:
-    """Write every workload and record as one JSON object a line, with its digest as ``uid``; how many records."""
+    """Write every workload, decision and record as one JSON object a line, with its digest as ``uid``.
+
+    With ``task_key`` those of one task alone. Returns how many records were written.
+    """
     target, count = Path(path), 0
     try:
         with target.open("w", encoding="utf-8") as file:
@@ -48,6 +52,9 @@ def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) 
                 if task_key in (None, workload.task_key):
                     text = workload_text(workload)
                     file.write(f'{{"uid":"{codec.digest(text).hex()}","workload":{text}}}\n')
+            for decision in log.decisions() if task_key is None else []:
+                text = decision_text(decision)
+                file.write(f'{{"uid":"{codec.digest(text).hex()}","decision":{text}}}\n')
             for record in log.records(task_key):
                 text = codec.canonical_text(record)
                 file.write(f'{{"uid":"{codec.digest(text).hex()}",{text[1:]}\n')
@@ -57,8 +64,8 @@ def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) 
     return count
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | Workload | str]]:
-    """``(line number, record)`` (or workload), or ``(line number, reason)`` for a line that is neither.
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | Workload | GraphDecision | str]]:
+    """``(line number, record)`` (or workload or decision), or ``(line number, reason)`` for a line that is neither.
 
     Blank lines are skipped.
 
@@ -77,10 +84,11 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, Record | Workload | str]
 
 
 def import_jsonl(log: TuningLog, path: str | Path) -> Exchange:
-    """Append every record of ``path`` that the log does not have. Bad lines are reported and skipped."""
+    """Append every record of ``path`` that the log does not have, and later decisions; bad lines are skipped."""
     problems: list[tuple[str, int, str]] = []
 
     workloads: list[Workload] = []
+    decisions: list[GraphDecision] = []
 
     def records() -> Iterator[Record]:
         for number, found in read_jsonl(path):
@@ -88,16 +96,22 @@ def import_jsonl(log: TuningLog, path: str | Path) -> Exchange:
                 yield found
             elif isinstance(found, Workload):
                 workloads.append(found)
+            elif isinstance(found, GraphDecision):
+                decisions.append(found)
             else:
                 problems.append((str(path), number, found))
 
     added, seen = _append(log, map(row_of, records()))
     log.put_workloads(workloads)
+    log.put_decisions(decisions)
     return Exchange(added, seen - added, tuple(problems))
 
 
 def merge(into: TuningLog, sources: Iterable[str | Path]) -> Exchange:
-    """Append the records of other logs (``.db``, or ``.jsonl``) that ``into`` does not have, and their sessions."""
+    """Append the records of other logs (``.db``, or ``.jsonl``) that ``into`` does not have, with their sessions.
+
+    Of two decisions about one model the later one holds.
+    """
     total = Exchange(0, 0)
     for source in map(Path, sources):
         done = import_jsonl(into, source) if source.suffix == ".jsonl" else _merge_database(into, source)
@@ -114,6 +128,7 @@ def _merge_database(into: TuningLog, source: Path) -> Exchange:
         # rows are encoded anew: what a file from elsewhere says about itself is not taken on trust
         added, seen = _append(into, map(row_of, other.records()))
         into.put_workloads(other.workloads())
+        into.put_decisions(other.decisions())
         known = {session.id for session in into.sessions()}
         for session in other.sessions():
             if session.id not in known:
@@ -129,8 +144,8 @@ def _append(log: TuningLog, rows: Iterator[tuple[Any, ...]]) -> tuple[int, int]:
     return added, seen
 
 
-def _parse_line(line: bytes) -> Record | Workload | str:
-    found: Record | Workload
+def _parse_line(line: bytes) -> Record | Workload | GraphDecision | str:
+    found: Record | Workload | GraphDecision
     try:
         values = json.loads(line)
         if not isinstance(values, dict):
@@ -139,6 +154,9 @@ def _parse_line(line: bytes) -> Record | Workload | str:
         if set(values) == {"workload"}:
             found = parse_workload(json.dumps(values["workload"]))
             text = workload_text(found)
+        elif set(values) == {"decision"}:
+            found = parse_decision(json.dumps(values["decision"]))
+            text = decision_text(found)
         else:
             found = codec.parse_text(json.dumps(values))
             text = codec.canonical_text(found)

@@ -19,7 +19,7 @@ def prune(source: str | Path, out: str | Path, keep: int = 8, sample: int = 24, 
     """Copy the pruned log into a new file at ``out``; how many records there were and are. The source is not changed.
 
     Of each task stay what it is compiled from, its ``keep`` fastest records, and ``sample`` others drawn at random,
-    failures among them. Workloads and sessions stay; stored cost models do not, since they are made again.
+    failures among them. Workloads, decisions and sessions stay; stored cost models do not, since they are made again.
     """
     if keep < 1 or sample < 0:
         raise LogError(f"pruning must keep at least 1 record a task and sample 0 or more, got {keep} and {sample}")
@@ -39,6 +39,7 @@ def prune(source: str | Path, out: str | Path, keep: int = 8, sample: int = 24, 
                 waiting = []
         after += _copy(log, pruned, waiting)
         pruned.put_workloads(log.workloads())
+        pruned.put_decisions(log.decisions())
         for session in log.sessions():
             pruned.update_session(session)
     return before, after

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from mlc.errors import LogError
 from mlc.log import codec, schema
+from mlc.log.decision import PREFIX, GraphDecision, decision_text, parse_decision
 from mlc.log.record import CLEARLY_FASTER, Record
 from mlc.log.workload import Workload, parse_workload, workload_text
 
@@ -140,6 +141,18 @@ class TuningLog:
         with self._writing():
             self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, bytes(blob)))
 
+    def put_decisions(self, decisions: Iterable[GraphDecision]) -> int:
+        """Keep which graphs were decided for, the latest decision about each subject; how many were new."""
+        added = 0
+        with self._writing():
+            for decision in decisions:
+                name, text = PREFIX + decision.subject, decision_text(decision)
+                known = self._decision(name)
+                if known is None or known.when < decision.when:
+                    self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, text.encode()))
+                    added += 1
+        return added
+
     def start_session(self, options: Mapping[str, Any], session_id: str | None = None) -> Session:
         """Note that a tuning run begins. ``options`` must be JSON values."""
         session = Session(session_id or uuid.uuid4().hex[:12], time.time(), dict(options))
@@ -159,6 +172,11 @@ class TuningLog:
     # -- reading
 
     def best(self, task_key: str) -> Record | None:
+        number = self.best_number(task_key)
+        return None if number is None else next(self.records_at([number]))
+
+    def best_number(self, task_key: str) -> int | None:
+        """The number of :meth:`best`, as :meth:`outline` has it."""
         kept = self._rows(
             "SELECT id, seconds FROM records WHERE task_key = ? AND kept ORDER BY id DESC LIMIT 1", task_key
         )
@@ -176,17 +194,17 @@ class TuningLog:
         rows = self._rows("SELECT id, seconds FROM records WHERE task_key = ? ORDER BY id", task_key)
         return [(number, float("inf") if seconds is None else seconds) for number, seconds in rows]
 
-        number = self.best_number(task_key)
-        return None if number is None else next(self.records_at([number]))
-
-    def best_number(self, task_key: str) -> int | None:
-        """The number of :meth:`best`, as :meth:`outline` has it."""
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
         return {key: record for key, record in found.items() if record is not None}
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for row in self.rows(task_key, session):
+            yield self._record(row[4])
+
+    def records_at(self, numbers: Sequence[int]) -> Iterator[Record]:
+        """The records with these numbers, oldest first."""
+        for row in self.rows_at(numbers):
             yield self._record(row[4])
 
     def rows(self, task_key: str | None = None, session: str | None = None) -> Iterator[tuple[Any, ...]]:
@@ -198,15 +216,15 @@ class TuningLog:
             return
         where = " AND ".join(f"{name} = ?" for name in given)
         ids = [i for (i,) in self._rows(f"SELECT id FROM records WHERE {where} ORDER BY id", *given.values())]
+        yield from self.rows_at(ids)
+
+    def rows_at(self, numbers: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+        """:meth:`rows` of the records with these numbers, oldest first."""
+        ids = sorted(numbers)
         for start in range(0, len(ids), _PAGE):
             page = ids[start : start + _PAGE]
             marks = ",".join("?" * len(page))
             yield from self._rows(
-    def records_at(self, numbers: Sequence[int]) -> Iterator[Record]:
-        """The records with these numbers, oldest first."""
-        for row in self.rows_at(numbers):
-            yield self._record(row[4])
-
                 f"SELECT uid, task_key, session, seconds, body, kept FROM records WHERE id IN ({marks}) ORDER BY id",
                 *page,
             )
@@ -216,11 +234,6 @@ class TuningLog:
 
     def tasks(self) -> list[TaskSummary]:
         rows = self._rows(
-        yield from self.rows_at(ids)
-
-    def rows_at(self, numbers: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-        """:meth:`rows` of the records with these numbers, oldest first."""
-        ids = sorted(numbers)
             "SELECT task_key, count(*), count(seconds), min(seconds) FROM records GROUP BY task_key ORDER BY task_key"
         )
         return [
@@ -251,6 +264,11 @@ class TuningLog:
         """The blob kept under ``name``, or None."""
         rows = self._rows("SELECT value FROM state WHERE name = ?", name)
         return bytes(rows[0][0]) if rows else None
+
+    def decisions(self) -> list[GraphDecision]:
+        """Which graphs were decided for, in the order of the subjects."""
+        names = self._rows("SELECT name FROM state WHERE substr(name, 1, ?) = ? ORDER BY name", len(PREFIX), PREFIX)
+        return [found for (name,) in names if (found := self._decision(name)) is not None]
 
     def sessions(self) -> list[Session]:
         """Every tuning run that was noted, oldest first."""
@@ -311,6 +329,13 @@ class TuningLog:
                         f"every workload must be readable, but that of {key} in {self.path} is not ({error}); "
                         f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
                     ) from error
+
+    def _decision(self, name: str) -> GraphDecision | None:
+        """What is kept under a name; None for what this mlc cannot read."""
+        try:
+            return parse_decision((self.get_state(name) or b"").decode())
+        except (codec.MalformedRecord, UnicodeDecodeError):
+            return None
 
     def _task_name(self, key: str) -> str:
         rows = self._rows("SELECT body FROM records WHERE task_key = ? ORDER BY seconds DESC LIMIT 1", key)

@@ -113,7 +113,7 @@ def line(event: Event, view: SessionView) -> str:
     """An event as one line of text, after ``view`` has taken it in; empty where it needs none."""
     match event:
         case SessionStarted():
-            return _started(event)
+            return _started(event, view)
         case BatchMeasured():
             task = view.tasks[event.task]
             gain = _over_untuned(task.gain)
@@ -129,7 +129,9 @@ def line(event: Event, view: SessionView) -> str:
             return ""
 
 
-def _started(event: SessionStarted) -> str:
+def _started(event: SessionStarted, view: SessionView) -> str:
+    if view.trials:  # a further run, with what the first has shown
+        return f"{'':>7}  {view.graphs} graphs of the model, with {view.added} tasks that are new"
     limits = []
     if event.trials is not None:
         limits.append(f"{event.trials} trials")
@@ -137,7 +139,8 @@ def _started(event: SessionStarted) -> str:
         limits.append(fmt.duration(event.seconds))
     known = sum(1 for task in event.tasks if task.known)
     resumed = f", {event.spent_trials} trials spent before" if event.spent_trials else ""
-    return (f"{len(event.tasks)} tasks, {known} of them in the log already; budget: "
+    of = f" of {view.graphs} graphs" if view.graphs > 1 else ""
+    return (f"{len(event.tasks)} tasks{of}, {known} of them in the log already; budget: "
             f"{' or '.join(limits) or 'until nothing gains any more'}{resumed}")
 
 
@@ -145,7 +148,11 @@ def _summary(view: SessionView, since: float) -> str:
     trials = f"{view.trials}/{view.trials_budget} trials" if view.trials_budget else f"{view.trials} trials"
     eta = None if view.eta is None else max(0.0, view.eta - since)
     failed = f" · failed: {_counts(view.failures)}" if view.failures else ""
-    return f"{fmt.duration(view.elapsed + since)} elapsed{_left(eta, ' · ')} · {trials} · {_model(view)}{failed}"
+    graphs = ""
+    if view.graphs > 1:
+        graphs = f" · {view.graphs} graphs, {f'no. {view.graph}' if view.graph else 'its own'} leads"
+    elapsed = fmt.duration(view.elapsed + since)
+    return f"{elapsed} elapsed{_left(eta, ' · ')} · {trials} · {_model(view)}{graphs}{failed}"
 
 
 def _model(view: SessionView) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
 from mlc.tune.report import TuneReport
@@ -52,13 +52,20 @@ class SessionView:
     latency: float | None = None
     default_latency: float | None = None
     active: str = ""
+    added: int = 0  # tasks that the last run to begin brought
+    graph: int = 0  # the fastest so far; 0 is the model's own
     report: TuneReport | None = None
 
     def update(self, event: Event) -> None:
         """Take one event in."""
         match event:
             case SessionStarted():
-                self.tasks = {plan.key: TaskView(plan) for plan in event.tasks}
+                known = self.tasks  # a further run goes on with the tasks of the one before, and with others
+                self.tasks = {
+                    plan.key: replace(known[plan.key], plan=plan, state="waiting") if plan.key in known
+                    else TaskView(plan) for plan in event.tasks
+                }
+                self.added = len(self.tasks.keys() - known.keys())
                 self.trials_budget, self.seconds_budget = event.trials, event.seconds
                 self.spent_trials = event.spent_trials
             case BatchMeasured():
@@ -73,6 +80,7 @@ class SessionView:
             case Finished():
                 self.report, self.active = event.report, ""
                 self.latency, self.default_latency = event.report.best_latency, event.report.default_latency
+        self.graph = self._leading()
 
     @property
     def failures(self) -> dict[str, int]:
@@ -99,7 +107,28 @@ class SessionView:
         return min(1.0, max(parts)) if parts else None
 
     def used(self, task: TaskView) -> bool:
-        """Whether the model would run this task: no alternative to it is faster."""
+        """Whether the model would run this task: its fastest graph calls it, and no alternative to it is faster."""
+        return self._calls(task, self.graph) > 0 and self._fastest(task)
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs of the model are tuned."""
+        return max((len(task.plan.calls) for task in self.tasks.values()), default=0) or 1
+
+    def _leading(self) -> int:
+        """The fastest graph as far as is known."""
+        if self.graphs == 1:
+            return 0
+        fastest = [task for task in self.tasks.values() if self._fastest(task)]
+        return min(range(self.graphs), key=lambda graph: sum(self._cost(task, graph) for task in fastest))
+
+    def _calls(self, task: TaskView, graph: int) -> int:
+        return task.plan.calls[graph] if task.plan.calls else task.plan.weight
+
+    def _cost(self, task: TaskView, graph: int) -> float:
+        return task.cost / task.plan.weight * self._calls(task, graph) if task.plan.weight else 0.0
+
+    def _fastest(self, task: TaskView) -> bool:
         choice = task.plan.choice
         rivals = [t for t in self.tasks.values() if t.plan.choice == choice] if choice else [task]
         # one that was measured goes before one that is only known by its bound
@@ -107,8 +136,10 @@ class SessionView:
 
     def share(self, task: TaskView) -> float:
         """The task's part of the model's time; 0 for an alternative that is not used."""
-        total = sum(t.cost for t in self.tasks.values() if self.used(t))
-        return task.cost / total if total and self.used(task) else 0.0
+        graph = self.graph
+        used = [t for t in self.tasks.values() if self._calls(t, graph) and self._fastest(t)]
+        total = sum(self._cost(t, graph) for t in used)
+        return self._cost(task, graph) / total if total and any(t is task for t in used) else 0.0
 
     def ranked(self) -> Sequence[TaskView]:
         """The tasks, the model's costliest first, then the alternatives that it does not use."""

@@ -21,10 +21,12 @@ FILE = "substitutions.html"
 #: operators that a drawing shows at most
 _LARGEST = 90
 _REASONS = {
-    "decided": "a tuning run has measured it to be the fastest",
+    "decided": "a tuning run has decided so",
     "prices": "its functions take less time",
-    "kept": "no other graph is clearly faster",
-    "alone": "no rule makes another graph that an estimate says could be faster",
+    "kept": "none is clearly faster",
+    "alone": "the rules that match make none that could be faster",
+    "hopeless": "no search was made, since joining its products could gain next to nothing",
+    "untuned": "other graphs are looked for when the model is tuned for this target",
 }
 _STYLE = """
 body{font-family:sans-serif;margin:24px auto;max-width:1180px;color:#1c2430} table{border-collapse:collapse}
@@ -46,20 +48,29 @@ def facts(decision: Decision) -> dict[str, Any]:
                 "rules": dict(sorted(each.rules.items())), "tasks": own}
 
     return {
-        "chosen": decision.chosen, "reason": decision.reason, "search_seconds": round(found.seconds, 3),
+        "chosen": decision.chosen, "reason": decision.reason, "measured": _measured(decision),
+        "search_seconds": round(found.seconds, 3),
         "candidates": [candidate(i) for i in range(len(found.candidates))],
         "regions": [{"reason": r.reason, "rounds": r.rounds, "nodes": r.nodes, "seconds": round(r.seconds, 3),
                      "matches": sum(r.matches.values())} for r in found.reports],
     }
 
 
+def _measured(decision: Decision) -> dict[str, float] | None:
+    """What the tuning run that decided saw when it timed whole models in turn."""
+    decided = decision.decided
+    if decision.reason != "decided" or decided is None or decided.own_seconds is None or decided.seconds is None:
+        return None
+    return {"own_seconds": decided.own_seconds, "seconds": decided.seconds}
+
+
 def lines(document: Mapping[str, Any]) -> list[str]:
     """The same in a few lines for a terminal."""
-    chosen = document["candidates"][document["chosen"]]
-    own = document["candidates"][0]
-    found = [f"substitutions: {len(document['candidates']) - 1} other graphs in {document['search_seconds']:.1f} s; "
-             + ("the model's own graph is kept: " if not document["chosen"] else "taken is one of them: ")
-             + _REASONS[document["reason"]]]
+    chosen, own = document["candidates"][document["chosen"]], document["candidates"][0]
+    others, reason = len(document["candidates"]) - 1, _REASONS[document["reason"]]
+    what = "another graph is taken" if document["chosen"] else "the model's own graph is kept"
+    searched = f"; {others} {'other' if others == 1 else 'others'} found in {document['search_seconds']:.1f} s"
+    found = [f"substitutions: {what}: {reason}{searched if document['regions'] else ''}"]
     if document["chosen"]:
         found += [f"  {count} x {name}" for name, count in chosen["rules"].items()]
         found.append(f"  {own['operators']} operators become {chosen['operators']}; estimated "
@@ -69,7 +80,18 @@ def lines(document: Mapping[str, Any]) -> list[str]:
             how = "measured" if tasks["basis"] == "log" else "estimated"
             found.append(f"  functions that differ, {how}: {fmt.seconds(tasks['instead_of_seconds'])} -> "
                          f"{fmt.seconds(tasks['seconds'])}")
+    measured = document["measured"]
+    if measured is not None:
+        other = "the one that is taken" if document["chosen"] else "the best other one"
+        found.append(f"  measured in turn as wholes: the model's own graph {fmt.seconds(measured['own_seconds'])}, "
+                     f"{other} {fmt.seconds(measured['seconds'])}")
     return found
+
+
+def _headlines(document: Mapping[str, Any]) -> list[str]:
+    """The lines whose figures the table lacks."""
+    first, *others = lines(document)
+    return [first.removeprefix("substitutions: "), *(line for line in others if "as wholes" in line)]
 
 
 def changed(ours: TermGraph, theirs: TermGraph) -> dict[int, Box]:
@@ -113,7 +135,7 @@ def write(folder: Path, name: str, decision: Decision) -> Path:
     own, taken = decision.found.candidates[0].graph, decision.found.candidates[decision.chosen].graph
     shown = decision.chosen or (1 if len(decision.found.candidates) > 1 else 0)
     other = decision.found.candidates[shown].graph
-    parts = [f"<h1>Substitutions in {escape(name)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines(document)[:1])]
+    parts = [f"<h1>Substitutions in {escape(name)}</h1>", *(f"<p>{escape(line.strip())}</p>" for line in _headlines(document))]
     parts.append(_table(document))
     if other != own:
         title = "after" if taken == other else "the best other graph, which is not taken"

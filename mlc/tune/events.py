@@ -17,7 +17,8 @@ __all__ = [
 class TaskPlan:
     """A task before anything is measured. ``known`` records of it are in the log.
 
-    Of tasks with an equal ``choice`` that is not empty, the model runs the fastest only.
+    Of tasks with an equal ``choice`` that is not empty, the model runs the fastest only. ``calls`` says how often each
+    of several graphs of the model calls it, of which the model runs the fastest; empty where there is one graph only.
     """
 
     key: str
@@ -29,6 +30,7 @@ class TaskPlan:
     roofline_seconds: float
     known: int
     choice: str = ""
+    calls: tuple[int, ...] = ()
 
 
 class _Json:

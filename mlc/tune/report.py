@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["TaskReport", "TuneReport", "first_of_choices", "latency"]
+__all__ = ["GraphReport", "TaskReport", "TuneReport", "first_of_choices", "latency"]
 
 _Choosable = TypeVar("_Choosable", bound="Choosable")
 
@@ -64,10 +64,25 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
+class GraphReport:
+    """Which graph of the model is kept: its own or one of ``others`` that were tuned beside it.
+
+    Seconds are of runs of whole models that were built and timed in turn: ``own_seconds`` of the model's own graph and
+    ``seconds`` of the best other; None where it did not come to that.
+    """
+
+    others: int
+    substituted: bool
+    own_seconds: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class TuneReport:
     """``reason``: ``trials``, ``seconds``, ``finished`` (every task stopped) or ``interrupted``.
 
-    ``trials`` and ``seconds`` are of this run alone, ``measured`` how many records it wrote.
+    ``trials`` and ``seconds`` are of this run alone, ``measured`` how many records it wrote. ``graph`` is None where
+    nothing could be substituted.
     """
 
     reason: str
@@ -76,6 +91,7 @@ class TuneReport:
     seconds: float
     measured: int
     tasks: tuple[TaskReport, ...]
+    graph: GraphReport | None = None
 
     @property
     def default_latency(self) -> float | None:
@@ -114,6 +130,7 @@ class TuneReport:
             "reason": self.reason, "session": self.session, "trials": self.trials, "seconds": self.seconds,
             "measured": self.measured, "default_latency": self.default_latency, "best_latency": self.best_latency,
             "failures": self.failures, "tasks": [t.to_json() for t in self.tasks],
+            "graph": None if self.graph is None else asdict(self.graph),
         }
 
 

@@ -1,26 +1,37 @@
-"""The choice between the graphs of a search: by what was decided before, else by the prices of their tasks."""
+"""The choice between the graphs of a search: by what was decided before, else by the prices of their tasks.
+
+A search must be worth its time: where a tuning run has decided for the model's own graph there is none, and none where
+:mod:`mlc.graph.substitute.promise` says that nothing could come of it. It must never keep a model from being compiled
+either: what goes wrong in it is a warning, and the model's own graph is taken.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import tvm
 
+from mlc.config import get_int
 from mlc.graph.rewrite import op_name
+from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
+from mlc.graph.substitute.promise import promise
 from mlc.graph.substitute.read import Reading, read
-from mlc.graph.substitute.search import Found, Options, search
+from mlc.graph.substitute.search import Candidate, Found, Options, search
 from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
 from mlc.target import Target
 
-__all__ = ["Decision", "Substitutions", "choose", "decision_text", "digest", "read_decision", "subject"]
+__all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest", "failed", "find", "own_graph",
+           "subject"]
 
 #: part of the time that a graph may take at most of what it saves on, where nobody has measured both
 MARGIN = 0.97
@@ -30,28 +41,47 @@ MEASURED_MARGIN = 0.99
 _PROMISING = 0.97
 
 
+class Decided(Protocol):
+    """What a tuning run decided: the digest of the graph to take, the scale of the search that finds it, and the
+    seconds of the model's own graph and of the best other one, timed in turn as wholes; None where they were not."""
+
+    @property
+    def graph(self) -> str: ...
+    @property
+    def scale(self) -> Mapping[str, float]: ...
+    @property
+    def own_seconds(self) -> float | None: ...
+    @property
+    def seconds(self) -> float | None: ...
+
+
 @dataclass(frozen=True)
 class Decision:
     """What was found and which candidate is taken; ``comparisons`` are with the model's own graph, by candidate.
 
-    ``reason``: ``decided`` (a tuning run has), ``prices``, ``kept`` (no other graph is clearly faster) or ``alone``.
+    ``reason``: ``decided`` (a tuning run has), ``prices``, ``kept`` (no other graph is clearly faster), ``alone`` (the
+    search found no other), ``hopeless`` (there was no search, since nothing could come of it) or ``untuned`` (none,
+    since estimates of graphs are tried on CPUs only). ``decided`` is what the tuning run said.
     """
 
     found: Found
     chosen: int
     comparisons: Mapping[int, Comparison]
     reason: str
+    decided: Decided | None = None
 
 
 @dataclass(frozen=True)
 class Substitutions:
-    """What may be substituted, and who is told. ``decided`` gives what a tuning run decided about a subject: the
-    digest of the graph to take and the scale of the search that found it, or None; ``notify`` gets the decision."""
+    """What may be substituted, and who is told. ``decided`` gives what a tuning run decided about a subject, or None;
+    ``notify`` gets the decision. ``options`` are for tuning and for finding what it decided for; where nobody has
+    decided, a search may take ``seconds``."""
 
     patterns: Sequence[Pattern]
     options: Options = field(default_factory=Options)
-    decided: Callable[[str], tuple[str, Mapping[str, float]] | None] = lambda _subject: None
+    decided: Callable[[str], Decided | None] = lambda _subject: None
     notify: Callable[[Decision], None] = lambda _decision: None
+    seconds: float = math.inf
 
 
 def choose(
@@ -59,10 +89,34 @@ def choose(
     lower: Callable[[tvm.IRModule], tvm.IRModule], *, winograd: bool = True,
 ) -> tvm.IRModule:
     """The lowered module of the graph that is taken. ``lower`` does the rest of the pipeline with a graph."""
+    try:
+        decision, lowered = _chosen(mod, target, rules, price, lower, winograd)
+    except Exception as error:
+        lowered = lower(mod)  # what is wrong with the model itself is raised here
+        failed(error)
+        return lowered
+    rules.notify(decision)
+    return lowered
+
+
+def failed(error: Exception) -> None:
+    """Warn that substitutions went wrong; raises ``error`` itself where ``MLC_DEBUG`` is set."""
+    if get_int("MLC_DEBUG"):
+        raise error
+    lines = str(error).strip().splitlines() or [""]
+    warnings.warn(f"substitutions must not fail, but they did ({type(error).__name__}: {lines[-1].strip()}); the "
+                  "model's own graph is used; this is a defect in mlc: MLC_DEBUG=1 shows the trace", stacklevel=3)
+
+
+def _chosen(
+    mod: tvm.IRModule, target: Target, rules: Substitutions, price: Price | None,
+    lower: Callable[[tvm.IRModule], tvm.IRModule], winograd: bool,
+) -> tuple[Decision, tvm.IRModule]:
     reading = read(mod["main"])
-    decided = rules.decided(subject(reading, target, rules.patterns))
-    options = replace(rules.options, scale=tuple(sorted(decided[1].items()))) if decided else rules.options
-    found = search(mod, rules.patterns, target.tvm, options, winograd=winograd, reading=reading)
+    decided = rules.decided(subject(reading, target, rules.patterns, winograd=winograd))
+    trusted = target.kind == "llvm" or decided is not None
+    found = (find(mod, target, rules, decided, reading=reading, winograd=winograd) if trusted
+             else own_graph(mod, reading))
     lowered: dict[int, tvm.IRModule] = {}
     tasks: dict[int, list[Task]] = {}
     comparisons: dict[int, Comparison] = {}
@@ -72,7 +126,7 @@ def choose(
             lowered[index] = lower(found.module(found.candidates[index]))
         return lowered[index]
 
-    named = next((i for i, c in enumerate(found.candidates) if decided and digest(c.graph) == decided[0]), None)
+    named = next((i for i, c in enumerate(found.candidates) if decided and digest(c.graph) == decided.graph), None)
     if named is not None:
         chosen, reason = named, "decided"
     else:
@@ -84,9 +138,41 @@ def choose(
                 comparisons[i] = compare(tasks[i], tasks[0], price)
         chosen = max(comparisons, key=lambda i: (comparisons[i].saved, -i), default=0)
         won = bool(chosen) and clearly_faster(comparisons[chosen])
-        chosen, reason = (chosen, "prices") if won else (0, "kept" if len(found.candidates) > 1 else "alone")
-    rules.notify(Decision(found, chosen, comparisons, reason))
-    return taken(chosen)
+        chosen, reason = (chosen, "prices") if won else (0, _why_own(found, trusted))
+    return Decision(found, chosen, comparisons, reason, decided), taken(chosen)
+
+
+def _why_own(found: Found, trusted: bool) -> str:
+    if not trusted:
+        return "untuned"
+    return "kept" if len(found.candidates) > 1 else "alone" if found.reports else "hopeless"
+
+
+def find(
+    mod: tvm.IRModule, target: Target, rules: Substitutions, decided: Decided | None = None, *,
+    reading: Reading | None = None, winograd: bool = True,
+) -> Found:
+    """The graphs that are worth a look: the model's own alone where that was decided for or nothing can be gained."""
+    started = time.monotonic()
+    reading = reading or read(mod["main"])
+    own = reading.graph.live()
+    if decided is not None and decided.graph == digest(own):
+        return own_graph(mod, reading)
+    if decided is None:
+        costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), winograd=winograd)
+        if promise(own, rules.patterns, costs) < 1.0 - _PROMISING:
+            return own_graph(mod, reading, time.monotonic() - started)
+    options = rules.options
+    if decided is not None:
+        options = replace(options, scale=tuple(sorted(decided.scale.items())))
+    else:
+        options = replace(options, seconds=min(options.seconds, rules.seconds))
+    return search(mod, rules.patterns, target.tvm, options, winograd=winograd, reading=reading)
+
+
+def own_graph(mod: tvm.IRModule, reading: Reading, seconds: float = 0.0) -> Found:
+    """What a search finds that is not made: the model's own graph, its estimate unknown."""
+    return Found(mod, reading, (Candidate(reading.graph.live(), math.nan),), (), seconds)
 
 
 def clearly_faster(comparison: Comparison) -> bool:
@@ -100,26 +186,12 @@ def digest(graph: TermGraph) -> str:
     return hashlib.sha256(repr((graph.terms, graph.outputs)).encode()).hexdigest()[:32]
 
 
-def subject(reading: Reading, target: Target, patterns: Sequence[Pattern]) -> str:
+def subject(reading: Reading, target: Target, patterns: Sequence[Pattern], *, winograd: bool = True) -> str:
     """What a decision is about: the model's graph, the target, the rules and the versions of everything else."""
     names = [_operator(reading.bound[var]) for var in reading.opaques]
     rules = hashlib.sha256(" ".join(pattern.rule.name for pattern in patterns).encode()).hexdigest()[:16]
-    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions()))
+    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), winograd))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def decision_text(graph: str, scale: Mapping[str, float]) -> str:
-    """A decision as the log keeps it: the digest of the graph, and the scale of the search that finds it."""
-    return json.dumps({"graph": graph, "scale": dict(sorted(scale.items()))})
-
-
-def read_decision(text: bytes | None) -> tuple[str, dict[str, float]] | None:
-    """What :func:`decision_text` wrote; None for anything else."""
-    try:
-        data = json.loads(text or b"")
-        return str(data["graph"]), {str(k): float(v) for k, v in data["scale"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _operator(value: Any) -> str:

@@ -175,7 +175,6 @@ def merging(monkeypatch) -> None:
         "certificate": {"by": "hand"},
     })
     monkeypatch.setattr(installed, "shipped_patterns", lambda: (Pattern(rule),))
-    monkeypatch.setenv("MLC_SUBSTITUTIONS", "1")
 
 
 def test_explain_tells_of_substitutions_and_draws_them(twin_path, tmp_path, capsys, merging) -> None:
@@ -199,6 +198,22 @@ def test_no_substitutions_keeps_the_models_graph(twin_path, tmp_path, capsys, me
     assert sum(f["calls"] for f in off["functions"]) > sum(f["calls"] for f in merged)
     monkeypatch.setenv("MLC_SUBSTITUTIONS", "0")
     assert _json(capsys, *words)["functions"] == off["functions"]
+
+
+def test_compile_takes_what_tune_decided_and_says_so(twin_path, tmp_path, capsys, merging) -> None:
+    log = tmp_path / "own.db"
+    tuned = _json(capsys, "tune", twin_path, "--trials", "8", "--log", log)["graph"]
+    assert tuned["others"] == 1
+    words = ("compile", twin_path, "-o", tmp_path / "x.so", "--explain", tmp_path / "why", "--log", log)
+    found = _json(capsys, *words)["substitutions"]
+    assert found["reason"] == "decided"
+    assert bool(found["chosen"]) == tuned["substituted"]
+    assert found["measured"] == {name: tuned[name] for name in ("own_seconds", "seconds")}
+    assert main([*map(str, words)]) == 0
+    out = capsys.readouterr().out
+    assert "a tuning run has decided so" in out and "measured in turn as wholes" in out
+    page = (tmp_path / "why" / "substitutions.html").read_text()
+    assert "measured in turn as wholes" in page
 
 
 @pytest.mark.parametrize("command", ["compile", "tune"])

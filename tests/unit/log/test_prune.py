@@ -10,6 +10,7 @@ from log_records import key, record
 
 from mlc.errors import LogError
 from mlc.log import TuningLog, check
+from mlc.log.decision import GraphDecision
 from mlc.log.prune import prune
 
 
@@ -19,6 +20,7 @@ def _fill(path: Path) -> None:
         slow = replace(record(7000), times=(0.5,), extra={"verdict": "kept"})  # chosen, though others looked faster
         log.append([slow])
         log.update_session(log.start_session({"trials": 600}, "s"), trials=600, seconds=9.0)
+        log.put_decisions([GraphDecision("subject", "graph", when=1.0)])
 
 
 def test_every_task_is_compiled_from_the_same_record(tmp_path: Path) -> None:
@@ -26,6 +28,7 @@ def test_every_task_is_compiled_from_the_same_record(tmp_path: Path) -> None:
     assert prune(tmp_path / "log.db", tmp_path / "new.db", keep=5, sample=10) == (601, 46)
     with TuningLog(tmp_path / "log.db", readonly=True) as old, TuningLog(tmp_path / "new.db", readonly=True) as new:
         assert new.sessions() == old.sessions() and check(new.path).ok
+        assert new.decisions() == old.decisions() and len(new.decisions()) == 1
         for task in range(3):
             before, after = list(old.records(key(task))), list(new.records(key(task)))
             assert new.best(key(task)) == old.best(key(task))

@@ -14,15 +14,18 @@ from tvm.relax import op
 from cost_model.roofline import estimate
 from mlc.build.compare import times_in_turn
 from mlc.graph.pipeline import optimise
-from mlc.graph.substitute.choose import Decision, Substitutions, read_decision
+from mlc.graph.substitute.choose import Decision, Substitutions
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.task import from_json
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Layers, Prices, TuningLog
+from mlc.log.decision import decision_of
 from mlc.measure.measurer import MeasureRequest, MeasureResult
+from mlc.report.session import SessionView
 from mlc.substitution.codec import load_rule
 from mlc.target import resolve
-from mlc.tune.joint import Timer, tune_jointly
+from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted
+from mlc.tune.joint import JointTuning, Timer
 from mlc.tune.options import TuneOptions
 from mlc.tune.report import TuneReport
 
@@ -83,17 +86,26 @@ def products() -> tvm.IRModule:
     return builder.finalize()
 
 
-def run(log: TuningLog, measurer: ByFunction, timer: Timer | None = None) -> TuneReport:
-    rules = Substitutions([MERGE])
-    return tune_jointly(products(), CPU, log, TuneOptions(trials=12, batch=2), measurer, rules, shipped=Layers([]),
-                        timer=timer)
+def run(
+    log: TuningLog, measurer: ByFunction, timer: Timer | None = None, rules: Substitutions | None = None,
+    **more: object,
+) -> TuneReport:
+    options = TuneOptions(**{"trials": 12, "batch": 2, **more})  # type: ignore[arg-type]
+    return joint(log, measurer, options, timer, rules).run()
+
+
+def joint(
+    log: TuningLog, measurer: ByFunction, options: TuneOptions, timer: Timer | None = None,
+    rules: Substitutions | None = None, events: list[Event] | None = None,
+) -> JointTuning:
+    return JointTuning(products(), CPU, log, options, measurer, rules or Substitutions([MERGE]),
+                       None if events is None else events.append, shipped=Layers([]), timer=timer)
 
 
 def decision(log: TuningLog) -> Decision:
     """What compile does with the log."""
     found: list[Decision] = []
-    rules = Substitutions([MERGE], decided=lambda s: read_decision(log.get_state(f"substitution/{s}")),
-                          notify=found.append)
+    rules = Substitutions([MERGE], decided=lambda subject: decision_of(log, subject), notify=found.append)
     optimise(products(), CPU, Prices(log), substitutions=rules)
     return found[0]
 
@@ -124,14 +136,100 @@ def test_a_loss_as_a_whole_outweighs_the_tasks_times(log: TuningLog) -> None:
         assert len(modules) == 2
         return [[2e-5 + i * 1e-8 for i in range(20)], [1e-5 + i * 1e-8 for i in range(20)]]
 
-    run(log, ByFunction(lambda least, columns: least + 10e-6), slower)
+    report = run(log, ByFunction(lambda least, columns: least + 10e-6), slower)
     assert decision(log).chosen == 0
+    assert report.graph is not None and not report.graph.substituted
+    decided = decision(log).decided
+    assert decided is not None and decided.seconds is not None and decided.own_seconds is not None
+    assert decided.seconds > 1.9 * decided.own_seconds
 
 
 def test_the_budget_holds_over_all_rounds(log: TuningLog) -> None:
     report = run(log, ByFunction(lambda least, columns: least + 10e-6))
     assert report.trials <= 12
     assert report.best_latency is not None
+
+
+def test_where_the_own_graph_was_decided_for_nothing_is_searched(
+    log: TuningLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(log, ByFunction(lambda least, columns: 1e-4 if columns == 96 else 1e-5))
+    monkeypatch.setattr("mlc.graph.substitute.choose.search", lambda *_args, **_options: pytest.fail("it searched"))
+    assert decision(log).reason == "decided"
+    assert not decision(log).found.reports
+
+
+def test_of_two_runs_the_later_decides(log: TuningLog) -> None:
+    run(log, ByFunction(lambda least, columns: 1e-4 if columns == 96 else 1e-5))
+    assert decision(log).chosen == 0
+    with TuningLog(log.path.with_name("other.db")) as other:
+        run(other, ByFunction(lambda least, columns: least + 10e-6))
+        log.put_decisions(other.decisions())
+    assert decision(log).chosen > 0
+
+
+@pytest.mark.parametrize("where", ["find", "extract_tasks", "subject", "agree"])
+def test_what_goes_wrong_with_other_graphs_is_a_warning(
+    where: str, log: TuningLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fails(*args: object, **options: object) -> object:
+        calls.append(args)
+        if where == "extract_tasks" and len(calls) == 1:  # of the model's own graph
+            return extract_tasks(*args, **options)  # type: ignore[arg-type]
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(f"mlc.tune.joint.{where}", fails)
+    with pytest.warns(UserWarning, match=r"substitutions must not fail, but they did \(RuntimeError: a defect\)"):
+        report = run(log, ByFunction(lambda least, columns: least + 10e-6))
+    monkeypatch.undo()
+    own = {task.key for task in extract_tasks(optimise(products(), CPU), CPU)}
+    assert ({task.key for task in report.tasks} == own) != (where == "subject")  # which comes when all is done
+    monkeypatch.setenv("MLC_DEBUG", "1")
+    monkeypatch.setattr(f"mlc.tune.joint.{where}", fails)
+    calls.clear()
+    with pytest.raises(RuntimeError, match="a defect"):
+        run(log, ByFunction(lambda least, columns: least + 10e-6))
+
+
+def test_an_interrupted_run_decides_nothing_and_resumes(log: TuningLog) -> None:
+    class Interrupted(ByFunction):
+        def measure(self, requests: Sequence[MeasureRequest], on_result: object = None) -> list[MeasureResult]:
+            if len(self.columns) > 1:
+                raise KeyboardInterrupt
+            return super().measure(requests)
+
+    first = run(log, Interrupted(lambda least, columns: least + 10e-6))
+    assert first.reason == "interrupted"
+    assert log.decisions() == []
+    second = run(log, ByFunction(lambda least, columns: least + 10e-6), resume=True)
+    assert 0 < first.trials + second.trials <= 12
+    assert len(log.decisions()) == 1
+
+
+def test_all_runs_are_told_as_one(log: TuningLog) -> None:
+    """Trials add up, and the model's time is that of one graph, not of both together."""
+    events: list[Event] = []
+    report = joint(log, ByFunction(lambda least, columns: 20e-6 if columns == 96 else 30e-6),
+                   TuneOptions(trials=40, batch=2), events=events).run()
+    assert [type(e) for e in events].count(Finished) == 1
+    assert isinstance(events[-1], Finished) and events[-1].report is report
+    starts = [e for e in events if isinstance(e, SessionStarted)]
+    assert all(start.trials == 40 and all(len(plan.calls) > 1 for plan in start.tasks) for start in starts)
+    batches = [e for e in events if isinstance(e, BatchMeasured)]
+    assert [b.trials for b in batches] == sorted(b.trials for b in batches)
+    assert batches[-1].trials == report.trials
+    # own: two functions called twice; merged: the wide product once, the others twice
+    assert batches[-1].default_latency == pytest.approx(4 * 30e-6)
+    assert batches[-1].latency == pytest.approx(20e-6 + 2 * 30e-6)
+    view = SessionView()
+    for event in events[:-1]:
+        view.update(event)
+    assert view.graph > 0
+    used = {task.plan.name for task in view.tasks.values() if view.used(task)}
+    assert len(used) == 2 < len(view.tasks)
+    assert sum(map(view.share, view.tasks.values())) == pytest.approx(1.0)
 
 
 def test_real_modules_are_timed_in_turn() -> None:

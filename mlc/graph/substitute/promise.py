@@ -1,0 +1,146 @@
+"""What a search could gain at most: a bound from the model's own graph, in a fraction of the time of a search.
+
+Gains begin where a rule joins products. What each pair of products that some rule could join would save if all else
+were free adds up to more than a search can find; where that is next to nothing, there is nothing to search for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice, pairwise
+
+from mlc.graph.substitute.costs import CALL_SECONDS, Costs
+from mlc.graph.substitute.egraph import PRODUCTS, EGraph
+from mlc.graph.substitute.kinds import Kind
+from mlc.graph.substitute.match import Match, Pattern
+from mlc.graph.substitute.rules import relevant
+from mlc.graph.substitute.saturate import Option
+from mlc.graph.substitute.terms import CONSTANT, TermGraph, freeze
+from mlc.operators.index import Poly
+from mlc.operators.shapes import infer
+from mlc.operators.tensor import ShapeError
+from mlc.substitution.graph import Ref
+
+__all__ = ["promise"]
+
+#: matches of a rule that are looked at; a model with more has enough to search for
+_MATCHES = 500
+#: what is saved around joined products besides, as part of what joining saves, and for each of them in seconds
+_AROUND, _EACH = 0.5, 2 * CALL_SECONDS
+
+
+def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
+    """The part of the graph's estimated time, from above, that joining its products could save; 0 where no rule can."""
+    return _Bound(graph, costs).part([p for p in relevant(patterns, graph) if p.kind is Kind.JOIN])
+
+
+class _Bound:
+    def __init__(self, graph: TermGraph, costs: Costs) -> None:
+        self._costs, self._egraph = costs, EGraph()
+        self._classes: list[int] = []
+        for place, term in enumerate(graph.terms):
+            inputs = [self._classes[i] for i in term.inputs]
+            each = (self._egraph.leaf(term.op, term.attributes, term.shape, inputs, constant=term.op == CONSTANT)
+                    if term.leaf else self._egraph.add(term.op, term.attributes, inputs))
+            if term.op in PRODUCTS:
+                self._egraph.members[each] |= 1 << place
+            self._classes.append(each)
+        self._egraph.rebuild()
+        self._constant = {each for each in self._egraph.nodes if self._egraph.constant[each]}
+
+    def part(self, patterns: Sequence[Pattern]) -> float:
+        best: dict[int, float] = {}
+        group: dict[int, int] = {}
+        for pattern in patterns:
+            for match in islice(pattern.matches(self._egraph), _MATCHES):
+                products = self._products(pattern, match)
+                gain = self._gain(pattern, match) if products else 0.0
+                if gain > 0.0:
+                    for each in products:
+                        best[each] = max(gain, best.get(each, 0.0))
+                    _unite(group, products)
+        sizes: dict[int, int] = {}
+        for each in best:
+            sizes[_root(group, each)] = sizes.get(_root(group, each), 0) + 1
+        saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items())
+        total = self._total()
+        return saved / total if total else 0.0
+
+    def _products(self, pattern: Pattern, match: Match) -> list[int]:
+        """The products that would be joined, empty where they cannot be: one is computed from another."""
+        graph = self._egraph
+        found = [graph.find(match.classes[place, 0]) for place, n in enumerate(pattern.source) if n.op in PRODUCTS]
+        members = [graph.members[each] for each in found]
+        if not all(members) or (pattern.joins and any(a >= b for a, b in pairwise(members))):
+            return []
+        below = [graph.below[each] for each in found]
+        needed = any(b & m for i, b in enumerate(below) for j, m in enumerate(members) if i != j)
+        return [] if needed or len(set(found)) < len(found) else found
+
+    def _gain(self, pattern: Pattern, match: Match) -> float:
+        """What a match saves if slices, concatenations and all else that it brings were free."""
+        graph = self._egraph
+        before = 0.0
+        for place, wanted in enumerate(pattern.source):
+            each = graph.find(match.classes[place, 0])
+            node = next(n for n in graph.nodes[each] if n.op == wanted.op)
+            cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+                                  self._constant)
+            before += cost.seconds + cost.alone
+        try:
+            after = self._target(pattern, match)
+        except ShapeError:
+            return 0.0  # a precondition that says too little: nothing is concluded
+        saved = before - after
+        return saved * (1.0 + _AROUND) + _EACH if saved > 0.0 else 0.0
+
+    def _target(self, pattern: Pattern, match: Match) -> float:
+        """Seconds of the products that a match brings."""
+        graph, total = self._egraph, 0.0
+        made: dict[Ref, int] = {ref: graph.find(each) for ref, each in match.classes.items() if isinstance(ref, str)}
+        shapes = {each: graph.shapes[each] for each in made.values()}
+        constant = {each for each in made.values() if graph.constant[each]}
+        for place, node in enumerate(pattern.target):
+            inputs = tuple(made[ref] for ref in node.inputs)
+            attributes = freeze(**{k: _value(v, match.sizes) for k, v in node.attributes.items()})
+            sizes = infer(node.op, tuple(shapes[i] for i in inputs), dict(attributes))[0]
+            made[place, 0] = each = -1 - place
+            shapes[each] = tuple(int(size.evaluate({})) for size in sizes)
+            if all(i in constant for i in inputs):
+                constant.add(each)
+            elif node.op in PRODUCTS:
+                total += self._costs.of(Option(node.op, inputs, attributes), shapes[each], shapes, constant).seconds
+        return total
+
+    def _total(self) -> float:
+        """The graph's time as extraction adds it up."""
+        graph, constant = self._egraph, self._constant
+        total, fusable = 0.0, set[int]()
+        for each, nodes in graph.nodes.items():
+            node = next(iter(nodes))
+            if each in constant:
+                continue
+            cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+                                  constant)
+            total += cost.seconds + (0.0 if fusable & {graph.find(i) for i in node.inputs} else cost.alone)
+            if cost.fusable:
+                fusable.add(each)
+        return total
+
+
+def _root(group: Mapping[int, int], each: int) -> int:
+    while group.get(each, each) != each:
+        each = group[each]
+    return each
+
+
+def _unite(group: dict[int, int], members: Sequence[int]) -> None:
+    first = _root(group, members[0])
+    for each in members[1:]:
+        group[_root(group, each)] = first
+
+
+def _value(value: object, sizes: Mapping[str, int]) -> object:
+    if isinstance(value, Poly):
+        return int(value.evaluate(sizes))
+    return tuple(_value(v, sizes) for v in value) if isinstance(value, tuple) else value
