@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import tvm
 from tvm import relax, topi
 
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
+from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.target import Target
 
 __all__ = ["ALIGNMENT", "PlaceConcats", "origin", "parts_of"]
@@ -155,21 +155,11 @@ class _Placement:
 
     def rewritten(self) -> tvm.IRModule:
         """The module with copies of parts, and kernels for the concatenations that do not stay."""
-        mod = self._mod
-        builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
-        image: dict[relax.Var, relax.Expr] = {}
-        with builder.function("main", list(self._func.params), attrs=dict(self._func.attrs or {})):
-            with builder.dataflow():
-                for var, bound in self._bound.items():
-                    value = replaced(bound, image)
-                    if _is_concat(value):
-                        value = self._concat(builder, var, value)
-                    image[var] = builder.emit(value, var.name)
-                result = builder.emit_output(replaced(self._func.body.body, image))
-            builder.emit_func_output(result)
-        return builder.finalize()
+        return rebuilt(self._mod, self._bound, self._placed_concat)
 
-    def _concat(self, builder: relax.BlockBuilder, var: relax.Var, concat: relax.Call) -> relax.Expr:
+    def _placed_concat(self, builder: relax.BlockBuilder, var: relax.Var, concat: relax.Expr) -> relax.Expr:
+        if not _is_concat(concat):
+            return concat
         axis = int(concat.attrs.axis) % len(shape_of(var))
         if var not in self._kept:
             parts = list(concat.args[0].fields)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import tvm
 from tvm import relax, s_tir, tirx, topi
 from tvm.relax import transform
 
 from mlc.errors import BuildError
-from mlc.graph.rewrite import bindings, leaves, op_name, replaced, shape_of
+from mlc.graph.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
 
@@ -60,25 +60,15 @@ def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
     return {var for var, value in bound.items() if between_copies(var, value)}
 
 
-_Change = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], relax.Expr]
-
-
-def _with_changed(mod: tvm.IRModule, chosen: set[relax.Var], change: _Change) -> tvm.IRModule:
+def _with_changed(mod: tvm.IRModule, chosen: set[relax.Var], change: Change) -> tvm.IRModule:
     """The module with what the ``chosen`` variables of main are bound to replaced by ``change`` of it."""
     if not chosen:
         return mod
-    func = mod["main"]
-    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
-    image: dict[relax.Var, relax.Expr] = {}
-    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
-        with builder.dataflow():
-            for binding in bindings(func):
-                value = replaced(binding.value, image)
-                value = change(builder, binding.var, value) if binding.var in chosen else value
-                image[binding.var] = builder.emit(value, binding.var.name)
-            result = builder.emit_output(replaced(func.body.body, image))
-        builder.emit_func_output(result)
-    return builder.finalize()
+
+    def changed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        return change(builder, var, value) if var in chosen else value
+
+    return rebuilt(mod, {b.var: b.value for b in bindings(mod["main"])}, changed)
 
 
 def _lower_inner_reshapes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -26,11 +26,13 @@ from mlc.graph.constants import array_of
 
 __all__ = [
     "PROJECTION", "Rule", "Rules", "Scope", "bindings", "check_straight_line", "dtype_of", "is_constant", "leaves",
-    "op_name", "replaced", "rewrite", "rewrite_pass", "shape_of",
+    "op_name", "rebuilt", "replaced", "rewrite", "rewrite_pass", "shape_of",
 ]
 
 Rule = Callable[[relax.Expr, "Scope"], "relax.Expr | None"]
 Rules = Mapping[str, Sequence[Rule]]
+#: of the builder, the variable and what it would be bound to, what it is bound to instead
+Change = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], relax.Expr]
 
 #: the key under which rules for ``tuple[i]`` stand
 PROJECTION = "tuple_get_item"
@@ -179,6 +181,26 @@ def replaced(expr: relax.Expr, image: Mapping[relax.Var, relax.Expr]) -> relax.E
     if isinstance(expr, relax.TupleGetItem):
         return relax.TupleGetItem(replaced(expr.tuple_value, image), expr.index)
     return expr
+
+
+def rebuilt(
+    mod: tvm.IRModule, bound: Mapping[relax.Var, relax.Expr], change: Change | None = None,
+    builder: relax.BlockBuilder | None = None,
+) -> tvm.IRModule:
+    """The module with the bindings ``bound`` in main, in their order; ``change`` sees each as it comes, its variables
+    replaced by the new ones. ``builder`` has the other functions (default: one with those of ``mod``)."""
+    func = mod["main"]
+    if builder is None:
+        builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
+    image: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
+        with builder.dataflow():
+            for var, before in bound.items():
+                value = replaced(before, image)
+                image[var] = builder.emit(value if change is None else change(builder, var, value), var.name)
+            result = builder.emit_output(replaced(func.body.body, image))
+        builder.emit_func_output(result)
+    return builder.finalize()
 
 
 def _live_uses(func: relax.Function) -> Counter[relax.Var]:

@@ -18,7 +18,7 @@ from tvm.relax import transform
 
 from mlc.graph.constants import array_of, constant
 from mlc.graph.estimate import Convolution, Estimate
-from mlc.graph.rewrite import bindings, op_name, replaced, shape_of
+from mlc.graph.rewrite import bindings, op_name, rebuilt, replaced, shape_of
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
 from mlc.graph.winograd import FILTER, TILES, applicable, conv2d_winograd, transform_weight
@@ -177,20 +177,13 @@ class _Chooser:
         site.chosen = cheapest(known, estimated)
 
     def _rewritten(self) -> tvm.IRModule:
-        func = self._mod["main"]
-        builder = self._builder
-        image: dict[relax.Var, relax.Expr] = {}
-        with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
-            with builder.dataflow():
-                for binding in bindings(func):
-                    site = self._site(binding.value)
-                    value = replaced(binding.value, image)
-                    if site is not None and site.chosen:
-                        value = _with_kernel(value, site)
-                    image[binding.var] = builder.emit(value, binding.var.name)
-                result = builder.emit_output(replaced(func.body.body, image))
-            builder.emit_func_output(result)
-        return builder.finalize()
+        bound = {b.var: b.value for b in bindings(self._mod["main"])}
+
+        def chosen(_builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+            site = self._site(bound[var])
+            return _with_kernel(value, site) if site is not None and site.chosen else value
+
+        return rebuilt(self._mod, bound, chosen, self._builder)
 
 
 def _merged(mod: tvm.IRModule, callees: Sequence[tvm.ir.GlobalVar]) -> dict[str, tirx.PrimFunc]:

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.concat import ALIGNMENT, origin
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, replaced, shape_of
+from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.target import Target
 
 __all__ = ["SLICE", "PlaceSlices", "offset_of", "window"]
@@ -81,26 +81,22 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
     bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(func)}
     outputs = _outputs(func, bound)
     readers = Counter(leaf for value in bound.values() for leaf in relax.analysis.free_vars(value))
-    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
-    image: dict[relax.Var, relax.Expr] = {}
     kept: set[relax.Var] = set()
     lower = tvm.ir.Op.get(SLICE).get_attr("FLegalize")
-    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
-        with builder.dataflow():
-            for var, before in bound.items():
-                value = replaced(before, image)
-                if isinstance(before, relax.Call) and op_name(before) == SLICE:
-                    source = origin(before.args[0], bound)
-                    made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) == "relax.call_tir"
-                    view = views and var not in outputs and readers[before.args[0]] > 1
-                    if view and offset_of(before) is not None and (made or source in kept):
-                        kept.add(var)
-                    else:
-                        value = lower(builder, value)
-                image[var] = builder.emit(value, var.name)
-            result = builder.emit_output(replaced(func.body.body, image))
-        builder.emit_func_output(result)
-    return builder.finalize()
+
+    def placed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        before = bound[var]
+        if not isinstance(before, relax.Call) or op_name(before) != SLICE:
+            return value
+        source = origin(before.args[0], bound)
+        made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) == "relax.call_tir"
+        view = views and var not in outputs and readers[before.args[0]] > 1
+        if view and offset_of(before) is not None and (made or source in kept):
+            kept.add(var)
+            return value
+        return lower(builder, value)
+
+    return rebuilt(mod, bound, placed)
 
 
 def _outputs(func: relax.Function, bound: dict[relax.Var, relax.Expr]) -> set[relax.Expr]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from mlc.graph.rewrite import bindings, op_name, replaced
+from mlc.graph.rewrite import bindings, op_name, rebuilt
 
 __all__ = ["ShareConcats"]
 
@@ -32,7 +32,9 @@ def _share_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IR
         if fields is not None:
             shorter[binding.var] = relax.op.concat(fields, axis)
         known.setdefault((axis, parts), binding.var)
-    return _with(mod, shorter) if shorter else mod
+    if not shorter:
+        return mod
+    return rebuilt(mod, {b.var: shorter.get(b.var, b.value) for b in bindings(func)})
 
 
 def _parts(call: relax.Call) -> tuple[relax.Expr, ...] | None:
@@ -53,20 +55,6 @@ def _shared(
         if parts[-length:] in known:
             return [*parts[:-length], known[parts[-length:]]]
     return None
-
-
-def _with(mod: tvm.IRModule, calls: dict[relax.Var, relax.Call]) -> tvm.IRModule:
-    func = mod["main"]
-    builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
-    image: dict[relax.Var, relax.Expr] = {}
-    with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
-        with builder.dataflow():
-            for binding in bindings(func):
-                value = calls.get(binding.var, binding.value)
-                image[binding.var] = builder.emit(replaced(value, image), binding.var.name)
-            result = builder.emit_output(replaced(func.body.body, image))
-        builder.emit_func_output(result)
-    return builder.finalize()
 
 
 ShareConcats = tvm.transform.module_pass(_share_concats, opt_level=0, name="ShareConcats")
