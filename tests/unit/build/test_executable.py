@@ -205,13 +205,18 @@ assert (exe(x)[0] == y).all()
 """
 
 
-def test_a_fresh_process_loads_with_the_runtime_alone(dense: tuple[Executable, Program], tmp_path: Path) -> None:
+def _check_elsewhere(script: str, dense: tuple[Executable, Program], folder: Path) -> None:
+    """A process of its own runs ``script ARTIFACT RESULT``."""
     exe, case = dense
-    exe.save(tmp_path / "model.so")
-    subprocess.run([sys.executable, "-c", _LEAN + _FRESH, tmp_path / "model.so", tmp_path / "y.npy"], check=True,
-                   cwd=tmp_path)
+    exe.save(folder / "model.so")
+    subprocess.run([sys.executable, "-c", _LEAN + script, folder / "model.so", folder / "y.npy"], check=True,
+                   cwd=folder)
     x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
-    _check([np.load(tmp_path / "y.npy")], case.reference(x))
+    _check([np.load(folder / "y.npy")], case.reference(x))
+
+
+def test_a_fresh_process_loads_with_the_runtime_alone(dense: tuple[Executable, Program], tmp_path: Path) -> None:
+    _check_elsewhere(_FRESH, dense, tmp_path)
 
 
 _PLAIN_TVM = """
@@ -238,12 +243,7 @@ np.save(result, vm["main"](*[tvm.runtime.tensor(a) for a in (x, *weights)]).nump
 
 def test_plain_tvm_runs_an_artifact(dense: tuple[Executable, Program], tmp_path: Path) -> None:
     """Nothing of mlc is needed: the file is a TVM module, and the weights after it are found as documented."""
-    exe, case = dense
-    exe.save(tmp_path / "model.so")
-    subprocess.run([sys.executable, "-c", _LEAN + _PLAIN_TVM, tmp_path / "model.so", tmp_path / "y.npy"], check=True,
-                   cwd=tmp_path)
-    x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
-    _check([np.load(tmp_path / "y.npy")], case.reference(x))
+    _check_elsewhere(_PLAIN_TVM, dense, tmp_path)
 
 
 _THREADS = """

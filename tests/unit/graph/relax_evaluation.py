@@ -26,6 +26,17 @@ def module(func: relax.Function) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
 
 
+def network(shape: tuple[int, ...], body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
+    """A module whose main is ``body(builder, x)`` of one input of ``shape``."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder, x))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
 def assert_becomes(pass_: tvm.transform.Pass, before: relax.Function, expected: relax.Function) -> tvm.IRModule:
     """``before`` turns into ``expected``; the module that came out."""
     after = pass_(module(before))

@@ -13,6 +13,7 @@ from relax_evaluation import (
     assert_unchanged,
     evaluate,
     module,
+    network,
     operators,
     values,
     weight,
@@ -27,16 +28,6 @@ FOLD = tvm.transform.Sequential([SimplifyBatchNorm, FoldAffine])
 
 def _norm_parameters(channels: int) -> list[relax.Expr]:
     return [weight(channels), weight(channels), weight(channels), weight(channels, low=0.5, high=2.0)]
-
-
-def _network(shape, body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder, x))
-        builder.emit_func_output(result)
-    return builder.finalize()
 
 
 def _normed(bb: relax.BlockBuilder, x: relax.Expr, channels: int, axis: int = 1) -> relax.Expr:
@@ -127,7 +118,7 @@ def _dense(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     ],
 )
 def test_scales_go_into_the_weights_before_them(shape, body, kept) -> None:  # type: ignore[no-untyped-def]
-    before = _network(shape, body)
+    before = network(shape, body)
     after = FOLD(before)
     assert operators(after) == kept
     assert_same_values(before, after)
@@ -155,7 +146,7 @@ def _dense_input(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     ],
 )
 def test_scales_go_into_the_weights_after_them(shape, body, kept) -> None:  # type: ignore[no-untyped-def]
-    before = _network(shape, body)
+    before = network(shape, body)
     after = FoldAffine(before)
     assert operators(after) == kept
     assert_same_values(before, after)

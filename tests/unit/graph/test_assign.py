@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import tvm
-from relax_evaluation import assert_same_values
+from relax_evaluation import assert_same_values, network
 from tvm import relax
 
 from mlc.graph.assign import Alternative, assign
@@ -71,16 +71,6 @@ def test_what_nobody_needs_is_left_out_and_what_nobody_makes_is_an_error() -> No
         assign(values, [("z", "p")], lambda v, layout: 1.0)
 
 
-def module(shape: tuple[int, ...], body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
-    bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb, x))
-        bb.emit_func_output(out)
-    return bb.finalize()
-
-
 def conv(bb: relax.BlockBuilder, x: relax.Expr, shape: tuple[int, ...], **attrs: object) -> relax.Expr:
     weight = RNG.standard_normal(shape).astype("float32") / np.sqrt(np.prod(shape[1:]))
     return bb.emit(relax.op.nn.conv2d(x, relax.const(weight.astype("float32")), **attrs))
@@ -107,9 +97,9 @@ def test_a_small_convolution_between_plain_operators_stays_plain() -> None:
             y = conv(bb, y, (16, 16, 3, 3), padding=1)
         return relax.op.nn.softmax(y, axis=1)
 
-    assert layouts(module((1, 16, 14, 14), alone)) == [None]
-    assert layouts(module((1, 128, 28, 28), heavy)) == [ChannelBlocks(128)]
-    assert layouts(module((1, 16, 14, 14), several)) == [ChannelBlocks(16)] * 12
+    assert layouts(network((1, 16, 14, 14), alone)) == [None]
+    assert layouts(network((1, 128, 28, 28), heavy)) == [ChannelBlocks(128)]
+    assert layouts(network((1, 16, 14, 14), several)) == [ChannelBlocks(16)] * 12
 
 
 def bottleneck(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
@@ -121,7 +111,7 @@ def bottleneck(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 
 
 def test_blocks_of_two_sizes_where_vectors_are_short() -> None:
-    mod = module((1, 32, 56, 56), bottleneck)
+    mod = network((1, 32, 56, 56), bottleneck)
     assert layouts(mod, AVX2) == [ChannelBlocks(24, size=8)] * 2 + [ChannelBlocks(32)]
     assert layouts(mod, AVX512) == [ChannelBlocks(24)] * 2 + [ChannelBlocks(32)]
     for target in (AVX2, AVX512):
@@ -133,7 +123,7 @@ def test_parts_of_a_concatenation_share_their_blocks() -> None:
         parts = [conv(bb, x, (channels, 32, 3, 3), padding=1) for channels in (24, 40, 64)]
         return conv(bb, bb.emit(relax.op.concat(parts, axis=1)), (32, 128, 3, 3), padding=1)
 
-    mod = module((1, 32, 40, 40), body)
+    mod = network((1, 32, 40, 40), body)
     found = layouts(mod, AVX2)
     assert [layout.size if layout else None for layout in found] == [8, 8, 8, 16]
     after = BlockedLayouts(AVX2, winograd=False)(mod)

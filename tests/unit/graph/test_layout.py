@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from relax_evaluation import network
 from tvm import relax, tirx
 
 from mlc.graph.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
@@ -18,16 +19,6 @@ RNG = np.random.default_rng(7)
 
 def _weight(*shape: int) -> relax.Expr:
     return relax.const(RNG.standard_normal(shape).astype("float32"))
-
-
-def _module(shape: tuple[int, ...], body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
-    bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb, x))
-        bb.emit_func_output(out)
-    return bb.finalize()
 
 
 def _run(mod: tvm.IRModule, data: np.ndarray) -> np.ndarray:
@@ -91,7 +82,7 @@ def test_convolution_with_epilogue(name: str) -> None:
         y = bb.emit(relax.op.add(y, _weight(1, out, 1, 1)))
         return relax.op.nn.relu(y)
 
-    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     names = _operators(after)
     assert "relax.nn.conv2d" not in names
     assert names.index("relax.nn.relu") < max(i for i, n in enumerate(names) if n == "relax.reshape")
@@ -105,7 +96,7 @@ def test_narrow_groups_share_blocks_without_padding() -> None:
         first = bb.emit(relax.op.nn.relu(_conv(bb, x, 128, 1)))
         return _conv(bb, bb.emit(relax.op.nn.relu(_conv(bb, first, 128, 3, padding=1, groups=32))), 64, 1)
 
-    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     names = _operators(after)
     assert names.count("relax.permute_dims") == 2 and "relax.nn.pad" not in names
     shapes = [tuple(map(int, p.shape)) for f in after.functions.values() if isinstance(f, tirx.PrimFunc)
@@ -144,7 +135,7 @@ def test_region_stays_blocked_between_convolutions() -> None:
         scaled = bb.emit(relax.op.multiply(last, relax.const(0.5, "float32")))
         return relax.op.mean(scaled, axis=[2, 3], keepdims=True)
 
-    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     # one conversion into the region (shared by both convolutions); out of it only the reshape of the 1 x 1 result
     assert _operators(after).count("relax.permute_dims") == 1
 
@@ -157,7 +148,7 @@ def test_residual_converts_the_plain_operand_once() -> None:
         y = _conv(bb, x, 32, 3, padding=1)
         return relax.op.nn.relu(bb.emit(relax.op.add(y, x)))
 
-    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     assert _operators(after).count("relax.permute_dims") == 2
 
 
@@ -170,11 +161,11 @@ def test_average_pool_and_plain_consumers() -> None:
         pooled = bb.emit(relax.op.nn.avg_pool2d(y, (3, 3), (2, 2), (1, 1), count_include_pad=False))
         return relax.op.nn.softmax(pooled, axis=1)
 
-    _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
 
 
 def test_gpu_targets_keep_plain_layouts() -> None:
-    mod = _module((1, 16, 8, 8), lambda bb, x: _conv(bb, x, 16, 3))
+    mod = network((1, 16, 8, 8), lambda bb, x: _conv(bb, x, 16, 3))
     assert "relax.nn.conv2d" in _operators(BlockedLayouts(resolve("cuda:sm_80"))(mod))
 
 
@@ -186,7 +177,7 @@ def test_packed_weights(rows: tuple[int, ...], columns: int) -> None:
     def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
         return relax.op.add(bb.emit(relax.op.matmul(x, _weight(36, columns))), _weight(columns))
 
-    mod = _module(shape, body)
+    mod = network(shape, body)
     after = _check(mod, shape, [PackWeights(TARGET)])
     assert "relax.matmul" not in _operators(after)
 
@@ -218,6 +209,6 @@ def test_a_convolution_reads_shuffled_channels_where_they_are(
         swapped = bb.emit(relax.op.permute_dims(cut, [0, 2, 1, 3, 4]))
         return _conv(bb, bb.emit(relax.op.reshape(swapped, (1, channels, 5, 6))), 10 * groups, kernel, groups=groups)
 
-    after = _check(_module(shape, body), shape, [BlockedLayouts(TARGET)])
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     moved = [name for name in _operators(after) if name == "relax.permute_dims"]
     assert len(moved) == 2  # at the model's borders only
