@@ -159,8 +159,9 @@ class LocalMeasurer:
             jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
             self._pool.serve(jobs, slots)
             self._pool.settle()
-            # those of one worker after another: whenever the worker changes, the last one's threads must come to rest
-            for candidate in sorted(batch.open(), key=lambda c: self._slot(c.worker)):
+            # those of one worker after another, first the one that ran last: whenever the worker changes, the last one's
+            # threads must come to rest
+            for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
                 self._run(batch, candidate)
 
     def _run(self, batch: _Batch, candidate: _Candidate) -> None:

@@ -32,6 +32,8 @@ PATIENCE = 4
 FAILING = 4
 #: an alternative that takes this many times as long as its best rival after two batches is given up
 BEATEN = 1.25
+#: and one that takes this many times as long in the end is not compared with its untuned schedule
+LOST = 1.1
 #: part of the roofline from which one batch without success is enough
 NEAR = 0.92
 #: part of the budget that the first batches of all tasks may take together
@@ -190,6 +192,10 @@ class Allocator:
         """Whether a rival is faster than this task can become."""
         rival = self._rival(state)
         return rival < state.roofline or (state.batches > 1 and rival * BEATEN < state.best)
+
+    def lost(self, state: TaskState) -> bool:
+        """Whether an alternative is so much faster that it does not matter how fast exactly this task is."""
+        return self._rival(state) * LOST < state.best
 
     def stop(self, state: TaskState, reason: str) -> str:
         """End a task."""

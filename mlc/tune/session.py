@@ -162,7 +162,7 @@ class _Run:
         if not self._options.confirm_rounds or self._options.seconds is None:
             return 0.0
         each = self._journal.elapsed / max(1, self._journal.trials)  # a rival costs about what a trial does
-        wanted = sum(each * (_FINALISTS + 2) for s in self._searches if s.open)
+        wanted = sum(each * (_FINALISTS + 2) for s in self._searches if s.open and not self._lost(s))
         return min(wanted, self._options.seconds * _RESERVED)
 
     def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
@@ -252,7 +252,7 @@ class _Run:
         """Time each winner in turn with the default and the earlier best, the largest saving first."""
         if not self._options.confirm_rounds:
             return
-        for search in sorted(self._searches, key=_saving, reverse=True):
+        for search in sorted(self._searches, key=lambda s: (self._lost(s), -_saving(s))):
             best = search.best
             if not search.open:
                 if best is not None:
@@ -261,7 +261,11 @@ class _Run:
             left = self._journal.seconds_left
             if left is not None and left <= 0:
                 return
-            self._compare(search)
+            if not self._lost(search):  # asked again: its rivals have been compared by now
+                self._compare(search)
+
+    def _lost(self, search: Search) -> bool:
+        return self._allocator is not None and self._allocator.lost(search.state)
 
     def _compare(self, search: Search) -> None:
         rivals = search.finalists(_FINALISTS)

@@ -293,6 +293,25 @@ def test_a_task_whose_space_is_broken_does_not_stop_the_others(
     assert {t.name: t.verdict for t in report.tasks}[good.name] == "tuned"
 
 
+def test_a_model_that_cannot_learn_a_task_does_not_stop_the_others(log: TuningLog) -> None:
+    from cost_model.gbt import RankingModel
+
+    bad, good = matmul(16, 64, 16, weight=100), matmul(64, 64, 32)
+
+    class Narrow(RankingModel):
+        def fit(self, samples):  # type: ignore[no-untyped-def]
+            if any(s.group == bad.key for s in samples):
+                raise ZeroDivisionError("a defect")
+            super().fit(samples)
+
+    measurer = FakeMeasurer(bowl(BEST))
+    report = tune_tasks([bad, good], TARGET, log, TuneOptions(trials=40), measurer, model=Narrow())
+    tuned = {t.key: t for t in report.tasks}
+    assert tuned[bad.key].stopped == "broken: ZeroDivisionError: a defect" and tuned[bad.key].trials > 0
+    assert tuned[good.key].verdict == "tuned" and log.count() == report.measured
+    assert sum(t.trials for t in report.tasks) == report.trials
+
+
 def test_luck_does_not_win(log: TuningLog) -> None:
     """Every schedule takes the same time; the search's minimum is noise, and the default stays."""
     measurer = FakeMeasurer(lambda values: 1e-3, noise=0.05)
@@ -419,8 +438,12 @@ def test_the_model_runs_the_fastest_of_its_alternatives(log: TuningLog) -> None:
             result = super()._result(request, repeats)
             return replace(result, times=tuple(t * times.get(request.task_key, 1.0) for t in result.times))
 
-    report, listener = tune(log, Uneven(bowl(BEST)), tasks, trials=60)
+    measurer = Uneven(bowl(BEST))
+    report, listener = tune(log, measurer, tasks, trials=60)
     by_key = {t.key: t for t in report.tasks}
+    compared = [requests[0].task_key for requests in measurer.compared]
+    assert sorted(compared) == sorted(t.key for t in tasks[:2]), "what has lost need not be timed exactly"
+    assert by_key[slow.key].verdict == "unconfirmed"
     assert [t.key for t in report.used] == [tasks[0].key, tasks[1].key]
     assert report.best_latency == pytest.approx(by_key[fast.key].best_seconds + by_key[tasks[1].key].best_seconds)
     assert report.default_latency == pytest.approx(
