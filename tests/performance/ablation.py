@@ -11,14 +11,16 @@ written after each model; models that are there already are skipped unless ``--a
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.performance.results import Results
 
 ROOT = Path(__file__).parent.parent.parent
 #: the largest error that may come from float32, relative to the largest output
@@ -53,18 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "ablation")
     args = parser.parse_args(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    store = args.output / "results.json"
-    rows: dict[str, dict[str, Any]] = {}
-    if store.exists():
-        rows = {row["model"]: row for row in json.loads(store.read_text())}
-    for name in args.models.split(","):
-        if name not in rows or args.again:
-            rows[name] = measure(name, args.seconds, args.output, args.rounds)
-            part = store.with_suffix(".part")
-            part.write_text(json.dumps(list(rows.values()), indent=2))
-            part.replace(store)
-            print(markdown([rows[name]]), file=sys.stderr)
+    results = Results(args.output)
+    one = partial(measure, seconds=args.seconds, folder=args.output, rounds=args.rounds)
+    for row in results.fill(args.models.split(","), one, args.again):
+        print(markdown([row]), file=sys.stderr)
+    rows = results.rows
     text = markdown(list(rows.values()))
     (args.output / "table.md").write_text(text, encoding="utf-8")
     print(text)
