@@ -128,11 +128,18 @@ def _pointwise() -> list[Family]:
                 found.append(_family(f"join-{rank}-{other}-{axis}", 3, dict.fromkeys("xyzv", shape),
                                      f"{concat};concat axis={other}", world, **{"concat": 3}))
     found.append(_family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
+    found.append(_family("scale-3", 3, {"x": "b n c", "y": "b n c", "s": "1 1 c", "t": "1 1 c"}, "add;mul",
+                         {"b": 2, "c": 2}))
     found.append(_family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
     for shape, bias, axis in (("n {}", "1 {}", 1), ("b n {}", "1 1 {}", 2), ("n {} h w", "1 {} 1 1", 1)):
-        whole, twos = "I+J+K-2", dict.fromkeys(("n", "b", "h", "w", "I", "J", "K"), 2)
-        found += [_family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole), "t": bias.format(whole)},
-                          f"slice axis={axis} begin=I-1 end=I+J-1;{op}", twos, **{op: 1}) for op in ("add", "mul")]
+        whole, twos = "I+J+K-2", {**dict.fromkeys(("n", "b", "h", "w", "I", "J", "K", "A"), 2), "B": 3}
+        ends = {"x": shape.format("A"), "y": shape.format("B"), "s": bias.format("A"), "t": bias.format("B")}
+        for op in ("add", "mul"):
+            found.append(_family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole),
+                                                                        "t": bias.format(whole)},
+                                 f"slice axis={axis} begin=I-1 end=I+J-1;{op}", twos, **{op: 1}))
+            found.append(_family(f"{op}-bias-concat-{len(shape.split())}", 3, ends, f"concat axis={axis};{op}", twos,
+                                 **{op: 2, "concat": 2}))
     found.append(_family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
     return found
 
@@ -193,12 +200,15 @@ def _convolutions() -> list[Family]:
                                                    "V": 3, "h": 6, "w": 6}, conv2d=1),
         _family("scaled-convolutions", 3, {"x": "n c h w", "w": "o c k l", "s": "1 o 1 1", "r": ""},
                 f"{conv};mul;transpose perm=1,0,2,3", world, transpose=1, conv2d=1, mul=1),
+        _family("identity-kernel", 2, {"x": "n C h w"}, "conv2d dilation=D,E;identity_kernel channels=C kernel=1,1",
+                {**world, "C": 2}),
         _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
                 f"{conv};conv2d;transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
     ]
-    # one-by-one folds filters by convolving one with another; the general convolution is there once
+    # one-by-one folds filters by convolving one with another; the general convolution is there once. Scales belong to
+    # filters: the result of a convolution by a scaled filter is a scaled one
     return [replace(f, once=frozenset({0})) if f.name == "one-by-one" else f if f.name == "cut-convolutions"
-            else replace(f, filters=frozenset("vw")) for f in families]
+            else replace(f, filters=frozenset("vwsr" if f.name == "scaled-convolutions" else "vw")) for f in families]
 
 
 def _poolings() -> list[Family]:

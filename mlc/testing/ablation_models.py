@@ -1,7 +1,8 @@
 """Networks whose graphs leave something to substitutions: parallel branches, groups, shared operands, unrolled steps.
 
 Each is an ``onnx.ModelProto`` with seeded random weights, of the sizes that such networks have, written so that
-products which could be one product are several, as model files have them.
+products which could be one product are several, as model files have them. Those of :data:`WRITTEN_MODELS` are in the
+form in which they are trained or in which a paper writes them, which is not the form in which they should run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from mlc.testing.models import test_model
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ABLATION_MODELS", "ablation_model", "bert_qkv", "inception_like", "nasnet_like", "resnext_like",
-           "rnn_unrolled"]
+__all__ = ["ABLATION_MODELS", "WRITTEN_MODELS", "ablation_model", "bert_qkv", "inception_like", "lora_bert",
+           "nasnet_like", "repvgg_training", "resnext_branches", "resnext_like", "rnn_unrolled"]
 
 _OPSET = 20
 
@@ -52,14 +53,21 @@ class _Writer:
         return self.constant((0.1 * self.rng.standard_normal(size)).astype(np.float32))
 
     def conv(self, x: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1,
-             relu: bool = True, gain: float = 2.0) -> str:
+             relu: bool = True, gain: float = 2.0, bias: bool = True) -> str:
         filters = self.weight(outputs, inputs // groups, kernel, kernel, fan_in=inputs // groups * kernel**2, gain=gain)
-        found = self.node("Conv", x, filters, self.bias(outputs), kernel_shape=[kernel, kernel], group=groups,
-                          strides=[stride, stride], pads=[kernel // 2] * 4)
+        found = self.node("Conv", x, filters, *([self.bias(outputs)] if bias else []), kernel_shape=[kernel, kernel],
+                          group=groups, strides=[stride, stride], pads=[kernel // 2] * 4)
         return self.node("Relu", found) if relu else found
 
     def pool(self, op: str, x: str, kernel: int = 3, stride: int = 1) -> str:
         return self.node(op, x, kernel_shape=[kernel, kernel], strides=[stride, stride], pads=[kernel // 2] * 4)
+
+    def normalised(self, x: str, channels: int) -> str:
+        """A batch normalisation with statistics of its own."""
+        given = [self.rng.uniform(0.5, 1.5, channels), 0.1 * self.rng.standard_normal(channels),
+                 0.1 * self.rng.standard_normal(channels), self.rng.uniform(0.5, 1.5, channels)]
+        return self.node("BatchNormalization", x, *(self.constant(values.astype(np.float32)) for values in given),
+                         epsilon=1e-5)
 
     def dense(self, x: str, inputs: int, outputs: int, gain: float = 1.0) -> str:
         product = self.node("MatMul", x, self.weight(inputs, outputs, fan_in=inputs, gain=gain))
@@ -108,6 +116,26 @@ def resnext_like(size: int = 56, groups: int = 32) -> onnx.ModelProto:
 def bert_qkv(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8) -> onnx.ModelProto:
     """Encoder layers with three separate products for queries, keys and values (Devlin et al., 2019)."""
     w = _Writer("bert_qkv")
+    return _encoder(w, w.dense, layers, seq, hidden, heads)
+
+
+def lora_bert(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8, rank: int = 8) -> onnx.ModelProto:
+    """The encoder layers of :func:`bert_qkv` with adapters of a low rank beside the products of their attention, not
+    merged with them (Hu et al., "LoRA", 2022)."""
+    w = _Writer("lora_bert")
+    scale = w.constant(np.array(2.0, dtype=np.float32))
+
+    def project(x: str, inputs: int, outputs: int) -> str:
+        low = w.node("MatMul", x, w.weight(inputs, rank, fan_in=inputs))
+        high = w.node("MatMul", low, w.weight(rank, outputs, fan_in=rank, gain=0.01))
+        return w.node("Add", w.dense(x, inputs, outputs), w.node("Mul", high, scale))
+
+    return _encoder(w, project, layers, seq, hidden, heads)
+
+
+def _encoder(w: _Writer, project: Callable[[str, int, int], str], layers: int, seq: int, hidden: int,
+             heads: int) -> onnx.ModelProto:
+    """Encoder layers; ``project`` writes the products of attention with what is added to them."""
     x, depth = "x", hidden // heads
     split, merged = w.constant(np.array([1, seq, heads, depth])), w.constant(np.array([1, seq, hidden]))
     scale, one, half, root = (w.constant(np.array(v, dtype=np.float32)) for v in (depth**-0.5, 1.0, 0.5, 2**0.5))
@@ -117,17 +145,52 @@ def bert_qkv(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8)
         return w.node("LayerNormalization", value, factor, w.bias(hidden), axis=-1, epsilon=1e-5)
 
     for _ in range(layers):
-        q, k, v = (w.node("Reshape", w.dense(x, hidden, hidden), split) for _ in range(3))
+        q, k, v = (w.node("Reshape", project(x, hidden, hidden), split) for _ in range(3))
         keys = w.node("Transpose", k, perm=[0, 2, 3, 1])
         scores = w.node("Mul", w.node("MatMul", w.node("Transpose", q, perm=[0, 2, 1, 3]), keys), scale)
         mixed = w.node("MatMul", w.node("Softmax", scores, axis=-1), w.node("Transpose", v, perm=[0, 2, 1, 3]))
         rows = w.node("Reshape", w.node("Transpose", mixed, perm=[0, 2, 1, 3]), merged)
-        x = norm(w.node("Add", x, w.dense(rows, hidden, hidden)))
+        x = norm(w.node("Add", x, project(rows, hidden, hidden)))
         inner = w.dense(x, hidden, 4 * hidden)
         tail = w.node("Add", w.node("Erf", w.node("Div", inner, root)), one)
         active = w.node("Mul", w.node("Mul", inner, half), tail)
         x = norm(w.node("Add", x, w.dense(active, 4 * hidden, hidden)))
     return w.model({"x": (1, seq, hidden)}, {x: (1, seq, hidden)})
+
+
+def repvgg_training(size: int = 56, widths: Sequence[int] = (48, 96, 192)) -> onnx.ModelProto:
+    """Blocks as they are trained: a 3x3 and a 1x1 convolution and the image itself, each with a batch normalisation of
+    its own, summed (Ding et al., "RepVGG", 2021; the first widths are those of A0)."""
+    w = _Writer("repvgg_training")
+    x, channels, extent = "x", widths[0], size
+    for stage, width in enumerate(widths):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            extent = (extent + stride - 1) // stride
+            parts = [w.normalised(w.conv(x, channels, width, kernel, stride, relu=False, bias=False, gain=1.0), width)
+                     for kernel in (3, 1)]
+            if stride == 1:
+                parts.append(w.normalised(x, width))
+            total = parts[0]
+            for part in parts[1:]:
+                total = w.node("Add", total, part)
+            x, channels = w.node("Relu", total), width
+    return w.model({"x": (1, widths[0], size, size)}, {x: (1, channels, extent, extent)})
+
+
+def resnext_branches(size: int = 28, channels: int = 256, branches: int = 32, width: int = 4,
+                     blocks: int = 2) -> onnx.ModelProto:
+    """Bottleneck blocks of many branches that are summed, which is form (a) of Xie et al. (2017); form (c) of the same
+    is a convolution in groups."""
+    w = _Writer("resnext_branches")
+    x = "x"
+    for _ in range(blocks):
+        total = x
+        for _ in range(branches):
+            inner = w.conv(w.conv(x, channels, width), width, width, 3)
+            total = w.node("Add", total, w.conv(inner, width, channels, relu=False, gain=1.0 / branches))
+        x = w.node("Relu", total)
+    return w.model({"x": (1, channels, size, size)}, {x: (1, channels, size, size)})
 
 
 def nasnet_like(size: int = 28, channels: int = 88, cells: int = 3) -> onnx.ModelProto:
@@ -185,8 +248,17 @@ ABLATION_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
+#: three more, in the form in which they are trained or written
+WRITTEN_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "repvgg_training": repvgg_training,
+    "lora_bert": lora_bert,
+    "resnext_branches": resnext_branches,
+}
+
+
 def ablation_model(name: str) -> onnx.ModelProto:
-    """A model of :data:`ABLATION_MODELS` by its name; raises ``KeyError`` with the names for any other."""
-    if name not in ABLATION_MODELS:
-        raise KeyError(f"the name must be one of {', '.join(ABLATION_MODELS)}, got {name!r}")
-    return ABLATION_MODELS[name]()
+    """A model of either table by its name; raises ``KeyError`` with the names for any other."""
+    models = {**ABLATION_MODELS, **WRITTEN_MODELS}
+    if name not in models:
+        raise KeyError(f"the name must be one of {', '.join(models)}, got {name!r}")
+    return models[name]()

@@ -1,4 +1,6 @@
-"""The ablation table: neither, substitutions only, schedules only, and both searched together, on six networks.
+"""The ablation table: neither, substitutions only, schedules only, and both searched together, on nine networks.
+
+Three of them are in the form in which they are trained or written.
 
 ``make bench-ablation``, or ``python -m tests.performance.ablation --models rnn_unrolled --seconds 120``. "Neither" and
 "substitutions only" are compiled without any log: every function gets the schedule that arithmetic on the machine
@@ -46,10 +48,11 @@ VARIANTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing, write the table; 1 if an output is wrong."""
-    from mlc.testing.ablation_models import ABLATION_MODELS
+    from mlc.testing.ablation_models import ABLATION_MODELS, WRITTEN_MODELS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(ABLATION_MODELS), help="comma-separated (default: all)")
+    parser.add_argument("--models", default=",".join([*ABLATION_MODELS, *WRITTEN_MODELS]),
+                        help="comma-separated (default: all)")
     parser.add_argument("--seconds", type=float, default=300.0, help="tuning budget of a tuned variant (default: 300)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each variant (default: 12)")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
@@ -114,10 +117,21 @@ def wrong_variants(row: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Medians in milliseconds, what each search gains over "neither", and joint over schedules only."""
+    """Medians in milliseconds, what each search gains over "neither", and joint over schedules only; the six networks,
+    then those in the form in which they are trained or written."""
+    from mlc.testing.ablation_models import WRITTEN_MODELS
+
     columns = ("model", *(f"{variant.name}, ms" for variant in VARIANTS),
                *(f"neither / {variant.name}" for variant in VARIANTS[1:]), "schedules / joint", "largest error")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for written in (False, True):
+        lines += _group([row for row in rows if (row["model"] in WRITTEN_MODELS) == written])
+    return "\n".join(lines) + "\n"
+
+
+def _group(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each model, and of several the geometric means."""
+    lines: list[str] = []
     gains: list[list[float]] = []
     for row in rows:
         times = {result["engine"]: result["median_ms"] for result in row["results"]}
@@ -132,7 +146,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         means = [math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*gains, strict=True)]
         cells = ["geometric mean", *[""] * len(VARIANTS), *map(_ratio, means), ""]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _ratio(value: float) -> str:

@@ -17,10 +17,12 @@ from mlc.graph.substitute.terms import Attributes
 from mlc.operators.index import Poly
 from mlc.operators.shapes import infer
 
-__all__ = ["PRODUCTS", "EGraph", "Node"]
+__all__ = ["COMMUTATIVE", "PRODUCTS", "EGraph", "Node"]
 
 #: operators that take time, and whose places in the model are kept
 PRODUCTS = ("conv2d", "matmul")
+#: operators whose operands may be exchanged, which is a law of the library: a node is known in either order
+COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 
 
 class Node(NamedTuple):
@@ -77,20 +79,21 @@ class EGraph:
         fit it. A padding by number that is "same" is entered under both."""
         inputs = tuple(map(self.find, inputs))
         node = Node(op, attributes, inputs)
-        if node in self._known:
-            return self.find(self._known[node])
+        if _key(node) in self._known:
+            return self.find(self._known[_key(node)])
         made = self._put(node, self._shape(node), all(self.constant[i] for i in inputs), rule)
         other = self._renamed(node)
-        if other is not None and other not in self._known:
+        if other is not None and _key(other) not in self._known:
             self.merge(made, self._put(other, self.shapes[made], self.constant[made], rule))
         return self.find(made)
 
     def _put(self, node: Node, shape: tuple[int, ...], constant: bool, rule: str | None) -> int:
-        if node in self._known:
-            return self.find(self._known[node])
+        key = _key(node)
+        if key in self._known:
+            return self.find(self._known[key])
         each = len(self._parent)
         self._parent.append(each)
-        self._known[node] = each
+        self._known[key] = each
         self.nodes[each], self.parents[each] = {node: rule}, {}
         self.shapes[each], self.constant[each], self.members[each] = shape, constant, 0
         self.below[each] = 0
@@ -143,15 +146,16 @@ class EGraph:
     def _repair(self, each: int) -> None:
         renewed: dict[Node, int] = {}
         for node, owner in list(self.parents[each].items()):
-            self._known.pop(node, None)
+            self._known.pop(_key(node), None)
             fresh = Node(node.op, node.attributes, tuple(map(self.find, node.inputs)))
             owner = self.find(owner)
             rule = self.nodes[owner].pop(node, None)
             self.nodes[owner].setdefault(fresh, rule)
-            twin = self._known.get(fresh)
+            key = _key(fresh)
+            twin = self._known.get(key)
             if twin is not None:
                 self.merge(owner, twin)
-            self._known[fresh] = self.find(owner)
+            self._known[key] = self.find(owner)
             for source in fresh.inputs:
                 self.parents[source].pop(node, None)
                 if source != self.find(each):
@@ -171,6 +175,13 @@ class EGraph:
         """The classes of the nodes of an operator that read a class."""
         found = dict.fromkeys(self.find(o) for n, o in self.parents[self.find(each)].items() if n.op == op)
         return iter(list(found))
+
+
+def _key(node: Node) -> Node:
+    """What equal nodes share."""
+    if node.op in COMMUTATIVE and node.inputs[0] > node.inputs[1]:
+        return Node(node.op, node.attributes, (node.inputs[1], node.inputs[0]))
+    return node
 
 
 def _number(size: Poly) -> int:

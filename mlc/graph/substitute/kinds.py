@@ -1,5 +1,9 @@
 """What a rule does to a graph, and where it can apply at all: from its two sides alone, whatever its name.
 
+What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
+compiled. So a rule may be of no use as it stands, and of use where some of its inputs are constant:
+``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
+
 Searches take the rules in the order of their kinds. Those that leave fewer products come first; they leave slices and
 concatenations behind, which the second kind carries towards the outputs and the constants, and cancels; what only says
 the same otherwise could go on without end.
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from itertools import combinations
 from typing import TypeAlias
 
 from mlc.graph.substitute.egraph import PRODUCTS
@@ -17,7 +22,7 @@ from mlc.operators.index import Poly
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Kind", "Place", "kind_of", "places", "present", "widened"]
+__all__ = ["Kind", "Place", "kind_of", "kinds_of", "places", "present", "widened"]
 
 #: an operator and the rank of its result; None for a rank that is not known
 Place: TypeAlias = "tuple[str, int | None]"
@@ -25,7 +30,7 @@ Place: TypeAlias = "tuple[str, int | None]"
 
 class Kind(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SHORTER``: fewer operators, or
-    slices taken later; ``OTHER``: all else."""
+    slices taken later; ``OTHER``: all else. At run time, each."""
 
     JOIN = 0
     SHORTER = 1
@@ -33,30 +38,65 @@ class Kind(IntEnum):
 
 
 def kind_of(rule: Rule) -> Kind:
-    source, target = rule.source, rule.target
-    if _products(target) < _products(source):
-        return Kind.JOIN if len(source.outputs) == 1 or _shared(source) else Kind.OTHER
-    fewer = len(target.nodes) < len(source.nodes)
-    if fewer or (len(target.nodes) == len(source.nodes) and _cuts_later(source, target)):
-        return Kind.SHORTER if _products(target) == _products(source) else Kind.OTHER
+    """The kind whatever is constant, else the best that constants make of it."""
+    return min(kinds_of(rule).values(), default=Kind.OTHER)
+
+
+def kinds_of(rule: Rule) -> dict[frozenset[str], Kind]:
+    """The smallest sets of inputs that must be constant for a rule to be of use, with the kind that it is then."""
+    source, target = _Side(rule.source), _Side(rule.target)
+    names = [name for name in rule.source.inputs if name in rule.shapes]
+    found: dict[frozenset[str], Kind] = {}
+    for count in range(len(names)):
+        for chosen in combinations(names, count):
+            constant = frozenset(chosen)
+            if not any(smaller <= constant for smaller in found):
+                kind = _kind(source, target, constant)
+                if kind is not Kind.OTHER:
+                    found[constant] = kind
+    return found
+
+
+class _Side:
+    """A side of a rule with what each of its operators depends on."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.reads: list[frozenset[str]] = []
+        for node in graph.nodes:
+            self.reads.append(frozenset[str]().union(*map(self.of, node.inputs)))
+
+    def of(self, ref: Ref) -> frozenset[str]:
+        return frozenset((ref,)) if isinstance(ref, str) else self.reads[ref[0]]
+
+    def left(self, constant: frozenset[str]) -> list[int]:
+        """The places of the operators that are left at run time."""
+        return [place for place, reads in enumerate(self.reads) if reads - constant]
+
+    def products(self, left: Iterable[int]) -> list[int]:
+        return [place for place in left if self.graph.nodes[place].op in PRODUCTS]
+
+    def last(self, constant: frozenset[str]) -> set[str]:
+        """The operators of the outputs; empty for one that is no operator at run time."""
+        return {
+            "" if isinstance(o, str) or not self.of(o) - constant else self.graph.nodes[o[0]].op
+            for o in self.graph.outputs
+        }
+
+
+def _kind(source: _Side, target: _Side, constant: frozenset[str]) -> Kind:
+    if not all(side.of(output) - constant for side in (source, target) for output in side.graph.outputs):
+        return Kind.OTHER
+    before, after = source.left(constant), target.left(constant)
+    products, fewer = source.products(before), len(target.products(after))
+    if fewer < len(products):
+        operands = [set(source.graph.nodes[place].inputs) for place in products]
+        shared = len(source.graph.outputs) == 1 or set.intersection(*operands)
+        return Kind.JOIN if shared else Kind.OTHER
+    cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
+    if len(after) < len(before) or (len(after) == len(before) and cuts_later):
+        return Kind.SHORTER if fewer == len(products) else Kind.OTHER
     return Kind.OTHER
-
-
-def _products(graph: Graph) -> int:
-    return sum(node.op in PRODUCTS for node in graph.nodes)
-
-
-def _shared(graph: Graph) -> bool:
-    """Whether an input is an operand of every product."""
-    operands = [set(node.inputs) for node in graph.nodes if node.op in PRODUCTS]
-    return bool(set.intersection(*operands))
-
-
-def _cuts_later(source: Graph, target: Graph) -> bool:
-    def last(graph: Graph) -> set[str]:
-        return {graph.nodes[o[0]].op if not isinstance(o, str) else "" for o in graph.outputs}
-
-    return last(target) == {"slice"} and "slice" not in last(source)
 
 
 def places(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozenset[Place]:

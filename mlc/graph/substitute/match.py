@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from mlc.graph.substitute.egraph import PRODUCTS, EGraph, Node
-from mlc.graph.substitute.kinds import kind_of, places
+from mlc.graph.substitute.egraph import COMMUTATIVE, PRODUCTS, EGraph, Node
+from mlc.graph.substitute.kinds import Kind, kinds_of, places
 from mlc.graph.substitute.terms import freeze
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
 from mlc.operators.tensor import ShapeError
+from mlc.substitution.compose import compose
+from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.graph import Node as RuleNode
-from mlc.substitution.graph import Ref
 from mlc.substitution.rule import Rule
 
 __all__ = ["Match", "Pattern"]
@@ -28,13 +31,20 @@ class Match:
 
 
 class Pattern:
-    """A rule made ready: attributes with their defaults. Raises ValueError for one without a certificate."""
+    """A rule made ready: attributes with their defaults. It matches where it is of use, or ``always``. Raises
+    ValueError for a rule without a certificate."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, *, always: bool = False) -> None:
         if rule.certificate is None:
             raise ValueError(f"the rule {rule.name} has no certificate: only proved rules are applied")
         self.rule = rule
-        self.kind = kind_of(rule)
+        #: what must be constant for it to be of use, and what it is then
+        self.kinds = {frozenset[str](): Kind.OTHER} if always else kinds_of(rule)
+        self.kind = min(self.kinds.values(), default=Kind.OTHER)
+        self._constant = frozenset.intersection(*self.kinds) if self.kinds else frozenset[str]()
+        #: the inputs that the target joins with each other
+        self._pairs = [(a, b) for node in rule.target.nodes if node.op == "concat"
+                       for a, b in (node.inputs,) if isinstance(a, str) and isinstance(b, str)]
         #: the operators that it needs and those that it brings, with their ranks
         self.needs, self.brings = places(rule.source, rule.shapes), places(rule.target, rule.shapes)
         #: whether it undoes slices and concatenations by themselves: then it is for constants as well
@@ -42,9 +52,14 @@ class Pattern:
             node.op in ("slice", "concat") for node in rule.source.nodes)
         self.source = [_completed(node) for node in rule.source.nodes]
         self.target = [_completed(node) for node in rule.target.nodes]
+        self._asked = [_asked(node) for node in self.source]
+        self._shapes = {name: tuple(map(_form, shape)) for name, shape in rule.shapes.items()}
         #: whether it joins several products that are all of one kind, which it could do in any order
         outputs = [self.source[o[0]].op for o in rule.source.outputs if not isinstance(o, str)]
         self.joins = len(outputs) > 1 and len(set(outputs)) == 1 and outputs[0] in PRODUCTS
+        #: the operators whose operands are tried in both orders
+        self._either = {place for place, node in enumerate(self.source)
+                        if node.op in COMMUTATIVE and _text(rule, place) != _text(rule)}
         self._wanted = {s for node in self.target for s in _symbols(tuple(node.attributes.values()))}
         #: the inputs that all outputs read directly
         self.shared = tuple(
@@ -53,11 +68,56 @@ class Pattern:
         )
 
     def matches(self, graph: EGraph) -> Iterator[Match]:
-        """Every way in which the source is in the graph and the precondition holds, oldest classes first."""
+        """Every way in which the source is in the graph, the precondition holds and the rule is of use, oldest classes
+        first."""
         outputs = list(self.rule.source.outputs)
         if any(isinstance(output, str) for output in outputs):
             return
-        yield from self._outputs(graph, outputs, {}, {}, [])
+        for match in self._outputs(graph, outputs, {}, {}, []):
+            if self._useful(graph, match):
+                yield match
+
+    def _useful(self, graph: EGraph, match: Match) -> bool:
+        """Whether enough is constant, and the target neither joins a tensor with itself nor says what is known."""
+        if any(match.classes[a] == match.classes[b] and not graph.constant[match.classes[a]] for a, b in self._pairs):
+            return False
+        if frozenset() in self.kinds:
+            return True
+        constant = {name for name in self.rule.source.inputs if graph.constant[graph.find(match.classes[name])]}
+        kind = min((kind for names, kind in self.kinds.items() if names <= constant), default=Kind.OTHER)
+        if kind is Kind.OTHER or self._known(graph, match, constant):
+            return False
+        # one product for another is of use if it is no larger; one for two is for extraction to judge
+        return kind is Kind.JOIN or not self._work or self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(
+            match.sizes)
+
+    def _known(self, graph: EGraph, match: Match, constant: set[str]) -> bool:
+        """Whether the class has the target's operator over the same operands of run time already."""
+        for output, source in zip(self.rule.target.outputs, self.rule.source.outputs, strict=True):
+            node = self.target[output[0]] if not isinstance(output, str) else None
+            if node is None:
+                return False
+            left = {match.classes[ref] if isinstance(ref, str) else None for ref in node.inputs
+                    if self._left(ref, constant)}
+            each = graph.find(match.classes[source])
+            if None in left or not any(
+                known.op == node.op and {i for i in map(graph.find, known.inputs) if not graph.constant[i]} == left
+                for known in graph.nodes[each]
+            ):
+                return False
+        return True
+
+    def _left(self, ref: Ref, constant: set[str]) -> bool:
+        """Whether a term of the target is left at run time."""
+        if isinstance(ref, str):
+            return ref not in constant
+        return any(self._left(source, constant) for source in self.target[ref[0]].inputs)
+
+    @cached_property
+    def _work(self) -> tuple[Poly, Poly] | None:
+        """The multiplications of both sides' products; None without products."""
+        sides = [_multiplications(side, self.rule) for side in (self.rule.source, self.rule.target)]
+        return (sides[0], sides[1]) if sides[0].terms or sides[1].terms else None
 
     def _outputs(
         self, graph: EGraph, left: list[Ref], classes: dict[Ref, int], sizes: dict[str, int], known: list[Any]
@@ -103,10 +163,10 @@ class Pattern:
                 yield state
             return
         if isinstance(ref, str):
-            shape = self.rule.shapes[ref]
-            if len(shape) != len(graph.shapes[each]):
+            shape = self._shapes[ref]
+            if len(shape) != len(graph.shapes[each]) or (ref in self._constant and not graph.constant[each]):
                 return
-            bound = _bound(sizes, known, [*zip(map(as_poly, shape), graph.shapes[each], strict=True)])
+            bound = _bound(sizes, known, zip(shape, graph.shapes[each], strict=True))
             if bound is not None:
                 yield {**classes, ref: each}, *bound
             return
@@ -114,18 +174,21 @@ class Pattern:
         for node in list(graph.nodes[each]):
             if node.op != wanted.op or len(node.inputs) != len(wanted.inputs):
                 continue
-            bound = _attributes(wanted, node, sizes, known)
+            bound = _attributes(self._asked[ref[0]], node, sizes, known)
             if bound is not None:
-                yield from self._operands(graph, wanted, node, 0, ({**classes, ref: each}, *bound))
+                given = ({**classes, ref: each}, *bound)
+                yield from self._operands(graph, wanted.inputs, node.inputs, given)
+                if ref[0] in self._either and node.inputs[0] != node.inputs[1]:
+                    yield from self._operands(graph, wanted.inputs, node.inputs[::-1], given)
 
     def _operands(
-        self, graph: EGraph, wanted: RuleNode, node: Node, place: int, state: tuple[Any, Any, Any]
+        self, graph: EGraph, wanted: tuple[Ref, ...], given: tuple[int, ...], state: tuple[Any, Any, Any]
     ) -> Iterator[tuple[Any, Any, Any]]:
-        if place == len(wanted.inputs):
+        if not wanted:
             yield state
             return
-        for further in self._at(graph, wanted.inputs[place], node.inputs[place], state):
-            yield from self._operands(graph, wanted, node, place + 1, further)
+        for further in self._at(graph, wanted[0], given[0], state):
+            yield from self._operands(graph, wanted[1:], given[1:], further)
 
     def _holds(self, sizes: Mapping[str, int]) -> bool:
         return all(size >= 1 for size in sizes.values()) and all(
@@ -159,6 +222,48 @@ class Pattern:
         return learnt
 
 
+def _text(rule: Rule, exchanged: int | None = None) -> str:
+    """A text of a rule that is the same where it says the same: whatever the names of its inputs, and whatever the
+    order in which the target adds or joins. The operands of the source's node ``exchanged`` are taken the other way
+    round."""
+    names: dict[str, str] = {}
+
+    def text(graph: Graph, ref: Ref) -> str:
+        if isinstance(ref, str):
+            return names.setdefault(ref, f"x{len(names)}")
+        node = graph.nodes[ref[0]]
+        turned = graph is rule.source and ref[0] == exchanged
+        operands = [text(graph, each) for each in (node.inputs[::-1] if turned else node.inputs)]
+        if graph is rule.target and node.op in (*COMMUTATIVE, "concat"):
+            operands.sort()
+        attributes = ",".join(f"{k}={_plain(v)}" for k, v in sorted(node.attributes.items()))
+        return f"{node.op}[{attributes}]({';'.join(operands)})"
+
+    sides = [";".join(text(graph, output) for output in graph.outputs) for graph in (rule.source, rule.target)]
+    shapes = ";".join(_plain(tuple(rule.shapes[name])) for name in names)
+    known = {name: f"s{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"[a-z_]+\d+", shapes)))}
+    return re.sub(r"[a-z_]+\d+", lambda found: known.get(found[0], found[0]), f"{sides} {shapes}")
+
+
+def _plain(value: Any) -> str:
+    return f"({','.join(map(_plain, value))})" if isinstance(value, tuple) else str(value)
+
+
+def _multiplications(side: Graph, rule: Rule) -> Poly:
+    """How many the products of a side take."""
+    total = as_poly(0)
+    for place, node in enumerate(side.nodes):
+        if node.op in PRODUCTS:
+            refs = ((place, 0), node.inputs[1])
+            (result, weight), _ = compose(Graph(side.nodes, refs), rule.shapes)
+            each = weight.shape[-2:-1] if node.op == "matmul" else weight.shape[1:]
+            number = as_poly(1)
+            for size in (*result.shape, *each):
+                number = number * size
+            total = total + number
+    return total
+
+
 def _symbols(value: Any) -> set[str]:
     if isinstance(value, Poly):
         return set(value.symbols)
@@ -172,43 +277,67 @@ def _completed(node: RuleNode) -> RuleNode:
     return RuleNode(node.op, node.inputs, given)
 
 
-def _attributes(wanted: RuleNode, node: Node, sizes: Any, known: Any) -> tuple[Any, Any] | None:
+class _Form(NamedTuple):
+    """A polynomial, the number that it is, and the symbol that it is."""
+
+    poly: Poly
+    number: int | None
+    symbol: str | None
+
+
+def _form(value: Poly | int) -> _Form:
+    poly = as_poly(value)
+    name = str(poly)
+    return _Form(poly, poly.constant, name if name in poly.symbols else None)
+
+
+def _asked(node: RuleNode) -> tuple[tuple[str, Any], ...]:
+    """What a node asks of attributes, by name: numbers as forms, and None for what no attribute can be."""
+    numbers = (Poly, int)
+
+    def of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(_form, value)) if all(isinstance(each, numbers) for each in value) else None
+        return _form(value) if isinstance(value, numbers) else value
+
+    return tuple(sorted(((name, of(value)) for name, value in node.attributes.items()), key=lambda each: each[0]))
+
+
+def _attributes(asked: tuple[tuple[str, Any], ...], node: Node, sizes: Any, known: Any) -> tuple[Any, Any] | None:
     """What attributes say of sizes; None where they differ."""
-    given = dict(node.attributes)
-    pairs: list[tuple[Poly, int]] = []
-    if given.keys() != wanted.attributes.keys():
+    if len(asked) != len(node.attributes):
         return None
-    for name, pattern in wanted.attributes.items():
-        value = given[name]
-        if isinstance(pattern, tuple) != isinstance(value, tuple):
+    pairs: list[tuple[_Form, int]] = []
+    for (name, pattern), (other, value) in zip(asked, node.attributes, strict=True):
+        if name != other:
             return None
-        if isinstance(pattern, tuple):
-            if len(pattern) != len(value):
+        if isinstance(pattern, _Form):
+            if not isinstance(value, int):
                 return None
-            if not all(isinstance(p, Poly | int) for p in pattern):
+            pairs.append((pattern, value))
+        elif isinstance(pattern, tuple):
+            if not isinstance(value, tuple) or len(pattern) != len(value):
                 return None
-            pairs += [(as_poly(p), v) for p, v in zip(pattern, value, strict=True) if isinstance(p, Poly | int)]
-        elif isinstance(pattern, Poly | int) and isinstance(value, int):
-            pairs.append((as_poly(pattern), value))
+            pairs += zip(pattern, value, strict=True)
         elif pattern != value:
             return None
-    return _bound(sizes, known, pairs)
+    return _bound(sizes, known, pairs) if pairs else (sizes, known)
 
 
-def _bound(sizes: dict[str, int], known: list[Any], pairs: list[tuple[Poly, int]]) -> tuple[Any, Any] | None:
+def _bound(
+    sizes: dict[str, int], known: list[Any], pairs: Iterable[tuple[_Form, int]]
+) -> tuple[Any, Any] | None:
     """Sizes with what ``pairs`` of polynomial and value add; None where they contradict each other."""
-    fresh, later = dict(sizes), list(known)
-    for poly, value in pairs:
-        if poly.constant is not None:
-            if poly.constant != value:
+    fresh, later = dict(sizes), known
+    for (poly, number, symbol), value in pairs:
+        if number is not None:
+            if number != value:
                 return None
-            continue
-        name = str(poly)
-        if name in poly.symbols:
-            if fresh.setdefault(name, value) != value:
+        elif symbol is not None:
+            if fresh.setdefault(symbol, value) != value:
                 return None
         else:
-            later.append((poly, value))
+            later = [*later, (poly, value)]
     return fresh, later
 
 

@@ -3,23 +3,36 @@
 Products that were joined leave neighbouring slices of one tensor. Where each is combined with a constant of its own (a
 bias, a scale), the constants joined and cut again are offered: ``concat(u, v)`` and its slices. That these are ``u``
 and ``v``, and that the sums are slices of one sum, rules have to say.
+
+In a sum of convolutions of one image, those with smaller windows are offered with the largest one, zeros around their
+filters; and the image itself as a convolution with the kernel that leaves it as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from mlc.graph.substitute.egraph import EGraph
+from mlc.graph.substitute.egraph import EGraph, Node
+from mlc.graph.substitute.kinds import Place
+from mlc.graph.substitute.sums import Shared
 from mlc.graph.substitute.terms import freeze
 
-__all__ = ["offer"]
+__all__ = ["offer", "offered"]
 
 _COMBINING = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
-def offer(graph: EGraph) -> bool:
+def offered(sums: Sequence[Shared]) -> set[Place]:
+    """The operators that may be put up for sums."""
+    return {("enlarge", 4), ("identity_kernel", 4), ("conv2d", 4)} if sums else set()
+
+
+def offer(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
     """Add what is missing; whether anything was."""
     before = len(graph)
+    for each in sums:
+        _offer_windows(graph, graph.find(each.image), [*dict.fromkeys(map(graph.find, each.terms))])
     for axis, left, right in list(_neighbours(graph)):
         theirs = {(op, side): other for op, side, other in _combined(graph, right, axis)}
         for op, side, u in _combined(graph, left, axis):
@@ -31,6 +44,55 @@ def offer(graph: EGraph) -> bool:
             for ends in ((0, cut), (cut, end)):
                 graph.add("slice", freeze(axis=axis, begin=ends[0], end=ends[1]), (whole,))
     return len(graph) > before
+
+
+def _offer_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
+    """Convolutions of one image with the largest window among them, where padding and all else allow it."""
+    found = [node for each in terms for node in graph.nodes[each] if _convolves(graph, node, image)]
+    if not found:
+        return
+    largest = max(found, key=lambda node: (sum(_window(graph, node)), node))
+    if any(_kept(graph, each, image) for each in terms):
+        given = dict(largest.attributes)
+        kernel = freeze(channels=graph.shapes[image][1], kernel=(1, 1), groups=1)
+        if given["stride"] == (1, 1):
+            filters = graph.add("identity_kernel", kernel, ())
+            graph.add("conv2d", freeze(**{**given, "padding": (0, 0, 0, 0)}), (image, filters))
+    window = _window(graph, largest)
+    for node in found:
+        if _window(graph, node) != window and _widened(graph, node, window) == dict(largest.attributes):
+            filters = graph.add("enlarge", freeze(kernel=window), (node.inputs[1],))
+            graph.add("conv2d", largest.attributes, (image, filters))
+
+
+def _kept(graph: EGraph, each: int, image: int) -> bool:
+    """Whether a term is the image itself, or a constant multiple of it."""
+    return each == image or any(
+        node.op == "mul" and image in node.inputs and any(graph.constant[i] for i in node.inputs)
+        for node in graph.nodes[each]
+    )
+
+
+def _convolves(graph: EGraph, node: Node, image: int) -> bool:
+    if node.op != "conv2d" or graph.find(node.inputs[0]) != image or not graph.constant[graph.find(node.inputs[1])]:
+        return False
+    given = dict(node.attributes)
+    return given["groups"] == 1 and not isinstance(given["padding"], str)
+
+
+def _window(graph: EGraph, node: Node) -> tuple[int, ...]:
+    return graph.shapes[graph.find(node.inputs[1])][2:]
+
+
+def _widened(graph: EGraph, node: Node, window: tuple[int, ...]) -> dict[str, Any] | None:
+    """The attributes with which zeros around the filter change nothing; None where they cannot be centred."""
+    given, around = dict(node.attributes), []
+    for large, small, apart in zip(window, _window(graph, node), given["dilation"], strict=True):
+        if large < small or (large - small) % 2:
+            return None
+        around.append((large - small) // 2 * apart)
+    padding = tuple(p + more for p, more in zip(given["padding"], around * 2, strict=True))
+    return {**given, "padding": padding}
 
 
 def _neighbours(graph: EGraph) -> Iterator[tuple[int, int, int]]:

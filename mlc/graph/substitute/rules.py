@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from mlc.graph.substitute.kinds import present, widened
+from mlc.graph.substitute.kinds import Kind, Place, kind_of, present, widened
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.terms import TermGraph
 from mlc.operators.index import Poly, as_poly
@@ -28,9 +28,10 @@ def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
     return tuple(sorted(found, key=lambda pattern: pattern.kind))
 
 
-def relevant(rules: Sequence[Pattern], graph: TermGraph) -> list[Pattern]:
-    """The rules that can apply to a graph or to what others of them make of it, by operators and ranks."""
-    known, found = present(graph), list[bool]([False] * len(rules))
+def relevant(rules: Sequence[Pattern], graph: TermGraph, offered: Iterable[Place] = ()) -> list[Pattern]:
+    """The rules that can apply to a graph or to what others of them make of it, by operators and ranks. ``offered``
+    are operators that the graph lacks and that will be put up."""
+    known, found = present(graph) | widened(offered), list[bool]([False] * len(rules))
     changed = True
     while changed:
         changed = False
@@ -50,14 +51,16 @@ def _directions(rule: Rule) -> Iterable[Rule]:
 
 
 def _grows(rule: Rule) -> bool:
-    """Whether a rule of one output makes more of less: without end, so that it would use up the nodes of others."""
-    return len(rule.source.outputs) == 1 and len(rule.target.nodes) > len(rule.source.nodes)
+    """Whether a rule of one output makes more of less, at run time too: without end, so that it would use up the nodes
+    of others."""
+    more = len(rule.source.outputs) == 1 and len(rule.target.nodes) > len(rule.source.nodes)
+    return more and kind_of(rule) is Kind.OTHER
 
 
 def _applies(rule: Rule) -> bool:
     """Whether the source says all that the target needs, is no smaller, and has operators' results for outputs."""
     operators = not any(isinstance(output, str) for output in rule.source.outputs)
-    if not operators or _grows(rule) or not set(rule.target.inputs) <= set(rule.source.inputs):
+    if not operators or not set(rule.target.inputs) <= set(rule.source.inputs) or _grows(rule):
         return False
     known = {s for name in rule.source.inputs for size in rule.shapes[name] for s in as_poly(size).symbols}
     known |= _symbols([*(v for node in rule.source.nodes for v in node.attributes.values())])

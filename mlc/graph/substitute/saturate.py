@@ -21,8 +21,9 @@ from mlc.graph.substitute.egraph import PRODUCTS, EGraph
 from mlc.graph.substitute.fold import foldable
 from mlc.graph.substitute.kinds import Kind
 from mlc.graph.substitute.match import Match, Pattern
-from mlc.graph.substitute.offer import offer
+from mlc.graph.substitute.offer import offer, offered
 from mlc.graph.substitute.rules import relevant
+from mlc.graph.substitute.sums import arrange
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
 from mlc.substitution.rule import Rule
 
@@ -91,8 +92,6 @@ def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits |
 class _Saturation:
     def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
         self._graph, self._limits = graph, limits
-        useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
-        self._patterns = sorted(relevant(useful, graph), key=lambda pattern: pattern.kind)
         self._egraph = EGraph()
         self._matches: Counter[str] = Counter()
         self._resting: dict[int, int] = {}  # the round in which a rule takes part again
@@ -111,13 +110,18 @@ class _Saturation:
                 self._egraph.members[each] = 1 << place
             self._found.append(each)
         self._egraph.rebuild()
+        self._sums, said = arrange(self._egraph, graph, self._found, patterns)
+        self._matches.update(said)
+        useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
+        self._patterns = sorted(relevant(useful, graph, offered(self._sums)), key=lambda pattern: pattern.kind)
 
     def run(self) -> tuple[Choices, Report]:
         started = time.monotonic()
         reason, number = "rounds", 0
+        offer(self._egraph, self._sums)
         for number in range(1, self._limits.rounds + 1):
             learnt, waiting = self._round(number, started)
-            learnt |= offer(self._egraph)
+            learnt |= offer(self._egraph, self._sums)
             self._egraph.rebuild()
             if len(self._egraph) >= self._limits.nodes:
                 reason = "nodes"
@@ -226,6 +230,8 @@ class _Saturation:
     def _options(self, each: int) -> Iterable[Option]:
         graph = self._egraph
         for node, rule in graph.nodes[each].items():
+            if any(graph.find(source) == each for source in node.inputs):
+                continue  # made of itself
             if node.op in PRODUCTS and rule is not None and self._joined_further(each):
                 continue
             if node.op in (INPUT, CONSTANT, OPAQUE) or not graph.constant[each] or foldable(node.op):

@@ -1,11 +1,17 @@
-"""The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look."""
+"""The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look.
+
+A region is searched in steps: first by the rules with one output, which fold constants into each other and branches
+into one; then what that leaves by all rules, those that join products of one tensor among them. Both at once would
+join what folding does away with. Where folding is not clearly better, the region's own graph is searched by all rules
+as well.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tvm
 
@@ -20,6 +26,11 @@ from mlc.graph.substitute.tidy import tidied
 from mlc.graph.substitute.write import write
 
 __all__ = ["Candidate", "Found", "Options", "search"]
+
+#: what folding leaves is searched where it takes at most this part of the time
+_WORTH = 0.99
+#: and it alone where it takes at most this; else joining may be better without, which gets this part of the seconds
+_DECISIVE, _OWN_PART = 0.6, 0.75
 
 
 @dataclass(frozen=True)
@@ -85,13 +96,23 @@ def search(
 
 
 @dataclass(frozen=True)
+class _Choice:
+    """A graph for a region, its cost in seconds and how many of its operators each rule brought."""
+
+    graph: TermGraph
+    seconds: float
+    rules: Counter[str]
+
+
+@dataclass(frozen=True)
 class _Solved:
-    problem: Problem
-    original: Extraction
-    choices: list[Extraction]
+    """``original`` is the region's own graph, ``choices`` are others, best first."""
+
+    original: _Choice
+    choices: list[_Choice]
     report: Report
 
-    def choice(self, rank: int) -> Extraction:
+    def choice(self, rank: int) -> _Choice:
         """The choice of a rank, or the last; the region's own graph where none is better."""
         return self.choices[min(rank, len(self.choices) - 1)] if self.choices else self.original
 
@@ -99,13 +120,47 @@ class _Solved:
 def _solve(
     graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options, seconds: float
 ) -> _Solved:
+    started = time.monotonic()
+
+    def left() -> float:
+        return max(0.0, seconds - (time.monotonic() - started))
+
+    folding = [pattern for pattern in patterns if not pattern.joins]
+    first = _saturated(graph, folding, costs, replace(options, candidates=1), seconds / 2)
+    folded = first.choices[0] if first.choices else first.original
+    if folded.seconds > _WORTH * first.original.seconds:
+        folded = first.original
+    own = folded is first.original or folded.seconds > _DECISIVE * first.original.seconds
+    report, choices = first.report, {folded.graph: folded}
+    for begin in dict.fromkeys((*([graph] if own else []), folded.graph)):
+        found = _saturated(begin, patterns, costs, options, left() * (1.0 if begin == folded.graph else _OWN_PART))
+        report = _both(report, found.report)
+        for each in found.choices:
+            rules = each.rules if begin == graph else each.rules + folded.rules
+            choices.setdefault(each.graph, replace(each, rules=rules))
+    best = sorted(choices.values(), key=lambda each: each.seconds)
+    return _Solved(first.original, best[: options.candidates], report)
+
+
+def _both(first: Report, second: Report) -> Report:
+    """One report of two searches, of which the second goes on where the first ended."""
+    matches = Counter(first.matches) + Counter(second.matches)
+    return Report(second.reason, first.rounds + second.rounds, max(first.nodes, second.nodes),
+                  first.seconds + second.seconds, dict(matches))
+
+
+def _saturated(
+    graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options, seconds: float
+) -> _Solved:
     choices, report = saturate(graph, patterns, Limits(nodes=options.nodes, seconds=seconds / 2))
     problem = Problem(choices, lambda o, s: costs.of(o, s, choices.shapes, choices.constant), costs.held)
-    original = Extraction(choices.original, problem.seconds(choices.original), "original")
+    original = _Choice(graph, problem.seconds(choices.original), Counter())
     if not report.matches:
-        return _Solved(problem, original, [], report)
+        return _Solved(original, [], report)
     found = extract(problem, count=options.candidates, seconds=max(0.5, seconds - report.seconds))
-    return _Solved(problem, original, found, report)
+    return _Solved(original, [
+        _Choice(tidied(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
+    ], report)
 
 
 def _candidates(
@@ -114,11 +169,10 @@ def _candidates(
     found = [Candidate(whole, sum(solved[r.graph].original.seconds for r in regions))]
     for rank in range(count):
         picks = {graph: each.choice(rank) for graph, each in solved.items()}
-        terms = {graph: tidied(as_terms(each.problem, picks[graph].pick)) for graph, each in solved.items()}
         rules: Counter[str] = Counter()
         for region in regions:
-            rules += _rules(solved[region.graph].problem, picks[region.graph])
-        graph = joined(whole, regions, [terms[region.graph] for region in regions])
+            rules += picks[region.graph].rules
+        graph = joined(whole, regions, [picks[region.graph].graph for region in regions])
         if rules and all(graph != other.graph for other in found):
             found.append(Candidate(graph, sum(picks[r.graph].seconds for r in regions), dict(rules)))
     return found
