@@ -15,6 +15,7 @@ from mlc.graph.substitute.kinds import Kind
 from mlc.graph.substitute.match import Match, Pattern
 from mlc.graph.substitute.rules import relevant
 from mlc.graph.substitute.saturate import Option
+from mlc.graph.substitute.sums import shared
 from mlc.graph.substitute.terms import CONSTANT, TermGraph, freeze
 from mlc.operators.index import Poly
 from mlc.operators.shapes import infer
@@ -36,7 +37,7 @@ def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> floa
 
 class _Bound:
     def __init__(self, graph: TermGraph, costs: Costs) -> None:
-        self._costs, self._egraph = costs, EGraph()
+        self._graph, self._costs, self._egraph = graph, costs, EGraph()
         self._classes: list[int] = []
         for place, term in enumerate(graph.terms):
             inputs = [self._classes[i] for i in term.inputs]
@@ -62,9 +63,22 @@ class _Bound:
         sizes: dict[int, int] = {}
         for each in best:
             sizes[_root(group, each)] = sizes.get(_root(group, each), 0) + 1
-        saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items())
+        saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items()) + self._sums()
         total = self._total()
         return saved / total if total else 0.0
+
+    def _sums(self) -> float:
+        """What is saved where the terms of one sum that are made of one tensor become the longest of them."""
+        graph, saved = self._egraph, 0.0
+        for group in shared(self._graph):
+            seconds = []
+            for each in (self._classes[place] for place in group):
+                node = next(iter(graph.nodes[each]))
+                cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+                                      self._constant)
+                seconds.append(cost.seconds + cost.alone)
+            saved += sum(sorted(seconds)[:-1]) * (1.0 + _AROUND) + _EACH * (len(group) - 1)
+        return saved
 
     def _products(self, pattern: Pattern, match: Match) -> list[int]:
         """The products that would be joined, empty where they cannot be: one is computed from another."""
