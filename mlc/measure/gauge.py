@@ -14,8 +14,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import TypeVar
 
+import numpy as np
 import tvm
-from tvm.script import tirx as T
+from tvm import s_tir, te
 
 __all__ = ["DISTURBED", "Gauge", "undisturbed"]
 
@@ -27,8 +28,8 @@ DISTURBED = 1.2
 _REMEMBERED = 200
 #: readings at once, of which the median counts
 _READINGS = 3
-#: rounds of arithmetic in a reading: some 50 microseconds
-_ROUNDS = 12_000
+#: calls of a reading, and their multiplications and additions for each thread: some 60 microseconds together
+_CALLS, _ROUNDS, _LANES = 8, 6_000, 128
 #: attempts to find a quiet moment for one candidate, and the seconds between two
 _ATTEMPTS, _PAUSE = 3, 0.15
 
@@ -72,22 +73,25 @@ def undisturbed(
 
 
 def _arithmetic(threads: int, target: tvm.target.Target) -> Callable[[], float]:
-    """Multiplications and additions in the first cache, with a share for each thread."""
-    lanes = 128
-
-    @T.prim_func
-    def gauge(x: T.Buffer((threads, lanes), "float32")) -> None:  # type: ignore[name-defined, no-untyped-def]
-        for t in T.parallel(threads):
-            for _ in range(_ROUNDS):
-                for v in T.vectorized(lanes):
-                    x[t, v] = x[t, v] * T.float32(0.999) + T.float32(0.001)
-
-    built = tvm.compile(tvm.IRModule({"main": gauge.with_attr("global_symbol", "main")}), target).jit()
-    function, data = built["main"], tvm.runtime.empty((threads, lanes), "float32")
+    """A sum of products that the nearest cache holds, with a share for each thread."""
+    x, y = (te.placeholder(shape, name=name) for shape, name in (((threads, _LANES), "x"), ((_ROUNDS,), "y")))
+    r = te.reduce_axis((0, _ROUNDS), name="r")
+    products = te.compute((threads, _LANES), lambda t, v: te.sum(x[t, v] * y[r], axis=[r]), name="products")
+    sch = s_tir.Schedule(te.create_prim_func([x, y, products]))
+    t, v, rounds = sch.get_loops(sch.get_sblock("products"))
+    sch.reorder(t, rounds, v)
+    sch.vectorize(v)
+    sch.parallel(t)
+    function = tvm.compile(sch.mod, target).jit()["main"]
+    rng = np.random.default_rng(0)
+    data = [tvm.runtime.tensor(rng.random(shape, "float32")) for shape in ((threads, _LANES), (_ROUNDS,))]
+    data.append(tvm.runtime.empty((threads, _LANES), "float32"))
 
     def seconds() -> float:
+        function(*data)  # threads that sleep must wake first
         started = time.perf_counter()
-        function(data)
+        for _ in range(_CALLS):
+            function(*data)
         return time.perf_counter() - started
 
     return seconds
