@@ -132,11 +132,12 @@ class LocalMeasurer:
         if len({request.task_key for request in requests}) > 1:
             raise MeasureError("candidates are compared within one task, got several; compare each task by itself")
         batch = self._batch(requests, replace(self.options, repeats=1, cutoff=0.0), fresh=True)
-        self._settle(batch, slots=(0,))
+        slot = self._pool.slot_with(frozenset(map(code_of, requests)))
+        self._settle(batch, slots=(slot,))
         passed = [c for c in batch.candidates if c.result is not None and not c.result.failure]
         lost = [c for c in passed if not self._pool.living(c.worker)]  # their worker died of another candidate
-        self._pool.serve([self._build_job(batch, c) for c in lost], slots=(0,))
-        self._interleave(batch, [c for c in passed if self._pool.living(c.worker)], rounds)
+        self._pool.serve([self._build_job(batch, c) for c in lost], slots=(slot,))
+        self._interleave(batch, [c for c in passed if self._pool.living(c.worker)], rounds, slot)
         return batch.results()
 
     # -- phases
@@ -159,8 +160,8 @@ class LocalMeasurer:
             jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
             self._pool.serve(jobs, slots)
             self._pool.settle()
-            # those of one worker after another, first the one that ran last: whenever the worker changes, the last one's
-            # threads must come to rest
+            # those of one worker after another, first of the one that ran last: whenever the worker changes, the last
+            # one's threads must come to rest
             for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
                 self._run(batch, candidate)
 
@@ -191,7 +192,7 @@ class LocalMeasurer:
             wait_for_rest(self._ran.pid)
         self._ran = worker
 
-    def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int) -> None:
+    def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int, slot: int) -> None:
         if not candidates:
             return
         estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
@@ -207,7 +208,7 @@ class LocalMeasurer:
                 else:
                     batch.settle(candidate, MeasureResult(times=tuple(answer["times"][position])))
 
-        self._pool.serve([Job(message, batch.options.timeout + 3 * rounds * round_seconds, done)], slots=(0,))
+        self._pool.serve([Job(message, batch.options.timeout + 3 * rounds * round_seconds, done)], slots=(slot,))
 
     # -- jobs
 
@@ -258,6 +259,7 @@ class LocalMeasurer:
                     tuple(answer["times"]), run_seconds=answer["run_seconds"], slowness=answer["slowness"],
                 ))
             worker.runs += 1
+            worker.ran.add(code_of(candidate.request))
             if candidate.result is not None:
                 self._known[candidate.request.task_key, candidate.code_hash] = candidate.result
 
@@ -279,6 +281,11 @@ class LocalMeasurer:
             candidate.crashes += 1  # perhaps an earlier candidate did it: once more, in another worker
             return
         batch.settle(candidate, _failure(answer))
+
+
+def code_of(request: MeasureRequest) -> int:
+    """Equal for requests of the same code."""
+    return hash((request.func, request.target, request.trace, request.scheduled))
 
 
 def _failure(answer: Message) -> MeasureResult:

@@ -55,6 +55,11 @@ class Pool:
         """Where to send jobs that need what ``worker`` holds."""
         return self._slots.index(worker)
 
+    def slot_with(self, codes: frozenset[int]) -> int:
+        """The slot whose worker has run the most of some candidates."""
+        ran = [len(worker.ran & codes) if worker is not None and worker.alive else 0 for worker in self._slots]
+        return ran.index(max(ran))
+
     def serve(self, jobs: Iterable[Job], slots: Sequence[int] | None = None) -> None:
         """Do all ``jobs`` on the workers in ``slots`` (default: all), one job a worker at a time.
 

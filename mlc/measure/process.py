@@ -40,6 +40,7 @@ class WorkerProcess:
         self.ready = False  # it has said that it is set up
         self.started = time.monotonic()
         self.runs = 0  # how many candidates ran in it
+        self.ran: set[int] = set()  # which: the code of some of them it still has
         self.prepared: set[Path] = set()  # references of the tasks whose inputs it has drawn
 
     @property

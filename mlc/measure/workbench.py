@@ -8,7 +8,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,9 @@ from schedules.trace import replay
 
 __all__ = ["Failure", "Workbench", "params_of"]
 
+#: candidates whose code is kept beyond their batch: the first of a task, and those that took at most so many times as
+#: long as the best
+_FIRST, _PROMISING, _KEPT = 2, 1.05, 48
 _CACHE_BYTES = 1 << 30  # of inputs and references kept in a worker, besides those in use
 #: seconds of a run after which nothing is timed again: its limit is near
 _LONG = 1.0
@@ -49,11 +52,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class _Built:
-    """A candidate's machine code, ready to run."""
+    """A candidate's machine code, ready to run; ``code`` is what it was built from."""
 
     module: Any
     function: Any
     code_hash: str
+    code: tuple[str, ...] = ()
 
 
 @dataclass
@@ -84,6 +88,7 @@ class Workbench:
         self._threads = thread_count
         self._gauge: Gauge | None = None
         self._built: dict[int, _Built] = {}
+        self._promising: OrderedDict[tuple[str, ...], _Built] = OrderedDict()
         self._batch = -1
         self._data: OrderedDict[str, _Data] = OrderedDict()
 
@@ -108,11 +113,18 @@ class Workbench:
         raise Failure("run", "its output has NaN for random inputs, so nothing can be compared with it")
 
     def build(self, job: Message) -> Message:
-        """Replay, lower and compile; the code stays here under ``id`` until the next batch."""
+        """Replay, lower and compile; the code stays here under ``id`` until the next batch.
+
+        What was promising when it ran stays longer: it is likely to be compared with others in the end.
+        """
         if job["batch"] != self._batch:
             self._built.clear()
             self._batch = job["batch"]
         start = time.perf_counter()
+        known = self._promising.get(_code(job))
+        if known is not None:
+            self._built[job["id"]] = known
+            return {"code_hash": known.code_hash, "build_seconds": time.perf_counter() - start}
         target = tvm.target.Target(job["target"])
         try:
             func = _candidate(job, target)
@@ -120,7 +132,7 @@ class Workbench:
             built = _build(prepared(func, target), target)
         except Exception as error:
             raise Failure("build", _last_line(error)) from error
-        self._built[job["id"]] = built
+        self._built[job["id"]] = replace(built, code=_code(job))
         return {"code_hash": built.code_hash, "build_seconds": time.perf_counter() - start}
 
     def prepare(self, job: Message) -> Message:
@@ -152,6 +164,9 @@ class Workbench:
             times, slowness = undisturbed(lambda: time_candidate(timer, plan), self._machine(job["target"]), may_win)
         else:  # of its own machine a GPU is the only user
             times, slowness = time_candidate(timer, plan), 1.0
+        # of a task's first candidates, which have no best to beat, the first is its default
+        if median(times) < _PROMISING * plan.best or (not plan.best and job["id"] < _FIRST):
+            self._keep(built)
         return {"times": times, "slowness": slowness, "run_seconds": time.perf_counter() - start}
 
     def interleave(self, job: Message) -> Message:
@@ -176,6 +191,12 @@ class Workbench:
         if self._gauge is None:
             self._gauge = Gauge(self._threads, tvm.target.Target(target))
         return self._gauge
+
+    def _keep(self, built: _Built) -> None:
+        self._promising[built.code] = built
+        self._promising.move_to_end(built.code)
+        while len(self._promising) > _KEPT:
+            self._promising.popitem(last=False)
 
     def _check(self, built: _Built, job: Message, device: Any) -> str:
         data = self._task_data(job, device)
@@ -270,6 +291,11 @@ def _candidate(job: Message, target: tvm.target.Target) -> tirx.PrimFunc:
         with target:
             return replay(_function(job["func"]), job["trace"]).mod["main"]
     return from_json(job["scheduled"]) if job["scheduled"] else _function(job["func"])
+
+
+def _code(job: Message) -> tuple[str, ...]:
+    """What a job's code is built from."""
+    return job["func"], job["target"], job["trace"], job["scheduled"]
 
 
 def _build(func: tirx.PrimFunc, target: tvm.target.Target) -> _Built:

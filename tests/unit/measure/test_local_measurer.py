@@ -207,3 +207,53 @@ def test_nobody_is_timed_while_the_last_ones_threads_still_spin(measurer: LocalM
     assert all(not r.failure for r in results)
     changes = [a for a, b in pairwise(ran) if a != b]
     assert len(changes) == len(set(ran)) - 1 and [pid for pid in rested if pid in ran][-len(changes):] == changes
+
+
+def test_what_was_promising_is_not_built_again_to_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlc.measure import workbench
+
+    built: list[object] = []
+    build = workbench._build
+    monkeypatch.setattr(workbench, "_build", lambda func, target: built.append(func) or build(func, target))
+    monkeypatch.setattr(workbench.threads, "configure", lambda count: None)  # this process has its own
+    func = tasks.gemm(32, 64, 24)
+    requests = [tasks.request(func, trace) for trace in tasks.traces(func, 3)]
+    with LocalMeasurer(OPTIONS, workers=1) as made:  # its messages are what a worker gets
+        batches = [made._batch(requests, OPTIONS) for _ in range(2)]
+        jobs = [[made._build_job(batch, c).message for c in batch.candidates] for batch in batches]
+        runs = [made._run_message(batches[0], c) for c in batches[0].candidates]
+        bench = workbench.Workbench(1)
+        reference = made._reference_job(requests[0], batches[0].candidates[0].reference).message
+        bench.reference(reference)
+        first = [bench.build(job) for job in jobs[0]]
+        assert len(built) == 4
+        for number, run in enumerate(runs):
+            bench.run(run | ({"best": 1e-12} if number else {}))
+        again = [bench.build(job) for job in jobs[1]]
+    assert len(built) == 4 + 2, "the first of a task is kept, those that are far from the best are not"
+    assert [a["code_hash"] for a in again] == [f["code_hash"] for f in first]
+
+
+def test_rivals_are_compared_where_most_of_them_were_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = tasks.gemm(32, 96, 24)
+    requests = [tasks.request(func, trace) for trace in tasks.traces(func, 6)]
+    ran: dict[int, list[int]] = {}
+    compared: list[int] = []
+    run_job, interleave = LocalMeasurer._run_job, LocalMeasurer._interleave
+
+    def noted(self, batch, candidate):
+        ran.setdefault(self._pool.slot_of(candidate.worker), []).append(candidate.index)
+        return run_job(self, batch, candidate)
+
+    def chosen(self, batch, candidates, rounds, slot):
+        compared.append(slot)
+        return interleave(self, batch, candidates, rounds, slot)
+
+    with LocalMeasurer(OPTIONS, workers=2) as made:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalMeasurer, "_run_job", noted)
+            made.measure(requests)
+        monkeypatch.setattr(LocalMeasurer, "_interleave", chosen)
+        for slot, indices in ran.items():
+            results = made.compare([requests[i] for i in indices], rounds=2)
+            assert compared.pop() == slot and all(len(r.times) == 2 for r in results)
