@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options
@@ -53,6 +54,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     if model.is_artifact:
         raise UsageError(f"{args.model} is compiled already; give the model that it was built from")
     target = resolve(args.target)
+    _open_log(Path(_log_path(args, target)).expanduser())
     if target.kind == "cuda":
         _need_gpu(args.target)
     busy = load_warning() if target.kind == "llvm" else ""
@@ -78,6 +80,14 @@ def _execute(args: argparse.Namespace) -> Outcome:
         document, lambda console: _render(args, report, document, console),
         exit_code=1 if report.reason == "interrupted" else 0,
     )
+
+
+def _open_log(path: Path) -> None:
+    """Find out that the log cannot be written to before the model is prepared, which may take a minute."""
+    from mlc.log import TuningLog
+
+    if path.exists():
+        TuningLog(path).close()
 
 
 def _need_gpu(name: str) -> None:

@@ -54,6 +54,20 @@ def test_a_near_name_is_suggested(capsys) -> None:
     assert "did you mean bert-base?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("content", "says"), [
+    (None, "is a directory; give a file"), (b"hello", "must be an SQLite database"),
+    (b"SQLite format 3\0" + b"\1" * 9000, "mlc log check"),
+])  # fmt: skip
+def test_an_unusable_log_is_told_before_the_model_is_prepared(tmp_path, capsys, monkeypatch, content, says) -> None:
+    monkeypatch.setattr("mlc.api.tune", lambda *args, **options: pytest.fail("the model was prepared"))
+    monkeypatch.setattr("mlc.measure.machine.load_warning", lambda: pytest.fail("the machine was looked at"))
+    log = tmp_path / "log.db"
+    log.mkdir() if content is None else log.write_bytes(content)
+    assert main(["tune", "light:squeezenet", "--log", str(log)]) == 1
+    line = capsys.readouterr().err
+    assert says in line and line.count("\n") == 1
+
+
 def test_the_output_folder_must_exist_before_work_starts(tmp_path, capsys) -> None:
     assert main(["compile", "light:squeezenet", "-o", str(tmp_path / "none" / "x.so")]) == 2
     assert "mkdir -p" in capsys.readouterr().err
