@@ -27,7 +27,7 @@ from mlc.graph.substitute.sums import arrange
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
 from mlc.substitution.rule import Rule
 
-__all__ = ["Choices", "Limits", "Option", "Report", "saturate"]
+__all__ = ["Choices", "Limits", "Option", "Report", "folds", "saturate"]
 
 #: matches that a rule may have in a round before it has to wait
 _BUDGET = 400
@@ -89,6 +89,11 @@ def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits |
     return _Saturation(graph, [r if isinstance(r, Pattern) else Pattern(r) for r in rules], limits or Limits()).run()
 
 
+def folds(graph: TermGraph, patterns: Sequence[Pattern]) -> bool:
+    """Whether constants let a rule be applied to a graph, or its sums be put in an order of use."""
+    return _Saturation(graph, patterns, Limits()).folds()
+
+
 class _Saturation:
     def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
         self._graph, self._limits = graph, limits
@@ -114,6 +119,11 @@ class _Saturation:
         self._matches.update(said)
         useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
         self._patterns = sorted(relevant(useful, graph, offered(self._sums)), key=lambda pattern: pattern.kind)
+
+    def folds(self) -> bool:
+        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.kinds]
+        return bool(self._sums or self._matches) or any(
+            True for pattern in by_constants for _ in pattern.matches(self._egraph))
 
     def run(self) -> tuple[Choices, Report]:
         started = time.monotonic()

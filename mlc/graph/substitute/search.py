@@ -1,9 +1,9 @@
 """The search over a whole model: terms, regions, saturation, extraction; and the graphs that are worth a look.
 
-A region is searched in steps: first by the rules with one output, which fold constants into each other and branches
-into one; then what that leaves by all rules, those that join products of one tensor among them. Both at once would
-join what folding does away with. Where folding is not clearly better, the region's own graph is searched by all rules
-as well.
+A region in which constants can be folded is searched in steps: first by the rules with one output, which fold constants
+into each other and branches into one; then what that leaves by all rules, those that join products of one tensor among
+them. Both at once would join what folding does away with. Where folding is not clearly better, the region's own graph
+is searched by all rules as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import Reading, read
-from mlc.graph.substitute.saturate import Limits, Report, saturate
+from mlc.graph.substitute.saturate import Limits, Report, folds, saturate
 from mlc.graph.substitute.split import Region, joined, split
 from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.substitute.tidy import tidied
@@ -125,17 +125,19 @@ def _solve(
     def left() -> float:
         return max(0.0, seconds - (time.monotonic() - started))
 
+    if not folds(graph, patterns):
+        return _saturated(graph, patterns, costs, options, seconds)
     folding = [pattern for pattern in patterns if not pattern.joins]
     first = _saturated(graph, folding, costs, replace(options, candidates=1), seconds / 2)
     folded = first.choices[0] if first.choices else first.original
     if folded.seconds > _WORTH * first.original.seconds:
         folded = first.original
     own = folded is first.original or folded.seconds > _DECISIVE * first.original.seconds
-    report, choices = first.report, {folded.graph: folded}
+    report, choices = first.report, {each.graph: each for each in (first.original, folded)}
     for begin in dict.fromkeys((*([graph] if own else []), folded.graph)):
         found = _saturated(begin, patterns, costs, options, left() * (1.0 if begin == folded.graph else _OWN_PART))
         report = _both(report, found.report)
-        for each in found.choices:
+        for each in (choice for choice in found.choices if choice.rules):
             rules = each.rules if begin == graph else each.rules + folded.rules
             choices.setdefault(each.graph, replace(each, rules=rules))
     best = sorted(choices.values(), key=lambda each: each.seconds)

@@ -25,6 +25,7 @@ from mlc.graph.substitute.split import joined, split
 from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph
 from mlc.graph.substitute.write import write
 from mlc.graph.tasks import extract_tasks
+from mlc.log.decision import GraphDecision
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.rule import Rule
 from mlc.target import resolve
@@ -309,7 +310,8 @@ def test_what_was_decided_is_taken() -> None:
     for candidate in decisions[0].found.candidates:
         own = digest(candidate.graph)
         optimise(mod, CPU, substitutions=Substitutions(
-            PATTERNS, QUICK, decided=lambda _subject, own=own: (own, {}), notify=decisions.append))  # type: ignore[misc]
+            PATTERNS, QUICK, decided=lambda subject, own=own: GraphDecision(subject, own),  # type: ignore[misc]
+            notify=decisions.append))
         assert decisions[-1].reason == "decided"
         assert decisions[-1].found.candidates[decisions[-1].chosen].graph == candidate.graph
 
