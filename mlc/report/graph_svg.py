@@ -1,4 +1,4 @@
-"""A small graph of operators as a drawing: layers from top to bottom, operators under what they read."""
+"""A small graph of operators as a drawing: layers from top to bottom, operators next to those that read them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from html import escape
 
 __all__ = ["Box", "drawing"]
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 150, 38, 14, 26, 10
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 36, 10, 22, 8
 _SWEEPS = 4
+#: boxes side by side; a layer of more is drawn in several rows
+_ACROSS = 8
+#: fills of boxes that are neither marked nor grouped, that are marked, and of groups, which repeat
+_PLAIN, _MARKED = ("#eef2f8", "#8a94a6"), ("#ffe8c7", "#c77700")
+_GROUPS = (("#cfe8ff", "#0072b2"), ("#d3f2e3", "#009e73"), ("#f3daea", "#b0558f"), ("#f7f3c0", "#a39500"),
+           ("#e3ddf7", "#6a55b0"), ("#f7d9cf", "#c0502e"))
 
 
 @dataclass(frozen=True)
 class Box:
-    """An operator with two lines of text; ``inputs`` are the keys of the boxes that it reads."""
+    """An operator with two lines of text; ``inputs`` are the keys of the boxes that it reads. Boxes of one ``group``
+    have one colour; ``more`` is shown under the pointer."""
 
     title: str
     detail: str
     inputs: tuple[int, ...]
     marked: bool = False
+    group: int | None = None
+    more: str = ""
 
 
 def drawing(boxes: Mapping[int, Box]) -> str:
     """The boxes, given so that inputs come first, as an SVG element. Inputs that are no boxes are left out."""
     if not boxes:
         return "<p>nothing</p>"
-    layers = _ordered(_layers(boxes), boxes)
+    ordered = _ordered(_layers(boxes), boxes)
+    layers = [layer[i : i + _ACROSS] for layer in ordered for i in range(0, len(layer), _ACROSS)]
     columns = max(map(len, layers))
     width = columns * (_WIDTH + _GAP_X) - _GAP_X + 2 * _MARGIN
     height = len(layers) * (_HEIGHT + _GAP_Y) - _GAP_Y + 2 * _MARGIN
@@ -42,13 +52,20 @@ def drawing(boxes: Mapping[int, Box]) -> str:
 
 
 def _layers(boxes: Mapping[int, Box]) -> list[list[int]]:
+    """Each box as low as what reads it lets it be, so that lines are short and steps of a sequence stay together."""
     depth: dict[int, int] = {}
     for key, box in boxes.items():
         depth[key] = 1 + max((depth[source] for source in box.inputs if source in depth), default=-1)
+    above: dict[int, int] = {}
+    for key in reversed(list(boxes)):
+        depth[key] = above.get(key, depth[key] + 1) - 1
+        for source in boxes[key].inputs:
+            if source in depth:
+                above[source] = min(above.get(source, depth[key]), depth[key])
     found: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
     for key, row in depth.items():
         found[row].append(key)
-    return found
+    return [layer for layer in found if layer]
 
 
 def _ordered(layers: Sequence[list[int]], boxes: Mapping[int, Box]) -> list[list[int]]:
@@ -82,9 +99,13 @@ def _line(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 
 def _shape(box: Box, x: float, y: float) -> str:
-    fill, edge = ("#ffe8c7", "#c77700") if box.marked else ("#eef2f8", "#8a94a6")
+    fill, edge = _MARKED if box.marked else _PLAIN
+    if box.group is not None:
+        fill, edge = _GROUPS[box.group % len(_GROUPS)]
     middle = x + _WIDTH / 2
     text = 'text-anchor="middle" font-family="sans-serif" fill="#1c2430"'
-    return (f'<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" fill="{fill}" '
-            f'stroke="{edge}"/><text x="{middle:.0f}" y="{y + 16:.0f}" font-size="12" {text}>{escape(box.title)}</text>'
-            f'<text x="{middle:.0f}" y="{y + 30:.0f}" font-size="9.5" {text}>{escape(box.detail)}</text>')
+    more = f"<title>{escape(box.more)}</title>" if box.more else ""
+    return (f'<g>{more}<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" fill="{fill}" '
+            f'stroke="{edge}"/>'
+            f'<text x="{middle:.0f}" y="{y + 15:.0f}" font-size="11.5" {text}>{escape(box.title)}</text>'
+            f'<text x="{middle:.0f}" y="{y + 28:.0f}" font-size="9.5" {text}>{escape(box.detail)}</text></g>')

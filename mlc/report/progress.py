@@ -131,7 +131,7 @@ def line(event: Event, view: SessionView) -> str:
 
 def _started(event: SessionStarted, view: SessionView) -> str:
     if view.trials:  # a further run, with what the first has shown
-        return f"{'':>7}  {view.graphs} graphs of the model, with {view.added} tasks that are new"
+        return f"{'':>7}  {view.graphs} graphs of the model now; new tasks: {view.added}"
     limits = []
     if event.trials is not None:
         limits.append(f"{event.trials} trials")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from mlc.graph.substitute.choose import Decision
     from mlc.graph.substitute.terms import TermGraph
 
-__all__ = ["FILE", "changed", "facts", "lines", "write"]
+__all__ = ["FILE", "changed", "facts", "joined", "letter", "lines", "write"]
 
 FILE = "substitutions.html"
 #: operators that a drawing shows at most
-_LARGEST = 90
+_LARGEST = 200
 _REASONS = {
     "decided": "a tuning run has decided so",
     "prices": "its functions take less time",
@@ -29,9 +30,10 @@ _REASONS = {
     "untuned": "other graphs are looked for when the model is tuned for this target",
 }
 _STYLE = """
-body{font-family:sans-serif;margin:24px auto;max-width:1180px;color:#1c2430} table{border-collapse:collapse}
-td,th{padding:4px 12px;border-bottom:1px solid #d5dbe5;text-align:left} .pair{display:flex;gap:24px;flex-wrap:wrap}
-.pair>div{flex:1 1 520px;overflow:auto} svg{max-width:100%;height:auto}
+body{font:15px/1.5 system-ui,sans-serif;margin:24px;color:#1c2430;background:#fff} table{border-collapse:collapse}
+h1{font-size:1.5rem} h2{font-size:1.1rem} code{font:12px/1.45 ui-monospace,monospace}
+td,th{padding:4px 12px;border-bottom:1px solid #d5dbe5;text-align:left;vertical-align:top}
+.pair{display:flex;gap:24px;align-items:flex-start} .pair>div{flex:0 1 auto;overflow:auto;min-width:240px}
 """
 
 
@@ -49,6 +51,7 @@ def facts(decision: Decision) -> dict[str, Any]:
 
     return {
         "chosen": decision.chosen, "reason": decision.reason, "measured": _measured(decision),
+        "lost": decision.decided is not None and decision.reason != "decided",
         "search_seconds": round(found.seconds, 3),
         "candidates": [candidate(i) for i in range(len(found.candidates))],
         "regions": [{"reason": r.reason, "rounds": r.rounds, "nodes": r.nodes, "seconds": round(r.seconds, 3),
@@ -80,6 +83,8 @@ def lines(document: Mapping[str, Any]) -> list[str]:
             how = "measured" if tasks["basis"] == "log" else "estimated"
             found.append(f"  functions that differ, {how}: {fmt.seconds(tasks['instead_of_seconds'])} -> "
                          f"{fmt.seconds(tasks['seconds'])}")
+    if document["lost"]:
+        found.append("  a tuning run decided for a graph that this search did not find again; tune once more")
     measured = document["measured"]
     if measured is not None:
         other = "the one that is taken" if document["chosen"] else "the best other one"
@@ -94,17 +99,63 @@ def _headlines(document: Mapping[str, Any]) -> list[str]:
     return [first.removeprefix("substitutions: "), *(line for line in others if "as wholes" in line)]
 
 
-def changed(ours: TermGraph, theirs: TermGraph) -> dict[int, Box]:
-    """The operators of ``ours`` that ``theirs`` does not compute, with what they read and what reads them."""
+def changed(ours: TermGraph, theirs: TermGraph, groups: Mapping[int, int] | None = None) -> dict[int, Box]:
+    """The operators of ``ours`` that ``theirs`` does not compute, with what they read and what reads them.
+
+    ``groups`` are the numbers of the groups that some of them belong to."""
     known = set(_names(theirs).values())
     names = _names(ours)
     marked = [place for place, term in enumerate(ours.terms) if names[place] not in known and not term.leaf]
     readers = ours.readers()
     constant = ours.constant_places()
     shown = [p for p in marked if p not in constant][:_LARGEST]
-    around = {s for p in shown for s in ours.terms[p].inputs} | {r for p in shown[:_LARGEST] for r in readers[p]}
+    around = {s for p in shown for s in ours.terms[p].inputs} | {r for p in shown for r in readers[p]}
     places = sorted({*shown, *(p for p in around if p not in constant)})
-    return {p: _box(ours, p, p in shown) for p in places}
+    return {p: _box(ours, p, p in shown, (groups or {}).get(p)) for p in places}
+
+
+def joined(own: TermGraph, other: TermGraph) -> tuple[dict[int, int], dict[int, int]]:
+    """The number of the joined product that each product of ``own`` is part of, and those of the joined ones by place.
+
+    They are told by their weights, and where several have the same, by their order.
+    """
+    ours, theirs = _weighted(own, other), _weighted(other, own)
+    by_weight: dict[int, list[int]] = {}
+    for place, weights in theirs.items():
+        for weight in weights:
+            by_weight.setdefault(weight, []).append(place)
+    alike: dict[frozenset[int], list[int]] = {}
+    for place, weights in ours.items():
+        alike.setdefault(weights, []).append(place)
+    parts: dict[int, int] = {}
+    for weights, places in alike.items():
+        found = sorted(set.intersection(*(set(by_weight.get(weight, ())) for weight in weights)))
+        if found:
+            each = max(1, -(-len(places) // len(found)))
+            parts |= {place: found[min(i // each, len(found) - 1)] for i, place in enumerate(places)}
+    counts = Counter(parts.values())
+    numbers = {place: number for number, place in enumerate(p for p in sorted(counts) if counts[p] > 1)}
+    return {place: numbers[made] for place, made in parts.items() if made in numbers}, numbers
+
+
+def _weighted(graph: TermGraph, other: TermGraph) -> dict[int, frozenset[int]]:
+    """The products that ``other`` does not compute, with the constants that they are products with."""
+    known, names, constant = set(_names(other).values()), _names(graph), graph.constant_places()
+
+    def below(place: int) -> set[int]:
+        term = graph.terms[place]
+        return {term["id"]} if term.op == "constant" else {w for source in term.inputs for w in below(source)}
+
+    found = {
+        place: frozenset(w for source in term.inputs if source in constant for w in below(source))
+        for place, term in enumerate(graph.terms) if term.op in ("conv2d", "matmul") and names[place] not in known
+    }
+    return {place: weights for place, weights in found.items() if weights}
+
+
+def letter(number: int) -> str:
+    """A, B, ..., Z, A1, ..."""
+    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
 def _names(graph: TermGraph) -> dict[int, str]:
@@ -116,16 +167,19 @@ def _names(graph: TermGraph) -> dict[int, str]:
     return found
 
 
-def _box(graph: TermGraph, place: int, marked: bool) -> Box:
+def _box(graph: TermGraph, place: int, marked: bool, group: int | None) -> Box:
     term = graph.terms[place]
-    given = {k: v for k, v in term.attributes if k in ("axis", "begin", "end", "groups", "stride", "kernel")}
-    detail = " x ".join(map(str, term.shape))
-    if term.op in ("slice", "concat"):
-        detail += " " + " ".join(f"{k}={v}" for k, v in given.items())
+    given = dict(term.attributes)
+    title = term.op
+    if term.op == "slice":
+        title += f" {given['begin']}:{given['end']}"
     if term.op == "conv2d":
         rows, columns = graph.terms[term.inputs[1]].shape[2:]
-        detail += f"  {rows}x{columns} filter"
-    return Box(term.op, detail, term.inputs, marked)
+        title += f" {rows}x{columns}"
+    if group is not None:
+        title += f"  {letter(group)}"
+    more = ", ".join(f"{k} {v}" for k, v in term.attributes if k != "id")
+    return Box(title, " x ".join(map(str, term.shape)), term.inputs, marked, group, more)
 
 
 def write(folder: Path, name: str, decision: Decision) -> Path:
@@ -135,19 +189,46 @@ def write(folder: Path, name: str, decision: Decision) -> Path:
     own, taken = decision.found.candidates[0].graph, decision.found.candidates[decision.chosen].graph
     shown = decision.chosen or (1 if len(decision.found.candidates) > 1 else 0)
     other = decision.found.candidates[shown].graph
-    parts = [f"<h1>Substitutions in {escape(name)}</h1>", *(f"<p>{escape(line.strip())}</p>" for line in _headlines(document))]
-    parts.append(_table(document))
+    parts = [f"<h1>Substitutions in {escape(name)}</h1>",
+             *(f"<p>{escape(line.strip())}</p>" for line in _headlines(document)), _table(document)]
     if other != own:
-        title = "after" if taken == other else "the best other graph, which is not taken"
-        parts.append(
-            '<div class="pair"><div><h2>before</h2>' + drawing(changed(own, other)) + f"</div><div><h2>{title}</h2>"
-            + drawing(changed(other, own)) + "</div></div>"
-            "<p>Operators that differ are marked; weights are left out.</p>"
-        )
+        parts.append(_pair(own, other, "after" if taken == other else "the best other graph, which is not taken"))
+        parts.append(_rules(document))
     path = folder / FILE
     path.write_text(f"<!doctype html><meta charset='utf-8'><title>Substitutions in {escape(name)}</title>"
                     f"<style>{_STYLE}</style>{''.join(parts)}\n", encoding="utf-8")
     return path
+
+
+def _pair(own: TermGraph, other: TermGraph, title: str) -> str:
+    """Both graphs side by side at one scale, products that became one in one colour and with one letter."""
+    parts, made = joined(own, other)
+    counts = Counter(parts.values())
+    legend = ", ".join(f"{letter(number)}: {counts[number]}" for number in sorted(counts))
+    drawn = [changed(own, other, parts), changed(other, own, made)]
+    cut = f" Only the first {_LARGEST} are drawn." if any(
+        sum(box.marked for box in boxes.values()) == _LARGEST for boxes in drawn) else ""
+    joins = f" Products that become one have one colour and one letter ({legend} of them)." if counts else ""
+    return (f'<p>Operators that differ are coloured; weights are left out.{joins}{cut}</p><div class="pair"><div>'
+            f"<h2>before</h2>{drawing(drawn[0])}</div><div><h2>{title}</h2>"
+            f"{drawing(drawn[1])}</div></div>")
+
+
+def _rules(document: Mapping[str, Any]) -> str:
+    """What each rule that brought something says."""
+    from mlc.substitution.codec import graph_text
+    from mlc.substitution.shipped import shipped_rules
+
+    shipped = {rule.name: rule for rule in shipped_rules()}
+    rows = []
+    for name in sorted({name for each in document["candidates"] for name in each["rules"]}):
+        rule = shipped.get(name.removesuffix(" turned"))
+        if rule is not None:
+            sides = [graph_text(rule.source), graph_text(rule.target)]
+            source, target = reversed(sides) if name != rule.name else sides
+            text = f"{escape(source)}<br>&rarr; {escape(target)}"
+            rows.append(f"<tr><td>{escape(name)}</td><td><code>{text}</code></td></tr>")
+    return f"<h2>The rules</h2><table>{''.join(rows)}</table>" if rows else ""
 
 
 def _table(document: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from mlc.target import Target
 from mlc.tune.confirm import faster
 from mlc.tune.events import Finished, Listener
 from mlc.tune.options import TuneOptions
-from mlc.tune.report import GraphReport, TuneReport
+from mlc.tune.report import GraphReport, TaskReport, TuneReport
 from mlc.tune.rounds import Rounds
 from mlc.tune.session import tune_tasks
 from mlc.tune.transfer import Experience
@@ -49,7 +49,7 @@ _HOPELESS = 1.15
 #: part of the budget for the first extraction's graphs; what is left is for those that are found with the log's help
 _FIRST = 0.8
 #: part of the seconds that each of the two searches may take
-_SEARCH = 0.1
+_SEARCH = 0.25
 #: seconds of building one function for the last comparison, and the part of the budget that is kept back for it at most
 _BUILD_SECONDS, _RESERVED = 0.2, 0.2
 
@@ -104,7 +104,7 @@ class _Joint:
         return kept
 
     def found(self, reading: Reading, seconds: float | None, scale: Mapping[str, float] | None = None) -> Found:
-        """A search that leaves time for tuning."""
+        """A search that leaves most of ``seconds`` for tuning. Most take a few seconds and are not cut short."""
         options = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
         if seconds is not None:
             options = replace(options, seconds=min(options.seconds, _SEARCH * seconds))
@@ -278,7 +278,9 @@ class JointTuning:
     def _report(self, winner: _Entrant, graph: GraphReport | None) -> TuneReport:
         """One report of all runs, with the tasks of the graph that is kept."""
         reports = self._reports
-        tasks = {task.key: task for report in reports for task in report.tasks}
+        tasks: dict[str, TaskReport] = {}
+        for each in (task for report in reports for task in report.tasks):
+            tasks[each.key] = _both(tasks[each.key], each) if each.key in tasks else each
         wanted = {task.key: task for task in winner.every}
         kept = tuple(
             replace(tasks[key], weight=task.weight, choice=task.choice, name=task.name)
@@ -291,6 +293,17 @@ class JointTuning:
         )
         self._rounds.finish(Finished(report))
         return report
+
+
+def _both(first: TaskReport, second: TaskReport) -> TaskReport:
+    """A task in two runs, of which the second goes on where the first ended."""
+    failures = {reason: first.failures.get(reason, 0) + second.failures.get(reason, 0)
+                for reason in sorted({*first.failures, *second.failures})}
+    return replace(
+        second, trials=first.trials + second.trials, seconds=first.seconds + second.seconds, failures=failures,
+        stopped=second.stopped or first.stopped,
+        verdict=second.verdict if second.trials or second.verdict != "unconfirmed" else first.verdict,
+    )
 
 
 def _may_win(joint: _Joint, entrant: _Entrant, others: Sequence[_Entrant]) -> bool:

@@ -74,14 +74,14 @@ class Decision:
 @dataclass(frozen=True)
 class Substitutions:
     """What may be substituted, and who is told. ``decided`` gives what a tuning run decided about a subject, or None;
-    ``notify`` gets the decision. ``options`` are for tuning and for finding what it decided for; where nobody has
-    decided, a search may take ``seconds``."""
+    ``notify`` gets the decision. A search may take the seconds of ``options``, and ``found_again`` where it must find
+    what was decided for: that has been found in less time before, but perhaps on a machine with less to do."""
 
     patterns: Sequence[Pattern]
     options: Options = field(default_factory=Options)
     decided: Callable[[str], Decided | None] = lambda _subject: None
     notify: Callable[[Decision], None] = lambda _decision: None
-    seconds: float = math.inf
+    found_again: float = 60.0
 
 
 def choose(
@@ -164,9 +164,7 @@ def find(
             return own_graph(mod, reading, time.monotonic() - started)
     options = rules.options
     if decided is not None:
-        options = replace(options, scale=tuple(sorted(decided.scale.items())))
-    else:
-        options = replace(options, seconds=min(options.seconds, rules.seconds))
+        options = replace(options, scale=tuple(sorted(decided.scale.items())), seconds=rules.found_again)
     return search(mod, rules.patterns, target.tvm, options, winograd=winograd, reading=reading)
 
 

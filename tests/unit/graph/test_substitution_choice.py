@@ -83,13 +83,13 @@ def test_what_was_decided_for_the_own_graph_is_not_searched_again(monkeypatch: p
     assert keys[0] == keys[1]
 
 
-def test_an_undecided_search_has_its_own_seconds() -> None:
-    """The decided one must find again what the tuning run has found."""
+def test_what_was_decided_for_is_searched_longer() -> None:
+    """It must be found again, however busy the machine is."""
     mod, decisions = recurrent(steps=2, width=32), list[Decision]()
     for said in (None, Said("0" * 32)):
         optimise(mod, CPU, substitutions=Substitutions(
-            PATTERNS, QUICK, decided=lambda _subject, said=said: said, notify=decisions.append,  # type: ignore[misc]
-            seconds=0.0))
+            PATTERNS, Options(seconds=0.0), notify=decisions.append,
+            decided=lambda _subject, said=said: said))  # type: ignore[misc]
     reasons = [[report.reason for report in decision.found.reports] for decision in decisions]
     assert reasons[0] == ["seconds"]
     assert reasons[1] != ["seconds"]
