@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["compile", "load", "tune"]
 
 _SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
+_TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 
 
@@ -66,7 +67,7 @@ def compile(
     def built(reader: LogReader | None) -> Executable:
         from mlc.log import Prices
 
-        rules = _substitutions(substitutions, reader, on_decision)
+        rules = _substitutions(substitutions, reader, on_decision, _SEARCH_SECONDS)
         optimised = _optimised(imported, resolved, Prices(reader), winograd, rules)
         return compile_module(optimised, resolved, None if reader is None else reader.best, meta)
 
@@ -123,7 +124,7 @@ def tune(
     others = Layers(shipped(resolved))
     path = Path(log) if log is not None else user_log_path(resolved.canonical)
     own = measurer is None
-    rules = _substitutions(substitutions, None, None)
+    rules = _substitutions(substitutions, None, None, _TUNED_SEARCH_SECONDS)
     if rules is not None:
         from mlc.config import get_flag
         from mlc.tune.joint import JointTuning
@@ -183,7 +184,7 @@ def _imported(
 
 
 def _substitutions(
-    wanted: bool | None, log: LogReader | None, notify: Callable[[Decision], None] | None
+    wanted: bool | None, log: LogReader | None, notify: Callable[[Decision], None] | None, seconds: float
 ) -> Substitutions | None:
     """The shipped rules with what the log has decided; None where they are switched off."""
     from mlc.config import get_flag
@@ -192,6 +193,7 @@ def _substitutions(
         return None
     from mlc.graph.substitute.choose import Substitutions
     from mlc.graph.substitute.rules import shipped_patterns
+    from mlc.graph.substitute.search import Options
 
     def decided(subject: str) -> Decided | None:
         from mlc.log.decision import decision_of
@@ -201,7 +203,8 @@ def _substitutions(
     patterns = shipped_patterns()
     if not patterns:
         return None
-    return Substitutions(patterns, decided=decided, notify=notify or (lambda _: None), seconds=_SEARCH_SECONDS)
+    options = Options(seconds=seconds)
+    return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
 
 
 def _optimised(
