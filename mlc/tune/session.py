@@ -39,6 +39,8 @@ __all__ = ["tune_tasks"]
 
 #: rivals beside the default and the earlier best in the last comparison
 _FINALISTS = 2
+#: trials that take as long as comparing a task's rivals: most of their code is there already (measured: 2.3)
+_COMPARISON = 2.5
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
 #: standard deviations of the pre-trained model that count in a candidate's favour
@@ -161,8 +163,8 @@ class _Run:
         """Seconds to keep back so that the winners can be confirmed."""
         if not self._options.confirm_rounds or self._options.seconds is None:
             return 0.0
-        each = self._journal.elapsed / max(1, self._journal.trials)  # a rival costs about what a trial does
-        wanted = sum(each * (_FINALISTS + 2) for s in self._searches if s.open and not self._lost(s))
+        each = self._journal.elapsed / max(1, self._journal.trials)
+        wanted = sum(each * _COMPARISON for s in self._searches if s.open and not self._lost(s))
         return min(wanted, self._options.seconds * _RESERVED)
 
     def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
