@@ -90,7 +90,8 @@ def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits |
 
 
 def folds(graph: TermGraph, patterns: Sequence[Pattern]) -> bool:
-    """Whether constants let a rule be applied to a graph, or its sums be put in an order of use."""
+    """Whether there is something to do away with before products are joined: constants let a rule be applied, or a
+    sum has products of one tensor or many products."""
     return _Saturation(graph, patterns, Limits()).folds()
 
 
@@ -115,14 +116,15 @@ class _Saturation:
                 self._egraph.members[each] = 1 << place
             self._found.append(each)
         self._egraph.rebuild()
-        self._sums, said = arrange(self._egraph, graph, self._found, patterns)
-        self._matches.update(said)
+        self._arranged = arrange(self._egraph, graph, self._found, patterns)
+        self._sums = self._arranged.shared
+        self._matches.update(self._arranged.laws)
         useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
         self._patterns = sorted(relevant(useful, graph, offered(self._sums)), key=lambda pattern: pattern.kind)
 
     def folds(self) -> bool:
         by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.kinds]
-        return bool(self._sums or self._matches) or any(
+        return bool(self._sums) or self._arranged.products > _PAIRS or any(
             True for pattern in by_constants for _ in pattern.matches(self._egraph))
 
     def run(self) -> tuple[Choices, Report]:

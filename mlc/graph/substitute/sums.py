@@ -20,7 +20,7 @@ from mlc.graph.substitute.egraph import COMMUTATIVE, PRODUCTS, EGraph
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.terms import INPUT, TermGraph, freeze
 
-__all__ = ["Shared", "arrange", "shared"]
+__all__ = ["Arranged", "Shared", "arrange", "shared"]
 
 #: a term of a sum by its place, or the sum of two
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
@@ -34,12 +34,18 @@ class Shared:
     terms: tuple[int, ...]
 
 
-def arrange(
-    egraph: EGraph, graph: TermGraph, classes: Sequence[int], rules: Sequence[Pattern]
-) -> tuple[list[Shared], list[str]]:
-    """Put the sums of ``graph``, whose terms are ``classes``, in order. Returns what products of one tensor there are
-    in them, and the rule that says so for each that was not in order."""
-    reading, laws = _Reading(graph), _Laws(rules)
+@dataclass(frozen=True)
+class Arranged:
+    """The products of one tensor in sums; the rule for each sum that was put in order; the most products of those."""
+
+    shared: tuple[Shared, ...]
+    laws: tuple[str, ...]
+    products: int
+
+
+def arrange(egraph: EGraph, graph: TermGraph, classes: Sequence[int], rules: Sequence[Pattern]) -> Arranged:
+    """Put the sums of ``graph``, whose terms are ``classes``, in order."""
+    reading, laws, products = _Reading(graph), _Laws(rules), 0
     found, said = list[Shared](), list[str]()
     for root, terms in reading.sums():
         op, tree, groups = graph.terms[root].op, reading.tree(root), reading.groups(terms)
@@ -52,8 +58,9 @@ def arrange(
         if law is not None:
             egraph.merge(classes[root], _built(egraph, op, ordered, classes, law))
             said.append(law)
+            products = max(products, sum(map(len, groups.values())))
     egraph.rebuild()
-    return found, said
+    return Arranged(tuple(found), tuple(said), products)
 
 
 def shared(graph: TermGraph) -> list[list[int]]:
