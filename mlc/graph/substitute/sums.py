@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations_with_replacement
 from typing import TypeAlias
 
@@ -173,7 +174,12 @@ class _Laws:
     """For which shapes rules say that operators associate."""
 
     def __init__(self, rules: Sequence[Pattern]) -> None:
-        self._rules = rules
+        self._rules: dict[tuple[str, int], list[Pattern]] = {}
+        for rule in rules:
+            nodes = [*rule.rule.source.nodes, *rule.rule.target.nodes]
+            ranks = {len(shape) for shape in rule.rule.shapes.values()}
+            if len(nodes) == 4 and len(rule.rule.shapes) == 3 and len(ranks) == 1 and len({n.op for n in nodes}) == 1:
+                self._rules.setdefault((nodes[0].op, ranks.pop()), []).append(rule)
         self._known: dict[tuple[object, ...], str | None] = {}
 
     def associative(self, op: str, shapes: Sequence[tuple[int, ...]]) -> str | None:
@@ -193,16 +199,20 @@ class _Laws:
         x, y, z = (graph.leaf(INPUT, freeze(id=i), shape) for i, shape in enumerate(shapes))
         ways = [graph.add(op, (), (graph.add(op, (), (a, b)), c)) for a, b, c in ((x, y, z), (x, z, y), (y, z, x))]
         name = None
-        for rule in self._rules:
-            nodes = [*rule.rule.source.nodes, *rule.rule.target.nodes]
-            if len(nodes) == 4 and all(node.op == op for node in nodes) and len(rule.rule.source.inputs) == 3:
-                law = Pattern(rule.rule, always=True)
-                if any([law.build(graph, match) for match in list(law.matches(graph))]):
-                    name = rule.rule.name
-                graph.rebuild()
+        for rule in self._rules.get((op, len(shapes[0])), ()):
+            law = _always(rule)
+            if any([law.build(graph, match) for match in list(law.matches(graph))]):
+                name = rule.rule.name
+            graph.rebuild()
         one = len({graph.find(way) for way in ways}) == 1
         self._known[key] = name if one else None
         return self._known[key]
+
+
+@cache
+def _always(rule: Pattern) -> Pattern:
+    """The rule as it matches whatever is constant."""
+    return Pattern(rule.rule, always=True)
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
