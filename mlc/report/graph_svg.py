@@ -15,7 +15,7 @@ _ACROSS = 8
 #: fills of boxes that are neither marked nor grouped, that are marked, and of groups, which repeat
 _PLAIN, _MARKED = ("#eef2f8", "#8a94a6"), ("#ffe8c7", "#c77700")
 _GROUPS = (("#cfe8ff", "#0072b2"), ("#d3f2e3", "#009e73"), ("#f3daea", "#b0558f"), ("#f7f3c0", "#a39500"),
-           ("#e3ddf7", "#6a55b0"), ("#f7d9cf", "#c0502e"))
+           ("#e3ddf7", "#6a55b0"), ("#f7d9cf", "#c0502e"), ("#d5f1f4", "#1b8a99"), ("#e6ecd0", "#6f8a1b"))
 
 
 @dataclass(frozen=True)

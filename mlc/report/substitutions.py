@@ -14,6 +14,7 @@ from mlc.report.graph_svg import Box, drawing
 
 if TYPE_CHECKING:
     from mlc.graph.substitute.choose import Decision
+    from mlc.graph.substitute.read import Reading
     from mlc.graph.substitute.terms import TermGraph
 
 __all__ = ["FILE", "changed", "facts", "joined", "letter", "lines", "write"]
@@ -99,19 +100,47 @@ def _headlines(document: Mapping[str, Any]) -> list[str]:
     return [first.removeprefix("substitutions: "), *(line for line in others if "as wholes" in line)]
 
 
-def changed(ours: TermGraph, theirs: TermGraph, groups: Mapping[int, int] | None = None) -> dict[int, Box]:
-    """The operators of ``ours`` that ``theirs`` does not compute, with what they read and what reads them.
+def changed(
+    ours: TermGraph, theirs: TermGraph, groups: Mapping[int, int] | None = None, words: Mapping[str, str] | None = None,
+) -> dict[int, Box]:
+    """The operators of ``ours`` that ``theirs`` does not have, with what they read and what reads them.
 
-    ``groups`` are the numbers of the groups that some of them belong to."""
-    known = set(_names(theirs).values())
-    names = _names(ours)
-    marked = [place for place, term in enumerate(ours.terms) if names[place] not in known and not term.leaf]
+    ``groups`` are the numbers of the groups that some of them belong to, ``words`` the names of leaves by operator and
+    id, as ``opaque 3``."""
+    same = _same(ours, theirs)
+    marked = [place for place, term in enumerate(ours.terms) if place not in same and not term.leaf]
     readers = ours.readers()
     constant = ours.constant_places()
     shown = [p for p in marked if p not in constant][:_LARGEST]
     around = {s for p in shown for s in ours.terms[p].inputs} | {r for p in shown for r in readers[p]}
     places = sorted({*shown, *(p for p in around if p not in constant)})
-    return {p: _box(ours, p, p in shown, (groups or {}).get(p)) for p in places}
+    return {p: _box(ours, p, p in shown, (groups or {}).get(p), words or {}) for p in places}
+
+
+def _same(ours: TermGraph, theirs: TermGraph) -> set[int]:
+    """The places of ``ours`` with the same operator at the same place of ``theirs``: after the same operators, or
+    before the same ones that an output or an operator that no rule knows is made by."""
+    left, right = _names(ours), _names(theirs)
+    known = set(right.values())
+    found = {place for place, name in left.items() if name in known}
+    opaque = {term["id"]: term.inputs for term in theirs.terms if term.op == "opaque"}
+    pairs = list(zip(ours.outputs, theirs.outputs, strict=True))
+    for term in ours.terms:
+        if term.op == "opaque" and len(opaque.get(term["id"], ())) == len(term.inputs):
+            pairs += zip(term.inputs, opaque[term["id"]], strict=True)
+    seen = set[tuple[int, int]]()
+    constants = ours.constant_places(), theirs.constant_places()
+    while pairs:
+        pair = place, other = pairs.pop()
+        a, b = ours.terms[place], theirs.terms[other]
+        weights = [[names[i] for i in t.inputs if i in constant] for t, names, constant in (
+            (a, left, constants[0]), (b, right, constants[1]))]
+        alike = (a.op, a.attributes, a.shape, len(a.inputs)) == (b.op, b.attributes, b.shape, len(b.inputs))
+        if pair not in seen and not a.leaf and alike and weights[0] == weights[1]:
+            seen.add(pair)
+            found.add(place)
+            pairs += zip(a.inputs, b.inputs, strict=True)
+    return found
 
 
 def joined(own: TermGraph, other: TermGraph) -> tuple[dict[int, int], dict[int, int]]:
@@ -158,19 +187,32 @@ def letter(number: int) -> str:
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
+def _words(reading: Reading) -> dict[str, str]:
+    """What inputs and operators that no rule knows are called in the model."""
+    from mlc.graph.rewrite import op_name
+
+    named = {f"input {number}": var.name for number, var in enumerate(reading.inputs)}
+    for number, var in enumerate(reading.opaques):
+        value = reading.bound[var]
+        name = op_name(value) if hasattr(value, "op") else type(value).__name__
+        named[f"opaque {number}"] = name.rpartition(".")[2]
+    return named
+
+
 def _names(graph: TermGraph) -> dict[int, str]:
     """For each place a name that is equal for equal computations."""
     found: dict[int, str] = {}
     for place, term in enumerate(graph.terms):
-        key = (term.op, str(term.attributes), [found[i] for i in term.inputs])
+        inputs = [found[i] for i in term.inputs] if term.op != "opaque" else []  # their ids say what they are
+        key = (term.op, str(term.attributes), inputs)
         found[place] = hashlib.sha256(repr(key).encode()).hexdigest()
     return found
 
 
-def _box(graph: TermGraph, place: int, marked: bool, group: int | None) -> Box:
+def _box(graph: TermGraph, place: int, marked: bool, group: int | None, words: Mapping[str, str]) -> Box:
     term = graph.terms[place]
     given = dict(term.attributes)
-    title = term.op
+    title = words.get(f"{term.op} {term['id']}", term.op) if term.leaf else term.op
     if term.op == "slice":
         title += f" {given['begin']}:{given['end']}"
     if term.op == "conv2d":
@@ -192,7 +234,8 @@ def write(folder: Path, name: str, decision: Decision) -> Path:
     parts = [f"<h1>Substitutions in {escape(name)}</h1>",
              *(f"<p>{escape(line.strip())}</p>" for line in _headlines(document)), _table(document)]
     if other != own:
-        parts.append(_pair(own, other, "after" if taken == other else "the best other graph, which is not taken"))
+        title = "after" if taken == other else "the best other graph, which is not taken"
+        parts.append(_pair(own, other, _words(decision.found.reading), title))
         parts.append(_rules(document))
     path = folder / FILE
     path.write_text(f"<!doctype html><meta charset='utf-8'><title>Substitutions in {escape(name)}</title>"
@@ -200,12 +243,12 @@ def write(folder: Path, name: str, decision: Decision) -> Path:
     return path
 
 
-def _pair(own: TermGraph, other: TermGraph, title: str) -> str:
+def _pair(own: TermGraph, other: TermGraph, words: Mapping[str, str], title: str) -> str:
     """Both graphs side by side at one scale, products that became one in one colour and with one letter."""
     parts, made = joined(own, other)
     counts = Counter(parts.values())
     legend = ", ".join(f"{letter(number)}: {counts[number]}" for number in sorted(counts))
-    drawn = [changed(own, other, parts), changed(other, own, made)]
+    drawn = [changed(own, other, parts, words), changed(other, own, made, words)]
     cut = f" Only the first {_LARGEST} are drawn." if any(
         sum(box.marked for box in boxes.values()) == _LARGEST for boxes in drawn) else ""
     joins = f" Products that become one have one colour and one letter ({legend} of them)." if counts else ""

@@ -45,6 +45,25 @@ def test_equal_graphs_have_nothing_to_tell() -> None:
     assert changed(ours, ours) == {}
 
 
+def test_what_comes_after_a_change_is_not_marked() -> None:
+    """The same operators of the same weights on values that rules say are equal, up to where the change is."""
+    graphs = []
+    for whole in (False, True):
+        b = TermBuilder()
+        x, w, v = b.add("input", (), (1, 8), id=0), *(b.add("constant", (), (8, 8), id=i) for i in range(2))
+        if whole:
+            wide = b.add("matmul", (x, b.add("concat", (w, v), (8, 16), axis=1)), (1, 16))
+            parts = [b.add("slice", (wide,), (1, 8), axis=1, begin=i, end=i + 8) for i in (0, 8)]
+        else:
+            parts = [b.add("matmul", (x, each), (1, 8)) for each in (w, v)]
+        mixed = b.add("opaque", [b.add("relu", (parts[0],), (1, 8)), parts[1]], (1, 8), id=0)
+        graphs.append(b.graph([b.add("tanh", (b.add("matmul", (mixed, w), (1, 8)),), (1, 8))]))
+    boxes = [changed(a, b, words={"opaque 0": "softmax"}) for a, b in (graphs, graphs[::-1])]
+    assert [[box.title for box in each.values() if box.marked] for each in boxes] == [
+        ["matmul", "matmul"], ["matmul", "slice 0:8", "slice 8:16"]]
+    assert {box.title for each in boxes for box in each.values() if not box.marked} == {"input", "relu", "softmax"}
+
+
 def test_letters_go_on_after_the_alphabet() -> None:
     assert [letter(n) for n in (0, 25, 26, 53)] == ["A", "Z", "A1", "B2"]
 
