@@ -187,7 +187,10 @@ def load_rule(data: Any) -> Rule:
     try:
         if not isinstance(data, dict):
             raise ValueError(f"a rule is an object, but got {type(data).__name__}")
-        inputs = {str(k): tuple(map(parse_size, shape)) for k, shape in data["inputs"].items()}
+        given = data["inputs"]
+        if not isinstance(given, dict) or not all(isinstance(shape, list | tuple) for shape in given.values()):
+            raise ValueError(f"the inputs are an object with a list of sizes for each name, but got {given!r}")
+        inputs = {str(k): tuple(map(parse_size, shape)) for k, shape in given.items()}
         odd = sorted({s for shape in inputs.values() for size in shape for s in size.symbols if s[0] in "$@"})
         if odd:
             raise ValueError(f"the names of sizes begin with letters, but got {', '.join(odd)}")

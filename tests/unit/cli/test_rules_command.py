@@ -78,6 +78,51 @@ def test_bad_rule_is_named(tmp_path, capsys):
     assert "rule join: the variable z is unbound" in capsys.readouterr().err
 
 
+def side(*nodes, outputs=("%0",)):
+    made = [{"op": op, "inputs": list(inputs), "attributes": attributes} for op, inputs, attributes in nodes]
+    return {"nodes": made, "outputs": list(outputs)}
+
+
+PRODUCT = side(("matmul", "ab", {}))
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"target": side(("matmul", "az", {}))}, "the variable z is unbound: the rule's inputs are a, b"),
+    ({"target": side(("matmul", "ab", {}), ("slice", ["%0"], {"axis": 0, "begin": 0, "end": "q"}), outputs=["%1"])},
+     "the size q of slice is unbound"),
+    ({"source": side(("matmul", "a", {}))}, "matmul takes 2 inputs, but got 1 in the source"),
+    ({"target": side(("matmul", "abb", {}))}, "matmul takes 2 inputs, but got 3 in the target"),
+    ({"source": side(("conv2d", "ab", {"stride": [1, 1], "padding": [0, 0, 0, 0], "dilation": [1, 1], "groups": 1}))},
+     "its source is ill-formed: conv2d takes an input and a filter of rank 4"),
+    ({"target": side(("matmul", "ab", {}), outputs=["%0", "%0"])}, "as many outputs, but got 1 and 2"),
+    ({"source": side(("matmull", "ab", {}))}, "no operator is named matmull"),
+    ({"conditions": ["m > k"]}, "a condition is `a == b`"),
+    ({"inputs": ["a", "b"]}, "the inputs are an object with a list of sizes for each name"),
+    ({"inputs": {"a": "mk", "b": ["k", "n"]}}, "the inputs are an object with a list of sizes for each name"),
+])
+def test_what_means_nothing_is_refused_by_name(changes, reason, tmp_path, capsys):
+    rule = {"name": "odd", "inputs": {"a": ["m", "k"], "b": ["k", "n"]}, "source": PRODUCT, "target": PRODUCT}
+    assert main(["rules", "verify", written(tmp_path / "r.json", {**rule, **changes})]) == 1
+    line = capsys.readouterr().err
+    assert "rule odd: " in line and reason in line and line.count("\n") == 1
+
+
+def test_what_cannot_be_proved_is_undecided_with_a_reason(tmp_path, capsys):
+    rule = {"name": "inverse", "inputs": {"a": ["m"]}, "target": {"nodes": [], "outputs": ["a"]},
+            "source": side(("exp", "a", {}), ("log", ["%0"], {}), outputs=["%1"])}
+    code, document = verify(capsys, written(tmp_path / "r.json", rule))
+    (found,) = document["rules"]
+    assert code == 1 and (found["id"], found["status"]) == ("inverse", "undecided") and found["reason"]
+
+
+def test_a_mismatch_of_shapes_is_a_condition_or_refused(tmp_path, capsys):
+    turned = side(("matmul", "ab", {}), ("transpose", ["%0"], {"perm": [1, 0]}), outputs=["%1"])
+    rule = {"name": "turned", "inputs": {"a": ["m", "k"], "b": ["k", "n"]}, "source": PRODUCT, "target": turned}
+    code, document = verify(capsys, written(tmp_path / "r.json", rule))
+    (found,) = document["rules"]
+    assert code == 0 and found["status"] == "conditional" and "m == n" in found["precondition"]
+
+
 def test_show(tmp_path, capsys):
     rule = json.loads(json.dumps(dump_rule(certified(load_rule(RULE)))))
     file = written(tmp_path / "r.json", rule)
