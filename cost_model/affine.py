@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from tvm import tirx
 
@@ -91,10 +92,10 @@ class Affine:
         parts = [term.split(divisor) for term in self.terms]
         return Affine(tuple(w for w, _ in parts if w)), Affine(tuple(r for _, r in parts if r))
 
-    @property
-    def loops(self) -> set[int]:
+    @cached_property
+    def loops(self) -> frozenset[int]:
         """The loops this value moves with."""
-        return {i for term in self.terms for i in term.coefficients}
+        return frozenset(i for term in self.terms for i in term.coefficients)
 
     def range_over(self, loops: Collection[int], extents: list[int]) -> float:
         """The distance between the smallest and the largest value while ``loops`` run and the others stand."""

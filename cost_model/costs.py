@@ -8,6 +8,7 @@ runs between two back edges of the innermost real loop, everything unrolled and 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cost_model.machine import CPU_FMA_LATENCY, Machine
@@ -63,7 +64,22 @@ class NestCost:
     overlap: float = 1.0  # tiles whose reductions the core has in flight at once
     guarded: float = 0.0  # a predicate that changes within the body (1), or only around it (0.5)
     cold: float = 0.0  # bytes from memory whatever fits the caches
+    useful: float = 1.0  # part of the iterations in which the predicates hold
+    fetching: bool = False  # asks for what later iterations read
+    conditions: float = 0.0  # in the expression
+    conditional: float = 0.0  # one that changes within a vector (1), within the body (0.5), or around it (0.25)
+    share: float = 0.0  # bytes that one core touches
+    apart: float = 0.0  # the whole nest's over what the cores touch together: 1 where they share nothing
+    curve: tuple[float, ...] = ()  # bytes into caches of the sizes SIZES
+    fresh: float = 0.0  # part of a register tile's operands that the next tile does not find in the first cache
+    streams: float = 0.0  # cache lines that one pass through the body touches
+    aliased: float = 0.0  # lines of one access in the body that fall on one set of the first cache
 
+
+#: caches, in bytes, by which reuse is described whatever a machine has
+SIZES = (24 << 10, 96 << 10, 384 << 10, 1536 << 10, 6 << 20)
+#: bytes between lines that fall on one set of the first cache
+_ALIAS = 4096
 
 #: a spilled accumulator is stored and loaded again, and the next step waits for it
 _SPILL_CYCLES = 3.0
@@ -151,23 +167,29 @@ def _cpu(nest: Nest, machine: Machine, resident: float) -> NestCost:
     rounds = math.ceil(chunks / machine.cores)
     used = chunks / rounds  # cores at work on average
     compute = passes * cycles / machine.hz / used
-    traffic, cold, sets = _traffic(nest, machine, resident / max(1.0, used))
+    first_reduction = min(nest.reduction, default=len(extents))
+    reach = _reach(nest, machine, resident / max(1.0, used), first_reduction)
+    streams, aliased = _lines(nest, body)
     memory = tuple(
-        bytes_ / level.refill / min(used, machine.cores) for bytes_, level in zip(traffic, machine.levels, strict=True)
+        bytes_ / level.refill / min(used, machine.cores)
+        for bytes_, level in zip(reach.traffic, machine.levels, strict=True)
     )
     launch = regions * machine.launch_seconds * (1.0 if chunks > 1 else 0.0)
-    first_reduction = min(nest.reduction, default=len(extents))
     first_inside = next((i + 1 for i, loop in enumerate(nest.loops) if loop.kind == "parallel"), 0)
     return NestCost(
-        seconds=_combined(compute, memory) + launch, compute=compute, launch=launch, memory=memory, traffic=traffic,
-        parallel=chunks, balance=used / machine.cores, grain=nest.flops / max(1.0, chunks * regions), regions=regions,
+        seconds=_combined(compute, memory) + launch, compute=compute, launch=launch, memory=memory,
+        traffic=reach.traffic, parallel=chunks, balance=used / machine.cores,
+        grain=nest.flops / max(1.0, chunks * regions), regions=regions,
         vector=vector, lanes_used=vector / (vectors * lanes), unrolled=unrolled, operations=operations, loads=loads,
         stores=stores, gathers=gathers, accumulators=accumulators, registers=registers / machine.vector_registers,
         spills=spills, cycles=cycles, chain=chain, inner=inner, inner_reduces=body.pivot in nest.reduction,
         inner_step=max((abs(a.step(body.pivot)) * a.buffer.element for a in nest.accesses), default=0.0)
         if body.pivot >= 0 else 0.0,
-        reduced=reduced, overlap=overlap, guarded=guarded, cold=cold,
-        tile_bytes=sets[first_reduction], chunk_bytes=sets[first_inside],
+        reduced=reduced, overlap=overlap, guarded=guarded, cold=reach.cold,
+        tile_bytes=reach.sets[first_reduction], chunk_bytes=reach.sets[first_inside], useful=nest.useful,
+        fetching=any(loop.fetching for loop in nest.loops), conditions=nest.conditions,
+        conditional=_conditional(nest, body), share=reach.share, apart=reach.apart, curve=reach.curve,
+        fresh=reach.fresh, streams=streams, aliased=aliased,
     )
 
 
@@ -187,6 +209,14 @@ def _guarded(nest: Nest, body: _Body) -> float:
         return 0.0
     inside = any(i in nest.predicate and nest.loops[i].extent > 1 for i in body.loops)
     return 1.0 if inside and not any(loop.partitioned for loop in nest.loops) else 0.5
+
+
+def _conditional(nest: Nest, body: _Body) -> float:
+    """See :class:`NestCost`."""
+    moving = {i for i in nest.conditional if nest.loops[i].extent > 1}
+    if moving & set(body.vectorized):
+        return 1.0
+    return 0.5 if moving & set(body.loops) else 0.25 if moving else 0.0
 
 
 def _usable(machine: Machine, steps: int) -> float:
@@ -249,8 +279,21 @@ def _parallel(nest: Nest) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def _traffic(nest: Nest, machine: Machine, resident: float) -> tuple[tuple[float, ...], float, list[float]]:
-    """Bytes into each level, those of cold buffers, and the working set of the loops from each depth inwards.
+@dataclass(frozen=True)
+class _Reach:
+    """What memory a nest touches. ``sets`` are the bytes of the loops from each depth inwards."""
+
+    traffic: tuple[float, ...]
+    cold: float
+    sets: list[float]
+    share: float
+    apart: float
+    curve: tuple[float, ...]
+    fresh: float
+
+
+def _reach(nest: Nest, machine: Machine, resident: float, tile: int) -> _Reach:
+    """Bytes into each level, and how they divide among cores and register tiles, whose loops begin at depth ``tile``.
 
     ``resident`` bytes are what one core touches in a call: a cache that holds them all is not refilled. Elsewhere, at
     the outermost depth whose working set fits a level, everything in it is fetched once for each iteration of the
@@ -262,31 +305,59 @@ def _traffic(nest: Nest, machine: Machine, resident: float) -> tuple[tuple[float
     for access in nest.accesses:
         if access.buffer.scope != "local":
             buffers.setdefault(id(access.buffer), []).append(access)
+    groups = list(buffers.values())
     prints: list[list[float]] = []  # by depth, by buffer
     for d in range(depth + 1):
-        inside = set(range(d, depth))
-        prints.append([max(_footprint(a, inside, extents) for a in group) for group in buffers.values()])
-    sets = [sum(row) for row in prints]
-    outside = [math.prod(extents[:d]) for d in range(depth + 1)]
-    chilled = [group[0].buffer.cold for group in buffers.values()]
-    cold = sum(size for size, c in zip(prints[0], chilled, strict=True) if c)
-    traffic = []
-    for number, level in enumerate(machine.levels):
-        if resident * (machine.cores if number == len(machine.levels) - 1 else 1) <= _OWN * level.size:
-            traffic.append(cold)
+        if d and extents[d - 1] == 1:
+            prints.append(prints[-1])
             continue
-        d = next((i for i in range(depth + 1) if sets[i] <= level.size), depth)
+        inside = range(d, depth)
+        prints.append([max(_footprint(a, inside, extents) for a in group) for group in groups])
+    sets = [sum(row) for row in prints]
+    moving = [{i for a in group for affine in a.index for i in affine.loops} for group in groups]
+    outside = [math.prod(extents[:d]) for d in range(depth + 1)]
+
+    def refilled(size: float) -> float:
+        d = next((i for i in range(depth + 1) if sets[i] <= size), depth)
         total = 0.0
-        for group, size in zip(buffers.values(), prints[d], strict=True):
-            times = float(outside[d])
-            if d > 0 and not any(d - 1 in affine.loops for a in group for affine in a.index):
-                times /= extents[d - 1]
-            total += size * times
-        traffic.append(total)
-    return tuple(traffic), cold, sets
+        for loops, held in zip(moving, prints[d], strict=True):
+            total += held * outside[d] / (extents[d - 1] if d > 0 and d - 1 not in loops else 1)
+        return total
+
+    cold = sum(size for size, group in zip(prints[0], groups, strict=True) if group[0].buffer.cold)
+    last = len(machine.levels) - 1
+    traffic = tuple(
+        cold if resident * (machine.cores if n == last else 1) <= _OWN * level.size else refilled(level.size)
+        for n, level in enumerate(machine.levels)
+    )
+    shared = [
+        -(-loop.extent // machine.cores) if loop.kind == "parallel" else loop.extent for loop in nest.loops
+    ]
+    share = sum(max(_footprint(a, range(depth), shared) for a in group) for group in groups)
+    cores = next((min(machine.cores, loop.extent) for loop in nest.loops if loop.kind == "parallel"), 1)
+    before = max((i for i in range(tile) if extents[i] > 1), default=-1)
+    fresh = sum(size for size, loops in zip(prints[tile], moving, strict=True) if before in loops)
+    return _Reach(
+        traffic, cold, sets, share, sets[0] / (share * cores) if share else 1.0,
+        tuple(refilled(size) for size in SIZES), fresh / sets[tile] if sets[tile] else 0.0,
+    )
 
 
-def _footprint(access: Access, loops: set[int], extents: list[int]) -> float:
+def _lines(nest: Nest, body: _Body) -> tuple[float, float]:
+    """Cache lines that one pass through the body touches, and how many of one access fall on one set."""
+    extents, streams, aliased = nest.extents, 0.0, 0.0
+    for access in nest.accesses:
+        if access.buffer.scope == "local":
+            continue
+        streams += max(1.0, _footprint(access, body.loops, extents) / _LINE)
+        for i in body.loops:
+            step = abs(access.step(i)) * access.buffer.element
+            if extents[i] > 1 and step >= _ALIAS and step % _ALIAS == 0:
+                aliased = max(aliased, float(extents[i]))
+    return streams, aliased
+
+
+def _footprint(access: Access, loops: Collection[int], extents: list[int]) -> float:
     """Bytes, in whole cache lines, that an access touches while ``loops`` run."""
     if not access.index:
         return float(access.buffer.element)

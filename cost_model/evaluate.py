@@ -6,15 +6,16 @@ right order it is asked how far the best of the first one and of the first eight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
+from typing import Any
 
 import numpy as np
 
 from cost_model.sample import Sample, by_group
 
-__all__ = ["Quality", "cross_validate", "quality", "roofline"]
+__all__ = ["Quality", "Ranking", "cross_validate", "quality", "roofline"]
 
 #: times closer than this are equal: a pair of them has no right order, and either may be called the best
 CLOSE = 0.05
@@ -42,6 +43,17 @@ class Quality:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """Means over tasks, and the standard deviation of these means over the deals into folds."""
+
+    mean: Quality
+    spread: Quality
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.mean.to_json(), "spread": self.spread.to_json() | {"tasks": self.mean.tasks}}
+
+
 def roofline(samples: Sequence[Sample]) -> np.ndarray:
     """The analytic estimate's scores."""
     return -np.log2([max(s.features.seconds, 1e-9) for s in samples])
@@ -62,31 +74,66 @@ def quality(scores: np.ndarray, seconds: np.ndarray) -> Quality:
 
 
 def cross_validate(
-    samples: Sequence[Sample], train: Callable[[list[Sample], int], Scorer], *, folds: int = 6, seed: int = 0
-) -> dict[str, Quality]:
+    samples: Sequence[Sample], train: Callable[[list[Sample], int], Scorer], *, folds: int = 6, seed: int = 0,
+    repeats: int = 1, origins: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Ranking]:
     """``learned``, ``roofline`` and ``random``, over tasks of which ``train`` has seen no sample.
 
-    ``train`` takes samples and a seed. Tasks are dealt into ``folds`` at random; each fold is asked about once, by a
-    model of the others. Raises ``ValueError`` for fewer than two tasks that can be asked about.
+    ``train`` takes samples and a seed. Tasks are dealt into ``folds`` at random, ``repeats`` times anew; each fold is
+    asked about once, by a model of the others. ``origins`` says where tasks come from (the models that contain them):
+    then each origin is a fold, and a task that another one shares with it is not trained on either. Raises
+    ``ValueError`` for fewer than two tasks that can be asked about.
     """
     groups = {k: g for k, g in by_group(samples).items() if len({s.seconds for s in g if not s.failed}) >= _FEWEST}
     if len(groups) < 2:
         raise ValueError(f"an evaluation needs two tasks with at least {_FEWEST} candidates each, got {len(groups)}")
-    names, rng = list(groups), np.random.default_rng(seed)
+    deals = []
+    for number in range(seed, seed + repeats):
+        parts = _by_origin(groups, origins) if origins is not None else _dealt(groups, folds, number)
+        found: dict[str, list[Quality]] = {"learned": [], "roofline": [], "random": []}
+        rng = np.random.default_rng(number)
+        for hidden, asked in parts:
+            scorer = train([s for s in samples if s.group not in hidden], number)
+            for name in asked:
+                group = groups[name]
+                seconds = np.array([s.seconds for s in group])
+                found["learned"].append(quality(scorer(group), seconds))
+                found["roofline"].append(quality(roofline(group), seconds))
+                found["random"].append(_mean([quality(rng.random(len(group)), seconds) for _ in range(_DRAWS)]))
+        deals.append({kind: _mean(each) for kind, each in found.items()})
+    return {kind: Ranking(_mean([d[kind] for d in deals], len(groups)), _spread([d[kind] for d in deals]))
+            for kind in deals[0]}
+
+
+#: the groups that a model must not see, and those that it is asked about
+_Part = tuple[Collection[str], Collection[str]]
+
+
+def _dealt(names: Collection[str], folds: int, seed: int) -> Sequence[_Part]:
     folds = min(folds, len(names))
-    dealt = dict(zip(names, rng.permutation(len(names)) % folds, strict=True))
-    found: dict[str, list[Quality]] = {"learned": [], "roofline": [], "random": []}
-    for fold in range(folds):
-        scorer = train([s for s in samples if dealt.get(s.group, -1) != fold], seed)
-        for name in (n for n in names if dealt[n] == fold):
-            group = groups[name]
-            seconds = np.array([s.seconds for s in group])
-            found["learned"].append(quality(scorer(group), seconds))
-            found["roofline"].append(quality(roofline(group), seconds))
-            found["random"].append(_mean([quality(rng.random(len(group)), seconds) for _ in range(_DRAWS)], 1))
-    return {kind: _mean(each, len(each)) for kind, each in found.items()}
+    numbers = np.random.default_rng(seed).permutation(len(names)) % folds
+    parts = [[name for name, number in zip(names, numbers, strict=True) if number == fold] for fold in range(folds)]
+    return [(part, part) for part in parts]
 
 
-def _mean(found: Sequence[Quality], tasks: int) -> Quality:
-    fields = ("pairs", "top1", "top8", "regret1", "regret8")
-    return Quality(tasks, *(fmean(getattr(q, name) for q in found) for name in fields))
+def _by_origin(names: Collection[str], origins: Mapping[str, Collection[str]]) -> Sequence[_Part]:
+    found = sorted({origin for name in names for origin in origins.get(name, ())})
+    parts = []
+    for origin in found:
+        hidden = [name for name in origins if origin in origins[name]]
+        parts.append((hidden, [name for name in names if name in hidden]))
+    if len(parts) < 2:
+        raise ValueError(f"an evaluation by origin needs tasks of two of them, got {len(parts)}")
+    return parts
+
+
+def _values(found: Sequence[Quality], reduce: Callable[[list[float]], float]) -> list[float]:
+    return [reduce([getattr(q, name) for q in found]) for name in ("pairs", "top1", "top8", "regret1", "regret8")]
+
+
+def _mean(found: Sequence[Quality], tasks: int = 1) -> Quality:
+    return Quality(tasks, *_values(found, fmean))
+
+
+def _spread(found: Sequence[Quality]) -> Quality:
+    return Quality(len(found), *_values(found, pstdev))

@@ -7,14 +7,14 @@ many orders of magnitude and enter as ``log2(1 + x)``. Reading one candidate tak
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import tvm
 
-from cost_model.costs import NestCost, nest_cost
+from cost_model.costs import SIZES, NestCost, nest_cost
 from cost_model.machine import Machine, machine
 from cost_model.nests import Function, Nest, read_function
 
@@ -31,10 +31,14 @@ _NEST_NAMES = (
     "operations", "loads", "stores", "gathers", "loads_per_operation", "accumulators", "registers", "spills",
     "cycles_per_operation", "chain", "inner", "inner_reduces", "inner_step", "tile_bytes", "chunk_bytes",
     "threads", "occupancy", "coalesced", "reduced", "overlap", "guarded", "cold",
+    "efficiency", "memory_part_l1", "memory_part_l2", "memory_part_l3", "useful", "fetching", "conditions",
+    "conditional", "share_bytes", "apart", *(f"bytes_each_{size >> 10}k" for size in SIZES), "fresh", "streams",
+    "aliased",
 )
 _TOTAL_NAMES = (
     "seconds", "compute", "launch", "flops", "nests", "allocated", "allocated_shared", "allocated_local",
     "arguments", "vectorized_part", "predicated_part", "regions",
+    "efficiency", "rest", "reducing", "copying", "serial", "body", "useful", "fetching", "conditional", "share_bytes",
 )
 #: the names of the vector's entries, in order
 FEATURES = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
@@ -72,9 +76,10 @@ def describe(function: Function, on: Machine) -> Features:
     ranked = sorted(costs, key=lambda pair: -pair[1].seconds)  # stable: equal costs keep the order of the program
     values: list[float] = []
     for nest, cost in ranked[:NESTS]:
-        values += _nest_vector(nest, cost, total)
+        values += _nest_vector(nest, cost, total, on)
     values += [0.0] * (len(_NEST_NAMES) * (NESTS - len(ranked[:NESTS])))
     values += _total_vector(function, costs)
+    values += _mix_vector([cost for _, cost in ranked], [nest for nest, _ in ranked], on)
     return Features(np.asarray(values, dtype=np.float32), total)
 
 
@@ -91,7 +96,7 @@ def _kept(size: float, scope: str) -> float:
     return min(size, 48 * 1024.0) if scope.startswith("shared") else size
 
 
-def _nest_vector(nest: Nest, cost: NestCost, total: float) -> list[float]:
+def _nest_vector(nest: Nest, cost: NestCost, total: float, on: Machine) -> list[float]:
     levels = 3
     memory = [*cost.memory, *([0.0] * levels)][:levels]
     traffic = [*cost.traffic, *([0.0] * levels)][:levels]
@@ -106,7 +111,32 @@ def _nest_vector(nest: Nest, cost: NestCost, total: float) -> list[float]:
         cost.cycles / max(1.0, cost.operations), cost.chain, _log(cost.inner), float(cost.inner_reduces),
         _log(cost.inner_step), _log(cost.tile_bytes), _log(cost.chunk_bytes),
         _log(cost.threads), cost.occupancy, cost.coalesced, _log(cost.reduced), _log(cost.overlap), cost.guarded,
-        _log(cost.cold),
+        _log(cost.cold), _ratio(nest.flops / on.flops, cost.compute),
+        *(_ratio(m, cost.compute) for m in memory), nest.useful, float(cost.fetching), cost.conditions,
+        cost.conditional, _log(cost.share), cost.apart,
+        *(math.log2((1.0 + b) / nest.iterations) for b in (*cost.curve, *([0.0] * len(SIZES)))[: len(SIZES)]),
+        cost.fresh, _log(cost.streams), _log(cost.aliased),
+    ]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return math.log2((part + 1e-10) / (whole + 1e-10))
+
+
+def _mix_vector(costs: list[NestCost], nests: list[Nest], on: Machine) -> list[float]:
+    """What the function as a whole is made of; costliest first."""
+    total = sum(cost.seconds for cost in costs) or 1.0
+
+    def part(chosen: Callable[[Nest, NestCost], bool]) -> float:
+        return sum(c.seconds for n, c in zip(nests, costs, strict=True) if chosen(n, c)) / total
+
+    return [
+        _ratio(sum(n.flops for n in nests) / on.flops, total), sum(c.seconds for c in costs[NESTS:]) / total,
+        part(lambda n, _: bool(n.reduction)), part(lambda n, _: not n.arithmetic and not n.special),
+        part(lambda _, c: c.parallel == 1), _log(max((c.unrolled * c.vector for c in costs), default=0.0)),
+        sum(n.useful * c.seconds for n, c in zip(nests, costs, strict=True)) / total,
+        float(any(c.fetching for c in costs)), max((c.conditional for c in costs), default=0.0),
+        _log(sum(c.share for c in costs)),
     ]
 
 

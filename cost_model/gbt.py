@@ -65,17 +65,22 @@ class RankingModel:
     ) -> np.ndarray:
         if not candidates:
             return np.zeros(0)
-        features = [extract(c, target, cold) for c in candidates]
+        bound = math.log2(estimate(func, target))  # the same for all: without data scores are 0 at the roofline
+        weight = 1.0 if self._booster is None else _PRIOR_WEIGHT
+        return self.rank([extract(c, target, cold) for c in candidates]) + weight * bound
+
+    def rank(self, features: Sequence[Features]) -> np.ndarray:
+        """Scores of candidates of one task from their features alone."""
         base, deviation = self._base(features)
         bonus = self._explore * deviation
-        bound = math.log2(estimate(func, target))  # the same for all: scores are 0 at the roofline
         if self._booster is None:
-            return base + bound + bonus
+            return base + bonus
         import xgboost
 
         rows = np.stack([f.vector for f in features])
-        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * (base + bound), nthread=self._threads)
-        return np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64) + _PRIOR_WEIGHT * bonus
+        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * base, nthread=self._threads)
+        learned = np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
+        return learned + _PRIOR_WEIGHT * bonus
 
     def _base(self, features: Sequence[Features]) -> tuple[np.ndarray, np.ndarray]:
         """Logarithms of speed without what this model has learned, and how uncertain they are."""

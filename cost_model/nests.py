@@ -6,7 +6,8 @@ and the blocks still say which loops reduce.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -19,6 +20,8 @@ __all__ = ["Access", "Buffer", "Function", "Loop", "Nest", "read_function"]
 
 _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.ForKind
 _REDUCE = 2  # tirx.IterVar.CommReduce
+#: how the annotations begin that ask for prefetches
+_FETCH = "mlc.prefetch"
 #: cost of one call in multiply-adds, from the polynomials LLVM and TVM expand them to
 _SPECIAL = {
     "exp": 12, "tanh": 16, "erf": 20, "sigmoid": 14, "log": 14, "pow": 26, "rsqrt": 8, "sqrt": 8, "sin": 16, "cos": 16,
@@ -30,12 +33,14 @@ class Loop:
     """``kind``: serial, parallel, vectorized, unrolled, or the thread tag (``blockIdx.x`` …).
 
     ``partitioned`` loops are cut in two when they are lowered, so that a predicate holds throughout the larger part.
+    ``fetching`` ones ask for what later iterations of the loops around them will read.
     """
 
     extent: int
     kind: str
     auto_unroll: int = 0
     partitioned: bool = False
+    fetching: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Access:
             stride *= extent
         return total
 
-    def elements(self, loops: set[int] | range, extents: list[int]) -> list[float]:
+    def elements(self, loops: Collection[int], extents: list[int]) -> list[float]:
         """Distinct positions in each dimension while ``loops`` run, the others standing still."""
         return [
             min(float(extent), affine.positions(loops, extents))
@@ -88,7 +93,8 @@ class Access:
 class Nest:
     """A store with its loops, outermost first. ``arithmetic`` and ``special`` count operations an iteration.
 
-    ``predicate`` has the numbers of the loops that its predicates change with.
+    ``predicate`` has the numbers of the loops that its predicates change with; they hold in the part ``useful`` of all
+    iterations. Of the ``conditions`` within its expression (a border's zeros), ``conditional`` has those loops.
     """
 
     loops: tuple[Loop, ...]
@@ -99,6 +105,9 @@ class Nest:
     predicated: bool
     opaque: bool = False  # a tensor intrinsic or an external call
     predicate: frozenset[int] = frozenset()
+    useful: float = 1.0
+    conditions: int = 0
+    conditional: frozenset[int] = frozenset()
 
     @property
     def extents(self) -> list[int]:
@@ -149,7 +158,7 @@ class _Walk:
         self._loops: list[Loop] = []
         self._env = Environment()
         self._reduction: set[int] = set()
-        self._predicates: list[set[int]] = []
+        self._predicates: list[tuple[set[int], float]] = []
         self._allocated: set[object] = set()
         self._statement(func.body)
         for buffer in self._buffers.values():
@@ -172,7 +181,8 @@ class _Walk:
             kind = str(stmt.thread_binding.thread_tag)
         steps = stmt.annotations.get("pragma_auto_unroll_max_step", 0) if stmt.annotations else 0
         hint = bool(stmt.annotations) and bool(stmt.annotations.get("pragma_loop_partition_hint", 0))
-        self._loops.append(Loop(extent, kind, int(steps), hint))
+        fetching = bool(stmt.annotations) and any(str(key).startswith(_FETCH) for key in stmt.annotations)
+        self._loops.append(Loop(extent, kind, int(steps), hint, fetching))
         self._env.values[stmt.loop_var] = Affine.loop(index)
         self._env.extents.append(extent)
         self._statement(stmt.body)
@@ -184,7 +194,7 @@ class _Walk:
         block = stmt.block
         guarded = not isinstance(stmt.predicate, tirx.IntImm)
         if guarded:
-            self._predicates.append(self._moving(stmt.predicate))
+            self._predicates.append((self._moving(stmt.predicate), self._holding(stmt.predicate)))
         before = set(self._reduction)
         for variable, value in zip(block.iter_vars, stmt.iter_values, strict=True):
             form = evaluate(value, self._env)
@@ -200,7 +210,7 @@ class _Walk:
             self._predicates.pop()
 
     def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:
-        self._predicates.append(self._moving(stmt.condition))
+        self._predicates.append((self._moving(stmt.condition), self._holding(stmt.condition)))
         self._statement(stmt.then_case)
         if stmt.else_case is not None:
             self._statement(stmt.else_case)
@@ -211,6 +221,17 @@ class _Walk:
         variables: list[tirx.Var] = []
         tvm_ffi.structural_walk(condition, [(tirx.Var, variables.append)])
         return {i for v in variables for i in self._env.values.get(v, Affine()).loops}
+
+    def _holding(self, condition: tirx.Expr) -> float:
+        """The part of all iterations in which ``a < constant`` holds, as the last tile of a ragged extent has it."""
+        kind = type(condition).__name__
+        if kind == "And":
+            return self._holding(condition.a) * self._holding(condition.b)
+        if kind != "LT":
+            return 1.0
+        left, right = evaluate(condition.a, self._env), evaluate(condition.b, self._env)
+        values = 1.0 + left.range_over(left.loops, self._env.extents)
+        return min(1.0, max(1.0, right.constant - left.constant) / values) if not right.terms else 1.0
 
     def _visit_AttrStmt(self, stmt: tirx.AttrStmt) -> None:
         self._statement(stmt.body)
@@ -228,7 +249,7 @@ class _Walk:
     def _visit_Evaluate(self, stmt: tirx.Evaluate) -> None:
         if type(stmt.value).__name__ != "Call" or not self._loops:
             return
-        self._add((), 0.0, 0.0, opaque=True)
+        self._add((), _Work(), opaque=True)
 
     def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
         work = _Work()
@@ -241,13 +262,15 @@ class _Walk:
             if key not in seen:
                 seen.add(key)
                 accesses.append(access)
-        self._add(tuple(accesses), work.arithmetic, work.special, opaque=False)
+        self._add(tuple(accesses), work, opaque=False)
 
-    def _add(self, accesses: tuple[Access, ...], arithmetic: float, special: float, *, opaque: bool) -> None:
+    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool) -> None:
         self.result.nests.append(
             Nest(
-                tuple(self._loops), accesses, frozenset(self._reduction), arithmetic, special,
-                bool(self._predicates), opaque, frozenset().union(*self._predicates),
+                tuple(self._loops), accesses, frozenset(self._reduction), work.arithmetic, work.special,
+                bool(self._predicates), opaque, frozenset().union(*(moving for moving, _ in self._predicates)),
+                math.prod(part for _, part in self._predicates), len(work.conditions),
+                frozenset().union(*(self._moving(condition) for condition in work.conditions)),
             )
         )
 
@@ -276,6 +299,7 @@ class _Work:
     loads: list[tvm.ir.TensorLoad] = field(default_factory=list)
     arithmetic: float = 0.0
     special: float = 0.0
+    conditions: list[tirx.Expr] = field(default_factory=list)
 
 
 def _children(expr: tirx.Expr) -> Iterator[tirx.Expr]:
@@ -301,6 +325,7 @@ def _count(expr: tirx.Expr, work: _Work) -> None:
     if kind == "Call":
         name = str(getattr(expr.op, "name", "")).rpartition(".")[2]
         work.special += _SPECIAL.get(name, 0)
+        work.conditions += [expr.args[0]] if name == "if_then_else" else []
         work.arithmetic += name not in _SPECIAL
     elif kind not in ("Broadcast", "Ramp"):
         work.arithmetic += 1
@@ -315,5 +340,6 @@ def _count_select(expr: tirx.Expr, work: _Work) -> None:
     for value, arm in zip((expr.true_value, expr.false_value), arms, strict=True):
         _count(value, arm)
     work.loads += [*condition.loads, *arms[0].loads, *arms[1].loads]
+    work.conditions += [expr.condition, *condition.conditions, *arms[0].conditions, *arms[1].conditions]
     work.special += max(arm.special for arm in arms)
     work.arithmetic += max(arm.arithmetic for arm in arms) + (condition.arithmetic + 1 if condition.loads else 0)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "evaluate", "train"]
 
 
+_RANKED_BY = {"learned": "learned model", "roofline": "analytic estimate alone", "random": "chance"}
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
     """What both take; ``output``: where the model goes."""
     parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="logs to learn from (default: --log)")
@@ -27,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
     if output:
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="the file to write")
         parser.add_argument("--evaluate", action="store_true", help="rank held-out tasks, too")
+    parser.add_argument("--repeats", type=options.positive_int, default=3, metavar="N",
+                        help="how often tasks are dealt into folds anew (default: 3)")
+    parser.add_argument("--by-model", action="store_true",
+                        help="fold by model instead: rank each one's tasks by what the others teach")
     parser.add_argument("--folds", type=options.positive_int, default=6, metavar="N",
                         help="parts of the tasks, each ranked by a model of the others (default: 6)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
@@ -43,7 +50,7 @@ def train(args: argparse.Namespace, place: Path) -> Outcome:
     try:
         blob = Pretrained.train(samples, seed=args.seed).save()
         if args.evaluate:
-            document["held_out"] = _held_out(samples, args)
+            document["held_out"] = _held_out(samples, args, place)
     except ValueError as error:
         raise LogError(f"{error}; give logs with more tasks") from None
     try:
@@ -58,7 +65,7 @@ def evaluate(args: argparse.Namespace, place: Path) -> Outcome:
     """Grouped cross-validation: no task is ranked by a model that has seen it."""
     samples = _samples(args, place)
     try:
-        document = {**_counts(samples), "held_out": _held_out(samples, args)}
+        document = {**_counts(samples), "held_out": _held_out(samples, args, place)}
     except ValueError as error:
         raise LogError(f"{error}; give logs with more tasks") from None
     return Outcome(document, lambda console: _render(document, console))
@@ -84,7 +91,7 @@ def _counts(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"tasks": len({s.group for s in samples}), "samples": len(samples)}
 
 
-def _held_out(samples: Sequence[Sample], args: argparse.Namespace) -> dict[str, Any]:
+def _held_out(samples: Sequence[Sample], args: argparse.Namespace, place: Path) -> dict[str, Any]:
     import numpy as np
 
     from cost_model.evaluate import cross_validate
@@ -99,24 +106,41 @@ def _held_out(samples: Sequence[Sample], args: argparse.Namespace) -> dict[str, 
 
         return scorer
 
-    found = cross_validate(samples, learner, folds=args.folds, seed=args.seed)
-    return {kind: quality.to_json() for kind, quality in found.items()}
+    origins = _origins(args, place) if args.by_model else None
+    found = cross_validate(
+        samples, learner, folds=args.folds, seed=args.seed, repeats=args.repeats, origins=origins
+    )
+    return {kind: ranking.to_json() for kind, ranking in found.items()}
+
+
+def _origins(args: argparse.Namespace, place: Path) -> dict[str, set[str]]:
+    """Which models have a task, in whichever log says so."""
+    from mlc.log import TuningLog
+    from mlc.tune.learn import origins_of
+
+    found: dict[str, set[str]] = {}
+    for path in args.logs or [place]:
+        with TuningLog(path, readonly=True) as log:
+            for key, models in origins_of(log).items():
+                found.setdefault(key, set()).update(models)
+    return found
 
 
 def _render(document: dict[str, Any], console: Console) -> None:
     from mlc.report.tables import table
 
     if "held_out" in document:
-        def percent(value: float) -> str:
-            return f"{100 * value:.1f}%"
+        def percent(quality: dict[str, Any], name: str) -> str:
+            spread = quality["spread"][name]
+            return f"{100 * quality[name]:.1f}%" + (f" ± {100 * spread:.1f}" if spread else "")
 
-        columns = ("ranked by", "tasks", "pairs in order", "first within 5%", "of 8", "first slower by", "of 8")
-        rows = [
-            (kind, q["tasks"], percent(q["pairs"]), percent(q["top1"]), percent(q["top8"]), percent(q["regret1"]),
-             percent(q["regret8"]))
-            for kind, q in document["held_out"].items()
-        ]
+        names = ("pairs", "top1", "top8", "regret1", "regret8")
+        columns = ("held-out tasks ranked by", "pairs in order", "first within 5%", "best of 8 within 5%",
+                   "first slower by", "best of 8 slower by")
+        rows = [(_RANKED_BY[kind], *(percent(q, name) for name in names)) for kind, q in document["held_out"].items()]
         console.print(table(columns, rows, right=columns[1:]))
+        console.print(f"{document['held_out']['learned']['tasks']} tasks, each ranked by a model that has seen none of "
+                      "its samples; ± over the ways to deal them into folds", soft_wrap=True)
     told = f"{document['samples']} schedules of {document['tasks']} tasks"
     if "model" in document:
         told = f"{document['model']}: {document['bytes'] / 1024:.0f} KiB, from {told}"

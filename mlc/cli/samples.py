@@ -1,9 +1,11 @@
 """``make samples``: time a spread of candidates of many different tasks, which the cost model learns from.
 
 ``python -m mlc.cli.samples prepare`` picks tasks of the benchmark models, a few of each search space from the
-quickest to the slowest, and notes them in the log; ``measure`` times candidates of each: the first seeds, neighbours
-of seeds and random points, in equal parts. What was disturbed is timed once more by the next call. Both go on where
-they were interrupted, so that a machine that is quiet for a minute at a time is enough.
+quickest to the slowest, and notes them in the log with the models that they are of; ``measure`` times candidates of
+each: the first seeds, neighbours of seeds and random points, in equal parts. What was disturbed is timed once more by
+the next call. Both go on where they were interrupted, so that a machine that is quiet for a minute at a time is enough.
+Nothing else may run meanwhile: repeats of one candidate agree when a neighbour takes a core throughout, and yet the
+order of candidates is lost (times taken so had 76% of their pairs in the order of times taken alone).
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def _prepare(args: argparse.Namespace) -> Outcome:
     from mlc.log import TuningLog, Workload
     from mlc.target import resolve
     from mlc.testing.models import BENCHMARK_MODELS, MODELS
+    from mlc.tune.learn import note_origin
 
     models = [m.strip() for m in args.models.split(",")] if args.models else list(BENCHMARK_MODELS)
     unknown = [name for name in models if name not in MODELS]
@@ -65,9 +68,11 @@ def _prepare(args: argparse.Namespace) -> Outcome:
         raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
     target, added = resolve(args.target), 0
     for model in models:
-        chosen = spread(_tasks(model, target), args.each)
+        tasks = _tasks(model, target)
+        chosen = spread(tasks, args.each)
         with TuningLog(args.log) as log:
             added += log.put_workloads(map(Workload.of, chosen))
+            note_origin(log, model, [task.key for task in tasks])
         print(f"{model}: {len(chosen)} tasks", file=sys.stderr)
     return _outcome({"log": str(args.log), "tasks": added})
 
@@ -151,6 +156,7 @@ def _candidates(space: TaskSpace, wanted: int) -> Iterator[Candidate]:
     rng = random.Random(space.task.key)
     seeds = list(space.seeds())
     seen: set[int] = set()
+    tried: set[Any] = set()  # a small space is drawn from again and again
     count = 0
 
     def points() -> Iterator[tuple[Any, int]]:
@@ -163,8 +169,9 @@ def _candidates(space: TaskSpace, wanted: int) -> Iterator[Candidate]:
             yield space.sample(rng), wanted
 
     for point, until in points():
-        if count >= until:
+        if count >= until or point in tried:
             continue
+        tried.add(point)
         candidate = space.realise(point)
         if candidate is not None and candidate.code not in seen:
             seen.add(candidate.code)

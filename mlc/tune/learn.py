@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -20,10 +21,12 @@ from mlc.log.workload import Workload
 from mlc.target import Target
 from schedules.trace import replay
 
-__all__ = ["MODEL_FILE", "cold_of", "pretrained", "samples_of"]
+__all__ = ["MODEL_FILE", "cold_of", "note_origin", "origins_of", "pretrained", "samples_of"]
 
 #: the file in a target's folder of ``tuning_logs``
 MODEL_FILE = "cost_model.npz"
+#: the log's state that says which tasks a model has
+_ORIGINS = "models"
 #: what a sample counts as where its candidate failed or computed wrong numbers
 _FAILED = math.inf
 
@@ -65,6 +68,29 @@ def _fastest(records: Iterable[Record]) -> list[Record]:
         if seen is None or record.seconds < seen.seconds:
             found[record.trace] = record
     return list(found.values())
+
+
+def note_origin(log: TuningLog, model: str, task_keys: Iterable[str]) -> None:
+    """Keep which tasks a model has, beside what the log knows of other models."""
+    known = _origins(log)
+    known[model] = sorted(task_keys)
+    log.put_state(_ORIGINS, json.dumps(known, sort_keys=True).encode())
+
+
+def origins_of(log: TuningLog) -> dict[str, set[str]]:
+    """The models that have a task, by its key, as far as that was noted."""
+    found: dict[str, set[str]] = {}
+    for model, keys in _origins(log).items():
+        for key in keys:
+            found.setdefault(key, set()).add(model)
+    return found
+
+
+def _origins(log: TuningLog) -> dict[str, list[str]]:
+    try:
+        return dict(json.loads(log.get_state(_ORIGINS) or b"{}"))
+    except ValueError:  # damaged: as good as not noted
+        return {}
 
 
 def pretrained(target: Target) -> tuple[Pretrained | None, str]:

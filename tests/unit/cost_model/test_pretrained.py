@@ -37,7 +37,7 @@ def _learner(known: list[Sample], seed: int):  # type: ignore[no-untyped-def]
 
 
 def test_what_errs_in_the_same_way_everywhere_is_learned() -> None:
-    found = cross_validate(_samples(0), _learner)
+    found = {kind: ranking.mean for kind, ranking in cross_validate(_samples(0), _learner).items()}
     assert found["learned"].tasks == TASKS
     assert found["learned"].pairs > 0.9 > found["roofline"].pairs > 0.6
     assert abs(found["random"].pairs - 0.5) < 0.05 and found["learned"].regret1 < found["roofline"].regret1
@@ -52,7 +52,29 @@ def test_no_task_is_ranked_by_a_model_that_has_seen_it() -> None:
         seconds = {id(s): s.seconds for s in known}
         return lambda group: np.array([-seconds.get(id(s), 1.0) for s in group])
 
-    assert abs(cross_validate(noise, remembering)["learned"].pairs - 0.5) < 0.05
+    assert abs(cross_validate(noise, remembering)["learned"].mean.pairs - 0.5) < 0.05
+
+
+def test_no_origin_is_ranked_by_a_model_that_has_seen_one_of_its_tasks() -> None:
+    known, origins = _samples(7), {f"task{i}": {"abc"[i % 3], "abc"[i % 2]} for i in range(TASKS - 1)}
+    asked: list[str] = []
+
+    def listening(taught: list[Sample], seed: int):  # type: ignore[no-untyped-def]
+        seen = {s.group for s in taught}
+
+        def scorer(group: list[Sample]) -> np.ndarray:
+            mine = origins[group[0].group]
+            assert group[0].group not in seen and mine - set().union(*(origins.get(g, set()) for g in seen))
+            asked.append(group[0].group)
+            return roofline(group)
+
+        return scorer
+
+    found = cross_validate(known, listening, origins=origins, repeats=2)
+    assert len(asked) == 2 * sum(map(len, origins.values()))
+    assert found["learned"].spread.pairs == 0 and found["learned"].mean.pairs == found["roofline"].mean.pairs
+    with pytest.raises(ValueError, match="tasks of two of them"):
+        cross_validate(known, listening, origins={name: {"a"} for name in origins})
 
 
 @pytest.mark.parametrize("count", [1, 8, 30])
