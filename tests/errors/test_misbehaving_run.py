@@ -102,9 +102,9 @@ def test_a_run_in_which_a_tenth_of_the_candidates_misbehave(
         best = {task.key: log.best(task.key) for task in tasks}
     assert report.reason == "trials" and report.trials == TRIALS == len(records) and not memory.lost
     assert check(path).records == report.measured
-    # a busy machine may make a good candidate late, never a bad one right
+    # a busy machine may make any candidate late, but never a bad one right
     failures = Counter((fate_of(r.trace), r.failure) for r in records)
-    assert all(fate == failure or (not fate and failure == "timeout") for fate, failure in failures)
+    assert all(failure in (fate, "timeout") for fate, failure in failures)
     assert failures["", "timeout"] < TRIALS / 100
     assert all(failures[failure, failure] > TRIALS / 100 for failure in FAILURES)
     rng = np.random.default_rng(0)
