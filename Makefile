@@ -20,7 +20,8 @@ SAMPLES ?= tuning_logs/samples/$(SAMPLED).db
 SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs bench-kernels bench-tuner bench-ablation clean
+.PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
+.PHONY: bench-kernels bench-tuner bench-ablation bench-models clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -30,7 +31,8 @@ help:
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and the README"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
-	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on six networks (an hour)"
+	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
+	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
 	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
@@ -72,6 +74,9 @@ bench-tuner: $(STAMP)
 
 bench-ablation: $(STAMP)
 	@$(BIN)/python -m tests.performance.ablation
+
+bench-models: $(STAMP)
+	@$(BIN)/python -m tests.performance.bench_models
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m mlc.cli.ship --seconds $(SECONDS)

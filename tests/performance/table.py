@@ -144,7 +144,7 @@ def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Milliseconds, medians. {machines}; {budget}; building untuned took {min(builds):.0f} to {max(builds):.0f} s. "
         "Ratios above 1 are in mlc's favour. Errors are the largest difference from float64, relative to the largest "
-        "output. A dash: the engine does not read the model."
+        "output. A dash: nothing defines the model in PyTorch."
     )
 
 
