@@ -81,6 +81,18 @@ def test_what_cannot_matter_is_not_timed_again() -> None:
     assert asked == [(1, pytest.approx(4.0))]
 
 
+def test_where_most_moments_are_disturbed_there_is_one_attempt() -> None:
+    machine = gauge([1e-5, *[5e-5] * 12, 1e-5, 1e-5])
+    machine.slowness()
+    calls = []
+    for _ in range(4):
+        timing = Timing()
+        undisturbed(timing, machine, pause=lambda _: None)
+        calls.append(timing.calls)
+    assert calls == [3, 1, 1, 1]
+    assert not machine.rarely
+
+
 def test_the_arithmetic_takes_time_on_this_machine() -> None:
     machine = Gauge(2, TARGET.tvm)
     assert all(machine.slowness() >= 1.0 for _ in range(5))
