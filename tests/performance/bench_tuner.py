@@ -135,7 +135,7 @@ def _race(name: str, seed: int, trials: int, thread_count: int, folder: Path, ag
     if fresh or not times.exists():
         _call(thread_count, place / "output.txt", "time", name, thread_count, times, *(place / t for t in TUNERS))
     measured = json.loads(times.read_text())
-    return Race(name, seed, *(_found(place / tuner, measured[str(place / tuner)]) for tuner in TUNERS))
+    return Race(name, seed, *(_found(place / tuner, measured[tuner]) for tuner in TUNERS))
 
 
 def _call(thread_count: int, output: Path, *arguments: object) -> None:

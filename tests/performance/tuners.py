@@ -234,7 +234,7 @@ def _time_steps(kernel: Kernel, threads: int, folders: Sequence[Path]) -> dict[s
             error = float(np.abs(arguments[-1].numpy() - expected).max() / np.abs(expected).max())
             if not error <= _TOLERANCE:
                 raise ValueError(f"{folder}/{step.file} must be within {_TOLERANCE} of float64's, got {error:.1e}")
-            timers.append((str(folder), _timer(built, arguments)))
+            timers.append((folder.name, _timer(built, arguments)))
     counts = [max(1, math.ceil(_SHORTEST / min(timer(1), timer(1)))) for _, timer in timers]
     samples: list[list[float]] = [[] for _ in timers]
     order = list(range(len(timers)))
@@ -243,7 +243,7 @@ def _time_steps(kernel: Kernel, threads: int, folders: Sequence[Path]) -> dict[s
         for i in order:
             timers[i][1](1)  # brings its code and temporaries back into the caches
             samples[i].append(timers[i][1](counts[i]))
-    found: dict[str, list[float]] = {str(folder): [] for folder in folders}
+    found: dict[str, list[float]] = {folder.name: [] for folder in folders}
     for (name, _), times in zip(timers, samples, strict=True):
         found[name].append(median(times))
     return found
