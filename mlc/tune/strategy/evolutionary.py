@@ -3,8 +3,8 @@
 More points are scheduled and scored than are measured, since scheduling costs milliseconds and measuring tenths
 of seconds. What was scheduled and not chosen is kept and scored again by the next, better model.
 
-It is the default by measurement (``tests/performance/bench_strategies.py``, 8 kernels, 64 trials): on average 1.2% behind
-the best of all strategies; exhaustive in ranked windows and random 2.3%, coordinate descent 5.4%.
+It is the default by measurement (``tests/performance/bench_strategies.py``, 8 kernels, 64 trials): on average 1.2%
+behind the best of all strategies; exhaustive in ranked windows and random 2.3%, coordinate descent 5.4%.
 """
 
 from __future__ import annotations
