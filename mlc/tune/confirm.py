@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from mlc.measure.measurer import MeasureResult
 
-__all__ = ["CONFIDENCE", "MIN_GAIN", "Choice", "choose", "faster"]
+__all__ = ["CONFIDENCE", "MIN_GAIN", "Choice", "as_alone", "choose", "faster"]
 
 #: a winner must be at least this much faster, in the median over the rounds
 MIN_GAIN = 0.01
@@ -61,3 +61,18 @@ def choose(results: Sequence[MeasureResult], default: int | None, earlier: int |
         if faster(results[i].times, results[incumbent].times):
             return Choice(i, "earlier" if i == earlier else "tuned")
     return Choice(incumbent, verdict)
+
+
+def as_alone(results: Sequence[MeasureResult], alone: Sequence[float | None]) -> list[MeasureResult]:
+    """The results of a comparison as the rivals would have been timed by themselves: ``alone`` are the seconds that
+    they took then, None where that is not known.
+
+    A comparison says who is faster, whatever the machine does meanwhile; where it was slow, all times are too long, and
+    would lose against those of functions that were never compared. All are scaled alike, and only down.
+    """
+    ratios = [
+        seconds / median(result.times)
+        for result, seconds in zip(results, alone, strict=True) if seconds and result.times and not result.failure
+    ]
+    factor = min(1.0, median(ratios)) if ratios else 1.0
+    return [replace(result, times=tuple(factor * t for t in result.times)) for result in results]

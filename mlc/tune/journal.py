@@ -82,6 +82,11 @@ class Journal:
             when=time.time(), flops=flops, extra=extra,
         )
 
+    def undisturbed(self, record: Record) -> float | None:
+        """Seconds of a record that this run measured while the machine was as fast as it can be; else None."""
+        own = record.ok and record.session == self.session and "slowness" not in record.extra
+        return record.seconds if own and "verdict" not in record.extra else None
+
     def again(self, record: Record, result: MeasureResult, verdict: str) -> Record:
         """The record of a candidate that was timed again in the last comparison; no trial of its own."""
         return replace(

@@ -17,7 +17,7 @@ from mlc.measure.measurer import Measurer, MeasureResult
 from mlc.target import Target
 from mlc.tune.allocation import Allocator
 from mlc.tune.candidate import Candidate
-from mlc.tune.confirm import choose
+from mlc.tune.confirm import as_alone, choose
 from mlc.tune.events import (
     BatchMeasured,
     Event,
@@ -273,6 +273,7 @@ class _Run:
         rivals = search.finalists(_FINALISTS)
         results = self._measurer.compare([search.request(r.trace) for r in rivals], self._options.confirm_rounds)
         choice = choose(results, _place(search.default, rivals), _place(search.earlier, rivals))
+        results = as_alone(results, [self._journal.undisturbed(record) for record in rivals])
         if choice.index is None:
             return
         again = [

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mlc.measure.measurer import MeasureResult
-from mlc.tune.confirm import Choice, choose, faster
+from mlc.tune.confirm import Choice, as_alone, choose, faster
 
 ROUNDS = 12
 
@@ -63,3 +63,16 @@ def test_rivals_that_fail_are_out() -> None:
     assert choose([good, FAILED], 1, None) == Choice(0, "tuned")  # the default itself does not run
     assert choose([FAILED, FAILED], 1, None).index is None
     assert choose([good, FAILED, FAILED], 1, 2) == Choice(0, "tuned")
+
+
+def test_a_comparison_on_a_slow_machine_gives_the_times_of_a_quiet_one() -> None:
+    slow = [MeasureResult((2.0, 2.2, 1.8)), MeasureResult((1.6, 1.6, 1.6)), FAILED]
+    found = as_alone(slow, [1.0, 0.8, None])
+    assert [r.times for r in found] == [pytest.approx((1.0, 1.1, 0.9)), pytest.approx((0.8,) * 3), ()]
+    assert found[2].failure == "crash"
+
+
+def test_times_of_a_comparison_are_never_scaled_up_and_never_without_a_measure() -> None:
+    results = [MeasureResult((1.0, 1.0)), MeasureResult((2.0, 2.0))]
+    assert as_alone(results, [1.5, 2.5]) == results
+    assert as_alone(results, [None, None]) == results
