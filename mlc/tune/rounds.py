@@ -13,9 +13,6 @@ from mlc.tune.report import latency
 
 __all__ = ["Rounds"]
 
-#: part of the roofline that functions are taken to reach before any was measured
-_TYPICAL = 0.6
-
 
 class Rounds:
     """Passes events on: trials and seconds add up, and the model takes what its fastest graph does.
@@ -98,7 +95,7 @@ class Rounds:
         reached = [plan.roofline_seconds / known[plan.key] for plan in plans if known.get(plan.key)]
         if not reached:
             return math.inf
-        typical = median(reached) or _TYPICAL
+        typical = median(reached)
         return latency(
             (plan.choice, graph[plan.key] * known.get(plan.key, plan.roofline_seconds / typical)) for plan in plans
         ) or math.inf

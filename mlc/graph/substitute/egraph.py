@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mlc.graph.substitute.padding import named
-from mlc.graph.substitute.terms import Attributes
+from mlc.graph.substitute.terms import Attributes, TermGraph
 from mlc.operators.index import Poly
 from mlc.operators.shapes import infer
 
@@ -58,6 +58,23 @@ class EGraph:
         self.joined: dict[int, str] = {}
         #: by operator: every class that has had a node of it
         self.having: dict[str, dict[int, None]] = {}
+
+    @classmethod
+    def of(cls, graph: TermGraph) -> tuple[EGraph, list[int]]:
+        """The terms of a graph, and the class of each; a product is a member of its own class."""
+        made, constant = cls(), graph.constant_places()
+        classes: list[int] = []
+        for place, term in enumerate(graph.terms):
+            inputs = [classes[i] for i in term.inputs]
+            if term.leaf:
+                each = made.leaf(term.op, term.attributes, term.shape, inputs, constant=place in constant)
+            else:
+                each = made.add(term.op, term.attributes, inputs)
+            if term.op in PRODUCTS and not made.members[each]:
+                made.members[each] = 1 << place
+            classes.append(each)
+        made.rebuild()
+        return made, classes
 
     def __len__(self) -> int:
         """How many nodes there are."""

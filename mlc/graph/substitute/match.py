@@ -19,7 +19,7 @@ from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.graph import Node as RuleNode
 from mlc.substitution.rule import Rule
 
-__all__ = ["Match", "Pattern"]
+__all__ = ["Match", "Pattern", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Pattern:
         try:
             for place, node in enumerate(self.target):
                 inputs = [made[ref] if isinstance(ref, str) else made[-1, ref[0]] for ref in node.inputs]
-                attributes = freeze(**{k: _value(v, match.sizes) for k, v in node.attributes.items()})
+                attributes = freeze(**{k: value_of(v, match.sizes) for k, v in node.attributes.items()})
                 made[-1, place] = each = graph.add(node.op, attributes, inputs, self.rule.name)
                 if node.op in PRODUCTS and not graph.members[each]:
                     graph.members[each] = origin
@@ -372,7 +372,8 @@ def _root(poly: Poly, name: str, value: int, sizes: Mapping[str, int]) -> int | 
     return int((value - at[0]) // slope)
 
 
-def _value(value: Any, sizes: Mapping[str, int]) -> Any:
+def value_of(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute of a rule with numbers for its sizes."""
     if isinstance(value, Poly):
         return int(value.evaluate(sizes))
-    return tuple(_value(v, sizes) for v in value) if isinstance(value, tuple) else value
+    return tuple(value_of(v, sizes) for v in value) if isinstance(value, tuple) else value

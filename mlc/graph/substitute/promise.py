@@ -12,12 +12,11 @@ from itertools import islice, pairwise
 from mlc.graph.substitute.costs import CALL_SECONDS, Costs
 from mlc.graph.substitute.egraph import PRODUCTS, EGraph
 from mlc.graph.substitute.kinds import Kind
-from mlc.graph.substitute.match import Match, Pattern
+from mlc.graph.substitute.match import Match, Pattern, value_of
 from mlc.graph.substitute.rules import relevant
 from mlc.graph.substitute.saturate import Option
 from mlc.graph.substitute.sums import shared
-from mlc.graph.substitute.terms import CONSTANT, TermGraph, freeze
-from mlc.operators.index import Poly
+from mlc.graph.substitute.terms import TermGraph, freeze
 from mlc.operators.shapes import infer
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.graph import Ref
@@ -37,16 +36,8 @@ def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> floa
 
 class _Bound:
     def __init__(self, graph: TermGraph, costs: Costs) -> None:
-        self._graph, self._costs, self._egraph = graph, costs, EGraph()
-        self._classes: list[int] = []
-        for place, term in enumerate(graph.terms):
-            inputs = [self._classes[i] for i in term.inputs]
-            each = (self._egraph.leaf(term.op, term.attributes, term.shape, inputs, constant=term.op == CONSTANT)
-                    if term.leaf else self._egraph.add(term.op, term.attributes, inputs))
-            if term.op in PRODUCTS:
-                self._egraph.members[each] |= 1 << place
-            self._classes.append(each)
-        self._egraph.rebuild()
+        self._graph, self._costs = graph, costs
+        self._egraph, self._classes = EGraph.of(graph)
         self._constant = {each for each in self._egraph.nodes if self._egraph.constant[each]}
 
     def part(self, patterns: Sequence[Pattern]) -> float:
@@ -116,7 +107,7 @@ class _Bound:
         constant = {each for each in made.values() if graph.constant[each]}
         for place, node in enumerate(pattern.target):
             inputs = tuple(made[ref] for ref in node.inputs)
-            attributes = freeze(**{k: _value(v, match.sizes) for k, v in node.attributes.items()})
+            attributes = freeze(**{k: value_of(v, match.sizes) for k, v in node.attributes.items()})
             sizes = infer(node.op, tuple(shapes[i] for i in inputs), dict(attributes))[0]
             made[place, 0] = each = -1 - place
             shapes[each] = tuple(int(size.evaluate({})) for size in sizes)
@@ -152,9 +143,3 @@ def _unite(group: dict[int, int], members: Sequence[int]) -> None:
     first = _root(group, members[0])
     for each in members[1:]:
         group[_root(group, each)] = first
-
-
-def _value(value: object, sizes: Mapping[str, int]) -> object:
-    if isinstance(value, Poly):
-        return int(value.evaluate(sizes))
-    return tuple(_value(v, sizes) for v in value) if isinstance(value, tuple) else value

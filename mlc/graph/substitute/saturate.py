@@ -98,24 +98,12 @@ def folds(graph: TermGraph, patterns: Sequence[Pattern]) -> bool:
 class _Saturation:
     def __init__(self, graph: TermGraph, patterns: Sequence[Pattern], limits: Limits) -> None:
         self._graph, self._limits = graph, limits
-        self._egraph = EGraph()
+        self._egraph, self._found = EGraph.of(graph)
         self._matches: Counter[str] = Counter()
         self._resting: dict[int, int] = {}  # the round in which a rule takes part again
         self._strikes: Counter[int] = Counter()
         self._done: set[tuple[object, ...]] = set()
         self._covered: defaultdict[object, int] = defaultdict(int)  # the products that a chain has, by what they share
-        constant = graph.constant_places()
-        self._found: list[int] = []
-        for place, term in enumerate(graph.terms):
-            inputs = [self._found[i] for i in term.inputs]
-            if term.leaf:
-                each = self._egraph.leaf(term.op, term.attributes, term.shape, inputs, constant=place in constant)
-            else:
-                each = self._egraph.add(term.op, term.attributes, inputs)
-            if term.op in PRODUCTS and not self._egraph.members[each]:
-                self._egraph.members[each] = 1 << place
-            self._found.append(each)
-        self._egraph.rebuild()
         self._arranged = arrange(self._egraph, graph, self._found, patterns)
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
