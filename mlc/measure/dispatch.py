@@ -69,11 +69,9 @@ class Dispatcher:
         return self._settle([(request,) for request in requests], 0, on_result)
 
     def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
-        """Time the candidates of one task in turn on one device, ``rounds`` times each."""
+        """Time the candidates in turn on one device, ``rounds`` times each."""
         if rounds < 1:
             raise MeasureError(f"candidates are compared in at least one round, got {rounds}")
-        if len({request.task_key for request in requests}) > 1:
-            raise MeasureError("candidates are compared within one task, got several; compare each task by itself")
         return self._settle([tuple(requests)] if requests else [], rounds, None)
 
     def _settle(

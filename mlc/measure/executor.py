@@ -25,9 +25,8 @@ __all__ = ["Answer", "Executor", "Job"]
 class Job:
     """What one device does in one go: the candidates of ``requests``, each built, checked, and timed.
 
-    ``rounds`` of 0 times them one after another as ``options`` say; otherwise they are of one task and are timed in
-    turn, so many times each. ``limit`` are the seconds after which an executor may give the job up; waiting for a
-    device does not count.
+    ``rounds`` of 0 times them one after another as ``options`` say; otherwise they are timed in turn, so many times
+    each. ``limit`` are the seconds after which an executor may give the job up; waiting for a device does not count.
     """
 
     id: str

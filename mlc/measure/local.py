@@ -125,12 +125,10 @@ class LocalMeasurer:
         return batch.results()
 
     def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
-        """Check the candidates of one task, then time them in turn, ``rounds`` times each, in one worker.
+        """Check the candidates, then time them in turn, ``rounds`` times each, in one worker.
 
         Slow drifts of the machine then hit all alike. Each success has ``rounds`` times, in the order of the rounds.
         """
-        if len({request.task_key for request in requests}) > 1:
-            raise MeasureError("candidates are compared within one task, got several; compare each task by itself")
         batch = self._batch(requests, replace(self.options, repeats=1, cutoff=0.0), fresh=True)
         slot = self._pool.slot_with(frozenset(map(code_of, requests)))
         self._settle(batch, slots=(slot,))
@@ -197,8 +195,9 @@ class LocalMeasurer:
             return
         estimates = [statistics.median(c.result.times) for c in candidates if c.result is not None]
         round_seconds = sum(max(t, batch.options.min_repeat_seconds) + t for t in estimates)
-        message = self._run_message(batch, candidates[0]) | {
-            "job": "interleave", "ids": [c.index for c in candidates], "estimates": estimates, "rounds": rounds,
+        message = {
+            "job": "interleave", "runs": [self._run_message(batch, c) for c in candidates], "estimates": estimates,
+            "rounds": rounds, "min_repeat_seconds": batch.options.min_repeat_seconds,
         }
 
         def done(worker: WorkerProcess, answer: Message) -> None:

@@ -70,7 +70,8 @@ class Measurer(Protocol):
         """One result per request, in order. ``on_result`` is called as each one is known."""
 
     def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
-        """Time the requests of *one* task interleaved, ``rounds`` times each, in one worker."""
+        """Time the requests interleaved, ``rounds`` times each, in one worker: candidates of a task, or of tasks that
+        stand for each other in a model."""
 
     def close(self) -> None:
         """Stop every worker. Idempotent."""

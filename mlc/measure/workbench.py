@@ -170,13 +170,14 @@ class Workbench:
         return {"times": times, "slowness": slowness, "run_seconds": time.perf_counter() - start}
 
     def interleave(self, job: Message) -> Message:
-        """Time the built candidates ``ids`` in turn, ``rounds`` times each, in a new random order every round."""
-        device = _device(job["target"])
-        data = self._task_data(job, device)
-        timers = {number: _timer(self._built[number], device, data) for number in job["ids"]}
+        """Time the built candidates of ``runs`` in turn, ``rounds`` times each, in a new random order every round."""
+        timers = {}
+        for run in job["runs"]:
+            device = _device(run["target"])
+            timers[run["id"]] = _timer(self._built[run["id"]], device, self._task_data(run, device))
         counts = {
             number: max(1, math.ceil(job["min_repeat_seconds"] / estimate))
-            for number, estimate in zip(job["ids"], job["estimates"], strict=True)
+            for number, estimate in zip(timers, job["estimates"], strict=True)
         }
         order, rng = list(timers), random.Random(0)
         times: dict[int, list[float]] = {number: [] for number in order}
@@ -185,7 +186,7 @@ class Workbench:
             for number in order:
                 timers[number](1)  # the others' code and temporaries are in the caches now
                 times[number].append(timers[number](counts[number]))
-        return {"times": [times[number] for number in job["ids"]]}
+        return {"times": list(times.values())}
 
     def _machine(self, target: str) -> Gauge:
         if self._gauge is None:

@@ -67,6 +67,17 @@ def test_a_comparison_times_in_turn_and_afresh(measurer: LocalMeasurer) -> None:
     assert min(slow.times) > max(fast.times)
 
 
+def test_candidates_of_several_tasks_are_checked_and_timed_in_turn(measurer: LocalMeasurer) -> None:
+    func = tasks.gemm(48, 64, 40)
+    requests = [
+        tasks.request(tasks.doubled(), scheduled=tasks.slow), tasks.request(func, tasks.traces(func, 1)[0]),
+        tasks.request(tasks.doubled(), scheduled=tasks.tripled), tasks.request(tasks.doubled(), scheduled=tasks.good),
+    ]
+    slow, product, wrong, good = measurer.compare(requests, rounds=5)
+    assert [len(r.times) for r in (slow, product, good)] == [5, 5, 5] and wrong.failure == "wrong"
+    assert min(slow.times) > max(*product.times, *good.times)
+
+
 def test_a_candidate_far_behind_the_best_so_far_is_timed_once() -> None:
     wanted = [replace(tasks.request(tasks.doubled(), scheduled=f), best=1e-4) for f in (tasks.slow, tasks.good)]
     with LocalMeasurer(OPTIONS, workers=1) as measurer:

@@ -70,7 +70,7 @@ def test_weights_get_copies_with_equal_values_and_activations_do_not(tmp_path, m
     expected = random_arrays(params_of(func), "normal")[1]
     assert all((turn[1].numpy() == expected).all() for turn in data.turns)
     assert data.size == 4 * (48 * 40 + 48 * 64) + weight * len(data.turns)
-    times = bench.interleave(job | {"ids": [0], "estimates": [1e-5], "rounds": 4})["times"]
+    times = bench.interleave({"runs": [job], "estimates": [1e-5], "rounds": 4, "min_repeat_seconds": 1e-3})["times"]
     assert [len(t) for t in times] == [4]
 
 
