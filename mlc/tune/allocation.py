@@ -9,7 +9,9 @@ defaults: measuring a default alone gains nothing. Where a quarter of the budget
 first batch before any has a second. Afterwards the expected gain mixes what the last batches gained with
 the distance to the roofline, discounted for each batch without success; compare the gradient of Ansor's task scheduler
 (Zheng et al., 2020), which knows no cost. Alternatives (tasks of which the model runs the fastest only) compete: an
-expected gain counts as far as it gets ahead of the best rival, and one that cannot win any more stops.
+expected gain counts as far as it gets ahead of the best rival, and one that cannot win any more stops. Where the tasks
+are those of several graphs, of which the model runs the fastest, a gain counts by the chance that its graph still has;
+tasks of graphs without one get nothing.
 
 Choices depend on measured times, hence differ between runs on a real machine; given the times they are fixed.
 """
@@ -18,9 +20,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+
+from mlc.graph.substitute.costs import CALL_SECONDS
+from mlc.tune.contest import chances
 
 __all__ = ["Allocator", "TaskState"]
 
@@ -44,6 +49,10 @@ _LEAST = 4
 _SEEDS_GAIN, _SHIPPED_GAIN = 0.3, 0.1
 #: and each later batch, until there is experience
 _LATER_GAIN = 0.1
+#: batches' worth of its expected gain that a task may gain in the end
+_BATCHES = 3.0
+#: part of the guessed time of a task that was not measured by which the guess may be too high
+_UNKNOWN = 0.2
 #: weight of what an alternative that was not measured would gain over its rival, were the guess of its time right
 _TRUST = 0.5
 #: part of the roofline that untuned schedules are taken to reach before any was measured
@@ -88,13 +97,18 @@ class TaskState:
 
 
 class Allocator:
-    """Hands out batches; :meth:`update` decides when a task stops."""
+    """Hands out batches; :meth:`update` decides when a task stops.
+
+    ``graphs``, where there are several, say how often each calls the task of which index.
+    """
 
     def __init__(
-        self, states: Sequence[TaskState], batch: int, trials: int | None = None, seconds: float | None = None
+        self, states: Sequence[TaskState], batch: int, trials: int | None = None, seconds: float | None = None,
+        graphs: Sequence[Mapping[int, int]] = (),
     ) -> None:
         self.states = list(states)
         self._batch = batch
+        self._graphs = graphs or [{s.index: s.weight for s in self.states}]
         share = _affordable(trials, seconds) * _FIRST_PART / max(1, len(self.states))
         self._first = int(min(batch, max(_LEAST, share)))
         self._everyone = share >= _LEAST
@@ -106,19 +120,21 @@ class Allocator:
         """The task to go on with and how many candidates, at most ``trials`` left; None when all have stopped."""
         if trials is not None and trials < 1:
             return None
-        active = [s for s in self.states if not s.stopped]
+        calls = self._calls()
+        active = [s for s in self.states if not s.stopped and calls[s.index] > 0.0]
         if not active:
             return None
         new = [s for s in active if not s.batches and not math.isfinite(s.best) and not self._beaten(s)]
         typical, pace = self._typical(), self._pace()
         among = new if self._everyone and new else active
-        state = max(among, key=lambda s: (self._gain(s, typical, pace), s.weight * s.roofline, -s.index))
+        rates = {s.index: self._rate(s, typical, pace) for s in among}
+        state = max(among, key=lambda s: (calls[s.index] * rates[s.index], calls[s.index] * s.roofline, -s.index))
         n = self._size(state)
         return state, n if trials is None else min(n, trials)
 
     def gain(self, state: TaskState) -> float:
         """Expected seconds saved in one run of the model for each second of tuning."""
-        return self._gain(state, self._typical(), self._pace())
+        return self._calls()[state.index] * self._rate(state, self._typical(), self._pace())
 
     def expected(self, state: TaskState) -> float:
         """Seconds of a call of a task that no trial was spent on; infinite where there is a time to go by."""
@@ -126,7 +142,29 @@ class Allocator:
             return math.inf
         return _guess(state, self._typical())
 
-    def _gain(self, state: TaskState, typical: float, pace: float) -> float:
+    def _calls(self) -> list[float]:
+        """How often each task is called, in the graph in which that weighs most by the graph's chance."""
+        if len(self._graphs) == 1:
+            return [float(self._graphs[0].get(s.index, 0)) for s in self.states]
+        typical = self._typical()
+        times = [s.best if math.isfinite(s.best) else _guess(s, typical) for s in self.states]
+        odds = chances(
+            self._graphs, [s.choice for s in self.states], times, [self._hope(s, typical) for s in self.states],
+            CALL_SECONDS,
+        )
+        return [max(odd * graph.get(s.index, 0) for odd, graph in zip(odds, self._graphs, strict=True))
+                for s in self.states]
+
+    def _hope(self, state: TaskState, typical: float) -> float:
+        """Seconds of a call that tuning may save in the end."""
+        if state.stopped:
+            return 0.0
+        hope = _BATCHES * self._saved(state, typical)
+        known = math.isfinite(state.best) or math.isfinite(state.shipped)
+        return hope if known else max(hope, _UNKNOWN * _guess(state, typical))
+
+    def _saved(self, state: TaskState, typical: float) -> float:
+        """Seconds of a call that the next batch is expected to save."""
         measured = math.isfinite(state.best)
         now = state.best if measured else _guess(state, typical)
         headroom = max(0.02, 1.0 - min(1.0, state.roofline / now))
@@ -142,8 +180,12 @@ class Allocator:
             relative = max(0.0, relative - (1.0 - rival / now))
         elif not measured and math.isfinite(rival):
             relative += _TRUST * (rival / now - 1.0)
+        return now * relative
+
+    def _rate(self, state: TaskState, typical: float, pace: float) -> float:
+        """Seconds of a call that the next batch is expected to save, for each second that it takes."""
         each = state.spent / state.trials if state.trials else pace
-        return state.weight * now * relative / max(each * self._size(state), 1e-3)
+        return self._saved(state, typical) / max(each * self._size(state), 1e-3)
 
     def _size(self, state: TaskState) -> int:
         """Candidates of the next batch."""
@@ -194,8 +236,11 @@ class Allocator:
         return rival < state.roofline or (state.batches > 1 and rival * BEATEN < state.best)
 
     def lost(self, state: TaskState) -> bool:
-        """Whether an alternative is so much faster that it does not matter how fast exactly this task is."""
-        return self._rival(state) * LOST < state.best
+        """Whether an alternative is so much faster, or every graph that calls it so much slower than another, that it
+        does not matter how fast exactly this task is."""
+        if self._rival(state) * LOST < state.best:
+            return True
+        return len(self._graphs) > 1 and self._calls()[state.index] == 0.0
 
     def stop(self, state: TaskState, reason: str) -> str:
         """End a task."""

@@ -181,7 +181,8 @@ class JointTuning:
             return self._report(self._own, GraphReport(0, False) if reading is not None else None)
         scale = {} if self._interrupted else _scale(joint, self._own)
         try:
-            again = [] if self._interrupted else joint.promising(
+            # with the same estimates the search would find the same
+            again = [] if all(factor == 1.0 for factor in scale.values()) else joint.promising(
                 joint.found(reading, self._options.seconds, scale), self._own)
         except Exception as error:
             failed(error)
@@ -235,10 +236,12 @@ class JointTuning:
                     seen, weight=max(seen.weight, task.weight), choice=seen.choice or task.choice)
         spent = sum(report.trials for report in self._reports)
         elapsed = time.monotonic() - self._began if len(entrants) > 1 else 0.0
-        self._rounds.begin([entrant.calls for entrant in entrants], spent, elapsed)
+        graphs = [entrant.calls for entrant in entrants]
+        self._rounds.begin(graphs, spent, elapsed)
         self._reports.append(tune_tasks(
             list(tasks.values()), joint.target, joint.log, options, self._measurer, self._rounds,
             shipped=joint.shipped.best, experience=Experience.of([joint.log, *joint.shipped.readers], joint.target),
+            graphs=graphs,
         ))
 
     def _confirmed(self, winner: _Entrant) -> tuple[bool, float | None, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from cost_model.gbt import RankingModel
@@ -41,6 +41,8 @@ __all__ = ["tune_tasks"]
 _FINALISTS = 2
 #: trials that take as long as comparing a task's rivals: most of their code is there already (measured: 2.3)
 _COMPARISON = 2.5
+#: alternatives within this factor of the fastest are timed in turn: at different moments the machine is not the same
+_CLOSE = 1.3
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
 #: standard deviations of the pre-trained model that count in a candidate's favour
@@ -57,16 +59,19 @@ def tune_tasks(
     model: CostModel | None = None,
     shipped: Callable[[str], Record | None] | None = None,
     experience: Experience | None = None,
+    graphs: Sequence[Mapping[str, int]] = (),
 ) -> TuneReport:
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
     ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
     gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
-    begin near what ``experience`` found best for other tasks. A keyboard interrupt ends the run with what was found;
-    no single candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all.
+    begin near what ``experience`` found best for other tasks. ``graphs``, where the tasks are those of several graphs
+    of one model, say how often each calls the task of which key; the budget then goes to those that may still become
+    the fastest of all. A keyboard interrupt ends the run with what was found; no single candidate ever ends it. Raises
+    what the log or the measurer raise when they cannot go on at all.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
-               shipped or (lambda _key: None), experience)
+               shipped or (lambda _key: None), experience, graphs)
     return run.run()
 
 
@@ -83,8 +88,9 @@ class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
         emit: Listener, model: CostModel, shipped: Callable[[str], Record | None], experience: Experience | None,
+        graphs: Sequence[Mapping[str, int]],
     ) -> None:
-        self._shipped, self._experience = shipped, experience
+        self._shipped, self._experience, self._graphs = shipped, experience, graphs
         self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
         self._tasks = _distinct(tasks)
         self._journal = Journal(log, self._tasks, target, options)
@@ -146,7 +152,8 @@ class _Run:
         """Batches until a budget is used up; the reason why it ended."""
         journal = self._journal
         allocator = self._allocator = Allocator(
-            [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left
+            [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left,
+            self._by_index(),
         )
         while True:
             trials, seconds = journal.trials_left, journal.seconds_left
@@ -159,12 +166,19 @@ class _Run:
                 return "finished"
             self._batch(self._searches[turn[0].index], turn[1], allocator)
 
+    def _by_index(self) -> list[dict[int, int]]:
+        """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
+        one."""
+        places = {search.task.key: search.state.index for search in self._searches}
+        return [] if self._broken else [{places[key]: n for key, n in graph.items()} for graph in self._graphs]
+
     def _reserve(self) -> float:
         """Seconds to keep back so that the winners can be confirmed."""
         if not self._options.confirm_rounds or self._options.seconds is None:
             return 0.0
         each = self._journal.elapsed / max(1, self._journal.trials)
-        wanted = sum(each * _COMPARISON for s in self._searches if s.open and not self._lost(s))
+        compared = [s for s in self._searches if s.open and not self._lost(s)]
+        wanted = each * _COMPARISON * (len(compared) + sum(bool(s.task.choice) for s in compared) / 2)
         return min(wanted, self._options.seconds * _RESERVED)
 
     def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
@@ -265,6 +279,42 @@ class _Run:
                 return
             if not self._lost(search):  # asked again: its rivals have been compared by now
                 self._compare(search)
+        for rivals in self._contests():
+            left = self._journal.seconds_left
+            if left is not None and left <= 0:
+                return
+            self._decide(rivals)
+
+    def _contests(self) -> list[list[Search]]:
+        """Alternatives that this run tuned and that are so close that times of different moments do not tell which is
+        the fastest."""
+        groups: dict[str, list[Search]] = {}
+        for search in self._searches:
+            if search.task.choice and search.best is not None:
+                groups.setdefault(search.task.choice, []).append(search)
+        found = []
+        for group in groups.values():
+            least = min(search.state.best for search in group)
+            close = [search for search in group if search.state.best <= _CLOSE * least]
+            if len(close) > 1 and any(search.state.trials for search in close) and not all(map(self._lost, close)):
+                found.append(close)
+        return found
+
+    def _decide(self, alternatives: Sequence[Search]) -> None:
+        """Time alternatives in turn: from now on the log has times of them that can be compared."""
+        records = [search.best for search in alternatives if search.best is not None]
+        requests = [search.request(record.trace) for search, record in zip(alternatives, records, strict=True)]
+        results = self._measurer.compare(requests, self._options.confirm_rounds)
+        results = as_alone(results, [record.seconds for record in records])
+        again = {
+            search.task.key: self._journal.again(record, result, KEPT)
+            for search, record, result in zip(alternatives, records, results, strict=True) if not result.failure
+        }
+        self._journal.append(again.values())
+        for search in alternatives:
+            if search.task.key in again:
+                search.final = again[search.task.key]
+                search.state.best = search.final.seconds
 
     def _lost(self, search: Search) -> bool:
         return self._allocator is not None and self._allocator.lost(search.state)

@@ -166,3 +166,50 @@ def test_an_alternative_far_behind_its_rival_is_given_up() -> None:
     assert allocator.update(tasks[0], 8, 5e-4, 1.0) == ""
     assert allocator.update(tasks[1], 8, 9e-4, 1.0) == "beaten"
     assert allocator.gain(tasks[0]) > 0
+
+
+# -- several graphs of a model
+
+
+def served(allocator: Allocator, seconds: dict[int, float], turns: int = 40) -> list[int]:
+    """Who gets batches, where every candidate of a task takes the same time."""
+    found = []
+    for _ in range(turns):
+        turn = allocator.next()
+        if turn is None:
+            break
+        found.append(turn[0].index)
+        allocator.update(turn[0], turn[1], seconds[turn[0].index], 1.0)
+    return found
+
+
+def test_tasks_of_a_graph_that_cannot_win_any_more_get_nothing() -> None:
+    tasks = states(1e-3, 1e-3, 1e-3)
+    graphs = [{0: 1, 1: 1}, {0: 1, 2: 1}]  # the second has one task of its own instead of another
+    order = served(Allocator(tasks, 8, graphs=graphs), {0: 2e-3, 1: 2e-3, 2: 3e-3})
+    assert order.count(2) == 1 and order.count(1) > 1
+    assert not tasks[2].stopped and tasks[1].stopped == "flat"
+
+
+def test_a_graph_that_is_ahead_takes_the_trials_of_the_models_own() -> None:
+    tasks = states(1e-3, 1e-3, 1e-3)
+    order = served(Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}]), {0: 2e-3, 1: 4e-3, 2: 1.5e-3})
+    assert order.count(1) == 1 and order.count(2) > 1
+
+
+def test_a_graph_without_a_chance_is_never_tried() -> None:
+    tasks = states(1e-3, 1e-3, 3e-3)
+    assert 2 not in served(Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}]), {0: 2e-3, 1: 2e-3})
+
+
+def test_graphs_that_are_about_as_fast_are_both_tuned() -> None:
+    tasks = states(1e-3, 1e-3)
+    order = served(Allocator(tasks, 8, graphs=[{0: 1}, {1: 1}]), {0: 2.0e-3, 1: 2.01e-3}, turns=6)
+    assert {0, 1} == set(order[:2]) and min(order.count(0), order.count(1)) > 1
+
+
+def test_a_task_of_a_lost_graph_is_not_compared() -> None:
+    tasks = states(1e-3, 1e-3, 1e-3)
+    allocator = Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}])
+    served(allocator, {0: 2e-3, 1: 2e-3, 2: 3e-3})
+    assert [allocator.lost(task) for task in tasks] == [False, False, True]
