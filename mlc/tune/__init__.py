@@ -1,4 +1,7 @@
-"""The search: strategies that propose, the allocation of trials to tasks, the session that measures and records."""
+"""The search: strategies that propose, the allocation of trials to tasks, the session that measures and records.
+
+Called, ``mlc.tune(model, ...)`` is the function :func:`mlc.api.tune`; see ``help(mlc.api.tune)``.
+"""
 
 from __future__ import annotations
 

@@ -82,6 +82,8 @@ class _Joint:
     rules: Substitutions
     winograd: bool
     entrants: dict[str, _Entrant] = field(default_factory=dict)
+    #: whether a search had less time than one for a compile has, and used it up
+    cut: bool = False
 
     def entrant(self, candidate: Candidate | None, module: tvm.IRModule) -> _Entrant:
         """A graph lowered as a run without the user's log would build it."""
@@ -105,11 +107,13 @@ class _Joint:
 
     def found(self, reading: Reading, seconds: float | None, scale: Mapping[str, float] | None = None) -> Found:
         """A search that leaves most of ``seconds`` for tuning. Most take a few seconds and are not cut short."""
-        options = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
-        if seconds is not None:
-            options = replace(options, seconds=min(options.seconds, _SEARCH * seconds))
-        rules = replace(self.rules, options=options)
-        return find(self.mod, self.target, rules, reading=reading, winograd=self.winograd)
+        whole = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
+        options = whole if seconds is None else replace(whole, seconds=min(whole.seconds, _SEARCH * seconds))
+        found = find(self.mod, self.target, replace(self.rules, options=options), reading=reading,
+                     winograd=self.winograd)
+        self.cut |= options.seconds < whole.seconds and (
+            found.seconds > options.seconds or any(report.reason == "seconds" for report in found.reports))
+        return found
 
     def price(self, task: Task) -> float | None:
         record = self.log.best(task.key) or self.shipped.best(task.key)
@@ -269,6 +273,8 @@ class JointTuning:
         seconds: float | None = None,
     ) -> None:
         joint = self._joint
+        if winner is self._own and joint.cut:
+            return  # a compile, which has more time to search, may find what this run did not
         try:
             name = subject(reading, joint.target, joint.rules.patterns, winograd=joint.winograd)
             graph = reading.graph.live() if winner.candidate is None else winner.candidate.graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from tvm.relax import op
 from cost_model.roofline import estimate
 from mlc.build.compare import times_in_turn
 from mlc.graph.pipeline import optimise
-from mlc.graph.substitute.choose import Decision, Substitutions
+from mlc.graph.substitute.choose import Decision, Substitutions, find
 from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.search import Found, Options
 from mlc.graph.task import from_json
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Layers, Prices, TuningLog
@@ -157,6 +159,22 @@ def test_where_the_own_graph_was_decided_for_nothing_is_searched(
     monkeypatch.setattr("mlc.graph.substitute.choose.search", lambda *_args, **_options: pytest.fail("it searched"))
     assert decision(log).reason == "decided"
     assert not decision(log).found.reports
+
+
+@pytest.mark.parametrize("seconds", [8.0, 40.0])
+def test_a_search_that_a_small_budget_cut_short_decides_nothing(
+    seconds: float, log: TuningLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*args: object, **options: object) -> Found:
+        found = find(*args, **options)  # type: ignore[arg-type]
+        return replace(found, candidates=found.candidates[:1],
+                       reports=tuple(replace(report, reason="seconds") for report in found.reports))
+
+    monkeypatch.setattr("mlc.tune.joint.find", cut)
+    report = run(log, ByFunction(lambda least, columns: least + 10e-6), trials=4, seconds=seconds)
+    assert report.graph is not None and not report.graph.substituted
+    short = seconds / 4 < Options().seconds
+    assert (decision(log).reason != "decided") == short, "a compile has more time to search than this run had"
 
 
 def test_of_two_runs_the_later_decides(log: TuningLog) -> None:
