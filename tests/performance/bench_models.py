@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 VARIANTS = ("empty", "others")
 PEERS = ("onnxruntime", "openvino")
 #: trials after which the model is built; it is in the end, too
-CHECKPOINTS = (0, 50, 100, 200, 400, 800)
+CHECKPOINTS = (0, 50, 100, 200, 400, 800, 1600, 3200)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
