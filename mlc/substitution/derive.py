@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlc.operators.index import as_poly
@@ -22,9 +22,21 @@ Kind = tuple[str, str, int]
 
 
 def kinds_of(rule: Rule, *sides: Graph) -> frozenset[Kind]:
+    """The kinds of the operators of sides (both); where a reshape changes ranks, each at the rank that it is met at."""
+    if any(node.op == "reshape" for side in sides or (rule.source, rule.target) for node in side.nodes):
+        return frozenset(kind for side in sides or (rule.source, rule.target) for kind in _ranked(rule, side))
     ranks = {len(shape) for shape in rule.shapes.values() if shape}
     return frozenset((node.op, str(node.attributes.get("axis", "")), rank) for rank in ranks
                      for side in sides or (rule.source, rule.target) for node in side.nodes)
+
+
+def _ranked(rule: Rule, side: Graph) -> Iterator[Kind]:
+    ranks: dict[Any, int] = {name: len(shape) for name, shape in rule.shapes.items()}
+    for place, node in enumerate(side.nodes):
+        rank = max((ranks[ref] for ref in node.inputs), default=0)
+        yield node.op, str(node.attributes.get("axis", "")), rank
+        shape = node.attributes.get("shape")
+        ranks[place, 0] = len(shape) if isinstance(shape, tuple) else rank
 
 
 def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits = LIMITS,

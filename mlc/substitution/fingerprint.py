@@ -7,7 +7,8 @@ Zippel). Several assignments of sizes, all distinct and some ones, tell apart wh
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from mlc.operators.index import Poly, as_poly
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.graph import Graph
 from mlc.substitution.rule import Rule
+from mlc.substitution.unify import products
 
 __all__ = ["agree", "assignments", "concrete", "random_input", "values_of"]
 
@@ -49,6 +51,7 @@ def assignments(rule: Rule, count: int, seed: int = 0, largest: int = 5) -> Iter
     """Different sizes that the precondition admits, small ones and with few repetitions; one of them is often 1."""
     rng = np.random.default_rng(seed)
     names = rule.symbols
+    equations = [sides for c in rule.conditions if c.relation == "==" and (sides := products(c.poly))]
     seen: set[tuple[int, ...]] = set()
     for attempt in range(60 * count):
         if len(seen) == count:
@@ -61,11 +64,25 @@ def assignments(rule: Rule, count: int, seed: int = 0, largest: int = 5) -> Iter
         # extents of images leave room for windows
         drawn = np.where([name[0] in "hw" for name in names], drawn + attempt % 7, drawn)
         sizes = dict(zip(names, map(int, drawn), strict=True))
+        for left, right in equations:
+            _equalise(left, right, sizes, rng)
         shapes = [size.evaluate(sizes) for shape in rule.shapes.values() for size in map(as_poly, shape)]
         fits = all(1 <= size <= 24 for size in shapes) and all(c.evaluate(sizes) for c in rule.conditions)
         if fits and tuple(sizes.values()) not in seen:
             seen.add(tuple(sizes.values()))
             yield sizes
+
+
+def _equalise(left: Sequence[str], right: Sequence[str], sizes: dict[str, int], rng: np.random.Generator) -> None:
+    """Draws the sizes of ``right`` anew so that their product is that of ``left``, if they are others."""
+    if set(left) & set(right) or len(set(right)) < len(right):
+        return
+    rest = prod(sizes[name] for name in left)
+    *first, last = rng.permutation(right)
+    for name in first:
+        sizes[name] = int(rng.choice([d for d in range(1, rest + 1) if rest % d == 0]))
+        rest //= sizes[name]
+    sizes[last] = rest
 
 
 def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:

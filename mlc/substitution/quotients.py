@@ -37,6 +37,9 @@ def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
 def resolve(quotient: FloorDiv, facts: Facts) -> tuple[Poly, Witness, Witness] | None:
     """A simpler polynomial that the quotient equals, with the witnesses that ``0 <= n - d*q <= d - 1``."""
     n, d = quotient.numerator, quotient.denominator
+    nested = _nested(quotient, facts)
+    if nested is not None:
+        return nested
     for candidate in _candidates(n, d):
         if candidate == Poly.atom(quotient):
             continue
@@ -48,6 +51,29 @@ def resolve(quotient: FloorDiv, facts: Facts) -> tuple[Poly, Witness, Witness] |
         if low is not None and high is not None:
             return candidate, low, high
     return None
+
+
+def _nested(quotient: FloorDiv, facts: Facts) -> tuple[Poly, Witness, Witness] | None:
+    """``(n // a) // d`` is ``q = n // (a*d)``, whatever n is, for a product ``a`` of sizes.
+
+    With ``p = n // a``: were ``p - d*q <= -1``, then ``a*(d*q - p - 1)``, ``a*p + a - 1 - n`` and ``n - a*d*q`` would
+    all be at least 0, but they add up to -1. Were ``p - d*q >= d``, then so would ``a*(p - d*q - d)``, ``n - a*p`` and
+    ``a*d*q + a*d - 1 - n``. The witnesses write ``a`` as a sum of products of what the facts say of its sizes.
+    """
+    n, d = quotient.numerator, quotient.denominator
+    if len(n.terms) != 1 or n.terms[0][1] != 1 or len(n.terms[0][0]) != 1:
+        return None
+    inner = n.terms[0][0][0]
+    if not isinstance(inner, FloorDiv) or len(inner.denominator.terms) != 1 or len(d.terms) != 1:
+        return None
+    found = inner.numerator // (inner.denominator * d)
+    factors = facts.factors(inner.denominator)
+    if factors is None or facts.factors(d) is None or found != Poly.atom(FloorDiv(inner.numerator,
+                                                                                   inner.denominator * d)):
+        return None
+    negated = [[str(factor), [-1, *refs]] for factor, refs in factors]
+    return (found, [*negated, ["1", [["hi", n]]], ["1", [["lo", found]]]],
+            [*negated, ["1", [["lo", n]]], ["1", [["hi", found]]]])
 
 
 def _candidates(n: Poly, d: Poly) -> Iterator[Poly]:

@@ -160,6 +160,21 @@ class Facts:
         self._known[part, True] = found
         return found
 
+    def factors(self, product: Poly) -> list[tuple[int, list[Any]]] | None:
+        """A product of sizes as a sum of products of facts ``size - low >= 0``: factors and references. None for what
+        is no such product."""
+        found: list[tuple[int, list[Any]]] = [(1, [])]
+        if len(product.terms) != 1 or product.terms[0][1] != 1:
+            return None
+        for atom in product.terms[0][0]:
+            if not isinstance(atom, Symbol) or atom.name[0] in "$@" or atom not in self._numbers:
+                return None
+            low, ref = self._lower.get(self._numbers[atom], (0, None))
+            if low < 1:
+                return None
+            found = [(factor * more, refs + added) for factor, refs in found for more, added in ((1, [ref]), (low, []))]
+        return found
+
     def contradictory(self) -> Witness | None:
         """A witness that no integers satisfy the facts: a sum of products of them that is -1."""
         key = (Poly({}), False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from mlc.operators.index import Poly
@@ -90,7 +91,7 @@ def _image(*names: str, channels: str = "c") -> dict[str, str]:
 
 def _families() -> tuple[Family, ...]:
     areas = {"pointwise": _pointwise(), "products": _products(), "convolutions": _convolutions(),
-             "poolings": _poolings()}
+             "poolings": _poolings(), "reshapes": _reshapes()}
     # four operands of one shape, which the sides of an interchange read in different orders
     return tuple(replace(family, area=area, all_orders=family.name.startswith("join-"))
                  for area, families in areas.items() for family in families)
@@ -217,6 +218,138 @@ def _poolings() -> list[Family]:
     return [_family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
                     f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world, add=1,
                     concat=1)]
+
+
+#: a size and how it is called for sizes that are joined or cut along an axis
+_PARTS = {"X": 2, "Y": 3, "I": 2, "J": 2, "K": 2}
+#: for three letters, by rank, different shapes of 24 elements
+_SHAPES = {"N": {1: (24,), 2: (2, 12), 3: (4, 3, 2), 4: (4, 3, 2, 1)},
+           "M": {1: (24,), 2: (3, 8), 3: (2, 3, 4), 4: (1, 2, 3, 4)},
+           "O": {1: (24,), 2: (8, 3), 3: (3, 4, 2), 4: (2, 3, 4, 1)}}
+
+
+def _reshapes() -> list[Family]:
+    """Shapes of one number of elements: any at all for what has no axes, and an axis made of two for what has.
+
+    Laws between any two shapes have a condition (equal products), which no size of one side tells; they come first,
+    with ranks from 2. By shapes of rank 1, which follow, a reshape is two, and much else follows from that.
+    """
+    world = {f"{letter}{rank}{place}": size for letter, table in _SHAPES.items() for rank, shape in table.items()
+             for place, size in enumerate(shape)}
+    own, shapes, others = ({rank: "".join(f"{letter}{rank}{place}," for place in range(rank)) for rank in table}
+                           for letter, table in _SHAPES.items())
+    inputs = {rank: text.replace(",", " ") for rank, text in own.items()}
+
+    def steps(*texts: str) -> str:
+        return ";".join(f"reshape shape={text}" for text in texts)
+
+    found = [_family(f"reshape-{rank}", 2, {"x": inputs[rank]},
+                     steps(own[rank], *(table[r] for table in (shapes, others) for r in (2, 3, 4))), world)
+             for rank in (2, 3, 4)]
+    found += [_family(f"{op}-reshape-{rank}", 3, dict.fromkeys("xy", inputs[rank]),
+                      f"{op};" + steps(*(shapes[r] for r in (2, 3, 4))), world, **{op: 1, "reshape": 2})
+              for op in ("add", "mul") for rank in (2, 3, 4)]
+    found += [_family(f"flat-{rank}", 2, {"x": inputs[rank]}, steps(own[rank], *map(shapes.__getitem__, (1, 2, 3, 4))),
+                      world) for rank in (1, 2, 3, 4)]
+    flat = {rank: steps(*(shapes[r] for r in ((2, 3, 4) if rank == 1 else (1,)))) for rank in (1, 2, 3, 4)}
+    found += [_family(f"{op}-flat-{rank}", 2, {"x": inputs[rank]}, f"{op};{flat[rank]}", world)
+              for op in FUNCTIONS for rank in (1, 2, 3, 4)]
+    found += [_family(f"{op}-flat-{rank}", 3, {"x": inputs[rank], "y": inputs[rank], "s": ""}, f"{op};{flat[rank]}",
+                      world, **{op: 1, "reshape": 2}) for op in ("add", "mul") for rank in (1, 2, 3, 4)]
+    return [*found, *_merged_axes(), *_unit_axes(), *_moved_axes()]
+
+
+def _merged_axes() -> list[Family]:
+    """Two axes that are one, and the other way round: what joins or cuts another axis or the outer of both, and what
+    is added to all."""
+    found = []
+    for rank in (2, 3, 4):
+        for pair in range(rank - 1):
+            for axis in range(rank):
+                if axis != pair + 1:
+                    found += _joined_and_cut(rank, pair, axis)
+    found += _biased("A B C", "A*B C", "1 1 C", "1 C") + _biased("A B C D", "A*B C D", "1 1 1 D", "1 1 D")
+    return found + _biased("A B C D", "A B C*D", "1 B 1 1", "1 B 1")
+
+
+def _joined_and_cut(rank: int, pair: int, axis: int) -> list[Family]:
+    def shapes(size: str) -> tuple[list[str], list[str]]:
+        long = list("ABCD"[:rank])
+        long[axis] = f"({size})"
+        return long, [*long[:pair], f"{long[pair]}*{long[pair + 1]}", *long[pair + 2:]]
+
+    world = {**dict(zip("ABCD", (2, 3, 2, 3), strict=True)), **_PARTS}
+    inner = "ABCD"[pair + 1] if axis == pair else "1"
+    places = (axis, axis - (axis > pair))
+    whole, found = "I+J+K-2", []
+    for name, old, new in (("merge", 0, 1), ("split", 1, 0)):
+        at = f"{name}-{rank}-{pair}-{axis}"
+        parts = {size: [shapes(size)[side] for side in (old, new)] for size in ("X", "Y", "X+Y", "J", whole)}
+        to = {size: f"reshape shape={','.join(each[1])}{',' * (len(each[1]) == 1)}" for size, each in parts.items()}
+        begins = [f"slice axis={places[side]} begin=(I-1)*{by} end=(I+J-1)*{by}"
+                  for side, by in ((old, inner if old else "1"), (new, inner if new else "1"))]
+        concats = ";".join(dict.fromkeys(f"concat axis={places[side]}" for side in (old, new)))
+        found.append(_family(f"concat-{at}", 3, {"x": " ".join(parts["X"][0]), "y": " ".join(parts["Y"][0])},
+                             f"{concats};{to['X']};{to['Y']};{to['X+Y']}", world, concat=1, reshape=2))
+        found.append(_family(f"slice-{at}", 2, {"s": " ".join(parts[whole][0])},
+                             f"{';'.join(dict.fromkeys(begins))};{to['J']};{to[whole]}", world, slice=1))
+    return found
+
+
+def _biased(long: str, short: str, long_bias: str, short_bias: str) -> list[Family]:
+    world = {"A": 2, "B": 3, "C": 4, "D": 5}
+    found = []
+    for op in ("add", "mul"):
+        for name, old, new in (("merge", (long, long_bias), (short, short_bias)),
+                               ("split", (short, short_bias), (long, long_bias))):
+            to = ";".join(f"reshape shape={shape.replace(' ', ',')}" for shape in (*new, old[1]))
+            found.append(_family(f"{op}-bias-{name}-{len(long.split())}-{long_bias.split().index(long_bias[-1])}", 3,
+                                 {"x": old[0], "s": old[1], "t": new[1]}, f"{op};{to}", world, **{op: 1, "reshape": 2}))
+    return found
+
+
+def _unit_axes() -> list[Family]:
+    """Axes of length 1: transposes that move nothing else, what joins or cuts beside them, a batch of one product."""
+    found = []
+    for rank in (2, 3, 4):
+        kept = "ABC"[: rank - 1]
+        orders = [" ".join((*kept[:place], "1", *kept[place:])) for place in range(rank)]
+        reshapes = ";".join(f"reshape shape={order.replace(' ', ',')}" for order in orders)
+        for place, order in enumerate(orders):
+            others = [axis for axis in range(rank) if axis != place]
+            moves = [(*others[:to], place, *others[to:]) for to in range(rank) if to != place]
+            transposes = ";".join(f"transpose perm={','.join(map(str, perm))}" for perm in moves)
+            found.append(_family(f"unit-transpose-{rank}-{place}", 1, {"x": order}, f"{reshapes};{transposes}",
+                                 {"A": 2, "B": 3, "C": 4}))
+    square = {"M": 2, "K": 3, "N": 4}
+    reshapes = ";".join(f"reshape shape={shape}" for shape in ("M,K", "K,N", "M,N", "1,M,K", "1,K,N", "1,M,N"))
+    for x, y in (("1 M K", "1 K N"), ("1 M K", "K N"), ("M K", "1 K N")):
+        found.append(_family(f"batch-of-one-{len(x.split())}-{len(y.split())}", 3, {"a": x, "b": y},
+                             f"matmul;{reshapes}", square, matmul=1))
+    return found
+
+
+def _moved_axes() -> list[Family]:
+    """Transposes that move two axes together, which may be one."""
+    found = []
+    for rank in (3, 4):
+        for pair in range(rank - 1):
+            long = "ABCD"[:rank]
+            short = [*long[:pair], f"{long[pair]}*{long[pair + 1]}", *long[pair + 2:]]
+            for order in permutations(range(rank - 1)):
+                if list(order) == sorted(order):
+                    continue
+                after = [short[place] for place in order]
+                apart = [place + (place > pair) for place in order]
+                where = order.index(pair)
+                perm = (*apart[: where + 1], pair + 1, *apart[where + 1:])
+                moves = [f"transpose perm={','.join(map(str, each))}" for each in (perm, order)]
+                for name, x, made, first in (("merge", list(long), after, short),
+                                             ("split", short, [long[place] for place in perm], list(long))):
+                    found.append(_family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2, {"x": " ".join(x)},
+                                         f"{moves[0]};{moves[1]};reshape shape={','.join(made)};"
+                                         f"reshape shape={','.join(first)}", {"A": 2, "B": 3, "C": 4, "D": 5}))
+    return found
 
 
 FAMILIES: tuple[Family, ...] = _families()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol, as_poly, equal
 from mlc.operators.tensor import ShapeError
@@ -10,7 +10,7 @@ from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.quotients import divided
 from mlc.substitution.rule import Rule
 
-__all__ = ["generalise", "implied", "merged_sizes", "renamed"]
+__all__ = ["generalise", "implied", "merged_sizes", "products", "renamed"]
 
 
 #: capitals that are sizes of the same kind as others
@@ -21,6 +21,9 @@ _LETTERS = {"A": "d", "B": "d", "K": "k", "L": "l", "T": "s", "Q": "p", "U": "p"
 def generalise(rule: Rule) -> Rule | None:
     """``rule`` with size symbols replaced so that all demands that are equations hold; what is left of the demands
     are its conditions. None where the demands contradict each other or cannot be met by replacing symbols.
+
+    Only ``a*b == c*d``, as a reshape asks for, stays a condition: it is met by ``p*q, r*s, p*r, q*s`` in place of the
+    four sizes, but neither shape would tell p, q, r and s.
     """
     for _ in range(64):
         demands = _demands(rule)
@@ -30,12 +33,13 @@ def generalise(rule: Rule) -> Rule | None:
         open_ = [poly for poly in equations if poly.terms]
         if any(poly.constant not in (None, 0) for poly in open_):
             return None
-        if not open_:
-            conditions = tuple(dict.fromkeys(d for d in demands if not implied(d)))
-            return Rule(rule.name, rule.shapes, rule.source, rule.target, conditions)
         solutions = [s for poly in open_ for s in _solutions(poly)]
         if not solutions:
-            return None
+            reshapes = any(node.op == "reshape" for node in (*rule.source.nodes, *rule.target.nodes))
+            if open_ and not (reshapes and all(map(products, open_))):
+                return None
+            conditions = _independent(d for d in demands if not implied(d))
+            return Rule(rule.name, rule.shapes, rule.source, rule.target, conditions)
         _, _, values = min(solutions, key=lambda s: s[:2])
         rule = with_sizes(rule, values)
     return None
@@ -84,6 +88,31 @@ def _solutions(poly: Poly) -> list[tuple[int, str, Mapping[str, Poly]]]:
                 if one.split("_")[0] == other.split("_")[0]:
                     found.append((9, one, {max(one, other): Poly.symbol(min(one, other))}))
     return found
+
+
+def products(poly: Poly) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The factors of both sides if ``poly == 0`` says that two products of sizes are equal."""
+    if len(poly.terms) != 2 or sorted(c for _, c in poly.terms) != [-1, 1]:
+        return None
+    if not all(m and all(isinstance(atom, Symbol) for atom in m) for m, _ in poly.terms):
+        return None
+    left, right = (tuple(map(str, monomial)) for monomial, _ in poly.terms)
+    return left, right
+
+
+def _independent(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """The conditions, each once, without equations of products that others make a chain for."""
+    found: list[Condition] = []
+    chains: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for condition in dict.fromkeys(conditions):
+        sides = products(condition.poly) if condition.relation == "==" else None
+        if sides is not None:
+            left, right = (chains.get(side, {side}) for side in sides)
+            if left is right:
+                continue
+            chains |= dict.fromkeys(left | right, left | right)
+        found.append(condition)
+    return tuple(found)
 
 
 def _has(poly: Poly, kind: type) -> bool:
