@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 
 from mlc.operators.index import Poly, as_poly, at_least, equal, less
 from mlc.operators.operator import operator
@@ -49,11 +50,12 @@ def reshape(require: Requirements, x: Tensor, shape: tuple[Poly | int, ...]) -> 
         f"reshape keeps the number of elements, but {text(x)} has {product(x.shape)} and {text(sizes)} has "
         f"{product(sizes)}",
     )
-    blocks = _blocks(x.shape, sizes)
+    # for elements alone: shapes are asked for far more often
+    blocks = cache(lambda: _blocks(x.shape, sizes))
 
     def element(*indices: Poly) -> Scalar:
         places: list[Poly] = []
-        for old, new in blocks:
+        for old, new in blocks():
             places += _unravel(_ravel(indices[new], sizes[new]), x.shape[old])
         return x[tuple(places)]
 

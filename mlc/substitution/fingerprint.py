@@ -56,7 +56,7 @@ def assignments(rule: Rule, count: int, seed: int = 0, largest: int = 5) -> Iter
     for attempt in range(60 * count):
         if len(seen) == count:
             return
-        if attempt % 2 == 0 and len(names) <= 2 * largest:
+        if attempt % 2 == 0 and len(names) <= 2 * largest and not equations:
             drawn = rng.permutation(max(largest, len(names)))[: len(names)] + 1
         else:
             # most are 1 or 2 in some rounds, so that demands on many sizes together are met
@@ -77,12 +77,14 @@ def _equalise(left: Sequence[str], right: Sequence[str], sizes: dict[str, int], 
     """Draws the sizes of ``right`` anew so that their product is that of ``left``, if they are others."""
     if set(left) & set(right) or len(set(right)) < len(right):
         return
-    rest = prod(sizes[name] for name in left)
-    *first, last = rng.permutation(right)
-    for name in first:
-        sizes[name] = int(rng.choice([d for d in range(1, rest + 1) if rest % d == 0]))
-        rest //= sizes[name]
-    sizes[last] = rest
+    rest, factor = prod(sizes[name] for name in left), 2
+    sizes |= dict.fromkeys(right, 1)
+    while rest > 1:
+        if rest % factor:
+            factor += 1
+            continue
+        rest //= factor
+        sizes[right[rng.integers(len(right))]] *= factor
 
 
 def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:

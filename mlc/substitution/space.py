@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from typing import Any
 
 from mlc.operators.index import Poly
@@ -263,23 +262,23 @@ def _merged_axes() -> list[Family]:
     """Two axes that are one, and the other way round: what joins or cuts another axis or the outer of both, and what
     is added to all."""
     found = []
-    for rank in (2, 3, 4):
-        for pair in range(rank - 1):
+    for rank, pairs in ((2, (0,)), (3, (0, 1)), (4, (0, 2))):
+        for pair in pairs:
             for axis in range(rank):
                 if axis != pair + 1:
                     found += _joined_and_cut(rank, pair, axis)
-    found += _biased("A B C", "A*B C", "1 1 C", "1 C") + _biased("A B C D", "A*B C D", "1 1 1 D", "1 1 D")
-    return found + _biased("A B C D", "A B C*D", "1 B 1 1", "1 B 1")
+    found += _biased("N M C", "N*M C", "1 1 C", "1 C") + _biased("N M C R", "N*M C R", "1 1 1 R", "1 1 R")
+    return found + _biased("N C M R", "N C M*R", "1 C 1 1", "1 C 1")
 
 
 def _joined_and_cut(rank: int, pair: int, axis: int) -> list[Family]:
     def shapes(size: str) -> tuple[list[str], list[str]]:
-        long = list("ABCD"[:rank])
+        long = list("NMCR"[:rank])
         long[axis] = f"({size})"
         return long, [*long[:pair], f"{long[pair]}*{long[pair + 1]}", *long[pair + 2:]]
 
-    world = {**dict(zip("ABCD", (2, 3, 2, 3), strict=True)), **_PARTS}
-    inner = "ABCD"[pair + 1] if axis == pair else "1"
+    world = {**dict(zip("NMCR", (2, 3, 2, 3), strict=True)), **_PARTS}
+    inner = "NMCR"[pair + 1] if axis == pair else "1"
     places = (axis, axis - (axis > pair))
     whole, found = "I+J+K-2", []
     for name, old, new in (("merge", 0, 1), ("split", 1, 0)):
@@ -297,13 +296,13 @@ def _joined_and_cut(rank: int, pair: int, axis: int) -> list[Family]:
 
 
 def _biased(long: str, short: str, long_bias: str, short_bias: str) -> list[Family]:
-    world = {"A": 2, "B": 3, "C": 4, "D": 5}
-    found = []
+    world = {"N": 2, "M": 3, "C": 4, "R": 5}
+    found, axis = [], next(place for place, size in enumerate(long_bias.split()) if size != "1")
     for op in ("add", "mul"):
         for name, old, new in (("merge", (long, long_bias), (short, short_bias)),
                                ("split", (short, short_bias), (long, long_bias))):
             to = ";".join(f"reshape shape={shape.replace(' ', ',')}" for shape in (*new, old[1]))
-            found.append(_family(f"{op}-bias-{name}-{len(long.split())}-{long_bias.split().index(long_bias[-1])}", 3,
+            found.append(_family(f"{op}-bias-{name}-{len(long.split())}-{axis}", 3,
                                  {"x": old[0], "s": old[1], "t": new[1]}, f"{op};{to}", world, **{op: 1, "reshape": 2}))
     return found
 
@@ -312,7 +311,7 @@ def _unit_axes() -> list[Family]:
     """Axes of length 1: transposes that move nothing else, what joins or cuts beside them, a batch of one product."""
     found = []
     for rank in (2, 3, 4):
-        kept = "ABC"[: rank - 1]
+        kept = "NMC"[: rank - 1]
         orders = [" ".join((*kept[:place], "1", *kept[place:])) for place in range(rank)]
         reshapes = ";".join(f"reshape shape={order.replace(' ', ',')}" for order in orders)
         for place, order in enumerate(orders):
@@ -320,7 +319,7 @@ def _unit_axes() -> list[Family]:
             moves = [(*others[:to], place, *others[to:]) for to in range(rank) if to != place]
             transposes = ";".join(f"transpose perm={','.join(map(str, perm))}" for perm in moves)
             found.append(_family(f"unit-transpose-{rank}-{place}", 1, {"x": order}, f"{reshapes};{transposes}",
-                                 {"A": 2, "B": 3, "C": 4}))
+                                 {"N": 2, "M": 3, "C": 4}))
     square = {"M": 2, "K": 3, "N": 4}
     reshapes = ";".join(f"reshape shape={shape}" for shape in ("M,K", "K,N", "M,N", "1,M,K", "1,K,N", "1,M,N"))
     for x, y in (("1 M K", "1 K N"), ("1 M K", "K N"), ("M K", "1 K N")):
@@ -330,25 +329,24 @@ def _unit_axes() -> list[Family]:
 
 
 def _moved_axes() -> list[Family]:
-    """Transposes that move two axes together, which may be one."""
+    """Transposes that exchange neighbours of which one is two axes, which may be one."""
     found = []
     for rank in (3, 4):
         for pair in range(rank - 1):
-            long = "ABCD"[:rank]
+            long = "NMCR"[:rank]
             short = [*long[:pair], f"{long[pair]}*{long[pair + 1]}", *long[pair + 2:]]
-            for order in permutations(range(rank - 1)):
-                if list(order) == sorted(order):
-                    continue
+            for first in range(rank - 2):
+                order = [*range(first), first + 1, first, *range(first + 2, rank - 1)]
                 after = [short[place] for place in order]
                 apart = [place + (place > pair) for place in order]
                 where = order.index(pair)
                 perm = (*apart[: where + 1], pair + 1, *apart[where + 1:])
                 moves = [f"transpose perm={','.join(map(str, each))}" for each in (perm, order)]
-                for name, x, made, first in (("merge", list(long), after, short),
+                for name, x, made, other in (("merge", list(long), after, short),
                                              ("split", short, [long[place] for place in perm], list(long))):
                     found.append(_family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2, {"x": " ".join(x)},
                                          f"{moves[0]};{moves[1]};reshape shape={','.join(made)};"
-                                         f"reshape shape={','.join(first)}", {"A": 2, "B": 3, "C": 4, "D": 5}))
+                                         f"reshape shape={','.join(other)}", {"N": 2, "M": 3, "C": 4, "R": 5}))
     return found
 
 

@@ -104,6 +104,7 @@ KINDS: dict[str, Any] = {
     "dilation": _attribute("dilation", lambda node: ((2, 2), (1, 2))),
     "group count": _attribute("groups", lambda node: (1, 2, 3, Poly.symbol("g"))),
     "beginning": _attribute("begin", lambda node: (0, 1)),
+    "shape": _attribute("shape", lambda node: (node.attributes["shape"][::-1], (1, *node.attributes["shape"]))),
     "kernel": _attribute("kernel", lambda node: ((1, 1), (2, 2), (3, 1))),
     "operand order": _order, "input": _input, "activation": _activation, "operator": _operator, "size": _size,
     "condition": _condition,
