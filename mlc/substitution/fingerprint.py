@@ -84,7 +84,7 @@ def _equalise(left: Sequence[str], right: Sequence[str], sizes: dict[str, int], 
             factor += 1
             continue
         rest //= factor
-        sizes[right[rng.integers(len(right))]] *= factor
+        sizes[right[int(rng.integers(len(right)))]] *= factor
 
 
 def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:

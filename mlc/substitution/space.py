@@ -8,9 +8,9 @@ where every letter has the value of ``world``, equal for what may meet; the most
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from mlc.operators.index import Poly
 from mlc.substitution.codec import parse_size
@@ -219,8 +219,6 @@ def _poolings() -> list[Family]:
                     concat=1)]
 
 
-#: a size and how it is called for sizes that are joined or cut along an axis
-_PARTS = {"X": 2, "Y": 3, "I": 2, "J": 2, "K": 2}
 #: for three letters, by rank, different shapes of 24 elements
 _SHAPES = {"N": {1: (24,), 2: (2, 12), 3: (4, 3, 2), 4: (4, 3, 2, 1)},
            "M": {1: (24,), 2: (3, 8), 3: (2, 3, 4), 4: (1, 2, 3, 4)},
@@ -271,27 +269,36 @@ def _merged_axes() -> list[Family]:
     return found + _biased("N C M R", "N C M*R", "1 C 1 1", "1 C 1")
 
 
-def _joined_and_cut(rank: int, pair: int, axis: int) -> list[Family]:
-    def shapes(size: str) -> tuple[list[str], list[str]]:
-        long = list("NMCR"[:rank])
-        long[axis] = f"({size})"
-        return long, [*long[:pair], f"{long[pair]}*{long[pair + 1]}", *long[pair + 2:]]
+#: a shape for each size of an axis, the place of the axis there, and how many elements an index of it is
+_Axis: TypeAlias = "tuple[Callable[[str], list[str]], int, str]"
 
-    world = {**dict(zip("NMCR", (2, 3, 2, 3), strict=True)), **_PARTS}
+
+def _joined_and_cut(rank: int, pair: int, axis: int) -> list[Family]:
+    def long(size: str) -> list[str]:
+        return [f"({size})" if place == axis else letter for place, letter in enumerate("NMCR"[:rank])]
+
+    def short(size: str) -> list[str]:
+        shape = long(size)
+        return [*shape[:pair], f"{shape[pair]}*{shape[pair + 1]}", *shape[pair + 2:]]
+
     inner = "NMCR"[pair + 1] if axis == pair else "1"
-    places = (axis, axis - (axis > pair))
+    return _between((long, axis, "1"), (short, axis - (axis > pair), inner), f"{rank}-{pair}-{axis}")
+
+
+def _between(one: _Axis, other: _Axis, at: str) -> list[Family]:
+    """From tensors of one shape to those of another and back, joined and cut along an axis that both have."""
+    world = {"N": 2, "M": 3, "C": 2, "R": 3, "X": 2, "Y": 3, "I": 2, "J": 2, "K": 2}
     whole, found = "I+J+K-2", []
-    for name, old, new in (("merge", 0, 1), ("split", 1, 0)):
-        at = f"{name}-{rank}-{pair}-{axis}"
-        parts = {size: [shapes(size)[side] for side in (old, new)] for size in ("X", "Y", "X+Y", "J", whole)}
-        to = {size: f"reshape shape={','.join(each[1])}{',' * (len(each[1]) == 1)}" for size, each in parts.items()}
-        begins = [f"slice axis={places[side]} begin=(I-1)*{by} end=(I+J-1)*{by}"
-                  for side, by in ((old, inner if old else "1"), (new, inner if new else "1"))]
-        concats = ";".join(dict.fromkeys(f"concat axis={places[side]}" for side in (old, new)))
-        found.append(_family(f"concat-{at}", 3, {"x": " ".join(parts["X"][0]), "y": " ".join(parts["Y"][0])},
+    for name, (old, axis, step), (new, place, stride) in (("merge", one, other), ("split", other, one)):
+        to = {size: f"reshape shape={','.join(new(size))}{',' * (len(new(size)) == 1)}"
+              for size in ("X", "Y", "X+Y", "J", whole)}
+        concats = ";".join(dict.fromkeys(f"concat axis={each}" for each in (axis, place)))
+        cuts = ";".join(dict.fromkeys(f"slice axis={each} begin=(I-1)*{by} end=(I+J-1)*{by}"
+                                      for each, by in ((axis, step), (place, stride))))
+        found.append(_family(f"concat-{name}-{at}", 3, {"x": " ".join(old("X")), "y": " ".join(old("Y"))},
                              f"{concats};{to['X']};{to['Y']};{to['X+Y']}", world, concat=1, reshape=2))
-        found.append(_family(f"slice-{at}", 2, {"s": " ".join(parts[whole][0])},
-                             f"{';'.join(dict.fromkeys(begins))};{to['J']};{to[whole]}", world, slice=1))
+        found.append(_family(f"slice-{name}-{at}", 2, {"s": " ".join(old(whole))},
+                             f"{cuts};{to['J']};{to[whole]}", world, slice=1))
     return found
 
 
@@ -308,7 +315,7 @@ def _biased(long: str, short: str, long_bias: str, short_bias: str) -> list[Fami
 
 
 def _unit_axes() -> list[Family]:
-    """Axes of length 1: transposes that move nothing else, what joins or cuts beside them, a batch of one product."""
+    """Axes of length 1: transposes that move nothing else, a batch of one product."""
     found = []
     for rank in (2, 3, 4):
         kept = "NMC"[: rank - 1]
@@ -344,8 +351,8 @@ def _moved_axes() -> list[Family]:
                 moves = [f"transpose perm={','.join(map(str, each))}" for each in (perm, order)]
                 for name, x, made, other in (("merge", list(long), after, short),
                                              ("split", short, [long[place] for place in perm], list(long))):
-                    found.append(_family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2, {"x": " ".join(x)},
-                                         f"{moves[0]};{moves[1]};reshape shape={','.join(made)};"
+                    found.append(_family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2,
+                                         {"x": " ".join(x)}, f"{moves[0]};{moves[1]};reshape shape={','.join(made)};"
                                          f"reshape shape={','.join(other)}", {"N": 2, "M": 3, "C": 4, "R": 5}))
     return found
 
