@@ -1,7 +1,7 @@
 """What a rule does to a graph, and where it can apply at all: from its two sides alone, whatever its name.
 
 What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
-compiled. So a rule may be of no use as it stands, and of use where some of its inputs are constant:
+compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where some of its inputs are constant:
 ``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
 
 Searches take the rules in the order of their kinds. Those that leave fewer products come first; they leave slices and
@@ -71,7 +71,8 @@ class _Side:
 
     def left(self, constant: frozenset[str]) -> list[int]:
         """The places of the operators that are left at run time."""
-        return [place for place, reads in enumerate(self.reads) if reads - constant]
+        return [place for place, reads in enumerate(self.reads)
+                if reads - constant and self.graph.nodes[place].op != "reshape"]
 
     def products(self, left: Iterable[int]) -> list[int]:
         return [place for place in left if self.graph.nodes[place].op in PRODUCTS]

@@ -180,6 +180,13 @@ def test_kinds_ask_for_the_fewest_constants() -> None:
     assert kinds_of(rule("order", "x[n,m] y[n,m]", "add(x, y)", "add(y, x)")) == {}
 
 
+def test_a_reshape_is_nothing_at_run_time() -> None:
+    twice = rule("twice", "x[n,m]", "reshape(reshape(x, shape=(n*m,)), shape=(m,n))", "reshape(x, shape=(m,n))")
+    assert kinds_of(twice) == {}
+    moved = rule("moved", "x[1,m]", "transpose(x, perm=(1,0))", "reshape(x, shape=(m,1))")
+    assert kinds_of(moved) == {frozenset(): Kind.SHORTER}
+
+
 def test_sums_match_in_either_order() -> None:
     factor = Pattern(rule("factor", "x[n,m] y[n,m] z[n,m]", "add(mul(x, y), mul(x, z))", "mul(x, add(y, z))"))
     for first, second in ((0, 1), (1, 0)):
