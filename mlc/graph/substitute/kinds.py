@@ -1,8 +1,8 @@
 """What a rule does to a graph, and where it can apply at all: from its two sides alone, whatever its name.
 
 What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
-compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where some of its inputs are constant:
-``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
+compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where
+some of its inputs are constant: ``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
 
 Searches take the rules in the order of their kinds. Those that leave fewer products come first; they leave slices and
 concatenations behind, which the second kind carries towards the outputs and the constants, and cancels; what only says
