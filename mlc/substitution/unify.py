@@ -151,7 +151,7 @@ def merged_sizes(rule: Rule) -> Rule:
             if others and others.isdisjoint(found.symbols) and name not in found.symbols:
                 return merged_sizes(found)
         if len(size.terms) == 1 and len(size.symbols) > 1:
-            whole = Poly.symbol(f"{min(size.symbols, key=str.isupper)}'")
+            whole = Poly.symbol(f"{min(size.symbols, key=lambda name: (name.isupper(), name))}'")
             shapes = {n: tuple(whole if s == size else s for s in shape) for n, shape in rule.shapes.items()}
             found = Rule(rule.name, shapes, rule.source, rule.target, rule.conditions)
             if size.symbols.isdisjoint(found.symbols):

@@ -16,6 +16,7 @@ from mlc.substitution.check.witness import check_division
 from mlc.substitution.codec import RuleError, condition_text, content_hash, dump_rule, load_rule, parse_size
 from mlc.substitution.derive import derivable, kinds_of
 from mlc.substitution.fingerprint import agree, assignments
+from mlc.substitution.graph import Graph
 from mlc.substitution.prove import Proved, Refuted, prove
 from mlc.substitution.quotients import resolve
 from mlc.substitution.refute import find_counterexample, judge
@@ -23,7 +24,7 @@ from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
 from mlc.substitution.solve import Facts
 from mlc.substitution.space import area_of
-from mlc.substitution.unify import generalise, products
+from mlc.substitution.unify import generalise, merged_sizes, products
 from tests.unit.substitution.mutants import mutants
 
 
@@ -206,3 +207,10 @@ def test_no_mutant_of_a_reshape_is_proved() -> None:
                 found += 1
                 proved += [mutant] * isinstance(prove(mutant, refute=False), Proved)
     assert found == 40 and not proved
+
+
+def test_the_name_of_a_product_of_sizes_is_the_same_in_every_process() -> None:
+    for letters in ("n m", "m n", "b a d c"):
+        size = parse_size("*".join(letters.split()))
+        rule = Rule("r", {"x": (size,)}, Graph((), ("x",)), Graph((), ("x",)))
+        assert merged_sizes(rule).shapes["x"] == (Poly.symbol(f"{min(letters.split())}'"),)
