@@ -132,13 +132,13 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
     from mlc.report.tables import tuning_table
 
     console.print(tuning_table(report))
-    gain = None
-    if report.default_latency and report.best_latency:
+    together = f"functions together {fmt.seconds(report.best_latency)}"
+    if report.default_latency and report.best_latency:  # not every function was measured untuned in a short run
         gain = report.default_latency / report.best_latency
+        together += f", untuned {fmt.seconds(report.default_latency)} ({fmt.factor(gain)})"
     console.print(
         f"{_REASONS.get(report.reason, report.reason)}: {report.trials} trials in {fmt.duration(report.seconds)}; "
-        f"functions together {fmt.seconds(report.best_latency)}, untuned {fmt.seconds(report.default_latency)} "
-        f"({fmt.factor(gain)})", soft_wrap=True,
+        f"{together}", soft_wrap=True,
     )
     if report.graph is not None and report.graph.others:
         console.print(_graphs(report.graph), soft_wrap=True)

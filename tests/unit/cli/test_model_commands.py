@@ -375,3 +375,22 @@ def test_bench_compiles_a_model_and_tells_of_an_engine_that_fails(model_path, tm
 def test_bench_usage(words, says, model_path, capsys) -> None:
     assert main(["bench", str(model_path), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("untuned", "said"), [
+    (2e-3, "functions together 1.00 ms, untuned 2.00 ms (2.00×)"), (math.inf, "functions together 1.00 ms\n"),
+])
+def test_a_run_that_did_not_time_all_untuned_compares_with_nothing(untuned: float, said: str) -> None:
+    from argparse import Namespace
+    from io import StringIO
+
+    from rich.console import Console
+
+    from mlc.cli.tune import _render
+    from mlc.tune.report import TaskReport, TuneReport
+
+    task = TaskReport("k", "dense", 1, "cpu.gemm", 4, 1.0, untuned, 1e-3, 5e-4, {}, "", "tuned")
+    out = StringIO()
+    _render(Namespace(), TuneReport("interrupted", "s", 4, 1.0, 4, (task,)), {"log": "x.db", "resume": "-"},
+            Console(file=out, width=200))
+    assert said in out.getvalue()
