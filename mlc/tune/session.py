@@ -35,7 +35,7 @@ from mlc.tune.report import TaskReport, TuneReport, first_of_choices, latency
 from mlc.tune.search import KEPT, REJECTED, Search
 from mlc.tune.transfer import Experience
 
-__all__ = ["tune_tasks"]
+__all__ = ["EXPLORE", "tune_tasks"]
 
 #: rivals beside the default and the earlier best in the last comparison
 _FINALISTS = 2
@@ -46,7 +46,7 @@ _CLOSE = 1.3
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
 #: standard deviations of the pre-trained model that count in a candidate's favour
-_EXPLORE = 0.25
+EXPLORE = 0.25
 
 
 def tune_tasks(
@@ -77,7 +77,7 @@ def tune_tasks(
 
 def _default_model(target: Target, options: TuneOptions) -> CostModel:
     """On top of the pre-trained model that ships for the target, where there is one of this version."""
-    return RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=_EXPLORE)
+    return RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
 
 
 def _ignore(event: Event) -> None:

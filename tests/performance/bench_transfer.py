@@ -1,0 +1,218 @@
+"""How many trials what other models have taught saves: whole runs of the tuner with it and without.
+
+    python -m tests.performance.bench_transfer [--models A,B] [--trials N] [--seeds 0,1,2] [--output DIR] [--again]
+
+Each model is tuned with three kinds of knowledge: ``nothing`` (no record and no cost model but the analytic estimate),
+``model`` (a cost model trained on the shipped samples of every task that is not the model's) and ``others`` (that, and
+the shipped schedules of every task that is not the model's). A machine drifts by more than tuning gains from one trial
+to the next, so every distinct candidate is timed once, when a run first asks for it, and has that time in all of them:
+runs differ in what they try, not in when. What a model would take after so many trials is the sum of its tasks' best
+times until then; an untimed task takes what its untuned schedule takes, and of alternatives the one counts that the
+graph would choose. Results: ``DIR/results.json`` and ``DIR/table.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tests.performance.results import Results, write_whole
+
+if TYPE_CHECKING:
+    from cost_model.pretrained import Pretrained
+    from mlc.graph.task import Task
+    from mlc.log import Record
+    from mlc.measure.measurer import Measurer, MeasureRequest, MeasureResult
+    from mlc.target import Target
+
+__all__ = ["latencies", "main", "markdown", "needed"]
+
+ROOT = Path(__file__).parent.parent.parent
+KNOWLEDGE = ("nothing", "model", "others")
+#: trials whose latencies are in the table
+SHOWN = (0, 16, 32, 64, 128, 256)
+#: latencies within this part of each other are the same result
+SAME = 0.01
+
+
+class _Remembered:
+    """A measurer that times each distinct candidate once."""
+
+    def __init__(self, inner: Measurer) -> None:
+        self._inner = inner
+        self._known: dict[tuple[str, str], MeasureResult] = {}
+
+    def measure(
+        self, requests: Sequence[MeasureRequest], on_result: Callable[[int, MeasureResult], None] | None = None
+    ) -> list[MeasureResult]:
+        new = {(r.task_key, r.trace): r for r in requests if (r.task_key, r.trace) not in self._known}
+        # a limit on a slow candidate's time depends on the run, the time that is remembered must not
+        results = self._inner.measure([_without_limit(r) for r in new.values()]) if new else []
+        self._known.update(zip(new, results, strict=True))
+        found = [self._known[r.task_key, r.trace] for r in requests]
+        for i, result in enumerate(found):
+            if on_result is not None:
+                on_result(i, result)
+        return found
+
+    def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
+        return self.measure(requests)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _without_limit(request: MeasureRequest) -> MeasureRequest:
+    from dataclasses import replace
+
+    return replace(request, best=0.0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tune what is missing, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="densenet121,inception_v2,resnet50", help="comma-separated")
+    parser.add_argument("--trials", type=int, default=256, help="of each run (default: 256)")
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-transfer")
+    parser.add_argument("--again", action="store_true", help="tune anew what has results already")
+    args = parser.parse_args(argv)
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    results = Results(args.output)
+    for _ in results.fill(args.models.split(","), lambda model: _tuned(model, args.trials, seeds), args.again):
+        write_whole(args.output / "table.md", markdown(list(results.rows.values())))
+    print(markdown([row for row in results.rows.values() if row["model"] in args.models.split(",")]))
+    return 0
+
+
+def _tuned(model: str, trials: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Every run of a model: the latencies after 0, 1, 2 ... trials."""
+    from cost_model.gbt import RankingModel
+    from mlc import api
+    from mlc.graph.tasks import extract_tasks, with_alternatives
+    from mlc.log import Layers, Prices, TuningLog
+    from mlc.log.layers import MemoryLog
+    from mlc.log.shipped import shipped_records
+    from mlc.testing.models import test_model
+    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.tune.session import EXPLORE
+    from mlc.tune.transfer import Experience
+
+    imported, target = api._imported(test_model(model), "native", None, None, None)
+
+    def tasks_with(known: Layers) -> list[Task]:
+        asked = Prices(known)
+        return with_alternatives(extract_tasks(api._optimised(imported, target, asked, None), target),
+                                 asked.alternatives)
+
+    everything = shipped_records(target)
+    tasks = tasks_with(Layers([]))
+    own = {task.key for task in [*tasks, *tasks_with(Layers([MemoryLog(everything)]))]}
+    others = Layers([MemoryLog([r for r in everything if r.task_key not in own])])
+    taught = _taught(target, own)
+    runs: dict[str, list[list[float]]] = {kind: [] for kind in KNOWLEDGE}
+    measurer = _Remembered(api._local_measurer(target))
+    try:
+        untuned = dict(_untuned(tasks, measurer))
+        for seed in seeds:
+            for kind in KNOWLEDGE:
+                began = time.monotonic()
+                cost_model = RankingModel(seed=seed, pretrained=None if kind == "nothing" else taught,
+                                          explore=EXPLORE)
+                with tempfile.TemporaryDirectory() as folder, TuningLog(Path(folder) / "log.db") as log:
+                    tune_tasks(
+                        tasks, target, log, TuneOptions(trials=trials, seed=seed, confirm_rounds=0), measurer,
+                        model=cost_model, shipped=others.best if kind == "others" else None,
+                        experience=Experience.of(others.readers, target) if kind == "others" else None,
+                    )
+                    records = sorted(log.records(), key=lambda record: record.trial)
+                runs[kind].append(latencies(tasks, untuned, records))
+                print(f"{model}, seed {seed}, {kind}: {runs[kind][-1][0] * 1e3:.4g} ms, after {len(records)} trials "
+                      f"{runs[kind][-1][-1] * 1e3:.4g} ms; {time.monotonic() - began:.0f} s", file=sys.stderr)
+    finally:
+        measurer.close()
+    return {"model": model, "tasks": len(tasks), "seeds": list(seeds), "runs": runs}
+
+
+def _taught(target: Target, own: set[str]) -> Pretrained:
+    """A cost model of the shipped samples without those of the tasks ``own``."""
+    from cost_model.pretrained import Pretrained
+    from mlc.log import TuningLog
+    from mlc.log.shipped import family
+    from mlc.tune.learn import samples_of
+
+    with TuningLog(ROOT / "tuning_logs" / "samples" / f"{family(target)}.db", readonly=True) as log:
+        return Pretrained.train([s for s in samples_of(log, target.kind) if s.group not in own])
+
+
+def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> Iterator[tuple[str, float]]:
+    """The seconds of each task's untuned schedule."""
+    from cost_model.model import RooflineModel
+    from mlc.tune.search import Search
+
+    for index, task in enumerate(tasks):
+        search = Search(task, index, RooflineModel(), "random", 0, [], None)
+        assert search.space.default is not None
+        (result,) = measurer.measure([search.request(search.space.default.trace)])
+        yield task.key, median(result.times) if result.times else math.inf
+
+
+def latencies(tasks: Sequence[Task], untuned: Mapping[str, float], records: Sequence[Record]) -> list[float]:
+    """What the model takes after 0, 1, 2 ... of ``records``, in seconds.
+
+    The first of the tasks that share a choice is the one that counts while none of them was timed.
+    """
+    rivals: dict[str, list[str]] = {}
+    weights = {task.key: task.weight for task in tasks}
+    for task in tasks:
+        rivals.setdefault(task.choice or task.key, []).append(task.key)
+    best, timed = dict(untuned), set()
+
+    def latency() -> float:
+        return sum(min(weights[key] * best[key] for key in ([k for k in keys if k in timed] or keys[:1]))
+                   for keys in rivals.values())
+
+    found = [latency()]
+    for record in records:
+        timed.add(record.task_key)
+        best[record.task_key] = min(best[record.task_key], record.seconds)
+        found.append(latency())
+    return found
+
+
+def needed(curve: Sequence[float], result: float) -> int | None:
+    """The trials after which ``curve`` stays within :data:`SAME` of ``result`` or below; None where it never does."""
+    late = [n for n, seconds in enumerate(curve) if seconds > result * (1 + SAME)]
+    after = late[-1] + 1 if late else 0
+    return after if after < len(curve) else None
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line a model and kind of knowledge. The result to be reached is what ``nothing`` ends with, seed by seed."""
+    lines = [f"| model | knows | {' | '.join(f'{n} trials' for n in SHOWN)} | trials to the same result | part |",
+             "|---" * (len(SHOWN) + 4) + "|"]
+    for row in rows:
+        ends = [curve[-1] for curve in row["runs"]["nothing"]]
+        base: float | None = None
+        for kind, curves in row["runs"].items():
+            at = [median(curve[min(n, len(curve) - 1)] / end for curve, end in zip(curves, ends, strict=True))
+                  for n in SHOWN]
+            counts = [needed(curve, end) for curve, end in zip(curves, ends, strict=True)]
+            middle = median(math.inf if n is None else n for n in counts)
+            base = middle if base is None else base
+            part = f"{middle / base:.2f}" if base and math.isfinite(middle) else "-"
+            cells = [row["model"], kind, *(f"{x:.3f}" for x in at),
+                     f"{middle:g} ({', '.join('-' if n is None else str(n) for n in counts)})", part]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
