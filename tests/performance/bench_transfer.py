@@ -7,8 +7,8 @@ Each model is tuned with three kinds of knowledge: ``nothing`` (no record and no
 the shipped schedules of every task that is not the model's). A machine drifts by more than tuning gains from one trial
 to the next, so every distinct candidate is timed once, when a run first asks for it, and has that time in all of them:
 runs differ in what they try, not in when. What a model would take after so many trials is the sum of its tasks' best
-times until then; an untimed task takes what its untuned schedule takes, and of alternatives the one counts that the
-graph would choose. Results: ``DIR/results.json`` and ``DIR/table.md``.
+times until then; an untimed task takes what its untuned schedule takes, and of alternatives the one counts that would
+be built. Results: ``DIR/results.json`` and ``DIR/table.md``.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> Iterator[tuple[str
 def latencies(tasks: Sequence[Task], untuned: Mapping[str, float], records: Sequence[Record]) -> list[float]:
     """What the model takes after 0, 1, 2 ... of ``records``, in seconds.
 
-    The first of the tasks that share a choice is the one that counts while none of them was timed.
+    Of tasks that share a choice the first, which the graph's estimate took, counts until two of them were timed.
     """
     rivals: dict[str, list[str]] = {}
     weights = {task.key: task.weight for task in tasks}
@@ -176,8 +176,11 @@ def latencies(tasks: Sequence[Task], untuned: Mapping[str, float], records: Sequ
     best, timed = dict(untuned), set()
 
     def latency() -> float:
-        return sum(min(weights[key] * best[key] for key in ([k for k in keys if k in timed] or keys[:1]))
-                   for keys in rivals.values())
+        total = 0.0
+        for keys in rivals.values():
+            known = [key for key in keys if key in timed]
+            total += min(weights[key] * best[key] for key in (known if len(known) > 1 else keys[:1]))
+        return total
 
     found = [latency()]
     for record in records:
