@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mlc.log import Record, TuningLog
     from mlc.tune.candidate import Candidate, TaskSpace
 
-__all__ = ["main", "spread"]
+__all__ = ["main", "spread", "tasks_of"]
 
 _BATCH = 64
 #: times of one candidate that differ more than this were disturbed
@@ -68,7 +69,7 @@ def _prepare(args: argparse.Namespace) -> Outcome:
         raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
     target, added = resolve(args.target), 0
     for model in models:
-        tasks = _tasks(model, target)
+        tasks = tasks_of(model, target)
         chosen = spread(tasks, args.each)
         with TuningLog(args.log) as log:
             added += log.put_workloads(map(Workload.of, chosen))
@@ -77,7 +78,7 @@ def _prepare(args: argparse.Namespace) -> Outcome:
     return _outcome({"log": str(args.log), "tasks": added})
 
 
-def _tasks(model: str, target: Any) -> list[Task]:
+def tasks_of(model: str, target: Any) -> list[Task]:
     """Every task that a model has, its alternatives among them."""
     from mlc import api
     from mlc.graph.tasks import extract_tasks, with_alternatives
@@ -181,17 +182,13 @@ def _candidates(space: TaskSpace, wanted: int) -> Iterator[Candidate]:
 
 def _record(task: Task, log: TuningLog, measurer: Any, candidates: Sequence[Candidate]) -> None:
     from cost_model.roofline import analyse
-    from mlc.graph.task import to_json, versions
+    from mlc.graph.task import versions
     from mlc.log import Record
     from mlc.measure import MeasureRequest, machine_id
 
-    function, flops = to_json(task.func), analyse(task.func, task.target.tvm).flops
-    requests = [
-        MeasureRequest(task.key, function, task.target.attrs, c.trace, constants=task.constants,
-                       constant_bytes=task.constant_bytes)
-        for c in candidates
-    ]
-    results = measurer.measure(requests)
+    flops = analyse(task.func, task.target.tvm).flops
+    request = MeasureRequest.of(task, "")
+    results = measurer.measure([replace(request, trace=c.trace) for c in candidates])
     log.append(
         Record(
             task.key, task.name, c.space, dict(c.decisions), c.trace, times=tuple(r.times), failure=r.failure,

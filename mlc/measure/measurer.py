@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mlc.graph.task import Task
 
 __all__ = ["MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer"]
 
@@ -43,6 +46,14 @@ class MeasureRequest:
     constants: tuple[int, ...] = ()
     constant_bytes: int = 0
     best: float = 0.0
+
+    @staticmethod
+    def of(task: Task, trace: str) -> MeasureRequest:
+        """A candidate of ``task``, with weights as cold as the task's model leaves them."""
+        from mlc.graph.task import to_json  # TVM's import takes seconds, and a request is data
+
+        return MeasureRequest(task.key, to_json(task.func), task.target.attrs, trace, constants=task.constants,
+                              constant_bytes=task.constant_bytes)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from cost_model.model import CostModel, Sample, sample
 from cost_model.roofline import Roofline, analyse
-from mlc.graph.task import Task, to_json
+from mlc.graph.task import Task
 from mlc.log.record import Record
 from mlc.measure.measurer import MeasureRequest, MeasureResult
 from mlc.tune import strategy as strategies
@@ -58,7 +59,7 @@ class Search:
             self.space.hints = tuple(islice(experience.points(self.space, self.roofline.flops), _HINTS))
         self.known = len(records)
         self.default: Record | None = None
-        self._function = to_json(task.func)
+        self._request = MeasureRequest.of(task, "")
         self._model = model
         self._successes: list[Record] = []
         self._codes: set[str] = set()  # lowered code that was measured
@@ -73,11 +74,8 @@ class Search:
 
     def request(self, trace: str) -> MeasureRequest:
         """What a measurer needs to build and run a trace of this task."""
-        task, best = self.task, self.state.best
-        return MeasureRequest(
-            task.key, self._function, task.target.attrs, trace, constants=task.constants,
-            constant_bytes=task.constant_bytes, best=best if math.isfinite(best) else 0.0,
-        )
+        best = self.state.best
+        return replace(self._request, trace=trace, best=best if math.isfinite(best) else 0.0)
 
     def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
         """Let the strategy and the cost model know the results."""
