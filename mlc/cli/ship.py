@@ -26,16 +26,20 @@ from mlc.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mlc.graph.task import Task
     from mlc.log import LogReader, Record
+    from mlc.measure import Measurer
     from mlc.target import Target
 
-__all__ = ["FILE", "best_records", "main", "ship", "write"]
+__all__ = ["FILE", "best_records", "in_turn", "main", "ship", "write"]
 
 #: what a target's folder holds
 FILE = "models.jsonl"
 _TARGETS = "x86-64-v4,x86-64-v3"
 #: where an untimed record's ``extra`` says so
 UNTIMED = "untimed"
+#: rounds in which alternatives are timed in turn
+_ROUNDS = 7
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -90,6 +94,7 @@ def _one(model: str, target: Target, seconds: float, work: Path, file: Path, con
     """One model on one target; how many records the target's file has now."""
     from mlc import api
     from mlc.build.features import missing_features, required_features
+    from mlc.cli.samples import tasks_of
     from mlc.log import TuningLog
     from mlc.report.progress import listening
     from mlc.testing.models import test_model
@@ -106,7 +111,36 @@ def _one(model: str, target: Target, seconds: float, work: Path, file: Path, con
             raise KeyboardInterrupt("interrupted; the same command goes on")
         done.write_text(json.dumps({"seconds": seconds, "tasks": [task.key for task in report.tasks]}))
     with TuningLog(log, readonly=True) as records:
-        return write(file, [*read(file), *best_records(records, json.loads(done.read_text())["tasks"])])
+        write(file, [*read(file), *best_records(records, json.loads(done.read_text())["tasks"])])
+    if spent >= seconds:
+        return len(read(file))
+    measurer = api._local_measurer(target)
+    try:
+        return write(file, in_turn(tasks_of(model, target), read(file), measurer))
+    finally:
+        measurer.close()
+
+
+def in_turn(tasks: Sequence[Task], records: Sequence[Record], measurer: Measurer) -> list[Record]:
+    """``records``, those of alternatives of ``tasks`` timed anew, in turn with each other.
+
+    A run times what it gets to, in its own hour; which alternative is built must not depend on the hour.
+    """
+    from mlc.measure import MeasureRequest, machine_id
+
+    known = {record.task_key: record for record in records}
+    choices: dict[str, dict[str, Task]] = {}
+    for task in tasks:
+        if task.choice and task.key in known and known[task.key].ok:
+            choices.setdefault(task.choice, {})[task.key] = task
+    for rivals in (rivals for rivals in choices.values() if len(rivals) > 1):
+        requests = [MeasureRequest.of(task, known[key].trace) for key, task in rivals.items()]
+        results = measurer.compare(requests, _ROUNDS)
+        if all(result.times and not result.failure for result in results):
+            for key, result in zip(rivals, results, strict=True):
+                timed = replace(known[key], times=result.times, machine=machine_id())
+                known[key] = replace(timed, times=(_rounded(timed.seconds),))
+    return list(known.values())
 
 
 def best_records(log: LogReader, keys: Iterable[str]) -> list[Record]:
@@ -116,9 +150,12 @@ def best_records(log: LogReader, keys: Iterable[str]) -> list[Record]:
 
 def _slim(record: Record) -> Record:
     extra = {name: value for name, value in record.extra.items() if name == "verdict"}
-    seconds = float(f"{record.seconds:.4g}")
-    return replace(record, times=(seconds,), detail="", session="", trial=0, seed=0, build_seconds=0.0, extra=extra,
-                   when=float(int(record.when)))
+    return replace(record, times=(_rounded(record.seconds),), detail="", session="", trial=0, seed=0,
+                   build_seconds=0.0, extra=extra, when=float(int(record.when)))
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
 
 
 def _untimed(model: str, target: Target) -> list[Record]:

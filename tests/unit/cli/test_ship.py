@@ -110,3 +110,32 @@ def test_the_command_prints_one_document(tuner: Tuner, tmp_path: Path, capsys) -
              "--output", str(tmp_path / "o"), "--json"]
     assert ship.main(words) == 0
     assert json.loads(capsys.readouterr().out)["records"] == {"x86-64-v3": 1}
+
+
+def test_alternatives_are_timed_in_turn_whenever_their_records_are_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import dataclass
+
+    from mlc.measure import MeasureRequest, MeasureResult
+
+    @dataclass(frozen=True)
+    class _Task:
+        key: str
+        choice: str
+
+    class _Measurer:
+        def __init__(self) -> None:
+            self.asked: list[list[str]] = []
+
+        def compare(self, requests, rounds):
+            self.asked.append([r.task_key for r in requests])
+            failed = requests[0].task_key == broken.task_key
+            return [MeasureResult((), "crash") if failed else MeasureResult((4e-3, 5e-3, 9e-3)) for _ in requests]
+
+    monkeypatch.setattr(MeasureRequest, "of", lambda task, trace: MeasureRequest(task.key, "", "", trace))
+    one, other, alone, broken, rival = records = [_record(n, 1e-3) for n in range(5)]
+    tasks = [_Task(one.task_key, "a"), _Task(other.task_key, "a"), _Task("without a record", "a"),
+             _Task(alone.task_key, ""), _Task(broken.task_key, "b"), _Task(rival.task_key, "b")]
+    measurer = _Measurer()
+    found = ship.in_turn(tasks, records, measurer)  # type: ignore[arg-type]
+    assert measurer.asked == [[one.task_key, other.task_key], [broken.task_key, rival.task_key]]
+    assert [r.times for r in found[:2]] == [(5e-3,)] * 2 and found[2:] == records[2:], "what fails keeps its time"
