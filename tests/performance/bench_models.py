@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.performance.left_out import LeftOut
 from tests.performance.results import write_whole
 
 ROOT = Path(__file__).parent.parent.parent
@@ -65,27 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
     """Tune a model with what the variant knows, and build what the log had at each checkpoint."""
     from mlc import api
-    from mlc.graph.tasks import extract_tasks, with_alternatives
-    from mlc.log import Layers, Prices, TuningLog
+    from mlc.log import Layers, TuningLog
     from mlc.log.layers import MemoryLog
-    from mlc.log.shipped import shipped_records
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
-    from mlc.testing.models import test_model
     from mlc.tune import TuneOptions, tune_tasks
     from mlc.tune.events import BatchMeasured, Event
     from mlc.tune.transfer import Experience
 
-    imported, target = api._imported(test_model(model), "native", None, None, None)
-
-    def tasks_with(known: Layers) -> list[Any]:
-        asked = Prices(known)
-        return with_alternatives(extract_tasks(api._optimised(imported, target, asked, None), target),
-                                 asked.alternatives)
-
-    everything = shipped_records(target)
-    own = {task.key for known in (Layers([]), Layers([MemoryLog(everything)])) for task in tasks_with(known)}
-    others = Layers([MemoryLog([r for r in everything if r.task_key not in own])] if variant == "others" else [])
+    left = LeftOut(model)
+    target = left.target
+    others = left.others if variant == "others" else Layers([])
     steps: list[tuple[int, float, float | None]] = []
 
     def note(event: Event) -> None:
@@ -101,7 +92,7 @@ def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
                 listener(event)
 
             report = tune_tasks(
-                tasks_with(others), target, log, TuneOptions(seconds=seconds), measurer, both,
+                left.tasks(others), target, log, TuneOptions(seconds=seconds), measurer, both,
                 shipped=others.best, experience=Experience.of(others.readers, target),
             )
             records = list(log.records())
@@ -112,7 +103,7 @@ def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
         last = trials == report.trials
         known = MemoryLog(r for r in records if last or (r.trial <= trials and "verdict" not in r.extra))
         layers = Layers([known, *others.readers])
-        exe = _compiled(imported, target, layers)
+        exe = _compiled(left, layers)
         file = folder / f"{trials}.so"
         exe.save(file)
         builds[trials] = str(file)
@@ -122,12 +113,11 @@ def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
     }))
 
 
-def _compiled(imported: Any, target: Any, layers: Any) -> Any:
-    from mlc import api
+def _compiled(left: LeftOut, layers: Any) -> Any:
     from mlc.build.compile import compile_module
     from mlc.log import Prices
 
-    return compile_module(api._optimised(imported, target, Prices(layers), None), target, layers.best)
+    return compile_module(left.optimised(Prices(layers)), left.target, layers.best)
 
 
 def timed(model: str, folder: Path, rounds: int) -> dict[str, Any]:

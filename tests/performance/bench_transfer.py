@@ -18,11 +18,13 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tests.performance.left_out import LeftOut
 from tests.performance.results import Results, write_whole
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class _Remembered:
     ) -> list[MeasureResult]:
         new = {(r.task_key, r.trace): r for r in requests if (r.task_key, r.trace) not in self._known}
         # a limit on a slow candidate's time depends on the run, the time that is remembered must not
-        results = self._inner.measure([_without_limit(r) for r in new.values()]) if new else []
+        results = self._inner.measure([replace(r, best=0.0) for r in new.values()]) if new else []
         self._known.update(zip(new, results, strict=True))
         found = [self._known[r.task_key, r.trace] for r in requests]
         for i, result in enumerate(found):
@@ -67,12 +69,6 @@ class _Remembered:
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _without_limit(request: MeasureRequest) -> MeasureRequest:
-    from dataclasses import replace
-
-    return replace(request, best=0.0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,31 +92,18 @@ def _tuned(model: str, trials: int, seeds: Sequence[int]) -> dict[str, Any]:
     """Every run of a model: the latencies after 0, 1, 2 ... trials."""
     from cost_model.gbt import RankingModel
     from mlc import api
-    from mlc.graph.tasks import extract_tasks, with_alternatives
-    from mlc.log import Layers, Prices, TuningLog
-    from mlc.log.layers import MemoryLog
-    from mlc.log.shipped import shipped_records
-    from mlc.testing.models import test_model
+    from mlc.log import Layers, TuningLog
     from mlc.tune import TuneOptions, tune_tasks
     from mlc.tune.session import EXPLORE
     from mlc.tune.transfer import Experience
 
-    imported, target = api._imported(test_model(model), "native", None, None, None)
-
-    def tasks_with(known: Layers) -> list[Task]:
-        asked = Prices(known)
-        return with_alternatives(extract_tasks(api._optimised(imported, target, asked, None), target),
-                                 asked.alternatives)
-
-    everything = shipped_records(target)
-    tasks = tasks_with(Layers([]))
-    own = {task.key for task in [*tasks, *tasks_with(Layers([MemoryLog(everything)]))]}
-    others = Layers([MemoryLog([r for r in everything if r.task_key not in own])])
-    taught = _taught(target, own)
+    left = LeftOut(model)
+    target, others, tasks = left.target, left.others, left.tasks(Layers([]))
+    taught = _taught(target, left.own)
     runs: dict[str, list[list[float]]] = {kind: [] for kind in KNOWLEDGE}
     measurer = _Remembered(api._local_measurer(target))
     try:
-        untuned = dict(_untuned(tasks, measurer))
+        untuned = _untuned(tasks, measurer)
         for seed in seeds:
             for kind in KNOWLEDGE:
                 began = time.monotonic()
@@ -152,16 +135,15 @@ def _taught(target: Target, own: set[str]) -> Pretrained:
         return Pretrained.train([s for s in samples_of(log, target.kind) if s.group not in own])
 
 
-def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> Iterator[tuple[str, float]]:
+def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> dict[str, float]:
     """The seconds of each task's untuned schedule."""
     from cost_model.model import RooflineModel
     from mlc.tune.search import Search
 
-    for index, task in enumerate(tasks):
-        search = Search(task, index, RooflineModel(), "random", 0, [], None)
-        assert search.space.default is not None
-        (result,) = measurer.measure([search.request(search.space.default.trace)])
-        yield task.key, median(result.times) if result.times else math.inf
+    searches = [Search(task, index, RooflineModel(), "random", 0, [], None) for index, task in enumerate(tasks)]
+    defaults = [search.space.default for search in searches]
+    results = measurer.measure([s.request(d.trace) for s, d in zip(searches, defaults, strict=True) if d is not None])
+    return {task.key: median(r.times) if r.times else math.inf for task, r in zip(tasks, results, strict=True)}
 
 
 def latencies(tasks: Sequence[Task], untuned: Mapping[str, float], records: Sequence[Record]) -> list[float]:
