@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -245,6 +246,24 @@ def test_winograd_with_epilogue(name: str) -> None:
     y = y.reshape(n, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
     expected = np.maximum(y + arrays[2] + arrays[3], 0)
     _check(WINOGRAD, te.create_prim_func([data, weight, bias, residual, out]), arrays, expected, count=3)
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+def test_points_of_a_winograd_tile_lie_in_different_cache_sets(channels: int) -> None:
+    blocks = channels // 16
+    data = te.placeholder((1, blocks, 32, 32, 16), name="data")
+    weight = te.placeholder((36 * blocks, channels, 16), name="weight")
+    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 4, (1, 1, 1, 1))])
+    target = TARGETS["native"]
+    for decisions in WINOGRAD.seeds(func, target):
+        sch = schedule_with(WINOGRAD, func, target, decisions)
+        lowered = tvm.transform.Sequential([
+            s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+            s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.CompactBufferAllocation(),
+        ])(sch.mod)
+        (found,) = re.findall(r" points = .*strides=\((.*?)\)", lowered.script())
+        stride = int(found.split(",")[1])
+        assert stride // 16 % 2 and stride % 16 == 0, "a vector is aligned, and two points are not a power of two apart"
 
 
 TRANSPOSED = {
