@@ -35,6 +35,8 @@ __all__ = ["main", "spread", "tasks_of"]
 _BATCH = 64
 #: times of one candidate that differ more than this were disturbed
 _QUIET = 1.12
+#: seeds of a task at least: an untuned build takes the first, a search begins with them
+_SEEDS = 8
 #: draws for one candidate before a source of candidates counts as used up
 _PATIENCE = 60
 
@@ -153,7 +155,8 @@ def _doubtful(records: Sequence[Record]) -> list[Record]:
 
 
 def _candidates(space: TaskSpace, wanted: int) -> Iterator[Candidate]:
-    """Seeds, neighbours of the first of them, and random points: a third each, nothing twice by its schedule."""
+    """Seeds, neighbours of the first of them, and random points: a third each, but no fewer than :data:`_SEEDS` seeds;
+    nothing twice by its schedule."""
     rng = random.Random(space.task.key)
     seeds = list(space.seeds())
     seen: set[int] = set()
@@ -162,10 +165,11 @@ def _candidates(space: TaskSpace, wanted: int) -> Iterator[Candidate]:
 
     def points() -> Iterator[tuple[Any, int]]:
         """Points with the number of candidates that there are to be after them."""
+        first = max(wanted // 3, min(_SEEDS, wanted))
         for seed in seeds:
-            yield seed, wanted // 3
+            yield seed, first
         for _ in range(_PATIENCE * wanted):
-            yield space.neighbour(rng.choice(seeds[:8]) if seeds else space.sample(rng), rng), 2 * wanted // 3
+            yield space.neighbour(rng.choice(seeds[:8]) if seeds else space.sample(rng), rng), (first + wanted) // 2
         for _ in range(_PATIENCE * wanted):
             yield space.sample(rng), wanted
 

@@ -115,7 +115,8 @@ def test_without_a_mark_nothing_changes() -> None:
 def test_dense_fetches_are_left_out() -> None:
     assert lines_per_step(100, 100) == 1
     assert lines_per_step(101, 100) == 2
-    assert lines_per_step(1000, 100) == 0
+    assert lines_per_step(1600, 100) == 16
+    assert lines_per_step(1601, 100) == 0
     # one row tile of few steps would have to fetch a whole column of tiles
     assert _fetched_lines(insert_prefetches(_scheduled(mb=1, k=8))) == []
 
