@@ -46,6 +46,11 @@ _NEAR, _FAR, _SPILLED, _MEETING = 0.03, 0.05, 0.2, 20_000
 _SPACED = (32, 16)
 #: what a ragged register tile costs beside its idle part
 _RAGGED = 0.05
+#: what loading a vector costs of a multiply-add: from the first cache, or beside few uses or among many streams of
+#: weights that come from the second each time
+_LOADED, _STREAMED = 0.3, 1.0
+#: uses of a vector of weights by one register tile, and blocks of them, up to which the arithmetic hides the streams
+_USES, _STREAMS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     options = []
     for rows, columns in _blocks(shape):
         for group in divisors(shape.oc_blocks, 64):
-            t, oc, inefficiency = _register_tile(rows * columns, group, count, machine)
+            t, oc, inefficiency = _register_tile(shape, rows * columns, group, count, machine)
             for spread in (0, 1):
                 options.append((_cost(shape, machine, rows * columns, group, inefficiency, spread),
                                 rows, columns, group, t, oc, spread))
@@ -271,18 +276,23 @@ def _blocks(shape: _Shape) -> list[tuple[int, int]]:
     return whole + [(1, columns) for columns in divisors(shape.columns, 64) if columns != shape.columns]
 
 
-def _register_tile(tiles: int, group: int, vectors: int, machine: CpuMachine) -> tuple[int, int, float]:
+def _register_tile(
+    shape: _Shape, tiles: int, group: int, vectors: int, machine: CpuMachine
+) -> tuple[int, int, float]:
     """Tiles and output blocks of the register tile with the least work, and that work over the ideal one."""
     best = (float("inf"), 1, 1)
+    block = shape.ic_blocks * shape.ic * shape.oc * 4  # bytes of one block of weights
     for oc in divisors(group, 8):
         for t in range(1, min(tiles, _MAX_TILE) + 1):
             width = oc * vectors
             if t * width + min(t, width) > accumulator_budget(machine) and (t, oc) != (1, 1):
                 continue
-            loads = 1 / t + 1 / width
+            again = tiles > t and oc * block > machine.l1_bytes / 2
+            streamed = again and (t < _USES or oc > _STREAMS)
+            loads = (_STREAMED if streamed else _LOADED) / t + _LOADED / width
             ragged = -(-tiles // t) * t / tiles + (_RAGGED if tiles % t else 0.0)
             short = max(1.0, 8 / (t * width))  # two multiply-adds a cycle of four cycles each
-            cost = ragged * short * (1 + 0.3 * loads)
+            cost = ragged * short * (1 + loads)
             best = min(best, (cost, t, oc))
     cost, t, oc = best
     return t, oc, cost

@@ -266,6 +266,15 @@ def test_points_of_a_winograd_tile_lie_in_different_cache_sets(channels: int) ->
         assert stride // 16 % 2 and stride % 16 == 0, "a vector is aligned, and two points are not a power of two apart"
 
 
+def test_weights_beyond_the_first_cache_are_used_often_and_read_in_few_streams() -> None:
+    """160 -> 224 channels at 8x8: two tiles and seven output blocks would multiply least, and wait for weights."""
+    data = te.placeholder((1, 10, 8, 8, 16), name="data")
+    weight = te.placeholder((16 * 14, 160, 16), name="weight")
+    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 2, (1, 1, 1, 1))])
+    first = next(WINOGRAD.seeds(func, resolve("x86-64-v4", threads=2).tvm))
+    assert first["t"] >= 4 and first["oc"] <= 4
+
+
 TRANSPOSED = {
     # height, width, kernel, strides, pads, output padding, groups
     "doubled": (7, 9, (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 1),
