@@ -20,6 +20,8 @@ _DIRECT, _POINTS = 0.9, 0.8
 _PLAIN, _SCATTERED = 0.5, 0.3
 #: part of the peak that depthwise convolutions reach
 _DEPTHWISE = 0.3
+#: part of the memory's bandwidth that kernels reach with weights
+_STREAMED = 0.6
 #: bytes that a copy moves for each byte that comes from main memory; images are mostly in a cache
 _COPIES = 1.6
 #: additions of Winograd's transforms for each point of a tile and channel, of the input and of the output
@@ -69,7 +71,7 @@ class Estimate:
         self._on = machine(target)
         near, last = self._on.levels[-2:]
         self._cached, self._last = self._on.cores * near.refill, last.size
-        self._weights = self._on.bandwidth if weights > last.size / 2 else self._cached
+        self._weights = _STREAMED * self._on.bandwidth if weights > last.size / 2 else self._cached
 
     def direct(self, conv: Convolution) -> float:
         """The direct kernel."""
