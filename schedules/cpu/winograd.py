@@ -115,11 +115,12 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
 
 class Winograd(Space):
     """Knobs: ``rows`` and ``columns`` of tiles that are transformed and multiplied together (whole rows, or a part of
-    one), ``group`` output blocks whose products are kept before they are transformed back, ``t`` tiles and ``oc``
-    output blocks of one register tile, ``k`` unrolling of the input channels, ``inner`` which loop of register tiles
-    is inside (0: tiles, 1: output blocks), ``spread`` what the threads share (0: the blocks of tiles, 1: the groups
-    of output blocks, so that weights are read once), ``pad`` where the padded input is made (0: once, 1: for each
-    block of tiles and channels, 2: while it is read), ``prefetch`` whether weights are fetched one register tile ahead.
+    one; of a batch also ``images``, whole ones), ``group`` output blocks whose products are kept before they are
+    transformed back, ``t`` tiles and ``oc`` output blocks of one register tile, ``k`` unrolling of the input channels,
+    ``inner`` which loop of register tiles is inside (0: tiles, 1: output blocks), ``spread`` what the threads share (0:
+    the blocks of tiles, 1: the groups of output blocks, so that weights are read once), ``pad`` where the padded input
+    is made (0: once, 1: for each block of tiles and channels, 2: while it is read), ``prefetch`` whether weights are
+    fetched one register tile ahead.
     """
 
     name = "cpu.conv2d_winograd"
@@ -131,7 +132,9 @@ class Winograd(Space):
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = _shape(func)
         assert shape is not None
+        images = (Knob("images", tuple(divisors(shape.n, 64))),) if shape.n > 1 else ()
         return (
+            *images,
             Knob("rows", tuple(divisors(shape.rows, 64))),
             Knob("columns", tuple(divisors(shape.columns, 64))),
             Knob("group", tuple(divisors(shape.oc_blocks, 64))),
@@ -155,13 +158,16 @@ class Winograd(Space):
         blocks, shape = found
         machine = cpu_machine(target)
         lanes = machine.lanes()
+        images = pick("images") if shape.n > 1 else 1
         rows, columns, group = pick("rows"), pick("columns"), pick("group")
         t, oc, unroll, inner = pick("t"), pick("oc"), pick("k"), pick("inner")
         spread, pad_at, prefetch = pick("spread"), pick("pad"), pick("prefetch")
         check_tile(machine, t * oc * vectors_in(shape.oc, lanes)[0], unroll)
         if columns != shape.columns and rows != 1:
             raise InvalidDecision("a block of tiles must be whole rows or a part of one")
-        if t > rows * columns or group % oc:
+        if images > 1 and (rows, columns) != (shape.rows, shape.columns):
+            raise InvalidDecision("a block of several images must hold them whole")
+        if t > images * rows * columns or group % oc:
             raise InvalidDecision("a block of tiles and a group of channels must hold whole register tiles")
         out = consumers_inlined(sch, blocks.tiles)
         sch.compute_inline(blocks.tiles)
@@ -170,8 +176,9 @@ class Winograd(Space):
         block_row, row, i = sch.split(oh, [None, rows, shape.m])
         block_column, column, j = sch.split(ow, [None, columns, shape.m])
         groups, ob = sch.split(ob, [None, group])
-        sch.reorder(n, block_row, block_column, groups, ob, row, column, i, j, o)
-        block = sch.fuse(n, block_row, block_column)
+        block_image, n = sch.split(n, [None, images])
+        sch.reorder(block_image, block_row, block_column, groups, ob, n, row, column, i, j, o)
+        block = sch.fuse(block_image, block_row, block_column)
         _vectors(sch, o, lanes)
         sch.unroll(i)
         sch.unroll(j)
@@ -256,24 +263,28 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     """All ways to block, each with its best register tile, by :func:`_cost`."""
     count = vectors_in(shape.oc, machine.lanes())[0]
     options = []
-    for rows, columns in _blocks(shape):
+    for images, rows, columns in _blocks(shape):
+        tiles = images * rows * columns
         for group in divisors(shape.oc_blocks, 64):
-            t, oc, inefficiency = _register_tile(shape, rows * columns, group, count, machine)
+            t, oc, inefficiency = _register_tile(shape, tiles, group, count, machine)
             for spread in (0, 1):
-                options.append((_cost(shape, machine, rows * columns, group, inefficiency, spread),
-                                rows, columns, group, t, oc, spread))
+                cost = _cost(shape, machine, tiles, group, inefficiency, spread)
+                options.append((cost, images, rows, columns, group, t, oc, spread))
     options.sort()
-    for _, rows, columns, group, t, oc, spread in options[:12]:
+    for _, images, rows, columns, group, t, oc, spread in options[:12]:
         yield {
+            **({"images": images} if shape.n > 1 else {}),
             "rows": rows, "columns": columns, "group": group, "t": t, "oc": oc, "k": max(divisors(shape.ic, 4)),
             "inner": 0, "spread": spread, "pad": int(shape.padded and not (spread and shape.ic_blocks < machine.cores)),
             "prefetch": 1,
         }
 
 
-def _blocks(shape: _Shape) -> list[tuple[int, int]]:
-    whole = [(rows, shape.columns) for rows in divisors(shape.rows, 64)]
-    return whole + [(1, columns) for columns in divisors(shape.columns, 64) if columns != shape.columns]
+def _blocks(shape: _Shape) -> list[tuple[int, int, int]]:
+    """Images, rows and columns of tiles of a block: part of a row, whole rows, or whole images."""
+    parts = [(1, 1, columns) for columns in divisors(shape.columns, 64) if columns != shape.columns]
+    whole = [(1, rows, shape.columns) for rows in divisors(shape.rows, 64)]
+    return parts + whole + [(images, shape.rows, shape.columns) for images in divisors(shape.n, 64) if images > 1]
 
 
 def _register_tile(

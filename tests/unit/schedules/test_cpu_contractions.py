@@ -222,6 +222,7 @@ WINOGRADS = {
     "4x4 tiles past the image": (2, 1, 2, 9, 7, (1, 1, 1, 1), 4),
     "2x2 tiles, uneven padding": (1, 3, 2, 8, 5, (1, 0, 2, 1), 2),
     "2x2 tiles, no padding": (1, 2, 6, 8, 10, (0, 0, 0, 0), 2),
+    "small images of a batch": (6, 16, 16, 7, 7, (1, 1, 1, 1), 4),
 }
 
 
@@ -273,6 +274,17 @@ def test_weights_beyond_the_first_cache_are_used_often_and_read_in_few_streams()
     func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 2, (1, 1, 1, 1))])
     first = next(WINOGRAD.seeds(func, resolve("x86-64-v4", threads=2).tvm))
     assert first["t"] >= 4 and first["oc"] <= 4
+
+
+def test_small_images_of_a_batch_share_a_block() -> None:
+    """Eight images of 7x7 read 38 MB of weights once, not eight times."""
+    data = te.placeholder((8, 32, 7, 7, 16), name="data")
+    weight = te.placeholder((36 * 32, 512, 16), name="weight")
+    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 4, (1, 1, 1, 1))])
+    target = resolve("x86-64-v4", threads=2).tvm
+    assert next(WINOGRAD.seeds(func, target))["images"] == 8
+    with pytest.raises(InvalidDecision, match="hold them whole"):
+        schedule_with(WINOGRAD, func, target, {**next(WINOGRAD.seeds(func, target)), "rows": 1})
 
 
 TRANSPOSED = {
