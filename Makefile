@@ -90,7 +90,7 @@ samples: $(STAMP)
 	@$(BIN)/python -m mlc.cli.samples measure --log $(SAMPLES) --seconds $(SAMPLE_SECONDS)
 
 cost-model: $(STAMP)
-	@$(BIN)/mlc log train $(SAMPLES) -o tuning_logs/$(SAMPLED)/cost_model.npz --evaluate
+	@$(BIN)/mlc log train $(SAMPLES) -o tuning_logs/$(SAMPLED)/cost_model.npz --evaluate --fewest 24
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -19,7 +19,7 @@ __all__ = ["Quality", "Ranking", "cross_validate", "quality", "roofline"]
 
 #: times closer than this are equal: a pair of them has no right order, and either may be called the best
 CLOSE = 0.05
-_FEWEST = 8  # good candidates that a task must have to be asked about
+_FEWEST = 8  # candidates of different speed that a task must have to be asked about
 _DRAWS = 50  # random orders
 
 #: samples of one task -> scores, higher is faster
@@ -75,18 +75,19 @@ def quality(scores: np.ndarray, seconds: np.ndarray) -> Quality:
 
 def cross_validate(
     samples: Sequence[Sample], train: Callable[[list[Sample], int], Scorer], *, folds: int = 6, seed: int = 0,
-    repeats: int = 1, origins: Mapping[str, Collection[str]] | None = None,
+    repeats: int = 1, origins: Mapping[str, Collection[str]] | None = None, fewest: int = _FEWEST,
 ) -> dict[str, Ranking]:
     """``learned``, ``roofline`` and ``random``, over tasks of which ``train`` has seen no sample.
 
     ``train`` takes samples and a seed. Tasks are dealt into ``folds`` at random, ``repeats`` times anew; each fold is
     asked about once, by a model of the others. ``origins`` says where tasks come from (the models that contain them):
-    then each origin is a fold, and a task that another one shares with it is not trained on either. Raises
-    ``ValueError`` for fewer than two tasks that can be asked about.
+    then each origin is a fold, and a task that another one shares with it is not trained on either. Tasks with fewer
+    than ``fewest`` candidates of different speed only teach: the best eight of ten say little. Raises ``ValueError``
+    for fewer than two tasks that can be asked about.
     """
-    groups = {k: g for k, g in by_group(samples).items() if len({s.seconds for s in g if not s.failed}) >= _FEWEST}
+    groups = {k: g for k, g in by_group(samples).items() if len({s.seconds for s in g if not s.failed}) >= fewest}
     if len(groups) < 2:
-        raise ValueError(f"an evaluation needs two tasks with at least {_FEWEST} candidates each, got {len(groups)}")
+        raise ValueError(f"an evaluation needs two tasks with at least {fewest} candidates each, got {len(groups)}")
     deals = []
     for number in range(seed, seed + repeats):
         parts = _by_origin(groups, origins) if origins is not None else _dealt(groups, folds, number)

@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
                         help="fold by model instead: rank each one's tasks by what the others teach")
     parser.add_argument("--folds", type=options.positive_int, default=6, metavar="N",
                         help="parts of the tasks, each ranked by a model of the others (default: 6)")
+    parser.add_argument("--fewest", type=options.positive_int, default=8, metavar="N",
+                        help="candidates that a task must have to be ranked; others only teach (default: 8)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     options.add_target(parser)
 
@@ -108,7 +110,7 @@ def _held_out(samples: Sequence[Sample], args: argparse.Namespace, place: Path) 
 
     origins = _origins(args, place) if args.by_model else None
     found = cross_validate(
-        samples, learner, folds=args.folds, seed=args.seed, repeats=args.repeats, origins=origins
+        samples, learner, folds=args.folds, seed=args.seed, repeats=args.repeats, origins=origins, fewest=args.fewest,
     )
     return {kind: ranking.to_json() for kind, ranking in found.items()}
 

@@ -37,6 +37,9 @@ _BATCH = 64
 _QUIET = 1.12
 #: seeds of a task at least: an untuned build takes the first, a search begins with them
 _SEEDS = 8
+#: more tasks teach more than more candidates of each; but which candidates are best is asked of every so many tasks,
+#: and there they must be so many times as many
+_DEEP, _DEEPER = 5, 3
 #: draws for one candidate before a source of candidates counts as used up
 _PATIENCE = 60
 
@@ -48,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="where tasks and times go")
     parser.add_argument("--target", default="native", help="as for mlc tune (default: native)")
     parser.add_argument("--models", help="comma-separated names (default: the benchmark models)")
-    parser.add_argument("--each", type=options.positive_int, default=6, metavar="N",
-                        help="tasks of each search space of a model (default: 6)")
-    parser.add_argument("--candidates", type=options.positive_int, default=32, metavar="N",
-                        help="candidates of each task (default: 32)")
+    parser.add_argument("--each", type=options.positive_int, default=4, metavar="N",
+                        help="tasks of each search space of a model (default: 4)")
+    parser.add_argument("--candidates", type=options.positive_int, default=12, metavar="N",
+                        help=f"candidates of each task (default: 12), and {_DEEPER} times as many of every {_DEEP}th")
     parser.add_argument("--seconds", type=options.positive_float, default=60.0,
                         help="measure for so long (default: 60)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -121,11 +124,11 @@ def _measure(args: argparse.Namespace) -> Outcome:
         threads = tasks[0].target.threads if tasks else 1
         measurer = LocalMeasurer(MeasureOptions(threads=threads, timeout=6.0, cutoff=0.25), threads)
         try:
-            for task in tasks:
+            for number, task in enumerate(tasks):
                 if time.monotonic() - began > args.seconds:
                     left += 1
                     continue
-                measured += _sample(task, log, measurer, args.candidates)
+                measured += _sample(task, log, measurer, args.candidates * (_DEEPER if number % _DEEP == 0 else 1))
         finally:
             measurer.close()
     return _outcome({"log": str(args.log), "measured": measured, "tasks_left": left})

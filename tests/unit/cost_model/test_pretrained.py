@@ -134,3 +134,17 @@ def test_other_features_formats_and_damage_are_refused_with_the_reason(monkeypat
     monkeypatch.setattr("cost_model.pretrained.FEATURES", FEATURES[1:])
     with pytest.raises(ValueError, match="this version's features"):
         Pretrained.load(blob)
+
+
+def test_tasks_with_few_candidates_teach_and_are_not_ranked() -> None:
+    samples = _samples(0)
+    few = samples[0].group
+    kept = [s for i, s in enumerate(samples) if s.group != few or i < EACH // 2]
+    taught: set[str] = set()
+
+    def listening(known: list[Sample], seed: int):  # type: ignore[no-untyped-def]
+        taught.update(s.group for s in known)
+        return _learner(known, seed)
+
+    found = cross_validate(kept, listening, fewest=EACH)
+    assert found["learned"].mean.tasks == len({s.group for s in samples}) - 1 and few in taught
