@@ -69,7 +69,7 @@ def evaluate(args: argparse.Namespace, place: Path) -> Outcome:
     try:
         document = {**_counts(samples), "held_out": _held_out(samples, args, place)}
     except ValueError as error:
-        raise LogError(f"{error}; give logs with more tasks") from None
+        raise LogError(f"{error}; give logs with more tasks, or ask less of them (--fewest)") from None
     return Outcome(document, lambda console: _render(document, console))
 
 
