@@ -51,10 +51,10 @@ def train(args: argparse.Namespace, place: Path) -> Outcome:
     document = _counts(samples)
     try:
         blob = Pretrained.train(samples, seed=args.seed).save()
-        if args.evaluate:
-            document["held_out"] = _held_out(samples, args, place)
     except ValueError as error:
         raise LogError(f"{error}; give logs with more tasks") from None
+    if args.evaluate:
+        document["held_out"] = _held_out(samples, args, place)
     try:
         args.output.write_bytes(blob)
     except OSError as error:
@@ -66,10 +66,7 @@ def train(args: argparse.Namespace, place: Path) -> Outcome:
 def evaluate(args: argparse.Namespace, place: Path) -> Outcome:
     """Grouped cross-validation: no task is ranked by a model that has seen it."""
     samples = _samples(args, place)
-    try:
-        document = {**_counts(samples), "held_out": _held_out(samples, args, place)}
-    except ValueError as error:
-        raise LogError(f"{error}; give logs with more tasks, or ask less of them (--fewest)") from None
+    document = {**_counts(samples), "held_out": _held_out(samples, args, place)}
     return Outcome(document, lambda console: _render(document, console))
 
 
@@ -109,9 +106,13 @@ def _held_out(samples: Sequence[Sample], args: argparse.Namespace, place: Path) 
         return scorer
 
     origins = _origins(args, place) if args.by_model else None
-    found = cross_validate(
-        samples, learner, folds=args.folds, seed=args.seed, repeats=args.repeats, origins=origins, fewest=args.fewest,
-    )
+    try:
+        found = cross_validate(
+            samples, learner, folds=args.folds, seed=args.seed, repeats=args.repeats, origins=origins,
+            fewest=args.fewest,
+        )
+    except ValueError as error:
+        raise LogError(f"{error}; give logs with more tasks, or ask less of them (--fewest)") from None
     return {kind: ranking.to_json() for kind, ranking in found.items()}
 
 

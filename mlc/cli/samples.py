@@ -1,11 +1,11 @@
 """``make samples``: time a spread of candidates of many different tasks, which the cost model learns from.
 
-``python -m mlc.cli.samples prepare`` picks tasks of the benchmark models, a few of each search space from the
-quickest to the slowest, and notes them in the log with the models that they are of; ``measure`` times candidates of
-each: the first seeds, neighbours of seeds and random points. What was disturbed is timed once more by
-the next call. Both go on where they were interrupted, so that a machine that is quiet for a minute at a time is enough.
-Nothing else may run meanwhile. That the repeats of one candidate agree says little: times that had, taken without such
-care, put 76% of the pairs of six tasks in the order of times taken alone; two takes alone agreed on 83% of four others.
+``python -m mlc.cli.samples prepare`` picks tasks of the benchmark models, a few of each search space from the quickest
+to the slowest, and notes them in the log with the models that they are of; ``measure`` times candidates of each: the
+first seeds, neighbours of seeds and random points. What was disturbed is timed once more by the next call. Both go on
+where they were interrupted, so that a machine that is quiet for a minute at a time is enough. Nothing else may run
+meanwhile. That the repeats of one candidate agree says little: times that had, taken without such care, put 76% of the
+pairs of six tasks in the order of times taken alone; two takes alone agreed on 83% of four others.
 """
 
 from __future__ import annotations
