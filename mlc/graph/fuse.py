@@ -165,7 +165,6 @@ LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=
 GROUPING: tuple[tvm.transform.Pass, ...] = (
     transform.AnnotateTIROpPattern(),
     SeparateProducts,
-    transform.FoldConstant(),
     transform.FuseOps(),
 )
 #: those functions to kernels

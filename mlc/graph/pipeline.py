@@ -75,6 +75,7 @@ def lowering(target: Target, price: Price | None = None, *, winograd: bool = Tru
         LowerInnerReshapes,
         Legalise(target),
         PlaceSlices(target),
+        transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),
         *GROUPING,
         ChooseKernels(target, price, winograd=winograd),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from relax_evaluation import assert_same_values, module, operators, weight
+from relax_evaluation import assert_same_values, evaluate, module, operators, weight
 from tvm import relax
 from tvm.script import relax as R
 
+import mlc
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
 from mlc.target import resolve
@@ -77,6 +79,25 @@ def test_what_has_another_place_is_copied() -> None:
     names, views = _kernels(func)
     assert views == 1  # most of the first concatenation would have to be copied, so that it is a kernel of its own
     assert names.count("copy") == 1 and names.count("concatenate") == 1
+
+
+def test_a_constant_part_is_copied_into_the_whole() -> None:
+    token, w = weight(1, 1, 64), weight(64, 64)
+
+    @R.function(private=True)
+    def func(x: R.Tensor((1, 15, 64), "float32")):
+        with R.dataflow():
+            y = R.concat((token, R.matmul(x, w)), axis=1)
+            z = R.matmul(R.nn.softmax(y), w)
+            R.output(z)
+        return z
+
+    names, views = _kernels(func)
+    assert views == 1 and names.count("copy") == 1
+    exe = mlc.compile(module(func), target=CPU, log=False)  # the view needs a kernel that makes the part
+    x = np.random.default_rng(0).standard_normal((1, 15, 64), dtype="float32")
+    (expected,) = evaluate(module(func), x)
+    np.testing.assert_allclose(exe(x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_and_inputs_keep_their_own_memory() -> None:
