@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tvm
 from tvm.relax import transform
+from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get, get_flag
 from mlc.graph import simplify
@@ -73,6 +74,7 @@ def lowering(target: Target, price: Price | None = None, *, winograd: bool = Tru
         PackWeights(target),
         simplify.MergeMovement,
         LowerInnerReshapes,
+        DispatchSortScan(),
         Legalise(target),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole

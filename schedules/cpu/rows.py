@@ -189,17 +189,9 @@ def _row_loops(
     ``across``: the reductions step over memory, so that vectors lie along a row axis, which then stays inside.
     """
     here = nest(sch, last)
-    elements = prod(loop.extent for loop in here.loops)
-    written = [region.source for stage in stages for region in sch.get(stage).writes]
-    narrow = [
-        a for a in here.reads
-        if any(a.buffer.same_as(w) for w in written) and prod(int(s) for s in a.buffer.shape) < elements
-    ]
-    reduction = any(loop.kind == "R" for loop in here.loops)
-    rows = [
-        i for i, loop in enumerate(here.loops)
-        if loop.kind == "S" and (reduction or not narrow or any(a.depends(i) for a in narrow))
-    ]
+    spatial = [i for i, loop in enumerate(here.loops) if loop.kind == "S"]
+    found = _rows(sch, last, stages) if len(spatial) == len(here.loops) else None
+    rows = spatial if found is None else found
     lane = _row_lane(here, rows) if across else None
     columns = [here.loops[i].rv for i in range(len(here.loops)) if i not in rows]
     outer = [here.loops[i].rv for i in rows if i != lane]
@@ -214,6 +206,28 @@ def _row_loops(
     if outer or columns:
         sch.reorder(*outer, *columns)
     return outer
+
+
+def _rows(sch: s_tir.Schedule, block: SBlockRV, stages: Sequence[SBlockRV]) -> list[int] | None:
+    """The loops of ``block`` along which the smaller results of ``stages`` differ that it reads; None if it reads none.
+
+    A stage of its own size may have read them for it: then those that run through that stage's result as the stage's
+    own rows do.
+    """
+    here = nest(sch, block)
+    elements = prod(loop.extent for loop in here.loops)
+    makers = {region.source: stage for stage in stages for region in sch.get(stage).writes}
+    made = [(access, makers[access.buffer]) for access in here.reads if access.buffer in makers]
+    narrow = [access for access, _ in made if prod(int(s) for s in access.buffer.shape) < elements]
+    if narrow:
+        return [i for i, loop in enumerate(here.loops) if loop.kind == "S" and any(a.depends(i) for a in narrow)]
+    for access, stage in made:
+        inner = nest(sch, stage)
+        rows = _rows(sch, stage, stages) if all(loop.kind == "S" for loop in inner.loops) else None
+        if rows is not None:
+            steps = {inner.writes[0].strides[i] for i in rows} - {None}
+            return [i for i in range(len(here.loops)) if access.strides[i] in steps]
+    return None
 
 
 def _row_lane(here: Nest, rows: Sequence[int]) -> int | None:

@@ -5,8 +5,8 @@ Before::
     d = x - R.mean(x, axis=-1, keepdims=True)
     y = d / R.sqrt(R.mean(d * d, axis=-1, keepdims=True) + epsilon) * gamma + beta
 
-After: ``R.nn.layer_norm(x, gamma, beta, axes=[-1], epsilon=epsilon)``. ``d * d`` may be a power, the division a
-product with a reciprocal root, and the axes any trailing ones.
+After: ``R.nn.layer_norm(x, gamma, beta, axes=[-1], epsilon=epsilon)``. ``d * d`` may be a power, its mean
+``R.variance(x)``, the division a product with a reciprocal root, and the axes any trailing ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mlc.graph.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
 __all__ = ["RecogniseLayerNorm"]
 
 
-def _trailing_mean(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
-    """``(x, k)`` of a mean over the last ``k`` axes that keeps them."""
-    mean = scope.call(expr, "mean")
+def _trailing(name: str, expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
+    """``(x, k)`` of a mean or variance over the last ``k`` axes that keeps them."""
+    mean = scope.call(expr, name)
     if mean is None or not bool(mean.attrs.keepdims) or mean.attrs.axis is None:
         return None
     rank = len(shape_of(mean.args[0]))
@@ -34,7 +34,7 @@ def _trailing_mean(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | N
 def _centred(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
     """``(x, k)`` of ``x - mean(x)``."""
     difference = scope.call(expr, "subtract")
-    mean = _trailing_mean(difference.args[1], scope) if difference is not None else None
+    mean = _trailing("mean", difference.args[1], scope) if difference is not None else None
     if difference is None or mean is None or not mean[0].same_as(difference.args[0]):
         return None
     return mean
@@ -52,18 +52,24 @@ def _squared(expr: relax.Expr, scope: Scope) -> relax.Expr | None:
     return call.args[0] if call is not None and call.args[0].same_as(call.args[1]) else None
 
 
+def _variance(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:
+    """``(x, k)`` of the mean of ``(x - mean(x)) ** 2``, or of what calls itself a variance."""
+    mean = _trailing("mean", expr, scope)
+    if mean is None:
+        return _trailing("variance", expr, scope)
+    squared = _squared(mean[0], scope)
+    centred = _centred(squared, scope) if squared is not None else None
+    return centred if centred is not None and centred[1] == mean[1] else None
+
+
 def _normalised(data: relax.Expr, total: relax.Expr, scope: Scope) -> relax.Expr | None:
     """The layer norm of ``data / sqrt(total)``, if it is one."""
-    centred, variance = _centred(data, scope), scope.call(total, "add")
-    if centred is None or variance is None:
+    centred, added = _centred(data, scope), scope.call(total, "add")
+    if centred is None or added is None:
         return None
-    for part, other in (variance.args, reversed(variance.args)):
-        epsilon, mean = scalar_of(other), _trailing_mean(part, scope)
-        squared = _squared(mean[0], scope) if mean is not None else None
-        if epsilon is None or mean is None or squared is None or mean[1] != centred[1]:
-            continue
-        inner = _centred(squared, scope)
-        if inner is None or not inner[0].same_as(centred[0]):
+    for part, other in (added.args, reversed(added.args)):
+        epsilon, variance = scalar_of(other), _variance(part, scope)
+        if epsilon is None or variance is None or variance[1] != centred[1] or not variance[0].same_as(centred[0]):
             continue
         shape = shape_of(data)[-centred[1]:]
         ones, zeros = (constant(make(shape, dtype_of(data))) for make in (np.ones, np.zeros))

@@ -48,3 +48,19 @@ def test_a_bound_that_is_no_number_does_not_bound() -> None:
     x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype("float32")
     actual = mlc.compile(clip({"min": float("nan"), "max": 0.5}, 13))(x)[0]
     np.testing.assert_array_equal(actual, np.minimum(x, 0.5))
+
+
+@pytest.mark.parametrize("attributes", [{}, {"exclusive": 1}, {"reverse": 1}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_cumulative_sums(dtype: str, attributes: Mapping[str, int]) -> None:
+    """Position ids of RoBERTa are one."""
+    x = (np.random.default_rng(2).standard_normal((3, 7, 5)) * 9).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [helper.make_node("CumSum", ["x", "axis"], ["y"], **attributes)], "scan",
+        [helper.make_tensor_value_info("x", kind, x.shape)], [helper.make_tensor_value_info("y", kind, x.shape)],
+        [numpy_helper.from_array(np.array(1), "axis")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(mlc.compile(model)(x)[0], expected, rtol=1e-5, atol=1e-4)

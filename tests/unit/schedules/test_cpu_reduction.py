@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
+import pytest
 from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from scipy.special import log_softmax, softmax
 from tvm import te, tirx, topi
@@ -96,6 +99,25 @@ def test_a_row_is_computed_at_once() -> None:
     a = _p(1536, 128)
     script = best_seed(REDUCTION, te.create_prim_func([a, topi.nn.softmax(a)]), TARGET).mod.script()
     assert script.count("T.parallel") == 1
+
+
+def _gated(a: te.Tensor) -> te.Tensor:
+    """What is made of a row's sum is as large as the result, and read twice by it."""
+    c = topi.divide(a, topi.sqrt(topi.sum(topi.multiply(a, a), axis=1, keepdims=True)))
+    return topi.multiply(c, topi.tanh(topi.multiply(c, tirx.const(0.7, "float32"))))
+
+
+@pytest.mark.parametrize("columns", [96, 97 * 3])
+def test_a_sum_is_taken_once_a_row_though_the_result_does_not_read_it(columns: int) -> None:
+    func = te.create_prim_func(list(_one(_gated, 64, columns)()))
+    sch = best_seed(REDUCTION, func, TARGET)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    steps = [prod(int(sch.get(loop).extent) for loop in sch.get_loops(block)) for block in blocks]
+    assert max(steps) < 2 * 64 * columns  # a vector may reach beyond the row
+    data = np.random.default_rng(0).standard_normal((64, columns)).astype("float32")
+    got = build_and_run(sch.mod, [data, np.zeros_like(data)])[1]
+    c = data.astype("float64") / np.sqrt((data.astype("float64") ** 2).sum(1, keepdims=True))
+    np.testing.assert_allclose(got, c * np.tanh(0.7 * c), rtol=1e-5, atol=1e-7)
 
 
 def test_softmax_survives_large_inputs_and_masks() -> None:
