@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.analysis import is_empty
 from schedules.space import Space
 
 __all__ = ["all_spaces", "by_name", "find"]
@@ -22,8 +23,11 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
-    """The first space that matches ``func`` on ``target``."""
-    return next(s for s in all_spaces(target.kind.name) if _matches(s, func, target))
+    """The first space that matches ``func`` on ``target``; the last one for empty tensors."""
+    spaces = all_spaces(target.kind.name)
+    if is_empty(func):
+        return spaces[-1]
+    return next(s for s in spaces if _matches(s, func, target))
 
 
 def _matches(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

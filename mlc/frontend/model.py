@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportedModel", "TensorSpec", "check_static", "imported", "merge_shape", "output_types"]
 
+#: element types that arrays at the model's border may have
+_ARRAYS = frozenset({
+    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+})
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -51,12 +56,13 @@ def imported(
     types = output_types(function)
     if output_names is None:
         output_names = [f"output_{i}" for i in range(len(types))]
-    return ImportedModel(
-        mod,
-        name,
-        tuple(_spec(n, p.ty) for n, p in zip(input_names, params, strict=True)),
-        tuple(_spec(n, t) for n, t in zip(output_names, types, strict=True)),
-    )
+    inputs = tuple(_spec(n, p.ty) for n, p in zip(input_names, params, strict=True))
+    outputs = tuple(_spec(n, t) for n, t in zip(output_names, types, strict=True))
+    for spec in (*inputs, *outputs):
+        if spec.dtype not in _ARRAYS:
+            raise ModelError(f"every input and output must have a type that numpy has, but {spec.name} of {name} is "
+                             f"{spec.dtype}; cast it inside the model")
+    return ImportedModel(mod, name, inputs, outputs)
 
 
 def output_types(function: Any) -> list[Any]:

@@ -38,7 +38,12 @@ def _mean(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _dropout(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """The identity outside training; its mask and its training mode are refused before conversion."""
+    """The identity outside training; its mask is refused before conversion."""
+    import tvm
+
+    training = inputs[2] if len(inputs) > 2 else None
+    if training is not None and not (isinstance(training, tvm.ir.GenericConst) and not training.value.numpy().any()):
+        raise ValueError("training_mode must be the constant false")
     return inputs[0]
 
 
@@ -68,16 +73,26 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _pow(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``x ** 3`` --> ``x * x * x`` and the like: LLVM calls libm once per element for a power."""
+    """``x ** 3`` --> ``x * x * x`` and the like: LLVM calls libm once per element for a power.
+
+    The exponent may have another type than the base, which is the result's; TVM's operator wants one type.
+    """
     import tvm
+    from tvm import relax
 
     base, exponent = inputs
-    if not isinstance(exponent, tvm.ir.GenericConst) or not _dtype(base).startswith("float"):
+    dtype = _dtype(base)
+    if isinstance(exponent, tvm.ir.GenericConst) and dtype.startswith("float"):
+        values = exponent.value.numpy()
+        if values.size == 1 and values.ndim <= len(base.ty.shape):
+            found = _constant_power(bb, base, float(values.reshape(())))
+            if found is not None:
+                return found
+    if dtype == _dtype(exponent):
         return None
-    values = exponent.value.numpy()
-    if values.size != 1 or values.ndim > len(base.ty.shape):
-        return None
-    return _constant_power(bb, base, float(values.reshape(())))
+    common = np.promote_types(dtype, _dtype(exponent)).name
+    both = [bb.normalize(relax.op.astype(value, common)) for value in inputs]
+    return relax.op.astype(bb.normalize(relax.op.power(*both)), dtype)
 
 
 def _constant_power(bb: Any, base: Any, exponent: float) -> Any:
@@ -142,19 +157,115 @@ def _clip(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return result
 
 
+def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """One sign of infinity; TVM's converter passes over the attributes that say which."""
+    from tvm import relax
+
+    x = inputs[0]
+    signs = [attrs.get("detect_positive", 1), attrs.get("detect_negative", 1)]
+    if all(signs):
+        return None
+    if not any(signs):
+        return relax.op.zeros(x.ty.shape, "bool")
+    return relax.op.equal(x, relax.const(np.inf if signs[0] else -np.inf, _dtype(x)))
+
+
+def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int) -> Any:
+    """``Sinh`` (``sign`` -1) and ``Cosh`` (1), which TVM's code generators lack: ``(exp(x) + sign exp(-x)) / 2``.
+
+    The difference of a sine loses its digits where x is small; there it is ``x + x^3/3! + x^5/5! + x^7/7!``, which
+    is wrong by less than 2e-9 of it up to 1/4.
+    """
+    from tvm import relax
+
+    x = inputs[0]
+
+    def emit(operator: Callable[..., Any], *args: Any) -> Any:
+        found = [relax.const(arg, _dtype(x)) if isinstance(arg, float) else arg for arg in args]
+        return bb.normalize(operator(*found))
+
+    op = relax.op
+    powers = emit(op.exp, x), emit(op.exp, emit(op.negative, x))
+    result = emit(op.multiply, emit(op.add if sign > 0 else op.subtract, *powers), 0.5)
+    if sign > 0:
+        return result
+    square = emit(op.multiply, x, x)
+    series = emit(op.add, emit(op.multiply, square, 1 / 5040), 1 / 120)
+    for coefficient in (1 / 6, 1.0):
+        series = emit(op.add, emit(op.multiply, series, square), coefficient)
+    return emit(op.where, emit(op.less, square, 1 / 16), emit(op.multiply, x, series), result)
+
+
+def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Over all axes, of which TVM's operator makes a tensor function without any. Other cases are TVM's.
+
+    ``x * rsqrt(mean(x * x) + epsilon) * scale``
+    """
+    from tvm import relax
+
+    x, scale = inputs[:2]
+    if int(attrs.get("axis", -1)) % len(x.ty.shape) or _dtype(x) != "float32":
+        return None
+    squares = bb.normalize(relax.op.multiply(x, x))
+    mean = bb.normalize(relax.op.mean(squares, keepdims=True))
+    added = bb.normalize(relax.op.add(mean, relax.const(float(attrs.get("epsilon", 1e-5)), "float32")))
+    normalised = bb.normalize(relax.op.multiply(x, bb.normalize(relax.op.rsqrt(added))))
+    return relax.op.multiply(normalised, scale)
+
+
+def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Channels outermost (``mode="CRD"``); TVM's converter passes over the mode."""
+    from tvm import relax
+
+    mode = attrs.get("mode", "DCR")
+    if (mode.decode() if isinstance(mode, bytes) else mode) == "DCR":
+        return None
+    n, c, h, w = (int(extent) for extent in inputs[0].ty.shape)
+    size = int(attrs["blocksize"])
+    tiles = bb.normalize(relax.op.reshape(inputs[0], (n, c, h // size, size, w // size, size)))
+    moved = bb.normalize(relax.op.permute_dims(tiles, [0, 1, 3, 5, 2, 4]))
+    return relax.op.reshape(moved, (n, c * size * size, h // size, w // size))
+
+
+def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``TopK(x, k)`` --> indices of a stable sort, the first k, and the elements there: one result a kernel."""
+    import tvm
+    from tvm import relax
+
+    x = inputs[0]
+    axis = int(attrs.get("axis", -1)) % len(x.ty.shape)
+    if len(inputs) > 1 and not isinstance(inputs[1], tvm.ir.GenericConst):
+        raise ValueError("k must be a constant")
+    k = int(inputs[1].value.numpy().item()) if len(inputs) > 1 else int(attrs["k"])
+    keys, dtype = x, _dtype(x)
+    if dtype in ("int8", "int16", "uint8", "uint16"):  # TVM's sort knows wider numbers only
+        keys = bb.normalize(relax.op.astype(x, "int32"))
+    elif not dtype.startswith(("float", "int")):
+        raise ValueError(f"the elements must be floating-point numbers or signed or short integers, got {dtype}")
+    order = bb.normalize(relax.op.argsort(keys, axis, bool(attrs.get("largest", 1)), "int64"))
+    indices = bb.normalize(relax.op.strided_slice(order, axes=[axis], begin=[0], end=[k]))
+    return relax.Tuple([bb.normalize(relax.op.gather_elements(x, indices, axis)), indices])
+
+
 def _dtype(expr: Any) -> str:
     return str(expr.ty.dtype)
 
 
 CONVERTERS: dict[str, Converter] = {
     "Clip": _clip,
+    "Cosh": functools.partial(_hyperbolic, sign=1),
     "Dropout": _dropout,
     "Gather": _gather,
+    "IsInf": _is_inf,
     "LRN": _lrn,
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
     "Pow": _pow,
+    "RMSNormalization": _rms_normalization,
     "Resize": resize,
+    "Sinh": functools.partial(_hyperbolic, sign=-1),
+    "SpaceToDepth": _space_to_depth,
     "Sum": _chain("add"),
+    "TopK": _top_k,
 }

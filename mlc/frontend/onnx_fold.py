@@ -78,11 +78,11 @@ def make_static(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], nam
     graph = _take_apart(model)
     _fix_inputs(graph, shapes, name)
     if graph.functions:
-        _inline(graph, None)
+        _inline(graph, None, name)
     _fold(graph, name)
     while wanted := functions_to_inline(graph.nodes, graph.opsets):
         before = [node.op_type for node in graph.nodes]
-        _inline(graph, wanted)
+        _inline(graph, wanted, name)
         _fold(graph, name)
         if [node.op_type for node in graph.nodes] == before:
             break  # ONNX defines them by themselves; check_supported reports what is left
@@ -185,15 +185,20 @@ def _as_model(graph: Graph) -> onnx.ModelProto:
     return helper.make_model(body, opset_imports=opsets, functions=graph.functions, ir_version=version)
 
 
-def _inline(graph: Graph, functions: set[tuple[str, str]] | None) -> None:
+def _inline(graph: Graph, functions: set[tuple[str, str]] | None, name: str) -> None:
     """Replace calls of the model's own functions (``None``) or of the given standard ones by their bodies."""
     from onnx import inliner
 
     model = _as_model(graph)
-    if functions is None:
-        model = inliner.inline_local_functions(model, convert_version=True)
-    else:
-        model = inliner.inline_selected_functions(model, sorted(functions), inline_schema_functions=True)
+    try:
+        if functions is None:
+            model = inliner.inline_local_functions(model, convert_version=True)
+        else:
+            model = inliner.inline_selected_functions(model, sorted(functions), inline_schema_functions=True)
+    except RuntimeError as error:  # an assertion of the inliner's own, over an input that is left out, say
+        called = "its functions" if functions is None else ", ".join(sorted(operator for _, operator in functions))
+        raise ModelError(f"{called} of {name} must be made of simpler operators, but onnx's inliner failed: "
+                         f"{' '.join(str(error).split())}; export the model with these written out") from error
     graph.nodes = list(model.graph.node)
     graph.functions = list(model.functions)
     graph.opsets = {o.domain: o.version for o in model.opset_import}

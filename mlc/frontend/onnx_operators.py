@@ -69,6 +69,8 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
         return "ConvTranspose with output_shape"
     if node.op_type == "Dropout" and len(used_outputs) > 1:
         return "Dropout with its mask"
+    if node.op_type == "RoiAlign" and "mode" in attributes and attributes["mode"].s == b"max":
+        return "RoiAlign with mode max"
     if node.op_type == "MaxPool" and len(used_outputs) > 1:
         return "MaxPool with its indices"
     return ""

@@ -41,11 +41,10 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
     from onnx import helper
 
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
-    importer = _importer_class()(graph.used_constants())
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs: our specifications keep the model's names
         try:
-            mod = importer.from_onnx(proto, graph.opset)
+            mod = _importer_class()(graph.used_constants()).from_onnx(proto, graph.opset)
         except MlcError:
             raise
         except Exception as error:

@@ -6,12 +6,12 @@ each access moves when a loop advances by one).
 """
 
 from schedules.analysis.access import Access, accesses
-from schedules.analysis.blocks import BlockInfo, FuncInfo, analyse
+from schedules.analysis.blocks import BlockInfo, FuncInfo, analyse, is_empty
 from schedules.analysis.expressions import evaluate, expensive_calls, op_name, uses, walk
 from schedules.analysis.memo import remembered
 from schedules.analysis.nests import Loop, Nest, nest
 
 __all__ = [
-    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "evaluate", "expensive_calls", "nest",
-    "op_name", "remembered", "uses", "walk",
+    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "evaluate", "expensive_calls",
+    "is_empty", "nest", "op_name", "remembered", "uses", "walk",
 ]

@@ -14,7 +14,7 @@ from schedules.analysis.access import Access, accesses
 from schedules.analysis.expressions import branches, expensive_calls, walk
 from schedules.analysis.memo import remembered
 
-__all__ = ["BlockInfo", "FuncInfo", "analyse"]
+__all__ = ["BlockInfo", "FuncInfo", "analyse", "is_empty"]
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,11 @@ def analyse(func: tirx.PrimFunc) -> FuncInfo:
         plain = plain and info.plain and info.kind != "opaque"
     unique = len({i.name for i in infos}) == len(infos)
     return FuncInfo(func, tuple(infos), plain and unique and bool(infos))
+
+
+def is_empty(func: tirx.PrimFunc) -> bool:
+    """Whether a parameter has no elements, so that there is little or nothing to compute."""
+    return any(int(extent) == 0 for parameter in func.params for extent in parameter.shape)
 
 
 def _block(statement: Any) -> BlockInfo | None:

@@ -15,7 +15,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import analyse, nest
+from schedules.analysis import analyse, is_empty, nest
 from schedules.cpu.common import PARALLEL_WORK, attempt, extent_of, has_block, inline_injective, vectorise, work
 from schedules.cpu.rows import RowTile
 from schedules.cpu.standalone import schedule_block
@@ -45,7 +45,7 @@ class Fallback(Space):
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         vector, lanes, parallel = pick("vector"), pick("lanes"), bool(pick("parallel"))
         func = sch.mod["main"]
-        if not isinstance(func.body, s_tir.SBlockRealize):
+        if not isinstance(func.body, s_tir.SBlockRealize) or is_empty(func):
             return
         info, machine = analyse(func), cpu_machine(target)
         if info.plain:

@@ -19,6 +19,7 @@ from schedules.analysis import BlockInfo, FuncInfo, analyse, nest
 from schedules.cpu.common import (
     PARALLEL_WORK,
     InjectiveTile,
+    inline_block,
     inline_injective,
     parallelise,
     schedule_injective,
@@ -253,8 +254,10 @@ def schedule_window(sch: s_tir.Schedule, machine: CpuMachine, tile: WindowTile) 
     pads = {b.name for b in _pads(info)}
     stored = inline_injective(sch, info, keep=lambda b: b.name in pads and tile.pad != PAD_INLINE)
     after = {b.name for b in info.downstream(anchor)}
-    if any(b.name in after for b in stored):
-        raise InvalidDecision("an intermediate of the epilogue must be stored, which a tile has no place for")
+    # a tile has no place for intermediates of its epilogue, so that even those that are slow are computed twice
+    if not all(inline_block(sch, b.name) for b in stored if b.name in after):
+        raise InvalidDecision("every intermediate of the epilogue must be inlined")
+    stored = [b for b in stored if b.name not in after]
     out = None if info.is_output(anchor) else sch.get_sblock(info.outputs[0].name)
     per_chunk = [b.name for b in stored if b.name in pads and tile.pad == PAD_CHUNK]
     for block in stored:

@@ -1,4 +1,5 @@
-"""Drop operators that change nothing: ``x + 0``, ``x * 1``, a cast to the same type, a reshape to the same shape.
+"""Drop operators that change nothing: ``x + 0``, ``x * 1``, a cast to the same type, a reshape to the same shape, an
+empty part of a concatenation.
 
 Before::
 
@@ -60,10 +61,15 @@ def no_pad(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return call.args[0] if not any(int(p) for p in call.attrs.pad_width) else None
 
 
-def lone_concat(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``concat((x,)) --> x``."""
+def empty_parts(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``concat((x, y[:, 5:5])) --> concat((x,)) --> x``."""
     parts = scope.value(call.args[0])
-    return parts.fields[0] if isinstance(parts, relax.Tuple) and len(parts.fields) == 1 else None
+    if not isinstance(parts, relax.Tuple):
+        return None
+    held = [part for part in parts.fields if 0 not in shape_of(part)]
+    if len(held) == 1:
+        return held[0]
+    return relax.op.concat(held, call.attrs.axis) if 0 < len(held) < len(parts.fields) else None
 
 
 def idempotent(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -96,7 +102,7 @@ RULES: Rules = {
     "relax.permute_dims": (same_order,),
     "relax.nn.pad": (no_pad,),
     "relax.nn.relu": (idempotent,),
-    "relax.concat": (lone_concat,),
+    "relax.concat": (empty_parts,),
 }
 
 DropIdentities = rewrite_pass("DropIdentities", RULES)

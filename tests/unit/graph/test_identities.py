@@ -90,3 +90,33 @@ def test_nothing_to_do_gives_the_same_module() -> None:
         return y
 
     assert_unchanged(DropIdentities, before)
+
+
+def test_empty_parts_of_a_concatenation_go() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((2, 3), "float32"), y: R.Tensor((2, 0), "float32")):
+        with R.dataflow():
+            a = R.concat((x, y), axis=1)
+            b = R.concat((y, a, y, x), axis=1)
+            R.output(b)
+        return b
+
+    @R.function(private=True)
+    def expected(x: R.Tensor((2, 3), "float32"), y: R.Tensor((2, 0), "float32")):
+        with R.dataflow():
+            b = R.concat((x, x), axis=1)
+            R.output(b)
+        return b
+
+    assert_becomes(DropIdentities, before, expected)
+
+
+def test_a_concatenation_of_nothing_stays() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((2, 0), "float32")):
+        with R.dataflow():
+            y = R.concat((x, x), axis=1)
+            R.output(y)
+        return y
+
+    assert_unchanged(DropIdentities, before)

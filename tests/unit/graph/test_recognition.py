@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from relax_evaluation import (
-    assert_becomes, assert_same_values, assert_unchanged, module, network, operators, weight,
-)
+from relax_evaluation import assert_becomes, assert_same_values, assert_unchanged, module, network, operators, weight
 from tvm import relax
 from tvm.script import relax as R
 

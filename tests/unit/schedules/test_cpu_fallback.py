@@ -110,3 +110,11 @@ def test_an_opaque_block_beside_a_plain_one() -> None:
     got = _run(func, data, np.zeros_like(data))
     np.testing.assert_allclose(got[1], 2 * np.cumsum(data.astype("float64")), rtol=1e-4)
     assert "T.vectorized" in best_seed(FALLBACK, func, TARGET).mod.script()
+
+
+def test_empty_tensors() -> None:
+    a = _p(0, 90)
+    func = te.create_prim_func([a, topi.nn.softmax(a)])
+    assert find(func, TARGET) is FALLBACK
+    (got,) = build_and_run(best_seed(FALLBACK, func, TARGET).mod, [np.zeros((0, 90), "float32")] * 2)[1:]
+    assert got.shape == (0, 90)

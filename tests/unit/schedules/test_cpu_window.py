@@ -195,6 +195,23 @@ def test_an_epilogue_of_another_shape_falls_back_and_is_correct() -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def test_slow_intermediates_of_an_epilogue_are_computed_twice() -> None:
+    """The power 3/4 as roots: one of them is read by the other and by their product."""
+    def rooted() -> list[te.Tensor]:
+        a, w = _p(1, 5, 9, 9), _p(5, 5, 3, 3)
+        root = topi.sqrt(topi.nn.relu(topi.nn.conv2d(a, w, 1, 0, 1)))
+        return [a, w, topi.multiply(root, topi.sqrt(root))]
+
+    func = te.create_prim_func(rooted())
+    assert find(func, TARGET) is CONTRACTION
+    sch = best_seed(CONTRACTION, func, TARGET)
+    rng = np.random.default_rng(0)
+    a, w = (rng.standard_normal(shape).astype("float32") for shape in ((1, 5, 9, 9), (5, 5, 3, 3)))
+    got = build_and_run(sch.mod, [a, w, np.zeros((1, 5, 7, 7), "float32")])[2]
+    wanted = F.conv2d(torch.from_numpy(a.astype("float64")), torch.from_numpy(w.astype("float64"))).numpy()
+    np.testing.assert_allclose(got, np.maximum(wanted, 0) ** 0.75, rtol=1e-4, atol=1e-5)
+
+
 def test_accumulators_are_one_tile() -> None:
     """The reduction's buffer is computed inside the tile loop, so lowering shrinks it to registers."""
     func = te.create_prim_func(_pool((1, 4, 56, 56, 16), 3, 2, 1, "max")())

@@ -1,0 +1,114 @@
+"""The node tests that come with the onnx package: right, or refused in one line; never something else.
+
+Each is a model of one operator (``_expanded``: of its definition) with inputs and outputs of onnx's own. What is
+refused is listed in ``refused_operators.txt``, so that a case that begins to work, or stops to, is told. An eighth of
+the cases runs in ``make test``, all in ``make test-all``.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase as NodeTest
+
+import mlc
+from mlc.errors import MlcError
+
+LISTED = Path(__file__).with_name("refused_operators.txt")
+REFUSED = frozenset(
+    line for line in LISTED.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
+)
+#: cases whose results are known to differ, by what their names hold
+DIFFERENT = {
+    "nan_robustness": "rows of an attention mask that forbid everything: NaN here, zeros in onnx since opset 24",
+    "fullymasked": "such rows",
+    "structural_empty": "such rows",
+    "softmax_precision": "such rows",
+    "local_window_gqa_rank4_mask": "such rows",
+    "edge_cases_fmod_0_float": "remainders of infinite divisors",
+    "resize_downsample_scales_linear_align_corners": "the size that was not rounded down, which onnxruntime rounds",
+    "resize_downsample_scales_cubic_align_corners": "the same",
+}
+_PARTS = 8
+
+
+@cache
+def _cases() -> dict[str, NodeTest]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnx computes infinities for some of them
+        return {case.name: case for case in collect_testcases(None)}
+
+
+def _names() -> Iterator[object]:
+    for name in _cases():
+        quick = zlib.crc32(name.encode()) % _PARTS == 0
+        yield pytest.param(name, id=name.removeprefix("test_"), marks=[] if quick else [pytest.mark.slow])
+
+
+def _with_constants(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The model with these inputs as constants, which sizes and axes are in models."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    inputs = [value for value in changed.graph.input if value.name not in feeds]
+    del changed.graph.input[:]
+    changed.graph.input.extend(inputs)
+    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in feeds.items())
+    return changed
+
+
+def _run(case: NodeTest) -> list[np.ndarray]:
+    """The outputs; raises what mlc says of the case as it is, and with all but its first input's data constant."""
+    (given, _), *_ = case.data_sets
+    feeds = dict(zip((value.name for value in case.model.graph.input), given, strict=False))
+    small = {name: array for position, (name, array) in enumerate(feeds.items())
+             if isinstance(array, np.ndarray | np.generic) and np.ndim(array) <= 1
+             and (position or np.asarray(array).dtype.kind in "iub" or np.ndim(array) == 0)}
+    try:
+        return mlc.compile(case.model, log=False)(**feeds)
+    except MlcError:
+        if not small:
+            raise
+    model = _with_constants(case.model, {name: np.asarray(array) for name, array in small.items()})
+    return mlc.compile(model, log=False)(**{name: array for name, array in feeds.items() if name not in small})
+
+
+def _agree(ours: np.ndarray, theirs: np.ndarray, case: NodeTest) -> None:
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    if theirs.dtype.kind in "biu":
+        np.testing.assert_array_equal(ours, theirs)
+        return
+    places = 4e-3 if theirs.dtype == np.float16 else 1e-3
+    np.testing.assert_allclose(ours.astype("float64"), theirs.astype("float64"), rtol=max(case.rtol, places),
+                               atol=places * 1e-2)
+
+
+@pytest.mark.parametrize("name", _names())
+def test_node(name: str) -> None:
+    case = _cases()[name]
+    try:
+        got = _run(case)
+    except MlcError as error:
+        assert name in REFUSED, f"{name} is refused: {error}"
+        assert "\n" not in str(error) and str(error)
+        return
+    if reason := next((why for part, why in DIFFERENT.items() if part in name), None):
+        pytest.skip(reason)
+    assert name not in REFUSED, f"{name} works now; take it out of {LISTED.name}"
+    (_, expected), *_ = case.data_sets
+    assert len(got) == len(expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        _agree(ours, np.asarray(theirs), case)
+
+
+def test_what_is_listed_exists() -> None:
+    assert not REFUSED - set(_cases())
