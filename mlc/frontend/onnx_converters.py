@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_resize import resize
+from mlc.frontend.onnx_signal import dft, stft
 
 __all__ = ["CONVERTERS", "Converter"]
 
@@ -157,6 +158,43 @@ def _clip(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return result
 
 
+def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Patches that lie beside each other are moved, others added up by a transposed convolution with unit filters.
+
+    ``reshape(permute(reshape(x, (n, c, kh, kw, h, w))))``. Raises ``ValueError`` for patches that overlap in images
+    of other than two dimensions.
+    """
+    import tvm
+    from tvm import relax
+
+    x, *sizes = inputs
+    if not all(isinstance(size, tvm.ir.GenericConst) for size in sizes):
+        raise ValueError("the sizes of the image and of its patches must be constants")
+    image, patch = ([int(extent) for extent in size.value.numpy()] for size in sizes)
+    rank = len(patch)
+    strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    pads = list(attrs.get("pads", [0] * 2 * rank))
+    covered = [dilation * (size - 1) + 1 for size, dilation in zip(patch, dilations, strict=True)]
+    padded = [extent + low + high for extent, low, high in zip(image, pads, pads[rank:], strict=False)]
+    counts = [(extent - size) // stride + 1 for extent, size, stride in zip(padded, covered, strides, strict=True)]
+    batch, channels = int(x.ty.shape[0]), int(x.ty.shape[1]) // int(np.prod(patch))
+    beside = all(count == 1 or stride == size for count, stride, size in zip(counts, strides, patch, strict=True))
+    if beside and covered == patch and not any(pads) and image == [n * k for n, k in zip(counts, patch, strict=True)]:
+        split = bb.normalize(relax.op.reshape(x, (batch, channels, *patch, *counts)))
+        pairs = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
+        moved = bb.normalize(relax.op.permute_dims(split, [0, 1, *pairs]))
+        return relax.op.reshape(moved, (batch, channels, *image))
+    if rank != 2:
+        raise ValueError(f"patches that overlap must be of an image of two dimensions, got {rank}")
+    taps = int(np.prod(patch))
+    units = np.tile(np.eye(taps, dtype=_dtype(x)).reshape(taps, 1, *patch), (channels, 1, 1, 1))
+    rest = [extent - (n - 1) * stride - size
+            for extent, n, stride, size in zip(padded, counts, strides, covered, strict=True)]
+    columns = bb.normalize(relax.op.reshape(x, (batch, channels * taps, *counts)))
+    return relax.op.nn.conv2d_transpose(columns, relax.const(units), strides=strides, padding=pads,
+                                        output_padding=rest, dilation=dilations, groups=channels)
+
+
 def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """One sign of infinity; TVM's converter passes over the attributes that say which."""
     from tvm import relax
@@ -194,6 +232,26 @@ def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int
     for coefficient in (1 / 6, 1.0):
         series = emit(op.add, emit(op.multiply, series, square), coefficient)
     return emit(op.where, emit(op.less, square, 1 / 16), emit(op.multiply, x, series), result)
+
+
+def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``OneHot(i, depth, (off, on))`` --> ``where(i == arange(depth), on, off)``; indices from -depth to depth - 1."""
+    import tvm
+    from tvm import relax
+
+    indices, depth, values = inputs
+    if not all(isinstance(constant, tvm.ir.GenericConst) for constant in (depth, values)):
+        raise ValueError("depth and values must be constants")
+    count, (off, on) = int(depth.value.numpy().item()), values.value.numpy()
+    rank = len(indices.ty.shape)
+    axis = int(attrs.get("axis", -1)) % (rank + 1)
+    whole = bb.normalize(relax.op.astype(indices, "int32"))
+    negative = bb.normalize(relax.op.less(whole, relax.const(0, "int32")))
+    shifted = bb.normalize(relax.op.add(whole, relax.const(count, "int32")))
+    wrapped = bb.normalize(relax.op.expand_dims(bb.normalize(relax.op.where(negative, shifted, whole)), axis))
+    classes = np.arange(count, dtype="int32").reshape([count if i == axis else 1 for i in range(rank + 1)])
+    chosen = bb.normalize(relax.op.equal(wrapped, relax.const(classes)))
+    return relax.op.where(chosen, relax.const(on), relax.const(off))
 
 
 def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -253,7 +311,9 @@ def _dtype(expr: Any) -> str:
 
 CONVERTERS: dict[str, Converter] = {
     "Clip": _clip,
+    "Col2Im": _col2im,
     "Cosh": functools.partial(_hyperbolic, sign=1),
+    "DFT": dft,
     "Dropout": _dropout,
     "Gather": _gather,
     "IsInf": _is_inf,
@@ -261,10 +321,12 @@ CONVERTERS: dict[str, Converter] = {
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
+    "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
     "Resize": resize,
     "Sinh": functools.partial(_hyperbolic, sign=-1),
+    "STFT": stft,
     "SpaceToDepth": _space_to_depth,
     "Sum": _chain("add"),
     "TopK": _top_k,

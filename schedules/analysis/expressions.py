@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 
-__all__ = ["branches", "evaluate", "expensive_calls", "op_name", "uses", "walk"]
+__all__ = ["branches", "evaluate", "expensive_calls", "op_name", "reads_wide_indices", "uses", "walk"]
 
 #: a use of one of these per element outweighs a load, so that computing it twice is worth a buffer
 _EXPENSIVE = frozenset({
@@ -87,6 +87,21 @@ def branches(expr: Any) -> tuple[Any, Any, Any] | None:
     if isinstance(expr, Call) and op_name(expr) == "if_then_else":
         return expr.args[0], expr.args[1], expr.args[2]
     return None
+
+
+def reads_wide_indices(body: Any) -> bool:
+    """Whether ``body`` loads where 64-bit integers that it has loaded say."""
+    found = [False]
+
+    def index(node: TensorLoad) -> None:
+        found[0] = found[0] or str(node.source.dtype) == "int64"
+
+    def load(node: TensorLoad) -> None:
+        for position in node.indices:
+            walk(position, (TensorLoad, index))
+
+    walk(body, (TensorLoad, load))
+    return found[0]
 
 
 def expensive_calls(body: Any) -> int:

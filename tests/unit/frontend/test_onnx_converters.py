@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
 import mlc
+from mlc.errors import ModelError
 from mlc.frontend import load_model
 from mlc.graph.rewrite import bindings, op_name
 
@@ -64,3 +66,94 @@ def test_cumulative_sums(dtype: str, attributes: Mapping[str, int]) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(mlc.compile(model)(x)[0], expected, rtol=1e-5, atol=1e-4)
+
+
+def _node(op: str, x: np.ndarray, constants: Mapping[str, np.ndarray], **attributes: object) -> onnx.ModelProto:
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", *constants], ["y"], **attributes)], op,
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info("y", kind, [None] * (x.ndim + (op == "Col2Im") + (op == "STFT")))],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def _assert_like_onnxruntime(model: onnx.ModelProto, x: np.ndarray) -> None:
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (got,) = mlc.compile(model)(x)
+    assert got.shape == expected.shape and expected.std() > 0
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("axis", "length"), [(-2, 20), (1, 24), (2, 9)])
+@pytest.mark.parametrize("form", [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0)], ids=str)
+def test_fourier_transforms(axis: int, length: int, form: tuple[int, int, int]) -> None:
+    parts, inverse, onesided = form
+    x = np.random.default_rng(3).standard_normal((2, 3, 20, parts)).astype("float32")
+    constants = {"length": np.array(length), "axis": np.array(axis)}
+    _assert_like_onnxruntime(_node("DFT", x, constants, inverse=inverse, onesided=onesided), x)
+
+
+def test_a_spectrogram() -> None:
+    x = np.random.default_rng(4).standard_normal((2, 400, 1)).astype("float32")
+    constants = {"step": np.array(40), "window": np.hanning(128).astype("float32"), "length": np.array(128)}
+    _assert_like_onnxruntime(_node("STFT", x, constants), x)
+
+
+def test_a_long_transform_is_refused() -> None:
+    x = np.zeros((1, 4096, 1), dtype="float32")
+    with pytest.raises(ModelError, match="at most 2048 points, got 4096"):
+        mlc.compile(_node("DFT", x, {"length": np.array(4096), "axis": np.array(1)}))
+
+
+@pytest.mark.parametrize(("patch", "strides", "pads"), [((4, 5), (4, 5), 0), ((3, 3), (2, 2), 1), ((3, 2), (1, 1), 0)])
+def test_patches_become_an_image(patch: tuple[int, int], strides: tuple[int, int], pads: int) -> None:
+    image = (12, 15)
+    counts = [(extent + 2 * pads - size) // stride + 1
+              for extent, size, stride in zip(image, patch, strides, strict=True)]
+    x = np.random.default_rng(5).standard_normal((2, 3 * patch[0] * patch[1], counts[0] * counts[1]))
+    constants = {"image": np.array(image), "patch": np.array(patch)}
+    model = _node("Col2Im", x.astype("float32"), constants, strides=strides, pads=[pads] * 4)
+    _assert_like_onnxruntime(model, x.astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
+@pytest.mark.parametrize(("axis", "largest"), [(-1, 1), (0, 0)])
+def test_the_first_of_equals_are_taken(dtype: str, axis: int, largest: int) -> None:
+    x = np.random.default_rng(6).integers(0, 9, (12, 30)).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [helper.make_node("TopK", ["x", "k"], ["values", "indices"], axis=axis, largest=largest)], "top",
+        [helper.make_tensor_value_info("x", kind, x.shape)],
+        [helper.make_tensor_value_info(name, t, [None, None]) for name, t in (("values", kind), ("indices", 7))],
+        [numpy_helper.from_array(np.array([5]), "k")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    order = np.argsort(-x.astype("int64") if largest else x.astype("int64"), axis=axis, kind="stable")
+    indices = np.take(order, range(5), axis=axis)
+    values, found = mlc.compile(model)(x)
+    np.testing.assert_array_equal(found, indices)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, indices, axis))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gathered_elements_in_ragged_rows(axis: int, dtype: str) -> None:
+    rng = np.random.default_rng(7)
+    x, indices = rng.standard_normal((6, 40, 33)).astype("float32"), rng.integers(-6, 6, (6, 5, 33)).astype(dtype)
+    _assert_like_onnxruntime(_node("GatherElements", x, {"indices": indices}, axis=axis), x)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_one_hot(axis: int) -> None:
+    x = np.random.default_rng(8).integers(-11, 11, (7, 19))
+    constants = {"depth": np.array(11), "values": np.array([0.5, 2.0], dtype="float32")}
+    graph = helper.make_graph(
+        [helper.make_node("OneHot", ["x", *constants], ["y"], axis=axis)], "one_hot",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    _assert_like_onnxruntime(model, x)
