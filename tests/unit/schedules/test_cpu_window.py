@@ -93,6 +93,13 @@ def _two(make, first: tuple[int, ...], second: tuple[int, ...], dtype: str = "fl
     return build
 
 
+def _blend_with_product() -> list[te.Tensor]:
+    """``n + z * (h - n)`` with ``n = tanh(a @ b)``: the last step of a gated recurrent unit."""
+    a, b, z, h = _p(3, 20), _p(20, 21), _p(3, 21), _p(3, 21)
+    n = topi.tanh(topi.matmul(a, b))
+    return [a, b, z, h, topi.add(n, topi.multiply(z, topi.subtract(h, n)))]
+
+
 def _int8_product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
     k = te.reduce_axis((0, 70), "k")
     return te.compute((60, 48), lambda i, j: te.sum(a[i, k].astype("int32") * b[k, j].astype("int32"), k))
@@ -165,6 +172,10 @@ class TestContraction(SpaceContract):
             _conv(F.conv3d, pad=1),
         ),
         Case("product_odd", _two(topi.matmul, (6, 70), (70, 51)), lambda a, b: a @ b),
+        Case(
+            "product_with_an_epilogue_that_reads_an_intermediate_twice", _blend_with_product,
+            lambda a, b, z, h: (1 - z) * np.tanh(a @ b) + z * h,
+        ),
         Case("product_float64_odd", _two(topi.matmul, (7, 70), (70, 51), "float64"), lambda a, b: a @ b),
         Case(
             "product_int8", _two(_int8_product, (60, 70), (70, 48), "int8"),
