@@ -45,6 +45,8 @@ class _Packer(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._mod = mod
+        #: by the address of a weight: unrolled recurrences read one at every step
+        self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
 
     def run(self) -> tvm.IRModule:
         gvar = self._mod.get_global_var("main")
@@ -61,8 +63,10 @@ class _Packer(PyExprMutator):
         if array is None or array.ndim != 2 or rank < 2 or not array.dtype == dtype_of(data) == "float32":
             return call
         columns = array.shape[1]
-        packed = constant(_pack(array))
-        product = self.builder_.call_te(dense_packed, data, packed, primfunc_name_hint="dense")
+        place = (array.ctypes.data, array.shape)
+        if place not in self._packed:
+            self._packed[place] = constant(_pack(array))
+        product = self.builder_.call_te(dense_packed, data, self._packed[place], primfunc_name_hint="dense")
         if columns % PANEL == 0:
             return product
         return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from mlc.graph.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.layout import BlockedLayouts
 from mlc.graph.packing import PackWeights
+from mlc.graph.rewrite import bindings
 from mlc.target import resolve
 
 TARGET = resolve("x86-64-v4", threads=2)
@@ -180,6 +181,23 @@ def test_packed_weights(rows: tuple[int, ...], columns: int) -> None:
     mod = network(shape, body)
     after = _check(mod, shape, [PackWeights(TARGET)])
     assert "relax.matmul" not in _operators(after)
+
+
+def test_a_weight_that_several_products_read_is_packed_once() -> None:
+    """A recurrence that is unrolled reads it at every step."""
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        weight = _weight(32, 32)
+        for _ in range(3):
+            x = bb.emit(relax.op.tanh(bb.emit(relax.op.matmul(x, weight))))
+        return bb.emit(relax.op.matmul(x, _weight(32, 32)))
+
+    after = _check(network((2, 32), body), (2, 32), [PackWeights(TARGET)])
+    constants = [
+        arg.value.data_ptr() for b in bindings(after["main"]) for arg in getattr(b.value, "args", [])[1:]
+        for arg in getattr(arg, "fields", []) if isinstance(arg, tvm.ir.GenericConst)
+    ]
+    assert [constants.count(place) for place in constants] == [3, 3, 3, 1]
 
 
 def test_channel_blocks_pad_each_group() -> None:
