@@ -232,6 +232,8 @@ def _sweep(func: relax.Function, rules: Rules) -> tuple[relax.Function, int]:
 def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     """Apply ``rules`` to ``main`` until none fires; the module itself comes back if none ever does."""
     original = func = mod["main"]
+    if not any(_key(binding.value) in rules for binding in bindings(func)):
+        return mod  # most passes have nothing to do in most networks, and unrolled ones have thousands of bindings
     for _ in range(_MAX_SWEEPS):
         new, firings = _sweep(func, rules)
         if not firings:
