@@ -1,6 +1,7 @@
 """Our own converters where TVM's are unsafe or make slow code. Each takes Relax expressions and returns one.
 
-A converter returns ``None`` where the node is not its case; TVM's is used then.
+A node with several outputs gives a tuple of them, in their order, whether all are used or not. A converter returns
+``None`` where the node is not its case; TVM's is used then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
 
@@ -315,15 +317,18 @@ CONVERTERS: dict[str, Converter] = {
     "Cosh": functools.partial(_hyperbolic, sign=1),
     "DFT": dft,
     "Dropout": _dropout,
+    "GRU": gru,
     "Gather": _gather,
     "IsInf": _is_inf,
     "LRN": _lrn,
+    "LSTM": lstm,
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
     "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
+    "RNN": rnn,
     "Resize": resize,
     "Sinh": functools.partial(_hyperbolic, sign=-1),
     "STFT": stft,

@@ -1,0 +1,383 @@
+"""ONNX ``LSTM``, ``GRU`` and ``RNN``, unrolled over their static number of steps.
+
+The inputs' part of the gates is one product for all steps, biases included; a step adds one product with the state
+(GRU: two where the reset comes before its product) and elementwise arithmetic. The reverse direction walks the steps
+backwards, so that nothing is flipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["gru", "lstm", "rnn"]
+
+Activation = Callable[[Any], Any]
+#: (the inputs' part of the gates, states before) --> states after; a state that is zero everywhere is None
+Step = Callable[[Any, list[Any]], list[Any]]
+
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+
+class _Emitter:
+    """Binds calls of Relax operators to variables: a state is read more than once. Numbers become constants."""
+
+    def __init__(self, bb: Any, dtype: str) -> None:
+        self._bb, self._dtype = bb, dtype
+
+    def __call__(self, name: str, *args: Any, **attrs: Any) -> Any:
+        from tvm import relax
+
+        given = [relax.const(arg, self._dtype) if isinstance(arg, float) else arg for arg in args]
+        return self._bb.emit(getattr(relax.op, name)(*given, **attrs))
+
+    def cut(self, expr: Any, axis: int, begin: int, end: int) -> Any:
+        """``expr[..., begin:end, ...]``; of a constant, a constant."""
+        array = _array(expr)
+        if array is not None:
+            return _constant(array.take(range(begin, end), axis))
+        whole = (begin, end) == (0, int(expr.ty.shape[axis]))
+        return expr if whole else self("strided_slice", expr, [axis], [begin], [end])
+
+    def at(self, expr: Any, index: int) -> Any:
+        """``expr[index]``; of a constant, a constant."""
+        part = self.cut(expr, 0, index, index + 1)
+        return self.shaped(part, [int(extent) for extent in expr.ty.shape][1:])
+
+    def shaped(self, expr: Any, shape: Sequence[int]) -> Any:
+        array = _array(expr)
+        return _constant(array.reshape(shape)) if array is not None else self("reshape", expr, list(shape))
+
+    def transposed(self, expr: Any, axes: Sequence[int]) -> Any:
+        array = _array(expr)
+        return _constant(array.transpose(axes)) if array is not None else self("permute_dims", expr, list(axes))
+
+    def total(self, a: Any, b: Any) -> Any:
+        """``a + b``, where None is zero everywhere; of constants, a constant."""
+        if a is None or b is None:
+            return a if b is None else b
+        first, second = _array(a), _array(b)
+        return _constant(first + second) if first is not None and second is not None else self("add", a, b)
+
+
+class _Layer:
+    """What the three operators share: sizes, the weights of each direction, the walk over the steps.
+
+    Weights are stored as ``[directions, gates * hidden, ...]``. ``defaults`` are a direction's activations, ``states``
+    the inputs that hold the initial ones: the hidden state, which is also what a step puts out, first.
+    """
+
+    def __init__(
+        self, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], defaults: Sequence[str],
+        states: Sequence[int] = (5,),
+    ) -> None:
+        data, weights, recurrent, bias, lengths = (_input(inputs, index) for index in range(5))
+        self.emit = _Emitter(bb, str(data.ty.dtype))
+        self.batch_first = bool(attrs.get("layout", 0))
+        self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
+        self.steps, self.batch, self.features = (int(extent) for extent in self.data.ty.shape)
+        self.hidden = int(recurrent.ty.shape[2])
+        self.backwards = _DIRECTIONS[_text(attrs.get("direction", "forward"))]
+        self._weights, self._recurrent, self._bias = weights, recurrent, _unless_zero(bias)
+        self._initial = [_unless_zero(_input(inputs, index)) for index in states]
+        self._clip = float(attrs["clip"]) if attrs.get("clip") else None
+        self._functions = _functions(self.emit, attrs, len(self.backwards) * len(defaults), defaults)
+        _check_lengths(lengths, self.steps)
+        if attrs.get("input_forget", 0):
+            raise ValueError("input_forget must be 0")
+
+    def activations(self, direction: int) -> list[Activation]:
+        """A direction's activations, each with the clipping of what goes in."""
+        each = len(self._functions) // len(self.backwards)
+        chosen = self._functions[direction * each : (direction + 1) * each]
+        return [self._clipped(function) for function in chosen]
+
+    def _clipped(self, function: Activation) -> Activation:
+        limit = self._clip
+        if limit is None:
+            return function
+        return lambda x: function(self.emit("minimum", self.emit("maximum", x, -limit), limit))
+
+    def recurrent(self, direction: int, begin: int, end: int) -> Any:
+        """The weights from the hidden state to some gates, ``[hidden, gates * hidden]``."""
+        rows = self.gates(self.emit.at(self._recurrent, direction), 0, begin, end)
+        return self.emit.transposed(rows, [1, 0])
+
+    def biases(self, direction: int) -> tuple[Any, Any]:
+        """``(of the inputs, of the hidden state)``, each ``[gates * hidden]``; None where there are none."""
+        if self._bias is None:
+            return None, None
+        both = self.emit.at(self._bias, direction)
+        half = int(both.ty.shape[0]) // 2
+        return self.emit.cut(both, 0, 0, half), self.emit.cut(both, 0, half, 2 * half)
+
+    def gates(self, expr: Any, axis: int, begin: int, end: int) -> Any:
+        """The gates ``begin`` to ``end - 1`` of what has all of them along ``axis``."""
+        return self.emit.cut(expr, axis, begin * self.hidden, end * self.hidden)
+
+    def run(self, make_step: Callable[[int], tuple[Any, Step]]) -> Any:
+        """``(Y, final states ...)``. ``make_step`` gives, for a direction, a bias of all steps' gates and a step."""
+        from tvm import relax
+
+        results = [self._walk(direction, *make_step(direction)) for direction in range(len(self.backwards))]
+        count, size = len(results), (self.batch, self.hidden)
+        outputs = [self._joined([hidden[t] for t in range(self.steps) for hidden, _ in results])]
+        outputs[0] = self.emit.shaped(outputs[0], (self.steps, count, *size))
+        if self.batch_first:
+            outputs[0] = self.emit.transposed(outputs[0], [2, 0, 1, 3])
+        for index in range(len(self._initial)):
+            final = self.emit.shaped(self._joined([states[index] for _, states in results]), (count, *size))
+            outputs.append(self.emit.transposed(final, [1, 0, 2]) if self.batch_first else final)
+        return relax.Tuple(outputs)
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        from tvm import relax
+
+        return self.emit("concat", relax.Tuple(parts), axis=0) if len(parts) > 1 else parts[0]
+
+    def _walk(self, direction: int, bias: Any, step: Step) -> tuple[list[Any], list[Any]]:
+        """The hidden state after each step, by time, and the states after the last."""
+        weights = self.emit.transposed(self.emit.at(self._weights, direction), [1, 0])
+        rows = self.emit.shaped(self.data, (self.steps * self.batch, self.features))
+        product = self.emit("matmul", rows, weights)
+        if bias is not None:
+            product = self.emit("add", product, bias)
+        states = [self._start(initial, direction) for initial in self._initial]
+        hidden = [None] * self.steps
+        for t in reversed(range(self.steps)) if self.backwards[direction] else range(self.steps):
+            states = step(self.emit.cut(product, 0, t * self.batch, (t + 1) * self.batch), states)
+            hidden[t] = states[0]
+        return hidden, states
+
+    def _start(self, initial: Any, direction: int) -> Any:
+        if initial is None:
+            return None
+        if self.batch_first:
+            initial = self.emit.transposed(initial, [1, 0, 2])
+        return self.emit.at(initial, direction)
+
+
+def rnn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``h' = f(x W + h R + b)`` --> ``(Y, Y_h)``."""
+    layer = _Layer(bb, inputs, attrs, ("Tanh",))
+    emit = layer.emit
+
+    def make_step(direction: int) -> tuple[Any, Step]:
+        (f,) = layer.activations(direction)
+        weights = layer.recurrent(direction, 0, 1)
+
+        def step(gates: Any, states: list[Any]) -> list[Any]:
+            return [f(_plus_product(emit, gates, states[0], weights))]
+
+        return emit.total(*layer.biases(direction)), step
+
+    return layer.run(make_step)
+
+
+def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``h' = (1 - z) n + z h`` with the update gate ``z``, the reset gate ``r`` and the candidate ``n``.
+
+    ``n = g(x W + (r h) R + b)``, or with ``linear_before_reset`` ``g(x W + r (h R + b_R) + b_W)``. --> ``(Y, Y_h)``.
+    """
+    layer = _Layer(bb, inputs, attrs, ("Sigmoid", "Tanh"))
+    emit = layer.emit
+
+    def mixed(update: Any, candidate: Any, hidden: Any) -> list[Any]:
+        if hidden is None:
+            return [emit("multiply", emit("subtract", 1.0, update), candidate)]
+        return [emit("add", candidate, emit("multiply", update, emit("subtract", hidden, candidate)))]
+
+    def reset_after(direction: int) -> tuple[Any, Step]:
+        f, g = layer.activations(direction)
+        weights = layer.recurrent(direction, 0, 3)
+        bias, inner = layer.biases(direction)
+        # only the candidate's bias of the hidden state is inside the reset
+        candidate_bias = None if inner is None else _unless_zero(layer.gates(inner, 0, 2, 3))
+        bias = emit.total(bias, None if inner is None else _without(emit, inner, 2 * layer.hidden))
+
+        def step(gates: Any, states: list[Any]) -> list[Any]:
+            (hidden,) = states
+            own = [layer.gates(gates, 1, index, index + 1) for index in range(3)]
+            inside = candidate_bias
+            if hidden is not None:
+                product = emit("matmul", hidden, weights)
+                first, second, inside = (layer.gates(product, 1, index, index + 1) for index in range(3))
+                own[:2] = emit("add", own[0], first), emit("add", own[1], second)
+                inside = emit.total(inside, candidate_bias)
+            if inside is not None:
+                own[2] = emit("add", own[2], emit("multiply", f(own[1]), inside))
+            return mixed(f(own[0]), g(own[2]), hidden)
+
+        return bias, step
+
+    def reset_before(direction: int) -> tuple[Any, Step]:
+        f, g = layer.activations(direction)
+        weights, candidate_weights = layer.recurrent(direction, 0, 2), layer.recurrent(direction, 2, 3)
+
+        def step(gates: Any, states: list[Any]) -> list[Any]:
+            (hidden,) = states
+            both = _plus_product(emit, layer.gates(gates, 1, 0, 2), hidden, weights)
+            candidate = layer.gates(gates, 1, 2, 3)
+            if hidden is not None:
+                kept = emit("multiply", f(layer.gates(both, 1, 1, 2)), hidden)
+                candidate = _plus_product(emit, candidate, kept, candidate_weights)
+            return mixed(f(layer.gates(both, 1, 0, 1)), g(candidate), hidden)
+
+        return emit.total(*layer.biases(direction)), step
+
+    return layer.run(reset_after if attrs.get("linear_before_reset", 0) else reset_before)
+
+
+def lstm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``c' = f c + i g``, ``h' = o tanh(c')`` with ONNX's order of gates, ``i o f g``. --> ``(Y, Y_h, Y_c)``."""
+    layer = _Layer(bb, inputs, attrs, ("Sigmoid", "Tanh", "Tanh"), states=(5, 6))
+    emit, peepholes = layer.emit, _unless_zero(_input(inputs, 7))
+
+    def make_step(direction: int) -> tuple[Any, Step]:
+        f, g, h = layer.activations(direction)
+        weights = layer.recurrent(direction, 0, 4)
+        peeps = [None] * 3
+        if peepholes is not None:
+            row = emit.at(peepholes, direction)
+            peeps = [layer.gates(row, 0, index, index + 1) for index in range(3)]
+
+        def peeped(gate: Any, index: int, cell: Any) -> Any:
+            if cell is None or peeps[index] is None:
+                return gate
+            return emit("add", gate, emit("multiply", peeps[index], cell))
+
+        def step(gates: Any, states: list[Any]) -> list[Any]:
+            hidden, cell = states
+            gates = _plus_product(emit, gates, hidden, weights)
+            into, out, forget, candidate = (layer.gates(gates, 1, index, index + 1) for index in range(4))
+            after = emit("multiply", f(peeped(into, 0, cell)), g(candidate))
+            if cell is not None:
+                after = emit("add", emit("multiply", f(peeped(forget, 2, cell)), cell), after)
+            return [emit("multiply", f(peeped(out, 1, after)), h(after)), after]
+
+        return emit.total(*layer.biases(direction)), step
+
+    return layer.run(make_step)
+
+
+def _plus_product(emit: _Emitter, gates: Any, hidden: Any, weights: Any) -> Any:
+    """``hidden @ weights + gates``, in the order that fuses the sum into the product."""
+    return gates if hidden is None else emit("add", emit("matmul", hidden, weights), gates)
+
+
+def _without(emit: _Emitter, bias: Any, kept: int) -> Any:
+    """The first ``kept`` elements of a vector, zeros after them."""
+    from tvm import relax
+
+    rest = int(bias.ty.shape[0]) - kept
+    array = _array(bias)
+    if array is not None:
+        return _constant(np.concatenate([array[:kept], np.zeros(rest, array.dtype)]))
+    zeros = _constant(np.zeros(rest, str(bias.ty.dtype)))
+    return emit("concat", relax.Tuple([emit.cut(bias, 0, 0, kept), zeros]), axis=0)
+
+
+# Inputs and attributes
+
+
+def _input(inputs: Sequence[Any], index: int) -> Any:
+    return inputs[index] if index < len(inputs) else None
+
+
+def _array(expr: Any) -> np.ndarray | None:
+    import tvm
+
+    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def _constant(array: np.ndarray) -> Any:
+    from tvm import relax
+
+    return relax.const(np.ascontiguousarray(array), str(array.dtype))
+
+
+def _unless_zero(expr: Any) -> Any:
+    """None for a constant that is zero everywhere: exporters write initial states and biases out."""
+    array = None if expr is None else _array(expr)
+    return None if array is not None and not array.any() else expr
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _check_lengths(lengths: Any, steps: int) -> None:
+    """Raise ``ValueError`` unless every sequence of the batch has all the steps."""
+    if lengths is None:
+        return
+    array = _array(lengths)
+    if array is None:
+        raise ValueError("sequence_lens must be constant and the number of steps everywhere; leave it out of the node")
+    if (array != steps).any():
+        raise ValueError(
+            f"sequence_lens must be the number of steps, {steps}, everywhere, got {array.tolist()}; leave it out of "
+            "the node and mask the outputs"
+        )
+
+
+# Activations
+
+
+def _hard_sigmoid(emit: _Emitter, x: Any, alpha: float, beta: float) -> Any:
+    line = emit("add", emit("multiply", x, alpha), beta)
+    return emit("minimum", emit("maximum", line, 0.0), 1.0)
+
+
+def _below_zero(emit: _Emitter, x: Any) -> Any:
+    return emit("minimum", x, 0.0)
+
+
+def _leaky_relu(emit: _Emitter, x: Any, alpha: float, _: float) -> Any:
+    return emit("add", emit("maximum", x, 0.0), emit("multiply", _below_zero(emit, x), alpha))
+
+
+def _elu(emit: _Emitter, x: Any, alpha: float, _: float) -> Any:
+    curve = emit("subtract", emit("exp", _below_zero(emit, x)), 1.0)
+    return emit("add", emit("maximum", x, 0.0), emit("multiply", curve, alpha))
+
+
+def _softsign(emit: _Emitter, x: Any, *_: float) -> Any:
+    return emit("divide", x, emit("add", emit("abs", x), 1.0))
+
+
+def _softplus(emit: _Emitter, x: Any, *_: float) -> Any:
+    """``log(1 + exp(x))`` without overflow."""
+    small = emit("exp", emit("negative", emit("abs", x)))
+    return emit("add", emit("maximum", x, 0.0), emit("log", emit("add", small, 1.0)))
+
+
+#: ONNX's name in lower case --> the function of ``(emit, x, alpha, beta)`` and the defaults of what it takes of them
+_ACTIVATIONS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
+    "elu": (_elu, (1.0,)),
+    "hardsigmoid": (_hard_sigmoid, (0.2, 0.5)),
+    "leakyrelu": (_leaky_relu, (0.01,)),
+    "relu": (lambda emit, x, *_: emit("maximum", x, 0.0), ()),
+    "sigmoid": (lambda emit, x, *_: emit("sigmoid", x), ()),
+    "softplus": (_softplus, ()),
+    "softsign": (_softsign, ()),
+    "tanh": (lambda emit, x, *_: emit("tanh", x), ()),
+}
+
+
+def _functions(emit: _Emitter, attrs: dict[str, Any], count: int, defaults: Sequence[str]) -> list[Activation]:
+    """The activations of all directions. Alphas and betas are given in order to those that take one."""
+    names = [_text(name) for name in attrs.get("activations", ())] or list(defaults) * (count // len(defaults))
+    unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
+    if unknown or len(names) != count:
+        raise ValueError(f"activations must be {count} of {', '.join(sorted(_ACTIVATIONS))}, got {', '.join(names)}")
+    given = [iter(attrs.get(name, ())) for name in ("activation_alpha", "activation_beta")]
+
+    def made(name: str) -> Activation:
+        function, parameters = _ACTIVATIONS[name.lower()]
+        values = [float(next(g, default)) for g, default in zip(given, parameters, strict=False)]
+        values += [0.0] * (2 - len(values))
+        return lambda x: function(emit, x, *values)
+
+    return [made(name) for name in names]
