@@ -31,6 +31,7 @@ _NEVER_FOLDED = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
     "If", "Loop", "Scan",
     "DequantizeLinear", "QuantizeLinear",  # folding would hide that the weights are 8 bits wide
+    "GRU", "LSTM", "RNN",  # the reference passes over their activations and clip
 })
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})

@@ -171,6 +171,12 @@ def test_weights_that_are_inputs_with_the_reset_after_the_product() -> None:
     check(Node("GRU", batch=2, constant=(), attributes={"linear_before_reset": 1}))
 
 
+@pytest.mark.parametrize("attributes", [{"clip": 0.2}, {"activations": ["HardSigmoid", "Softsign", "Relu"]}], ids=str)
+def test_constants_alone(attributes: dict[str, Any]) -> None:
+    """Not folded by the reference, which passes over these attributes."""
+    check(Node("LSTM", constant=("X", "W", "R", "B"), attributes=attributes))
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-2), ("float64", 1e-5)])
 def test_types_are_kept(dtype: str, tolerance: float) -> None:
     check(Node("LSTM", optional=("B", "P", "initial_h"), dtype=dtype, attributes={"clip": 2.0}), tolerance)
