@@ -21,7 +21,17 @@ from mlc.graph.blocked import conv2d_nchwc, depthwise_nchwc
 from mlc.graph.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.constants import array_of, constant
 from mlc.graph.convolutions import CONVOLUTIONS, name_of, transposed_axes
-from mlc.graph.regions import BINARY, BINARY_EXACT, UNARY, UNARY_EXACT, Choice, call_of, channel_slice, choose_layouts
+from mlc.graph.regions import (
+    BINARY,
+    BINARY_EXACT,
+    UNARY,
+    UNARY_EXACT,
+    Choice,
+    call_of,
+    channel_slice,
+    choose_layouts,
+    moves_batch,
+)
 from mlc.graph.rewrite import bindings, leaves, replaced, shape_of
 from mlc.graph.select import CONVOLUTION
 from mlc.graph.simplify.shuffles import shuffle_source
@@ -73,6 +83,8 @@ class _Rewriter:
             "relax.image.resize2d": self._resize,
             "relax.concat": self._concat,
             "relax.strided_slice": self._slice,
+            "relax.take": self._batch,
+            "relax.nn.pad": self._batch,
             "relax.mean": self._mean,
             **dict.fromkeys(UNARY | UNARY_EXACT, self._unary),
             **dict.fromkeys(BINARY | BINARY_EXACT, self._binary),
@@ -264,7 +276,16 @@ class _Rewriter:
         blocked = [self._as(f, ChannelBlocks(shape_of(f)[1], size=layout.size)) for f in parts.fields]
         return relax.op.concat(blocked, axis=1)
 
-    def _slice(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+    def _batch(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        data, *rest = call.args
+        if name_of(call) == "relax.nn.pad":
+            width = [*(int(w) for w in call.attrs.pad_width), 0, 0]
+            return relax.op.nn.pad(self._as(data, layout), width, pad_value=float(call.attrs.pad_value))
+        return relax.Call(call.op, [self._as(data, layout), *rest], call.attrs, call.ty_args)
+
+    def _slice(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
+        if moves_batch(call):
+            return self._batch(call, layout, choice)
         found = channel_slice(call)
         assert found is not None
         source, begin, end = found

@@ -39,6 +39,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.FoldAffine,
     simplify.FoldPadding,
     simplify.LiftToImages,
+    simplify.SliceVolumes,
     simplify.SinkMovement,
     simplify.SinkShuffles,
 )

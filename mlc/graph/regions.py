@@ -35,7 +35,8 @@ from mlc.graph.slices import window
 from mlc.graph.winograd import TILES, applicable
 from mlc.target import Target
 
-__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts"]
+__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
+           "moves_batch"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -137,7 +138,8 @@ class _Planner:
     def _relate(self, var: relax.Var, value: relax.Expr) -> None:
         """Join what keeps its channels, and note the layouts that a convolution wants."""
         name = name_of(value)
-        if name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean":
+        kept = name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean"
+        if kept or moves_batch(value):
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
@@ -216,7 +218,7 @@ class _Planner:
     def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
         """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
         exact = name in UNARY_EXACT | BINARY_EXACT
-        if name in UNARY | UNARY_EXACT or name in _IMAGES or name == "relax.mean":
+        if name in UNARY | UNARY_EXACT or name in _IMAGES or name == "relax.mean" or moves_batch(value):
             data = value.args[0]
             suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
             return {data: layout} if suits and not (exact and layout.padded) else None
@@ -335,6 +337,18 @@ def _keeps_channels(call: relax.Call) -> bool:
     if name_of(call) == "relax.mean":
         return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
     return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"
+
+
+def moves_batch(value: relax.Expr) -> bool:
+    """Whether whole images are picked from a batch, or images of one value put around it."""
+    name = name_of(value)
+    if name == "relax.nn.pad":
+        return is_image(value) and str(value.attrs.pad_mode) == "constant" and not any(value.attrs.pad_width[2:])
+    if name == "relax.take":
+        return is_image(value) and value.attrs.axis is not None and int(value.attrs.axis) == 0
+    if name != "relax.strided_slice" or not isinstance(value.args[1], relax.Tuple):
+        return False
+    return is_image(value) and [int(axis) for axis in value.args[1].fields] == [0]
 
 
 def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:

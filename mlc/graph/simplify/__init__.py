@@ -17,9 +17,10 @@ from mlc.graph.simplify.shuffles import SinkShuffles
 from mlc.graph.simplify.sinking import SinkMovement
 from mlc.graph.simplify.softmax import RecogniseSoftmax
 from mlc.graph.simplify.variadic import UnstackReductions
+from mlc.graph.simplify.volumes import SliceVolumes
 
 __all__ = [
     "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "FoldPadding",
     "LiftToImages", "MergeMovement", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon",
-    "ShareConcats", "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "UnstackReductions",
+    "ShareConcats", "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]
