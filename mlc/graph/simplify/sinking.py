@@ -6,6 +6,7 @@ before                                    after
 ``f(permute_dims(x))``, elementwise       ``permute_dims(f(x))``
 ``f(reshape(x))``, elementwise            ``reshape(f(x))``
 ``reshape(x) + y``                        ``reshape(x + reshape(y))``
+``x' * f(x')`` for ``x' = reshape(x)``    ``reshape(x * f(x))``, transposes likewise
 ``softmax(reshape(x))`` along whole rows  ``reshape(softmax(x))``
 ``matmul(x[.., K], W)`` for rank(x) > 2   ``reshape(matmul(reshape(x, [M, K]), W))``
 ========================================  ====================================================
@@ -38,6 +39,8 @@ UNARY = (
 BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
 #: operators along the last axis, named by an attribute
 ALONG_LAST = ("nn.softmax", "nn.log_softmax")
+#: operators one after another that are looked at as one function
+_DEPTH = 8
 
 
 def _with_args(call: relax.Call, args: list[relax.Expr]) -> relax.Call:
@@ -101,6 +104,54 @@ def reshape_after_binary(call: relax.Call, scope: Scope) -> relax.Expr | None:
             args = [source, seen] if side == 0 else [seen, source]
             return op.reshape(scope.emit(_with_args(call, args)), shape)
     return None
+
+
+def move_after_shared(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``x' * f(x') --> move(x * f(x))`` where ``x' = move(x)`` and nothing else uses it."""
+    found = _leaves(call, scope, _DEPTH)
+    if not found or len(found) < 2 or any(not leaf.same_as(found[0]) for leaf in found):
+        return None
+    move, shape = scope.call(found[0], "permute_dims", "reshape"), shape_of(call)
+    if move is None or scope.uses(found[0]) != len(found) or shape_of(found[0]) != shape or is_constant(move.args[0]):
+        return None
+    source = move.args[0]
+    order = permutation(move) if scope.call(found[0], "permute_dims") is not None else None
+
+    def before(expr: relax.Expr) -> relax.Expr | None:
+        if expr.same_as(found[0]):
+            return source
+        array = array_of(expr)
+        if array is None:
+            return moved(scope.value(expr))
+        if order is None:
+            return _seen_in(expr, shape, shape_of(source), scope)
+        if array.size == 1:
+            return expr
+        return constant(array.reshape([1] * (len(order) - array.ndim) + list(array.shape)).transpose(np.argsort(order)))
+
+    def moved(each: relax.Call) -> relax.Expr | None:
+        count = len(each.args) if op_name(each).removeprefix("relax.") in BINARY else 1
+        args = [before(arg) for arg in each.args[:count]]
+        if any(arg is None for arg in args):
+            return None
+        return scope.emit(_with_args(each, [*args, *each.args[count:]]))
+
+    result = moved(call)
+    if result is None:
+        return None
+    return op.reshape(result, shape) if order is None else op.permute_dims(result, order)
+
+
+def _leaves(expr: relax.Expr, scope: Scope, depth: int) -> list[relax.Expr]:
+    """The variables, as often as they occur, that elementwise operators which nothing else uses make ``expr`` of."""
+    if is_constant(expr):
+        return []
+    value = scope.value(expr)
+    name = op_name(value).removeprefix("relax.") if isinstance(value, relax.Call) else ""
+    if depth == 0 or not (name in UNARY or name in BINARY) or not (value.same_as(expr) or scope.once(expr)):
+        return [expr]
+    args = value.args if name in BINARY else value.args[:1]
+    return [leaf for arg in args for leaf in _leaves(arg, scope, depth - 1)]
 
 
 def _takes_epilogue(expr: relax.Expr, scope: Scope) -> bool:
@@ -172,7 +223,7 @@ RULES: Rules = {
     "relax.nn.layer_norm": (reshape_after_row_operator,),
     **{f"relax.{name}": (reshape_after_row_operator,) for name in ALONG_LAST},
     **{f"relax.{name}": (transpose_after_unary, reshape_after_unary) for name in UNARY},
-    **{f"relax.{name}": (transpose_after_binary, reshape_after_binary) for name in BINARY},
+    **{f"relax.{name}": (transpose_after_binary, reshape_after_binary, move_after_shared) for name in BINARY},
 }
 
 SinkMovement = rewrite_pass("SinkMovement", RULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from relax_evaluation import assert_becomes, assert_same_values, assert_unchanged, module, operators, weight
 from tvm.script import relax as R
 
+from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.simplify import MergeMovement, SinkMovement
 
 
@@ -127,6 +128,28 @@ def test_a_transpose_used_twice_does_not_move() -> None:
         return y
 
     assert_becomes(MergeMovement, before, expected)
+
+
+def test_moves_pass_a_function_that_uses_its_argument_twice() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((1, 6, 1, 4), "float32")):
+        with R.dataflow():
+            a = R.reshape(x, (1, 6, 4))
+            b = R.permute_dims(a, axes=[0, 2, 1])
+            c = R.multiply(b, R.const([0.5, 1, 2, 3, 4, 5], "float32"))
+            d = R.sin(c)
+            e = R.add(b, d)
+            f = R.permute_dims(e, axes=[0, 2, 1])
+            g = R.multiply(f, R.sigmoid(f))
+            y = R.reshape(g, (1, 6, 1, 4))
+            R.output(y)
+        return y
+
+    after = SinkMovement(module(before))
+    assert not {"permute_dims"} & set(operators(after))
+    shapes = [tuple(b.var.ty.shape.values) for b in bindings(after["main"]) if op_name(b.value) != "relax.reshape"]
+    assert set(shapes) == {(1, 6, 1, 4)}
+    assert_same_values(before, after)
 
 
 def test_dense_layers_become_flat_and_keep_their_epilogues() -> None:
