@@ -279,9 +279,17 @@ class _Rewriter:
     def _batch(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         data, *rest = call.args
         if name_of(call) == "relax.nn.pad":
-            width = [*(int(w) for w in call.attrs.pad_width), 0, 0]
-            return relax.op.nn.pad(self._as(data, layout), width, pad_value=float(call.attrs.pad_value))
+            return self._between(call, self._as(data, layout))
         return relax.Call(call.op, [self._as(data, layout), *rest], call.attrs, call.ty_args)
+
+    def _between(self, pad: relax.Call, images: relax.Expr) -> relax.Expr:
+        """Images of one value around others: a concatenation, into which the others are written where they are made."""
+        before, after = (int(width) for width in pad.attrs.pad_width[:2])
+        shape, value = shape_of(images)[1:], relax.const(float(pad.attrs.pad_value), "float32")
+        front, back = (
+            [self._bb.emit(relax.op.full((count, *shape), value))] if count else [] for count in (before, after)
+        )
+        return relax.op.concat([*front, images, *back], axis=0)
 
     def _slice(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
         if moves_batch(call):

@@ -20,7 +20,7 @@ from mlc.target import Target
 
 __all__ = ["SLICE", "PlaceSlices", "offset_of", "window"]
 
-SLICE = "relax.strided_slice"
+SLICE, CONCAT = "relax.strided_slice", "relax.concat"
 
 
 def window(value: relax.Expr) -> tuple[int, int, int] | None:
@@ -89,7 +89,7 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
         if not isinstance(before, relax.Call) or op_name(before) != SLICE:
             return value
         source = origin(before.args[0], bound)
-        made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) == "relax.call_tir"
+        made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) in ("relax.call_tir", CONCAT)
         view = views and var not in outputs and readers[before.args[0]] > 1
         if view and offset_of(before) is not None and (made or source in kept):
             kept.add(var)
