@@ -152,7 +152,7 @@ def pooling(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``max_pool3d(x) --> max(windows of max_pool2d(x))``, and averages likewise."""
     attrs = call.attrs
     depth = _depth(call, int(attrs.pool_size[0]))
-    if attrs.layout != "NCDHW" or min(depth.counts()) == 0:
+    if attrs.layout != "NCDHW" or not dtype_of(call).startswith("float") or min(depth.counts()) == 0:
         return None
     maximum = call.op.name == "relax.nn.max_pool3d"
     if not maximum and bool(attrs.count_include_pad) and bool(attrs.ceil_mode):
