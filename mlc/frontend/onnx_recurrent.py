@@ -79,7 +79,7 @@ class _Layer:
         self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
         self.steps, self.batch, self.features = (int(extent) for extent in self.data.ty.shape)
         self.hidden = int(recurrent.ty.shape[2])
-        self.backwards = _DIRECTIONS[_text(attrs.get("direction", "forward"))]
+        self.backwards = _directions(_text(attrs.get("direction", "forward")))
         self._weights, self._recurrent, self._bias = weights, recurrent, _unless_zero(bias)
         self._initial = [_unless_zero(_input(inputs, index)) for index in states]
         self._clip = float(attrs["clip"]) if attrs.get("clip") else None
@@ -306,6 +306,13 @@ def _unless_zero(expr: Any) -> Any:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _directions(name: str) -> tuple[bool, ...]:
+    """For each direction, whether it goes backwards."""
+    if name not in _DIRECTIONS:
+        raise ValueError(f"direction must be one of {', '.join(_DIRECTIONS)}, got {name}")
+    return _DIRECTIONS[name]
 
 
 def _check_lengths(lengths: Any, steps: int) -> None:

@@ -41,13 +41,18 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
     from onnx import helper
 
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
+    importer: Any = None
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # renamed inputs: our specifications keep the model's names
         try:
-            mod = _importer_class()(graph.used_constants()).from_onnx(proto, graph.opset)
-        except MlcError:
-            raise
+            importer = _importer_class()(graph.used_constants())
+            mod = importer.from_onnx(proto, graph.opset)
         except Exception as error:
+            if importer is not None:
+                with contextlib.suppress(Exception):  # else TVM complains of it once more where the builder ends
+                    importer.bb._end_block()
+            if isinstance(error, MlcError):
+                raise
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
     return fold_shapes(mod)
 
