@@ -10,7 +10,7 @@ logits. BERT and GPT-2 are exported from ``transformers`` configurations, Mobile
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "BATCHED_MODELS", "BENCHMARK_MODELS", "EXPORTED_MODELS", "LIGHT_MODELS", "MODELS", "bert_base", "bert_tiny",
-    "gpt2_small", "gpt2_tiny", "light_model", "light_path", "mobilenet_v2", "random_inputs", "test_model",
+    "BATCHED_MODELS", "BENCHMARK_MODELS", "EXPORTED_MODELS", "LIGHT_MODELS", "MODELS", "Network", "bert_base",
+    "bert_tiny", "gpt2_small", "gpt2_tiny", "light_model", "light_path", "mobilenet_v2", "random_inputs", "test_model",
     "torch_program", "vit_tiny",
 ]
 
@@ -226,7 +226,7 @@ def torch_program(name: str) -> Any:
     Weights and the names of inputs are those of :func:`test_model`. Transformers attend by PyTorch's fused operator,
     its own fastest way.
     """
-    networks: dict[str, Callable[[], _Network]] = {
+    networks: dict[str, Callable[[], Network]] = {
         "bert_base": lambda: _bert(128, attn_implementation="sdpa"),
         "gpt2_small": lambda: _gpt2(128, attn_implementation="sdpa"),
         "mobilenet_v2": lambda: _mobilenet(1), "vit_tiny": lambda: _vit(224, 12, 1),
@@ -235,28 +235,31 @@ def torch_program(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _Network:
-    """A module that ``build`` makes, and its border."""
+class Network:
+    """A module that ``build`` makes, with seeded random weights, and its border.
+
+    Inputs whose names end in ``_ids`` or ``_mask`` are whole numbers. Outputs without ``outputs`` are named by PyTorch.
+    """
 
     build: Callable[[], Any]
-    shapes: list[tuple[int, ...]]
-    dtype: str
-    inputs: list[str]
-    outputs: list[str]
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Sequence[str] | None = None
 
     def onnx(self) -> onnx.ModelProto:
+        """By ``torch.onnx``, weights inside."""
         import torch
 
         from mlc.frontend.pytorch import quiet
 
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                self._module(), self._example(), input_names=self.inputs, output_names=self.outputs, dynamo=True,
-                verbose=False,
+                self._module(), self._example(), input_names=list(self.inputs), output_names=self.outputs,
+                dynamo=True, verbose=False,
             )
         return program.model_proto
 
     def program(self) -> Any:
+        """The ``torch.export.ExportedProgram``."""
         from mlc.frontend.pytorch import export_module
 
         return export_module(self._module(), self._example(), "the model")
@@ -276,28 +279,31 @@ class _Network:
     def _example(self) -> tuple[Any, ...]:
         import torch
 
-        return tuple(torch.ones(shape, dtype=getattr(torch, self.dtype)) for shape in self.shapes)
+        return tuple(
+            torch.ones(shape, dtype=torch.int64 if name.endswith(("_ids", "_mask")) else torch.float32)
+            for name, shape in self.inputs.items()
+        )
 
 
-def _mobilenet(batch: int) -> _Network:
+def _mobilenet(batch: int) -> Network:
     def build() -> Any:
         from mlc.testing.networks import MobileNetV2
 
         return MobileNetV2()
 
-    return _Network(build, [(batch, 3, 224, 224)], "float32", ["image"], ["scores"])
+    return Network(build, {"image": (batch, 3, 224, 224)}, ["scores"])
 
 
-def _vit(image: int, depth: int, batch: int) -> _Network:
+def _vit(image: int, depth: int, batch: int) -> Network:
     def build() -> Any:
         from mlc.testing.networks import VisionTransformer
 
         return VisionTransformer(image, depth=depth)
 
-    return _Network(build, [(batch, 3, image, image)], "float32", ["image"], ["scores"])
+    return Network(build, {"image": (batch, 3, image, image)}, ["scores"])
 
 
-def _bert(seq: int, **config: Any) -> _Network:
+def _bert(seq: int, **config: Any) -> Network:
     def build() -> Any:
         import torch
         from transformers import BertConfig, BertModel
@@ -313,10 +319,10 @@ def _bert(seq: int, **config: Any) -> _Network:
         return Bert()
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
-    return _Network(build, [(1, seq)] * 3, "int64", names, ["last_hidden_state", "pooler_output"])
+    return Network(build, dict.fromkeys(names, (1, seq)), ["last_hidden_state", "pooler_output"])
 
 
-def _gpt2(seq: int, **config: Any) -> _Network:
+def _gpt2(seq: int, **config: Any) -> Network:
     def build() -> Any:
         import torch
         from transformers import GPT2Config, GPT2Model
@@ -331,7 +337,7 @@ def _gpt2(seq: int, **config: Any) -> _Network:
 
         return GPT2()
 
-    return _Network(build, [(1, seq)], "int64", ["input_ids"], ["last_hidden_state"])
+    return Network(build, {"input_ids": (1, seq)}, ["last_hidden_state"])
 
 
 def random_inputs(specs: Iterable[_Spec], seed: int = 0) -> dict[str, np.ndarray]:
