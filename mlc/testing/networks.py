@@ -1,13 +1,18 @@
-"""Networks written here as plain ``torch.nn`` modules, for :mod:`mlc.testing.models`."""
+"""Networks written here as plain ``torch.nn`` modules, for the tables of models and of architectures."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["MobileNetV2", "VisionTransformer"]
+__all__ = [
+    "C3D", "DCGAN", "DLRM", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet", "VisionTransformer",
+]
 
 #: expansion, output channels, repeats and first stride of each stage (Sandler et al., 2018, table 2)
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -118,3 +123,119 @@ class VisionTransformer(nn.Module):
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
         scores: torch.Tensor = self.head(self.norm(self.layers(x))[:, 0])
         return scores
+
+
+class First(nn.Module):
+    """``module`` called with its inputs by name; the first of its outputs."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, tuple(names)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        outputs = self.module(**dict(zip(self.names, inputs, strict=True)))
+        return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+
+
+class UNet(nn.Module):
+    """Ronneberger et al., "U-Net" (2015), with padding and norms: f32 ``(N, 3, H, W)`` to ``(N, 2, H, W)``."""
+
+    def __init__(self, widths: Sequence[int] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        pairs = list(pairwise(widths))
+        self.down = nn.ModuleList(self._pair(i, o) for i, o in [(3, widths[0]), *pairs])
+        self.widen = nn.ModuleList(nn.ConvTranspose2d(o, i, 2, 2) for i, o in reversed(pairs))
+        self.up = nn.ModuleList(self._pair(2 * i, i) for i, _ in reversed(pairs))
+        self.head = nn.Conv2d(widths[0], 2, 1)
+
+    @staticmethod
+    def _pair(inputs: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(_convolution(inputs, outputs, 3), _convolution(outputs, outputs, 3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x, kept = self.down[0](image), []
+        for down in self.down[1:]:
+            kept.append(x)
+            x = down(nn.functional.max_pool2d(x, 2))
+        for widen, up in zip(self.widen, self.up, strict=True):
+            x = up(torch.cat([widen(x), kept.pop()], 1))
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+
+class DCGAN(nn.Sequential):
+    """The generator of Radford et al. (2016): f32 ``(N, noise, 1, 1)`` to images of ``4 * 2 ** len(widths)`` pixels."""
+
+    def __init__(self, noise: int = 100, widths: Sequence[int] = (512, 256, 128, 64)) -> None:
+        layers: list[nn.Module] = []
+        for index, (i, o) in enumerate(zip((noise, *widths), widths, strict=False)):
+            stride, pad = (2, 1) if index else (1, 0)
+            layers += [nn.ConvTranspose2d(i, o, 4, stride, pad, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+        super().__init__(*layers, nn.ConvTranspose2d(widths[-1], 3, 4, 2, 1), nn.Tanh())
+
+
+class TemporalConvolutions(nn.Sequential):
+    """Convolutions over time whose dilation doubles (Bai et al., 2018): f32 ``(N, width, time)`` to the same."""
+
+    def __init__(self, width: int = 64, depth: int = 6) -> None:
+        convolutions = (nn.Conv1d(width, width, 3, padding=2**n, dilation=2**n) for n in range(depth))
+        super().__init__(*(layer for conv in convolutions for layer in (conv, nn.ReLU())))
+
+
+class C3D(nn.Sequential):
+    """Three-dimensional convolutions, as in Tran et al. (2015): f32 ``(N, 3, frames, H, W)`` to ``(N, 10)``."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__(
+            nn.Conv3d(3, width, 3, (1, 2, 2), 1), nn.ReLU(), nn.Conv3d(width, 2 * width, 3, 1, 1), nn.ReLU(),
+            nn.MaxPool3d(2), nn.Conv3d(2 * width, 2 * width, 3, 1, 1), nn.ReLU(),
+            nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2 * width, 10),
+        )
+
+
+class DLRM(nn.Module):
+    """Naumov et al., "Deep Learning Recommendation Model" (2019): f32 ``(N, 13)`` and int64 ``(N, tables)`` to one
+    probability; the products of each pair of embeddings between two perceptrons."""
+
+    def __init__(self, tables: int = 26, rows: int = 1000, dim: int = 64, hidden: int = 512) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
+        self.bottom = self._perceptron(13, hidden, hidden // 2, dim)
+        self.top = self._perceptron(dim + tables * (tables + 1) // 2, hidden, hidden // 2)
+        self.head = nn.Linear(hidden // 2, 1)
+        first, second = torch.tril_indices(tables + 1, tables + 1, -1)
+        self.register_buffer("pairs", first * (tables + 1) + second)
+
+    @staticmethod
+    def _perceptron(*widths: int) -> nn.Sequential:
+        return nn.Sequential(*(layer for i, o in pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())))
+
+    def forward(self, dense: torch.Tensor, category_ids: torch.Tensor) -> torch.Tensor:
+        x = self.bottom(dense)
+        rows = torch.stack([x, *(table(category_ids[:, n]) for n, table in enumerate(self.embeddings))], 1)
+        products = (rows @ rows.transpose(1, 2)).flatten(1)[:, self.pairs]
+        scores: torch.Tensor = self.head(self.top(torch.cat([x, products], 1)))
+        return scores.sigmoid()
+
+
+class Mixer(nn.Module):
+    """Tolstikhin et al., "MLP-Mixer" (2021), patches of 16 pixels: f32 ``(N, 3, image, image)`` to ``(N, dim)``."""
+
+    def __init__(self, image: int = 224, dim: int = 256, depth: int = 4) -> None:
+        super().__init__()
+        tokens = (image // 16) ** 2
+        self.patches = nn.Conv2d(3, dim, 16, 16)
+        self.tokens = nn.ModuleList(self._perceptron(tokens, dim // 2) for _ in range(depth))
+        self.channels = nn.ModuleList(self._perceptron(dim, 4 * dim) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * depth))
+
+    @staticmethod
+    def _perceptron(width: int, hidden: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        for n, (tokens, channels) in enumerate(zip(self.tokens, self.channels, strict=True)):
+            x = x + tokens(self.norms[2 * n](x).transpose(1, 2)).transpose(1, 2)
+            x = x + channels(self.norms[2 * n + 1](x))
+        return x.mean(1)

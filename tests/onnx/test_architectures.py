@@ -1,0 +1,35 @@
+"""Architectures that nothing was tuned for, compiled untuned, against onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import mlc
+from mlc.errors import UnsupportedOperators
+from mlc.testing.architectures import SMALL_ARCHITECTURES
+from mlc.testing.models import random_inputs
+
+#: of each kind one
+_QUICK = ("dcgan", "dlrm", "mixer", "qwen2", "roberta", "tcn")
+#: what cannot be built yet, and why
+_REFUSED = {"fnet": "a Fourier transform: DFT", "mobilevitv2": "patches folded back: Col2Im"}
+
+
+def _marked(name: str) -> object:
+    refused = pytest.mark.xfail(reason=_REFUSED.get(name), strict=True, raises=UnsupportedOperators)
+    return pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK) + [refused] * (name in _REFUSED))
+
+
+@pytest.mark.parametrize("name", [_marked(name) for name in SMALL_ARCHITECTURES])
+def test_it_computes_what_onnxruntime_does(name: str) -> None:
+    model = SMALL_ARCHITECTURES[name].onnx()
+    exe = mlc.compile(model, log=False)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    feeds, others = (random_inputs(exe.inputs, seed) for seed in (0, 1))
+    for ours, theirs, other in zip(exe(**feeds), session.run(None, feeds), session.run(None, others), strict=True):
+        largest = np.abs(theirs).max()
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        assert np.abs(theirs - other).max() > 0.01 * largest, "the outputs must tell inputs apart"
+        assert np.abs(ours - theirs).max() <= 1e-4 * largest
