@@ -12,12 +12,16 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.performance.results import Results
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
 
 ROOT = Path(__file__).parent.parent.parent
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
@@ -54,7 +58,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: int) -> dict[str, Any]:
-    """One model: build it untuned, tune it, build it again, and time everything in turn."""
+    """One of the benchmark models, its errors against float64."""
+    from mlc.testing.models import test_model
+    from tests.performance.reference import float64_outputs
+
+    model, program = test_model(name), _program(name, folder)
+    row = compared(name, model, folder, rounds, seconds, log, program, partial(float64_outputs, model))
+    if program is not None:
+        program.unlink()
+    return row
+
+
+def compared(
+    name: str, model: onnx.ModelProto, folder: Path, rounds: int, seconds: float | None, log: Path | None = None,
+    program: Path | None = None, reference: Callable[[dict[str, np.ndarray]], list[np.ndarray]] | None = None,
+) -> dict[str, Any]:
+    """Build a model untuned, tune it for ``seconds``, build it again, and time everything in turn.
+
+    0 seconds: what the log has is built; None: only the untuned build is timed. Errors are those against ``reference``,
+    else against onnxruntime.
+    """
     import onnx
 
     from mlc import api
@@ -62,30 +85,28 @@ def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: i
     from mlc.bench.engines import onnx_inputs
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
-    from mlc.testing.models import random_inputs, test_model
-    from tests.performance.reference import float64_outputs
+    from mlc.testing.models import random_inputs
 
     path, untuned, tuned = (folder / f"{name}{end}" for end in (".onnx", "-untuned.so", ".so"))
-    model = test_model(name)
     onnx.save(model, path)
-    program = _program(name, folder)
     started = time.monotonic()
     api.compile(path, log=False).save(untuned)
     build_seconds = time.monotonic() - started
-    trials = 0
-    if seconds > 0:
-        with listening(stderr_console()) as listener:
-            trials = api.tune(path, seconds=seconds, log=log, on_event=listener).trials
-    exe = api.compile(path, log=log)
-    exe.save(tuned)
-    sources = [function["source"] for function in exe.metadata["functions"]]
-    inputs = random_inputs(onnx_inputs(str(path)))
-    engines = [EngineSpec("mlc", artifact=str(tuned)), EngineSpec("mlc-untuned", artifact=str(untuned)),
+    engines = [EngineSpec("mlc-untuned", artifact=str(untuned)),
                *(EngineSpec(peer) for peer in PEERS if program or not peer.startswith("torch"))]
-    result = run_bench(path, engines, name=name, inputs=inputs, reference=float64_outputs(model, inputs),
+    trials, sources = 0, []
+    if seconds is not None:
+        if seconds > 0:
+            with listening(stderr_console()) as listener:
+                trials = api.tune(path, seconds=seconds, log=log, on_event=listener).trials
+        exe = api.compile(path, log=log)
+        exe.save(tuned)
+        sources = [function["source"] for function in exe.metadata["functions"]]
+        engines.insert(0, EngineSpec("mlc", artifact=str(tuned)))
+    inputs = random_inputs(onnx_inputs(str(path)))
+    result = run_bench(path, engines, name=name, inputs=inputs, reference=reference(inputs) if reference else None,
                        program=program, timing=Timing(rounds=rounds))
-    for used in filter(None, (path, program)):
-        used.unlink()
+    path.unlink()
     return {
         **result.to_json(), "build_seconds": build_seconds, "tuning_seconds": seconds, "trials": trials,
         "functions": {source: sources.count(source) for source in sorted(set(sources))}, "when": time.time(),
@@ -117,7 +138,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         times = {r["engine"]: r["median_ms"] for r in row["results"]}
         errors = {r["engine"]: r["max_rel_err"] for r in row["results"]}
         fastest = min((t for t in times.values() if t is not None), default=None)
-        cells = [row["model"], *(_cell(times, engine, fastest) for engine in ("mlc-untuned", "mlc", *PEERS))]
+        cells = [row["model"], *(cell(times, engine, fastest) for engine in ("mlc-untuned", "mlc", *PEERS))]
         best = min((times[peer] for peer in PEERS if times.get(peer)), default=None)
         for engine, found in gains.items():
             gain = best / times[engine] if best and times.get(engine) else None
@@ -127,7 +148,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         cells += ["-" if errors.get(e) is None else f"{errors[e]:.0e}" for e in ("mlc-untuned", "mlc")]
         lines.append(f"| {' | '.join(cells)} |")
     if len(rows) > 1:
-        means = [f"**{math.exp(sum(map(math.log, g)) / len(g)):.2f}**" if g else "-" for g in gains.values()]
+        means = [f"**{geometric_mean(g):.2f}**" if g else "-" for g in gains.values()]
         empty = [""] * (2 + len(PEERS))
         lines.append(f"| {' | '.join(['geometric mean', *empty, *means, '', '', ''])} |")
     return "\n".join([*lines, "", _legend(rows)]) + "\n"
@@ -154,6 +175,11 @@ def inserted(readme: str, text: str) -> str:
     return readme[:start] + text + readme[end:]
 
 
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Of at least one ratio."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
 def _regression(tuned: float | None, untuned: float | None) -> str:
     """Whether tuning made it slower by more than noise, and by how much."""
     if not tuned or not untuned:
@@ -161,7 +187,8 @@ def _regression(tuned: float | None, untuned: float | None) -> str:
     return "no" if tuned <= untuned * (1 + NOISE) else f"**{100 * (tuned / untuned - 1):.0f}%**"
 
 
-def _cell(times: Mapping[str, float | None], engine: str, fastest: float | None) -> str:
+def cell(times: Mapping[str, float | None], engine: str, fastest: float | None) -> str:
+    """Milliseconds of an engine, in bold those of the fastest."""
     if engine not in times:
         return "-"
     value = times[engine]
