@@ -7,19 +7,15 @@ import onnxruntime
 import pytest
 
 import mlc
-from mlc.errors import UnsupportedOperators
 from mlc.testing.architectures import SMALL_ARCHITECTURES
 from mlc.testing.models import random_inputs
 
 #: of each kind one
 _QUICK = ("dcgan", "dlrm", "mixer", "qwen2", "roberta", "tcn")
-#: what cannot be built yet, and why
-_REFUSED = {"fnet": "a Fourier transform: DFT", "mobilevitv2": "patches folded back: Col2Im"}
 
 
 def _marked(name: str) -> object:
-    refused = pytest.mark.xfail(reason=_REFUSED.get(name), strict=True, raises=UnsupportedOperators)
-    return pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK) + [refused] * (name in _REFUSED))
+    return pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK))
 
 
 @pytest.mark.parametrize("name", [_marked(name) for name in SMALL_ARCHITECTURES])
