@@ -9,21 +9,19 @@ the outer one. All others become kernels that copy, and fuse with the data movem
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import tvm
 from tvm import relax, topi
 
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
+from mlc.graph.epilogues import Epilogues
+from mlc.graph.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
 from mlc.target import Target
 
 __all__ = ["ALIGNMENT", "PlaceConcats", "origin", "parts_of"]
 
 #: bytes; what compiled code assumes of every tensor's address
 ALIGNMENT = 64
-#: TVM's kinds of functions, as FuseOps reads them
-_BROADCAST, _INJECTIVE, _PRODUCT, _OPAQUE = 1, 2, 4, 8
 
 _Bound = Mapping[relax.Var, relax.Expr]
 
@@ -60,7 +58,7 @@ def PlaceConcats(target: Target) -> tvm.transform.Pass:
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if not any(_is_concat(b.value) for b in bindings(mod["main"])):
             return mod
-        return _Placement(relax.transform.AnnotateTIROpPattern()(mod), target.kind == "llvm").rewritten()
+        return _Placement(mod, target.kind == "llvm").rewritten()
 
     return run
 
@@ -79,10 +77,8 @@ class _Placement:
     def __init__(self, mod: tvm.IRModule, views: bool) -> None:
         self._mod, self._func = mod, mod["main"]
         self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(self._func)}
-        self._users: dict[relax.Expr, list[relax.Expr]] = defaultdict(list)
-        for value in [*self._bound.values(), self._func.body.body]:
-            for leaf in leaves(value):
-                self._users[leaf].append(value)
+        self._places = Epilogues(mod)
+        self._users = self._places.users
         self._outputs = {origin(leaf, self._bound) for leaf in self._result_leaves()}
         self._placed: set[relax.Expr] = set()  # origins that have their place in a whole
         #: for each concatenation that stays, which parts are copied into it
@@ -133,25 +129,7 @@ class _Placement:
 
     def _merges(self, source: relax.Expr) -> bool:
         """Whether the kernel that makes the part would be one with a kernel that concatenates."""
-        if _is_concat(self._bound[source]) or len(self._users[source]) != 1:
-            return False
-        return self._pattern(source) <= _INJECTIVE and not self._in_epilogue(source)
-
-    def _in_epilogue(self, var: relax.Expr) -> bool:
-        """Whether the value is a product's, or will be computed in the epilogue of one."""
-        if self._pattern(var) > _BROADCAST:
-            return self._pattern(var) == _PRODUCT
-        value = self._bound.get(var)
-        return value is not None and any(
-            len(self._users[arg]) == 1 and shape_of(arg) == shape_of(var) and self._in_epilogue(arg)
-            for arg in leaves(value)
-        )
-
-    def _pattern(self, var: relax.Expr) -> int:
-        value = self._bound.get(var)
-        if not isinstance(value, relax.Call) or op_name(value) != "relax.call_tir":
-            return _OPAQUE
-        return int((self._mod[value.args[0]].attrs or {}).get("op_pattern", _OPAQUE))
+        return not _is_concat(self._bound[source]) and len(self._users[source]) == 1 and self._places.injective(source)
 
     def rewritten(self) -> tvm.IRModule:
         """The module with copies of parts, and kernels for the concatenations that do not stay."""

@@ -3,7 +3,8 @@
 Where every axis before the one that is cut has length 1, a slice is a contiguous piece: some channels in
 ``NCHW[c]c`` at batch 1, some columns of one row, some rows of a matrix. Such a ``strided_slice`` is left in ``main``,
 and :mod:`mlc.build.memory` makes it a view. All others become kernels that copy, and so does the only reader of a
-tensor: what cuts padded columns off a product is fused into it with the epilogue that follows.
+tensor: what cuts padded columns off a product is fused into it with the epilogue that follows. So does what only
+elementwise arithmetic reads (the gates of a recurrent step): it reads the whole in place for less than a view costs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.concat import ALIGNMENT, origin
+from mlc.graph.epilogues import Epilogues
 from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.target import Target
 
@@ -82,6 +84,7 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
     outputs = _outputs(func, bound)
     readers = Counter(leaf for value in bound.values() for leaf in relax.analysis.free_vars(value))
     kept: set[relax.Var] = set()
+    places = Epilogues(mod)
     lower = tvm.ir.Op.get(SLICE).get_attr("FLegalize")
 
     def placed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
@@ -91,6 +94,8 @@ def _placed(mod: tvm.IRModule, views: bool) -> tvm.IRModule:
         source = origin(before.args[0], bound)
         made = isinstance(bound.get(source), relax.Call) and op_name(bound[source]) in ("relax.call_tir", CONCAT)
         view = views and var not in outputs and readers[before.args[0]] > 1
+        reader = places.sole_reader(var)
+        view = view and (reader is None or not places.apart(reader))
         if view and offset_of(before) is not None and (made or source in kept):
             kept.add(var)
             return value

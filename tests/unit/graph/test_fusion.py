@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from relax_evaluation import RNG, assert_same_values, evaluate, module, operators, weight
+from relax_evaluation import RNG, assert_same_values, evaluate, module, network, operators, weight
 from scipy import special
 from tvm import relax
 from tvm.script import relax as R
@@ -240,3 +240,22 @@ def test_tasks_count_calls_and_share_equal_functions() -> None:
 )
 def test_names_for_people(symbol: str, name: str) -> None:
     assert human_name(symbol) == name
+
+
+@pytest.mark.parametrize(("epilogue", "views"), [(False, 1), (True, 3)])
+def test_gates_are_read_in_place_by_arithmetic_and_as_views_by_products(epilogue: bool, views: int) -> None:
+    w, u = weight(64, 192), weight(64, 64)
+
+    def body(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        gates = builder.emit(R.matmul(x, w))
+        a, b, c = (builder.emit(R.strided_slice(gates, axes=[1], begin=[i], end=[i + 64])) for i in (0, 64, 128))
+        opened = builder.emit(R.multiply(builder.emit(R.sigmoid(a)), builder.emit(R.tanh(b))))
+        if epilogue:  # which takes in no copies
+            opened = builder.emit(R.add(builder.emit(R.matmul(builder.emit(R.exp(x)), u)), opened))
+        return R.add(builder.emit(R.matmul(opened, u)), c)
+
+    before = network((1, 64), body)
+    mod = optimise(before, CPU)
+    assert_same_values(before, mod)
+    assert operators(mod).count("strided_slice") == views
+    assert not any(t.name.removeprefix("fused_") in ("copy", "strided_slice") for t in extract_tasks(mod, CPU))
