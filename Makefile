@@ -34,7 +34,7 @@ help:
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
-	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (an hour)"
+	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
 	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
