@@ -104,6 +104,7 @@ class _Reader:
         if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
             rule = self._rules.get(op_name(value).removeprefix("relax."))
             known = rule is not None and dtype_of(var) == "float32" and all(map(self._suits, value.args))
+            known = known and 0 not in shape_of(var)  # operators of the language have something to compute
             place = rule(value) if rule is not None and known else None
             if place is not None:
                 assert self._build.shape(place) == shape_of(var), f"{value} must keep its shape as terms"
