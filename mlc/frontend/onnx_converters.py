@@ -15,6 +15,7 @@ import numpy as np
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
+from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, input_at, required_at, text
 
 __all__ = ["CONVERTERS", "Converter"]
 
@@ -37,16 +38,14 @@ def _mean(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     from tvm import relax
 
     total = _chain("add")(bb, inputs, attrs)
-    return relax.op.divide(total, relax.const(float(len(inputs)), _dtype(total)))
+    return relax.op.divide(total, relax.const(float(len(inputs)), dtype_of(total)))
 
 
 def _dropout(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """The identity outside training; its mask is refused before conversion."""
-    import tvm
-
-    training = inputs[2] if len(inputs) > 2 else None
-    if training is not None and not (isinstance(training, tvm.ir.GenericConst) and not training.value.numpy().any()):
-        raise ValueError("training_mode must be the constant false")
+    training = constant_at(inputs, 2, "training_mode")
+    if training is not None and training.any():
+        raise ValueError("training_mode must be false")
     return inputs[0]
 
 
@@ -55,7 +54,6 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
     ``Gather(x, i)`` --> ``take(x, where(i < 0, i + n, i), mode="clip")``
     """
-    import tvm
     from tvm import relax
 
     data, indices = inputs[0], inputs[1]
@@ -63,13 +61,13 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return None
     axis = int(attrs.get("axis", 0)) % len(data.ty.shape)
     extent = int(data.ty.shape[axis])
-    if isinstance(indices, tvm.ir.GenericConst):
-        array = indices.value.numpy()
+    array, constant = array_of(indices), array_of(data)
+    if array is not None:
         array = np.where(array < 0, array + extent, array).astype(array.dtype)
-        if isinstance(data, tvm.ir.GenericConst):
-            return relax.const(np.take(data.value.numpy(), array, axis=axis, mode="clip"))
+        if constant is not None:
+            return relax.const(np.take(constant, array, axis=axis, mode="clip"))
         return relax.op.take(data, relax.const(array, str(array.dtype)), axis, mode="clip")
-    dtype = _dtype(indices)
+    dtype = dtype_of(indices)
     negative = bb.normalize(relax.op.less(indices, relax.const(0, dtype)))
     shifted = bb.normalize(relax.op.add(indices, relax.const(extent, dtype)))
     return relax.op.take(data, bb.normalize(relax.op.where(negative, shifted, indices)), axis, mode="clip")
@@ -80,20 +78,17 @@ def _pow(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
     The exponent may have another type than the base, which is the result's; TVM's operator wants one type.
     """
-    import tvm
     from tvm import relax
 
     base, exponent = inputs
-    dtype = _dtype(base)
-    if isinstance(exponent, tvm.ir.GenericConst) and dtype.startswith("float"):
-        values = exponent.value.numpy()
-        if values.size == 1 and values.ndim <= len(base.ty.shape):
-            found = _constant_power(bb, base, float(values.reshape(())))
-            if found is not None:
-                return found
-    if dtype == _dtype(exponent):
+    dtype, values = dtype_of(base), array_of(exponent)
+    if values is not None and dtype.startswith("float") and values.size == 1 and values.ndim <= len(base.ty.shape):
+        found = _constant_power(bb, base, float(values.reshape(())))
+        if found is not None:
+            return found
+    if dtype == dtype_of(exponent):
         return None
-    common = np.promote_types(dtype, _dtype(exponent)).name
+    common = np.promote_types(dtype, dtype_of(exponent)).name
     both = [bb.normalize(relax.op.astype(value, common)) for value in inputs]
     return relax.op.astype(bb.normalize(relax.op.power(*both)), dtype)
 
@@ -121,7 +116,7 @@ def _lrn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     from tvm import relax
 
     data = inputs[0]
-    size, dtype = int(attrs["size"]), _dtype(data)
+    size, dtype = int(attrs["size"]), dtype_of(data)
     rank, channels = len(data.ty.shape), int(data.ty.shape[1])
     widths = [0, 0, (size - 1) // 2, size // 2] + [0, 0] * (rank - 2)
     squares = bb.normalize(relax.op.multiply(data, data))
@@ -145,15 +140,15 @@ def _clip(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
     ``Clip(x, lo, hi)`` --> ``minimum(maximum(x, lo), hi)``; a bound that is missing or NaN does not bound.
     """
-    import tvm
     from tvm import relax
 
-    given = [inputs[i] if i < len(inputs) else None for i in (1, 2)]
-    if not all(bound is None or isinstance(bound, tvm.ir.GenericConst) for bound in given):
+    given = [input_at(inputs, position) for position in (1, 2)]
+    arrays = [array_of(bound) for bound in given]
+    if any(bound is not None and array is None for bound, array in zip(given, arrays, strict=True)):
         return None
-    bounds = [attrs.get(name) if bound is None else bound.value.numpy().item()
-              for name, bound in zip(("min", "max"), given, strict=True)]
-    result, dtype = inputs[0], _dtype(inputs[0])
+    bounds = [attrs.get(name) if array is None else array.item()
+              for name, array in zip(("min", "max"), arrays, strict=True)]
+    result, dtype = inputs[0], dtype_of(inputs[0])
     for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
         if bound is not None and not np.isnan(bound):
             result = bb.normalize(operator(result, relax.const(bound, dtype)))
@@ -166,13 +161,10 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     ``reshape(permute(reshape(x, (n, c, kh, kw, h, w))))``. Raises ``ValueError`` for patches that overlap in images
     of other than two dimensions.
     """
-    import tvm
     from tvm import relax
 
-    x, *sizes = inputs
-    if not all(isinstance(size, tvm.ir.GenericConst) for size in sizes):
-        raise ValueError("the sizes of the image and of its patches must be constants")
-    image, patch = ([int(extent) for extent in size.value.numpy()] for size in sizes)
+    x = inputs[0]
+    image, patch = required_at(inputs, 1, "image_shape").tolist(), required_at(inputs, 2, "block_shape").tolist()
     rank = len(patch)
     strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
     pads = list(attrs.get("pads", [0] * 2 * rank))
@@ -189,7 +181,7 @@ def _col2im(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     if rank != 2:
         raise ValueError(f"patches that overlap must be of an image of two dimensions, got {rank}")
     taps = int(np.prod(patch))
-    units = np.tile(np.eye(taps, dtype=_dtype(x)).reshape(taps, 1, *patch), (channels, 1, 1, 1))
+    units = np.tile(np.eye(taps, dtype=dtype_of(x)).reshape(taps, 1, *patch), (channels, 1, 1, 1))
     rest = [extent - (n - 1) * stride - size
             for extent, n, stride, size in zip(padded, counts, strides, covered, strict=True)]
     columns = bb.normalize(relax.op.reshape(x, (batch, channels * taps, *counts)))
@@ -207,7 +199,7 @@ def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return None
     if not any(signs):
         return relax.op.zeros(x.ty.shape, "bool")
-    return relax.op.equal(x, relax.const(np.inf if signs[0] else -np.inf, _dtype(x)))
+    return relax.op.equal(x, relax.const(np.inf if signs[0] else -np.inf, dtype_of(x)))
 
 
 def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int) -> Any:
@@ -221,7 +213,7 @@ def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int
     x = inputs[0]
 
     def emit(operator: Callable[..., Any], *args: Any) -> Any:
-        found = [relax.const(arg, _dtype(x)) if isinstance(arg, float) else arg for arg in args]
+        found = [relax.const(arg, dtype_of(x)) if isinstance(arg, float) else arg for arg in args]
         return bb.normalize(operator(*found))
 
     op = relax.op
@@ -238,13 +230,10 @@ def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int
 
 def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``OneHot(i, depth, (off, on))`` --> ``where(i == arange(depth), on, off)``; indices from -depth to depth - 1."""
-    import tvm
     from tvm import relax
 
-    indices, depth, values = inputs
-    if not all(isinstance(constant, tvm.ir.GenericConst) for constant in (depth, values)):
-        raise ValueError("depth and values must be constants")
-    count, (off, on) = int(depth.value.numpy().item()), values.value.numpy()
+    indices = inputs[0]
+    count, (off, on) = int(required_at(inputs, 1, "depth").item()), required_at(inputs, 2, "values")
     rank = len(indices.ty.shape)
     axis = int(attrs.get("axis", -1)) % (rank + 1)
     whole = bb.normalize(relax.op.astype(indices, "int32"))
@@ -264,7 +253,7 @@ def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) ->
     from tvm import relax
 
     x, scale = inputs[:2]
-    if int(attrs.get("axis", -1)) % len(x.ty.shape) or _dtype(x) != "float32":
+    if int(attrs.get("axis", -1)) % len(x.ty.shape) or dtype_of(x) != "float32":
         return None
     squares = bb.normalize(relax.op.multiply(x, x))
     mean = bb.normalize(relax.op.mean(squares, keepdims=True))
@@ -277,8 +266,7 @@ def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     """Channels outermost (``mode="CRD"``); TVM's converter passes over the mode."""
     from tvm import relax
 
-    mode = attrs.get("mode", "DCR")
-    if (mode.decode() if isinstance(mode, bytes) else mode) == "DCR":
+    if text(attrs, "mode", "DCR") == "DCR":
         return None
     n, c, h, w = (int(extent) for extent in inputs[0].ty.shape)
     size = int(attrs["blocksize"])
@@ -289,15 +277,12 @@ def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
 
 def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``TopK(x, k)`` --> indices of a stable sort, the first k, and the elements there: one result a kernel."""
-    import tvm
     from tvm import relax
 
-    x = inputs[0]
+    x, count = inputs[0], constant_at(inputs, 1, "k")
     axis = int(attrs.get("axis", -1)) % len(x.ty.shape)
-    if len(inputs) > 1 and not isinstance(inputs[1], tvm.ir.GenericConst):
-        raise ValueError("k must be a constant")
-    k = int(inputs[1].value.numpy().item()) if len(inputs) > 1 else int(attrs["k"])
-    keys, dtype = x, _dtype(x)
+    k = int(attrs["k"] if count is None else count.item())
+    keys, dtype = x, dtype_of(x)
     if dtype in ("int8", "int16", "uint8", "uint16"):  # TVM's sort knows wider numbers only
         keys = bb.normalize(relax.op.astype(x, "int32"))
     elif not dtype.startswith(("float", "int")):
@@ -305,10 +290,6 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     order = bb.normalize(relax.op.argsort(keys, axis, bool(attrs.get("largest", 1)), "int64"))
     indices = bb.normalize(relax.op.strided_slice(order, axes=[axis], begin=[0], end=[k]))
     return relax.Tuple([bb.normalize(relax.op.gather_elements(x, indices, axis)), indices])
-
-
-def _dtype(expr: Any) -> str:
-    return str(expr.ty.dtype)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_values import array_of, dtype_of, input_at, text
+
 __all__ = ["gru", "lstm", "rnn"]
 
 Activation = Callable[[Any], Any]
@@ -35,7 +37,7 @@ class _Emitter:
 
     def cut(self, expr: Any, axis: int, begin: int, end: int) -> Any:
         """``expr[..., begin:end, ...]``; of a constant, a constant."""
-        array = _array(expr)
+        array = array_of(expr)
         if array is not None:
             return _constant(array.take(range(begin, end), axis))
         whole = (begin, end) == (0, int(expr.ty.shape[axis]))
@@ -47,18 +49,18 @@ class _Emitter:
         return self.shaped(part, [int(extent) for extent in expr.ty.shape][1:])
 
     def shaped(self, expr: Any, shape: Sequence[int]) -> Any:
-        array = _array(expr)
+        array = array_of(expr)
         return _constant(array.reshape(shape)) if array is not None else self("reshape", expr, list(shape))
 
     def transposed(self, expr: Any, axes: Sequence[int]) -> Any:
-        array = _array(expr)
+        array = array_of(expr)
         return _constant(array.transpose(axes)) if array is not None else self("permute_dims", expr, list(axes))
 
     def total(self, a: Any, b: Any) -> Any:
         """``a + b``, where None is zero everywhere; of constants, a constant."""
         if a is None or b is None:
             return a if b is None else b
-        first, second = _array(a), _array(b)
+        first, second = array_of(a), array_of(b)
         return _constant(first + second) if first is not None and second is not None else self("add", a, b)
 
 
@@ -73,15 +75,15 @@ class _Layer:
         self, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], defaults: Sequence[str],
         states: Sequence[int] = (5,),
     ) -> None:
-        data, weights, recurrent, bias, lengths = (_input(inputs, index) for index in range(5))
-        self.emit = _Emitter(bb, str(data.ty.dtype))
+        data, weights, recurrent, bias, lengths = (input_at(inputs, index) for index in range(5))
+        self.emit = _Emitter(bb, dtype_of(data))
         self.batch_first = bool(attrs.get("layout", 0))
         self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
         self.steps, self.batch, self.features = (int(extent) for extent in self.data.ty.shape)
         self.hidden = int(recurrent.ty.shape[2])
-        self.backwards = _directions(_text(attrs.get("direction", "forward")))
+        self.backwards = _directions(text(attrs, "direction", "forward"))
         self._weights, self._recurrent, self._bias = weights, recurrent, _unless_zero(bias)
-        self._initial = [_unless_zero(_input(inputs, index)) for index in states]
+        self._initial = [_unless_zero(input_at(inputs, index)) for index in states]
         self._clip = float(attrs["clip"]) if attrs.get("clip") else None
         self._functions = _functions(self.emit, attrs, len(self.backwards) * len(defaults), defaults)
         _check_lengths(lengths, self.steps)
@@ -233,7 +235,7 @@ def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 def lstm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``c' = f c + i g``, ``h' = o tanh(c')`` with ONNX's order of gates, ``i o f g``. --> ``(Y, Y_h, Y_c)``."""
     layer = _Layer(bb, inputs, attrs, ("Sigmoid", "Tanh", "Tanh"), states=(5, 6))
-    emit, peepholes = layer.emit, _unless_zero(_input(inputs, 7))
+    emit, peepholes = layer.emit, _unless_zero(input_at(inputs, 7))
 
     def make_step(direction: int) -> tuple[Any, Step]:
         f, g, h = layer.activations(direction)
@@ -272,24 +274,14 @@ def _without(emit: _Emitter, bias: Any, kept: int) -> Any:
     from tvm import relax
 
     rest = int(bias.ty.shape[0]) - kept
-    array = _array(bias)
+    array = array_of(bias)
     if array is not None:
         return _constant(np.concatenate([array[:kept], np.zeros(rest, array.dtype)]))
-    zeros = _constant(np.zeros(rest, str(bias.ty.dtype)))
+    zeros = _constant(np.zeros(rest, dtype_of(bias)))
     return emit("concat", relax.Tuple([emit.cut(bias, 0, 0, kept), zeros]), axis=0)
 
 
 # Inputs and attributes
-
-
-def _input(inputs: Sequence[Any], index: int) -> Any:
-    return inputs[index] if index < len(inputs) else None
-
-
-def _array(expr: Any) -> np.ndarray | None:
-    import tvm
-
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
 def _constant(array: np.ndarray) -> Any:
@@ -300,12 +292,8 @@ def _constant(array: np.ndarray) -> Any:
 
 def _unless_zero(expr: Any) -> Any:
     """None for a constant that is zero everywhere: exporters write initial states and biases out."""
-    array = None if expr is None else _array(expr)
+    array = array_of(expr)
     return None if array is not None and not array.any() else expr
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _directions(name: str) -> tuple[bool, ...]:
@@ -319,7 +307,7 @@ def _check_lengths(lengths: Any, steps: int) -> None:
     """Raise ``ValueError`` unless every sequence of the batch has all the steps."""
     if lengths is None:
         return
-    array = _array(lengths)
+    array = array_of(lengths)
     if array is None:
         raise ValueError("sequence_lens must be constant and the number of steps everywhere; leave it out of the node")
     if (array != steps).any():
@@ -375,7 +363,8 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
 
 def _functions(emit: _Emitter, attrs: dict[str, Any], count: int, defaults: Sequence[str]) -> list[Activation]:
     """The activations of all directions. Alphas and betas are given in order to those that take one."""
-    names = [_text(name) for name in attrs.get("activations", ())] or list(defaults) * (count // len(defaults))
+    named = [name.decode() if isinstance(name, bytes) else name for name in attrs.get("activations", ())]
+    names = named or list(defaults) * (count // len(defaults))
     unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
     if unknown or len(names) != count:
         raise ValueError(f"activations must be {count} of {', '.join(sorted(_ACTIVATIONS))}, got {', '.join(names)}")

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_values import array_of, text
+
 __all__ = ["resize"]
 
 #: coordinate transformations of ``relax.image.resize2d`` that need no region of interest
@@ -32,9 +34,9 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
     x = inputs[0]
     old_form = len(inputs) == 2  # of opset 10: (x, scales)
-    mode = _text(attrs, "coordinate_transformation_mode", "asymmetric" if old_form else "half_pixel")
-    rounding = _text(attrs, "nearest_mode", "floor" if old_form else "round_prefer_floor")
-    method = _text(attrs, "mode", "nearest")
+    mode = text(attrs, "coordinate_transformation_mode", "asymmetric" if old_form else "half_pixel")
+    rounding = text(attrs, "nearest_mode", "floor" if old_form else "round_prefer_floor")
+    method = text(attrs, "mode", "nearest")
     if mode == "tf_crop_and_resize" or not isinstance(x.ty, relax.TensorType):
         return None
     old = [int(extent) for extent in x.ty.shape]
@@ -67,11 +69,6 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return x
 
 
-def _text(attrs: dict[str, Any], name: str, default: str) -> str:
-    value = attrs.get(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _sizes(
     old: list[int], given: Sequence[Any], attrs: dict[str, Any]
 ) -> tuple[list[int], list[float]] | None:
@@ -82,7 +79,7 @@ def _sizes(
     numbers = scales if scales is not None else sizes
     if numbers is None or len(numbers) != len(axes):
         return None
-    if scales is None and _text(attrs, "keep_aspect_ratio_policy", "stretch") != "stretch":
+    if scales is None and text(attrs, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ValueError("keep_aspect_ratio_policy must be stretch")
     for axis, number in zip(axes, numbers, strict=True):
         new[axis] = int(number) if scales is None else int(np.floor(old[axis] * number))
@@ -92,15 +89,12 @@ def _sizes(
 
 def _numbers(expr: Any) -> np.ndarray | None:
     """The elements of a constant that has any."""
-    import tvm
     from tvm import relax
 
     if isinstance(expr, relax.ShapeExpr):
         return np.array([int(value) for value in expr.values])
-    if not isinstance(expr, tvm.ir.GenericConst):
-        return None
-    array = expr.value.numpy()
-    return array if array.size else None
+    array = array_of(expr)
+    return array if array is not None and array.size else None
 
 
 def _places(old: int, new: int, scale: float, mode: str) -> np.ndarray:

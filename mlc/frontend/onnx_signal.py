@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_values import constant_at, dtype_of
+
 __all__ = ["dft", "stft"]
 
 #: points of the longest transform; its matrix takes up to 2 n by 2 n elements
@@ -42,7 +44,7 @@ def dft(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     rows = [shape[i] for i in order[:-2]]
     moved = bb.normalize(relax.op.permute_dims(x, order))
     flat = bb.normalize(relax.op.reshape(moved, (prod(rows), shape[axis] * shape[-1])))
-    product = bb.normalize(relax.op.matmul(flat, relax.const(matrix.astype(_dtype(x)))))
+    product = bb.normalize(relax.op.matmul(flat, relax.const(matrix.astype(dtype_of(x)))))
     parts = 1 if real else 2
     split = bb.normalize(relax.op.reshape(product, (*rows, matrix.shape[1] // parts, parts)))
     return relax.op.permute_dims(split, [order.index(i) for i in range(len(order))])
@@ -61,12 +63,12 @@ def stft(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     if parts != 1:
         raise ValueError("the signal must be real")
     step, length = _scalar(inputs, 1, "frame_step"), _scalar(inputs, 3, "frame_length")
-    window = _array(inputs, 2, "window")
+    window = constant_at(inputs, 2, "window")
     length = length or (n if window is None else len(window))
     waves = _matrix(length, length, 1, False, bool(attrs.get("onesided", 1)))
     if window is not None:
         waves = waves * window[:, None]
-    filters = relax.const(np.ascontiguousarray(waves.T[:, None]).astype(_dtype(x)))
+    filters = relax.const(np.ascontiguousarray(waves.T[:, None]).astype(dtype_of(x)))
     signal = bb.normalize(relax.op.reshape(x, (batch, 1, n)))
     waved = bb.normalize(relax.op.nn.conv1d(signal, filters, strides=step))
     frames = int(waved.ty.shape[2])
@@ -89,20 +91,6 @@ def _matrix(given: int, points: int, parts: int, inverse: bool, onesided: bool) 
     return np.stack([waves.real, waves.imag], -1).reshape(given * parts, -1)
 
 
-def _array(inputs: Sequence[Any], position: int, what: str) -> np.ndarray | None:
-    """A constant input, None where it is left out."""
-    import tvm
-
-    value = inputs[position] if position < len(inputs) else None
-    if value is not None and not isinstance(value, tvm.ir.GenericConst):
-        raise ValueError(f"{what} must be a constant")
-    return None if value is None else value.value.numpy()
-
-
-def _scalar(inputs: Sequence[Any], position: int, what: str) -> int | None:
-    found = _array(inputs, position, what)
+def _scalar(inputs: Sequence[Any], position: int, name: str) -> int | None:
+    found = constant_at(inputs, position, name)
     return None if found is None else int(found.item())
-
-
-def _dtype(x: Any) -> str:
-    return str(x.ty.dtype)

@@ -24,6 +24,7 @@ from tvm import relax, te, tirx
 
 from mlc.graph.constants import array_of, constant, scalar_of
 from mlc.graph.packing import PANEL
+from mlc.graph.patterns import OPAQUE
 from mlc.graph.rewrite import dtype_of, op_name, replaced, shape_of
 from mlc.graph.simplify.movement import permutation
 from mlc.graph.views import Graph, View, i64
@@ -36,9 +37,6 @@ QUERIES = 16
 
 #: features that the narrowest vectors hold
 _NARROWEST = 4
-
-#: TVM's kind of a function that nothing is merged with
-_OPAQUE = 8
 
 #: an element by its indices
 Load = Callable[..., Any]
@@ -256,7 +254,7 @@ class _Fuser:
 
         arguments = [replaced(source, self._image) for source in sources], [mask] if mask is not None else []
         return self._builder.call_te(
-            compute, *arguments, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": _OPAQUE}
+            compute, *arguments, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
         )
 
     def _mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr | None:

@@ -78,7 +78,6 @@ class _Placement:
         self._mod, self._func = mod, mod["main"]
         self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(self._func)}
         self._places = Epilogues(mod)
-        self._users = self._places.users
         self._outputs = {origin(leaf, self._bound) for leaf in self._result_leaves()}
         self._placed: set[relax.Expr] = set()  # origins that have their place in a whole
         #: for each concatenation that stays, which parts are copied into it
@@ -129,7 +128,7 @@ class _Placement:
 
     def _merges(self, source: relax.Expr) -> bool:
         """Whether the kernel that makes the part would be one with a kernel that concatenates."""
-        return not _is_concat(self._bound[source]) and len(self._users[source]) == 1 and self._places.injective(source)
+        return not _is_concat(self._bound[source]) and self._places.once(source) and self._places.injective(source)
 
     def rewritten(self) -> tvm.IRModule:
         """The module with copies of parts, and kernels for the concatenations that do not stay."""

@@ -7,12 +7,10 @@ from collections import defaultdict
 import tvm
 from tvm import relax
 
+from mlc.graph.patterns import BROADCAST, INJECTIVE, OPAQUE, PRODUCT, pattern_of
 from mlc.graph.rewrite import bindings, leaves, op_name, shape_of
 
 __all__ = ["Epilogues"]
-
-#: TVM's kinds of functions, as FuseOps reads them
-_BROADCAST, _INJECTIVE, _PRODUCT, _OPAQUE = 1, 2, 4, 8
 
 
 class Epilogues:
@@ -22,44 +20,45 @@ class Epilogues:
         self._mod = relax.transform.AnnotateTIROpPattern()(mod)
         func = self._mod["main"]
         self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(func)}
-        #: the values that read a variable
-        self.users: dict[relax.Expr, list[relax.Expr]] = defaultdict(list)
+        #: the variables that are made of one; None stands for the result
         self._readers: dict[relax.Expr, list[relax.Var | None]] = defaultdict(list)
         for var, value in [*self._bound.items(), (None, func.body.body)]:
             for leaf in leaves(value):
-                self.users[leaf].append(value)
                 self._readers[leaf].append(var)
 
     def injective(self, var: relax.Expr) -> bool:
         """Whether every element of the value is made of single elements, outside of any product's epilogue."""
-        return self._pattern(var) <= _INJECTIVE and not self._within(var)
+        return self._pattern(var) <= INJECTIVE and not self._within(var)
 
     def apart(self, var: relax.Expr) -> bool:
         """Whether :meth:`injective` holds for the value and for all that alone is made of it, up to another kernel."""
         following: relax.Expr | None = var
-        while following is not None and self._pattern(following) <= _INJECTIVE:
+        while following is not None and self._pattern(following) <= INJECTIVE:
             if self._within(following):
                 return False
             following = self.sole_reader(following)
         return following is not var
 
+    def once(self, var: relax.Expr) -> bool:
+        """Whether a single value, or the result alone, is made of ``var``."""
+        return len(self._readers[var]) == 1
+
     def sole_reader(self, var: relax.Expr) -> relax.Var | None:
         """The variable that alone is made of ``var``; None where several are, or the result."""
-        readers = self._readers[var]
-        return readers[0] if len(readers) == 1 else None
+        return self._readers[var][0] if self.once(var) else None
 
     def _within(self, var: relax.Expr) -> bool:
         """Whether the value is a product's, or will be computed in the epilogue of one."""
-        if self._pattern(var) > _BROADCAST:
-            return self._pattern(var) == _PRODUCT
+        if self._pattern(var) > BROADCAST:
+            return self._pattern(var) == PRODUCT
         value = self._bound.get(var)
         return value is not None and any(
-            len(self.users[arg]) == 1 and shape_of(arg) == shape_of(var) and self._within(arg)
+            self.once(arg) and shape_of(arg) == shape_of(var) and self._within(arg)
             for arg in leaves(value)
         )
 
     def _pattern(self, var: relax.Expr) -> int:
         value = self._bound.get(var)
         if not isinstance(value, relax.Call) or op_name(value) != "relax.call_tir":
-            return _OPAQUE
-        return int((self._mod[value.args[0]].attrs or {}).get("op_pattern", _OPAQUE))
+            return OPAQUE
+        return pattern_of(self._mod[value.args[0]])

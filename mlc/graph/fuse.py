@@ -17,6 +17,7 @@ from tvm import relax, s_tir, tirx, topi
 from tvm.relax import transform
 
 from mlc.errors import BuildError
+from mlc.graph.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
 from mlc.graph.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
@@ -30,8 +31,6 @@ _COPIES = {
 #: operators that no copy before them is merged with
 _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
           "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")
-#: TVM's kinds of functions, as FuseOps reads them
-_BROADCAST, _INJECTIVE, _OPAQUE = 1, 2, 8
 #: what main may call in the end
 _LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape", "relax.strided_slice"}
 
@@ -111,7 +110,7 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
     something small that the epilogue reads (an attention mask), which would be computed again for every element.
     """
     pattern = {
-        gvar: int((func.attrs or {}).get("op_pattern", _OPAQUE))
+        gvar: pattern_of(func)
         for gvar, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)
     }
     products = {gvar for gvar in pattern if _is_product(mod[gvar])}
@@ -124,16 +123,16 @@ def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
         if not isinstance(call, relax.Call) or op_name(call) != "relax.call_tir":
             continue
         gvar, args = call.args[0], set(leaves(call.args[1]))
-        if pattern[gvar] <= _INJECTIVE:
+        if pattern[gvar] <= INJECTIVE:
             injective.add(var)
         small = {arg for arg in args if _elements(arg) < _elements(var)}
         if gvar in products:
             inside.add(var)
-        elif pattern[gvar] <= _BROADCAST and small & inside:
-            changed[var] = _INJECTIVE
-        elif pattern[gvar] <= _BROADCAST and args & inside:
+        elif pattern[gvar] <= BROADCAST and small & inside:
+            changed[var] = INJECTIVE
+        elif pattern[gvar] <= BROADCAST and args & inside:
             inside.add(var)
-            changed.update((arg, _OPAQUE) for arg in small & injective if uses[arg] == 1)
+            changed.update((arg, OPAQUE) for arg in small & injective if uses[arg] == 1)
 
     def with_pattern(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         gvar = value.args[0]

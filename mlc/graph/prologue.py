@@ -13,14 +13,12 @@ from collections.abc import Iterator, Sequence
 import tvm
 from tvm import relax, tirx
 
+from mlc.graph.patterns import INJECTIVE, pattern_of
 from mlc.graph.rewrite import bindings, leaves, op_name, replaced, shape_of
 from mlc.graph.select import CONVOLUTION
 from mlc.target import Target
 
 __all__ = ["FoldPrologues"]
-
-#: TVM's kinds of functions, as FuseOps reads them: up to this one, each element is made of one of each input
-_INJECTIVE, _OPAQUE = 2, 8
 
 
 def FoldPrologues(target: Target) -> tvm.transform.Pass:
@@ -63,8 +61,8 @@ class _Folding:
         """Whether injective kernels make the value, of a tensor of its shape and of smaller ones."""
         steps = list(_steps(self._mod, self._bound.get(data)))
         inputs = [arg for _, call in steps for arg in call.args[1].fields]
-        patterns = [int((self._mod[call.args[0]].attrs or {}).get("op_pattern", _OPAQUE)) for _, call in steps]
-        return bool(steps) and max(patterns) <= _INJECTIVE and any(shape_of(i) == shape_of(data) for i in inputs)
+        patterns = [pattern_of(self._mod[call.args[0]]) for _, call in steps]
+        return bool(steps) and max(patterns) <= INJECTIVE and any(shape_of(i) == shape_of(data) for i in inputs)
 
     def rewritten(self) -> tvm.IRModule:
         others = {g: f for g, f in self._mod.functions.items() if g.name_hint != "main"}
