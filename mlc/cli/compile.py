@@ -112,7 +112,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
         }
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
-        FunctionRow(f["name"], f["calls"], f["space"], f["source"], f["seconds"], f["flops"], len(records[f["key"]]),
+        FunctionRow(f["name"], f["calls"], f["space"], _source(f), f["seconds"], f["flops"], len(records[f["key"]]),
                     f["decisions"], code.get(f["symbol"], ""))
         for f in functions
     ]
@@ -123,10 +123,18 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every))
 
 
+def _source(function: dict[str, Any]) -> str:
+    """Where a function's schedule comes from, and what failed before it was taken."""
+    replaced = function["replaced"]
+    return f"{function['source']} ({replaced})" if replaced else str(function["source"])
+
+
 def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:
     functions = document["functions"]
     tuned, shipped = (sum(f["source"] == source for f in functions) for source in ("log", "shipped"))
+    replaced = sum(bool(f["replaced"]) for f in functions)
     sources = f"{tuned} from the log" + (f", {shipped} as shipped" if shipped else "")
+    sources += f", {replaced} replaced since code generation failed" if replaced else ""
     console.print(
         f"{document['output']}: {fmt.bytes_(document['bytes'])} for {document['target']}, {len(functions)} functions "
         f"({sources}), in {document['seconds']:.1f} s", soft_wrap=True,
