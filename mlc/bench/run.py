@@ -92,7 +92,8 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Every engine's row in the order they were asked for."""
+    """Every engine's row in the order they were asked for. ``target`` is what mlc's module was built for, empty where
+    none is among them; the other engines choose for themselves."""
 
     model: str
     machine: str
@@ -100,6 +101,7 @@ class BenchResult:
     results: tuple[EngineResult, ...]
     reference: str = ""
     ours: tuple[str, ...] = field(default=(), repr=False)
+    target: str = ""
 
     @property
     def speedup_over_best_peer(self) -> float | None:
@@ -113,6 +115,7 @@ class BenchResult:
         """The document of ``mlc bench --json``."""
         return {
             "model": self.model, "machine": self.machine, "threads": self.threads,
+            "target": self.target or None,
             "results": [result.to_json() for result in self.results],
             "speedup_over_best_peer": self.speedup_over_best_peer,
         }

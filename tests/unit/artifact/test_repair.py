@@ -66,12 +66,12 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, space: Space, fallback: Space | Non
         monkeypatch.setattr(registry, "all_spaces", lambda kind: (*_all(kind), fallback))
 
 
-def _run(match: str, target: object = TARGET, **record: Record) -> dict[str, object]:
+def _run(match: str, record: Record | None = None) -> dict[str, object]:
     """Build and run a small model, expecting one warning; what is said of its product."""
     case = dense()
-    lookup = (lambda key: record["log"] if record and key == record["log"].task_key else None)
+    log = {} if record is None else {record.task_key: record}
     with pytest.warns(UserWarning, match=match) as caught:
-        exe = compile_module(case.mod, target, lookup)  # type: ignore[arg-type]
+        exe = compile_module(case.mod, TARGET, log.get)
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
     x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
     np.testing.assert_allclose(exe(x)[0], case.reference(x)[0], rtol=1e-4, atol=1e-4)
@@ -106,7 +106,7 @@ def test_a_record_that_fails_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) 
     decisions = {"good": 0, "number": 7}
     sch = schedule_with(Refused(0, last=True), task.func, TARGET.tvm, decisions)
     record = Record(task.key, task.name, "cpu.refused", decisions, trace_json(sch), times=(1e-6,))
-    product = _run("matmul: its schedule failed in code generation", log=record)
+    product = _run("matmul: its schedule failed in code generation", record)
     assert (product["source"], product["tuned"], product["seconds"]) == ("seed", False, None)
     sound = replace(record, decisions={"good": 1, "number": 7}, trace=trace_json(
         schedule_with(Refused(0, last=True), task.func, TARGET.tvm, {"good": 1, "number": 7})))
