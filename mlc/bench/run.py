@@ -115,7 +115,6 @@ class BenchResult:
         """The document of ``mlc bench --json``."""
         return {
             "model": self.model, "machine": self.machine, "threads": self.threads,
-            "target": self.target or None,
             "results": [result.to_json() for result in self.results],
             "speedup_over_best_peer": self.speedup_over_best_peer,
         }
