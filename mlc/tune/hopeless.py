@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mlc.errors import MeasureError
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
 
-__all__ = ["FIRST", "FirstResults"]
+__all__ = ["FIRST", "FirstResults", "HopelessRun"]
 
 #: candidates of a function that are measured at first while nothing has worked yet
 FIRST = 2
@@ -38,6 +39,10 @@ _KINDS = {
     "wrong": "this machine computes other numbers than the reference; try --target x86-64-v3, and report it",
     "run": "no candidate can be run or compared; `mlc doctor` looks at the installation",
 }
+
+
+class HopelessRun(MeasureError):
+    """The first candidates of several functions all failed alike."""
 
 
 class FirstResults:

@@ -9,7 +9,7 @@ from statistics import median
 
 from cost_model.gbt import RankingModel
 from cost_model.model import CostModel
-from mlc.errors import MeasureError, MlcError
+from mlc.errors import MlcError
 from mlc.graph.task import Task
 from mlc.log.record import Record
 from mlc.log.store import TuningLog
@@ -28,7 +28,7 @@ from mlc.tune.events import (
     TaskPlan,
     TaskStopped,
 )
-from mlc.tune.hopeless import FIRST, FirstResults
+from mlc.tune.hopeless import FIRST, FirstResults, HopelessRun
 from mlc.tune.journal import Journal
 from mlc.tune.learn import pretrained
 from mlc.tune.options import TuneOptions
@@ -69,7 +69,7 @@ def tune_tasks(
     begin near what ``experience`` found best for other tasks. ``graphs``, where the tasks are those of several graphs
     of one model, say how often each calls the task of which key; the budget then goes to those that may still become
     the fastest of all. A keyboard interrupt ends the run with what was found; no single candidate ever ends it. Raises
-    what the log or the measurer raise when they cannot go on at all, and :class:`mlc.errors.MeasureError` with the
+    what the log or the measurer raise when they cannot go on at all, and :class:`HopelessRun` with the
     likely cause where the first candidates of several tasks all fail alike; the log has them.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
@@ -120,7 +120,7 @@ class _Run:
         )
         self._emit(Finished(report))
         if self._first.hopeless:
-            raise MeasureError(self._first.diagnosis())
+            raise HopelessRun(self._first.diagnosis())
         return report
 
     # -- before
