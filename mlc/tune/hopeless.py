@@ -13,10 +13,10 @@ from mlc.errors import MeasureError
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
 
-__all__ = ["FIRST", "FirstResults", "HopelessRun"]
+__all__ = ["FirstResults", "HopelessRun"]
 
-#: candidates of a function that are measured at first while nothing has worked yet
-FIRST = 2
+#: candidates that are measured first of all; each that fails may cost a worker, which takes seconds to start
+_FIRST = 2
 #: failures, and functions that they are of where the model has so many, that are no chance any more
 _FAILURES, _FUNCTIONS = 4, 3
 _SIGNAL = re.compile(r"\bended with (SIG[A-Z]+|exit code -?\d+)")
@@ -62,6 +62,12 @@ class FirstResults:
         self._functions.add(function)
         alike = len({_kind(failure) for failure in self._failures}) <= 1
         self.open = self.open and alike and len(failures) == len(results)
+
+    def count(self, wanted: int) -> int:
+        """How many of ``wanted`` candidates to measure before it is looked at what became of them."""
+        if not self.open:
+            return wanted
+        return 1 if self._failures else min(_FIRST, wanted)
 
     def seen(self, function: str) -> bool:
         """Whether enough is known of a function as long as there are others."""

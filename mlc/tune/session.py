@@ -28,7 +28,7 @@ from mlc.tune.events import (
     TaskPlan,
     TaskStopped,
 )
-from mlc.tune.hopeless import FIRST, FirstResults, HopelessRun
+from mlc.tune.hopeless import FirstResults, HopelessRun
 from mlc.tune.journal import Journal
 from mlc.tune.learn import pretrained
 from mlc.tune.options import TuneOptions
@@ -221,7 +221,7 @@ class _Run:
 
         The results so far, and how many of them were trials.
         """
-        count = FIRST if self._first.open else len(candidates)
+        count = self._first.count(len(candidates))
         results, trials = self._measure(search, candidates[:count])
         self._first.note(search.task.key, results)
         if len(results) < len(candidates) and not self._first.open:
