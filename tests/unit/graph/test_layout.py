@@ -153,7 +153,7 @@ def test_a_depthwise_layer_alone_is_blocked_only_where_its_vectors_pay_for_that(
     shape = (1, channels, size, size)
     alone = network(shape, lambda bb, x: _conv(bb, x, channels, kernel, **attrs))
     between = network(
-        shape, lambda bb, x: _conv(bb, _conv(bb, _conv(bb, x, channels, 1), channels, kernel, **attrs), channels, 1)
+        shape, lambda bb, x: _conv(bb, _conv(bb, _conv(bb, x, channels, 3), channels, kernel, **attrs), channels, 3)
     )
     layouts = BlockedLayouts(resolve(target, threads=2))
     assert ("relax.nn.conv2d" in _operators(layouts(alone))) == (stride == 1)
