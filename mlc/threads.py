@@ -4,17 +4,27 @@ TVM's pool takes half of the visible cores on x86, since it assumes hyper-thread
 other libraries start afterwards (OpenBLAS under numpy) inherit the main thread's mask and then share its core: the
 same GEMM ran at half its speed after one ``numpy.matmul``. Both are settled by the environment, which the pool reads
 when the first parallel loop runs.
+
+TVM has a pool for every thread that calls compiled code. When such a thread ends, its pool's workers spin on for a
+while, so a service with a thread a request drowns in them; and where such a thread forks, the child has a pool without
+workers, for which a call, and even the end of the process, waits for ever. So a model runs in threads of this module,
+through :func:`call`: they are few, they are used again, and none of them ever forks.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any, ParamSpec, TypeVar, cast
 
 from mlc.config import physical_cores
 
-__all__ = ["configure", "environment"]
+__all__ = ["call", "configure", "environment"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def environment(threads: int) -> Mapping[str, str]:
@@ -51,3 +61,90 @@ def _pool(threads: int) -> tuple[Callable[[int, int], None], Callable[[], int]]:
         for name, value in environment(max(threads, physical_cores())).items():
             os.environ.setdefault(name, value)
     return _functions()
+
+
+def call(count: int, function: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+    """``function(...)`` in a thread that has ``count`` threads for compiled code; its result or what it raises.
+
+    Getting there and back takes 10 us. As many calls go on at a time as the machine has CPUs (but at least two); others
+    wait for their turn. Ctrl-C is heard when the function has ended. A forked child has threads of its own.
+    """
+    return cast(_T, _callers.run(lambda: _configured(count, lambda: function(*arguments, **named))))
+
+
+def _configured(count: int, function: Callable[[], Any]) -> Any:
+    configure(count)
+    return function()
+
+
+class _Caller:
+    """A thread that does one job at a time. Two bare locks make the hand-over five times as fast as a future."""
+
+    def __init__(self) -> None:
+        self._job: Callable[[], Any] | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._wanted, self._done = threading.Lock(), threading.Lock()
+        self._wanted.acquire()
+        self._done.acquire()
+        threading.Thread(target=self._serve, name="mlc-caller", daemon=True).start()
+
+    def run(self, job: Callable[[], Any]) -> Any:
+        self._job = job
+        self._wanted.release()
+        interrupted = self._wait()
+        result, error = self._result, self._error
+        self._result = self._error = None  # the arrays are the caller's alone
+        if interrupted is not None or error is not None:
+            raise interrupted or error  # type: ignore[misc]
+        return result
+
+    def _wait(self) -> BaseException | None:
+        """Until the job is done, whatever signal handlers raise meanwhile: its arrays are in use."""
+        interrupted = None
+        while True:
+            try:
+                self._done.acquire()
+                return interrupted
+            except BaseException as error:
+                interrupted = error
+
+    def _serve(self) -> None:
+        while True:
+            self._wanted.acquire()
+            assert self._job is not None
+            try:
+                self._result = self._job()
+            except BaseException as error:
+                self._error = error
+            self._job = None
+            self._done.release()
+
+
+class _Callers:
+    """Threads that call; the one that was busy last, whose workers may still spin, is taken first."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(max(2, os.cpu_count() or 1))
+        self._idle: list[_Caller] = []
+
+    def run(self, job: Callable[[], Any]) -> Any:
+        with self._free:
+            try:
+                caller = self._idle.pop()
+            except IndexError:
+                caller = _Caller()
+            try:
+                return caller.run(job)
+            finally:
+                self._idle.append(caller)
+
+
+def _renew() -> None:
+    global _callers
+    _callers = _Callers()
+
+
+_callers = _Callers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
