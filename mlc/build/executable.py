@@ -33,8 +33,8 @@ class Executable:
     """A compiled model. ``exe(*arrays, **named)`` runs it; inputs come by position, by name, or both.
 
     Names that are no Python identifiers go through a dictionary: ``exe(**{"input.1": x})``. Several threads may
-    call it; they take turns, and so may forked processes, each on its own. ``metadata`` is what the artifact says of itself: name, target, threads, versions, and
-    under ``functions`` what each tensor function was made of.
+    call it; they take turns. A forked process may too. ``metadata`` is what the artifact says of itself: name, target,
+    threads, versions, and under ``functions`` what each tensor function was made of.
     """
 
     def __init__(
