@@ -21,15 +21,16 @@ class WorkerProcess:
 
     Plain pipes and no shared locks: a worker that is killed at any moment leaves nothing behind for the others.
     It runs in a session of its own, so that Ctrl-C reaches the parent alone, and it ends by itself when its parent
-    is gone: between jobs by the end of its input, within a job by its own alarm.
+    is gone: between jobs by the end of its input, within a job by its own alarm. Its temporary files are in ``folder``,
+    which it removes if the parent could not.
     """
 
-    def __init__(self, threads_each: int) -> None:
+    def __init__(self, threads_each: int, folder: Path) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
         self._process = subprocess.Popen(
-            children.command("mlc.measure.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            children.command("mlc.measure.worker", str(folder)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._stderr, start_new_session=True, bufsize=0,
-            env=children.environment(**threads.environment(threads_each)),
+            env=children.environment(**threads.environment(threads_each), TMPDIR=str(folder)),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
