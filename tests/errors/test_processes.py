@@ -69,12 +69,12 @@ def tuner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[ps
     onnx.save(two_layers(3)[0], tmp_path / "model.onnx")
     folder = tmp_path / "temporary"
     folder.mkdir()
-    command = children.command("mlc.cli.main", "tune", str(tmp_path / "model.onnx"), "--trials", "100000", "--log",
-                               str(tmp_path / "log.db"))
+    command = children.command("mlc.cli.main", "tune", str(tmp_path / "model.onnx"), "--trials", "100000",
+                               "--no-substitutions", "--log", str(tmp_path / "log.db"))
     process = subprocess.Popen(command, env=children.environment(TMPDIR=str(folder)), text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        _wait_for(lambda: any(path.is_dir() for path in folder.glob("mlc-measure-*/*")) or process.poll() is not None)
+        _wait_for(lambda: any(folder.glob("mlc-measure-*/*")) or process.poll() is not None)
         yield process, folder, psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
