@@ -84,13 +84,14 @@ class _Caller:
         self._job: Callable[[], Any] | None = None
         self._result: Any = None
         self._error: BaseException | None = None
+        self.idle = True
         self._wanted, self._done = threading.Lock(), threading.Lock()
         self._wanted.acquire()
         self._done.acquire()
         threading.Thread(target=self._serve, name="mlc-caller", daemon=True).start()
 
     def run(self, job: Callable[[], Any]) -> Any:
-        self._job = job
+        self._job, self.idle = job, False
         self._wanted.release()
         interrupted = self._wait()
         result, error = self._result, self._error
@@ -102,12 +103,12 @@ class _Caller:
     def _wait(self) -> BaseException | None:
         """Until the job is done, whatever signal handlers raise meanwhile: its arrays are in use."""
         interrupted = None
-        while True:
+        while not self.idle:  # not the lock alone: a handler may raise when it has just been taken
             try:
                 self._done.acquire()
-                return interrupted
             except BaseException as error:
                 interrupted = error
+        return interrupted
 
     def _serve(self) -> None:
         while True:
@@ -117,8 +118,9 @@ class _Caller:
                 self._result = self._job()
             except BaseException as error:
                 self._error = error
-            self._job = None
-            self._done.release()
+            self._job, self.idle = None, True
+            if self._done.locked():
+                self._done.release()
 
 
 class _Callers:
@@ -137,7 +139,8 @@ class _Callers:
             try:
                 return caller.run(job)
             finally:
-                self._idle.append(caller)
+                if caller.idle:
+                    self._idle.append(caller)
 
 
 def _renew() -> None:
