@@ -7,16 +7,20 @@ when the first parallel loop runs.
 
 TVM has a pool for every thread that calls compiled code. When such a thread ends, its pool's workers spin on for a
 while, so a service with a thread a request drowns in them; and where such a thread forks, the child has a pool without
-workers, for which a call, and even the end of the process, waits for ever. So a model runs in threads of this module,
-through :func:`call`: they are few, they are used again, and none of them ever forks.
+workers, for which a call, and even the end of the process, waits for ever. So :func:`call` runs a model in the main
+thread, whose pool is emptied before it forks, or hands it to threads of this module: they are few, they are used
+again, and none of them ever forks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from mlc.config import physical_cores
@@ -66,9 +70,14 @@ def _pool(threads: int) -> tuple[Callable[[int, int], None], Callable[[], int]]:
 def call(count: int, function: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
     """``function(...)`` in a thread that has ``count`` threads for compiled code; its result or what it raises.
 
-    Getting there and back takes 10 us. As many calls go on at a time as the machine has CPUs (but at least two); others
-    wait for their turn. Ctrl-C is heard when the function has ended. A forked child has threads of its own.
+    The main thread calls by itself; from others it takes 10 us to get there and back. As many of those calls go on at
+    a time as the machine has CPUs (but at least two); others wait for their turn. Ctrl-C is heard when the function has
+    ended. A forked child has threads of its own.
     """
+    if threading.get_ident() == _main.ident and _pools() is not None:
+        _main.called = True
+        configure(count)
+        return function(*arguments, **named)
     return cast(_T, _callers.run(lambda: _configured(count, lambda: function(*arguments, **named))))
 
 
@@ -143,11 +152,55 @@ class _Callers:
                     self._idle.append(caller)
 
 
-def _renew() -> None:
+@cache
+def _pools() -> tuple[Callable[[int], None], Callable[[], None]] | None:
+    """TVM's ``SetMaxConcurrency`` and ``ResetThreadPool``, of the calling thread's pool: C++ functions that it exports
+    without a name in its registry. None where they cannot be found."""
+    spec = find_spec("tvm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        try:
+            library = ctypes.CDLL(str(Path(folder) / "lib" / "libtvm_runtime.so"))
+            limit = library["_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"]
+            reset = library["_ZN3tvm7runtime9threading15ResetThreadPoolEv"]
+        except (OSError, AttributeError):
+            continue
+        limit.argtypes, limit.restype, reset.argtypes, reset.restype = [ctypes.c_int], None, [], None
+        return limit, reset
+    return None
+
+
+class _MainThread:
+    """The thread that calls by itself. Its pool has no workers while it forks: the child could not end them."""
+
+    def __init__(self) -> None:
+        self.ident = threading.main_thread().ident
+        self.called = self._emptied = False
+
+    def empty(self) -> None:
+        """Before a fork: end the workers of the pool, if the main thread forks and has called."""
+        pools = _pools()
+        if self.called and threading.get_ident() == self.ident and pools is not None:
+            limit, reset = pools
+            limit(1)  # the caller counts as one
+            reset()
+            limit(0)
+            self._emptied = True
+
+    def refill(self) -> None:
+        """After it, in the parent and in the child, whose main thread is the one that forked."""
+        pools, self.ident = _pools(), threading.main_thread().ident
+        if self._emptied and pools is not None:
+            pools[1]()
+            _reached.clear()
+        self._emptied = False
+
+
+def _after_fork() -> None:
     global _callers
     _callers = _Callers()
+    _main.refill()
 
 
-_callers = _Callers()
+_callers, _main = _Callers(), _MainThread()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=_main.empty, after_in_parent=_main.refill, after_in_child=_after_fork)
