@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import tvm
@@ -26,7 +28,32 @@ _SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has deci
 _TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
+#: held by whoever compiles or tunes: TVM's builders keep their scopes in class variables, which all threads share
+_turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # in a forked child nobody would ever release the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
+
+
+def _in_turn(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    @wraps(function)
+    def waiting(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with _turn:
+            return function(*args, **kwargs)
+
+    return waiting
+
+
+@_in_turn
 def compile(
     model: Any,
     target: str | Target = "native",
@@ -55,6 +82,8 @@ def compile(
     Proved rules (``mlc rules list``) may make another graph of the model where a tuning run has decided for one, or the
     log or an estimate says that it is clearly faster; ``substitutions=False`` keeps the model's own graph, and None
     leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
+
+    Any thread may compile or tune; the threads of a process take turns, whereas compiled models run meanwhile.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
     ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM). A function whose
@@ -85,6 +114,7 @@ def compile(
         return built(reader)
 
 
+@_in_turn
 def tune(
     model: Any,
     target: str | Target = "native",

@@ -4,17 +4,31 @@ TVM's pool takes half of the visible cores on x86, since it assumes hyper-thread
 other libraries start afterwards (OpenBLAS under numpy) inherit the main thread's mask and then share its core: the
 same GEMM ran at half its speed after one ``numpy.matmul``. Both are settled by the environment, which the pool reads
 when the first parallel loop runs.
+
+TVM has a pool for every thread that calls compiled code. When such a thread ends, its pool's workers spin on for a
+while, so a service with a thread a request drowns in them; and where such a thread forks, the child has a pool without
+workers, for which a call, and even the end of the process, waits for ever. So :func:`call` runs a model in the main
+thread, whose pool is emptied before it forks, or hands it to threads of this module: they are few, they are used
+again, and none of them ever forks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 from mlc.config import physical_cores
 
-__all__ = ["configure", "environment"]
+__all__ = ["call", "configure", "environment"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def environment(threads: int) -> Mapping[str, str]:
@@ -51,3 +65,142 @@ def _pool(threads: int) -> tuple[Callable[[int, int], None], Callable[[], int]]:
         for name, value in environment(max(threads, physical_cores())).items():
             os.environ.setdefault(name, value)
     return _functions()
+
+
+def call(count: int, function: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+    """``function(...)`` in a thread that has ``count`` threads for compiled code; its result or what it raises.
+
+    The main thread calls by itself; from others it takes 10 us to get there and back. As many of those calls go on at
+    a time as the machine has CPUs (but at least two); others wait for their turn. Ctrl-C is heard when the function has
+    ended. A forked child has threads of its own.
+    """
+    if threading.get_ident() == _main.ident and _pools() is not None:
+        _main.called = True
+        configure(count)
+        return function(*arguments, **named)
+    return cast(_T, _callers.run(lambda: _configured(count, lambda: function(*arguments, **named))))
+
+
+def _configured(count: int, function: Callable[[], Any]) -> Any:
+    configure(count)
+    return function()
+
+
+class _Caller:
+    """A thread that does one job at a time. Two bare locks make the hand-over five times as fast as a future."""
+
+    def __init__(self) -> None:
+        self._job: Callable[[], Any] | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.idle = True
+        self._wanted, self._done = threading.Lock(), threading.Lock()
+        self._wanted.acquire()
+        self._done.acquire()
+        threading.Thread(target=self._serve, name="mlc-caller", daemon=True).start()
+
+    def run(self, job: Callable[[], Any]) -> Any:
+        self._job, self.idle = job, False
+        self._wanted.release()
+        interrupted = self._wait()
+        result, error = self._result, self._error
+        self._result = self._error = None  # the arrays are the caller's alone
+        if interrupted is not None or error is not None:
+            raise interrupted or error  # type: ignore[misc]
+        return result
+
+    def _wait(self) -> BaseException | None:
+        """Until the job is done, whatever signal handlers raise meanwhile: its arrays are in use."""
+        interrupted = None
+        while not self.idle:  # not the lock alone: a handler may raise when it has just been taken
+            try:
+                self._done.acquire()
+            except BaseException as error:
+                interrupted = error
+        return interrupted
+
+    def _serve(self) -> None:
+        while True:
+            self._wanted.acquire()
+            assert self._job is not None
+            try:
+                self._result = self._job()
+            except BaseException as error:
+                self._error = error
+            self._job, self.idle = None, True
+            if self._done.locked():
+                self._done.release()
+
+
+class _Callers:
+    """Threads that call; the one that was busy last, whose workers may still spin, is taken first."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(max(2, os.cpu_count() or 1))
+        self._idle: list[_Caller] = []
+
+    def run(self, job: Callable[[], Any]) -> Any:
+        with self._free:
+            try:
+                caller = self._idle.pop()
+            except IndexError:
+                caller = _Caller()
+            try:
+                return caller.run(job)
+            finally:
+                if caller.idle:
+                    self._idle.append(caller)
+
+
+@cache
+def _pools() -> tuple[Callable[[int], None], Callable[[], None]] | None:
+    """TVM's ``SetMaxConcurrency`` and ``ResetThreadPool``, of the calling thread's pool: C++ functions that it exports
+    without a name in its registry. None where they cannot be found."""
+    spec = find_spec("tvm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        try:
+            library = ctypes.CDLL(str(Path(folder) / "lib" / "libtvm_runtime.so"))
+            limit = library["_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"]
+            reset = library["_ZN3tvm7runtime9threading15ResetThreadPoolEv"]
+        except (OSError, AttributeError):
+            continue
+        limit.argtypes, limit.restype, reset.argtypes, reset.restype = [ctypes.c_int], None, [], None
+        return limit, reset
+    return None
+
+
+class _MainThread:
+    """The thread that calls by itself. Its pool has no workers while it forks: the child could not end them."""
+
+    def __init__(self) -> None:
+        self.ident = threading.main_thread().ident
+        self.called = self._emptied = False
+
+    def empty(self) -> None:
+        """Before a fork: end the workers of the pool, if the main thread forks and has called."""
+        pools = _pools()
+        if self.called and threading.get_ident() == self.ident and pools is not None:
+            limit, reset = pools
+            limit(1)  # the caller counts as one
+            reset()
+            limit(0)
+            self._emptied = True
+
+    def refill(self) -> None:
+        """After it, in the parent and in the child, whose main thread is the one that forked."""
+        pools, self.ident = _pools(), threading.main_thread().ident
+        if self._emptied and pools is not None:
+            pools[1]()
+            _reached.clear()
+        self._emptied = False
+
+
+def _after_fork() -> None:
+    global _callers
+    _callers = _Callers()
+    _main.refill()
+
+
+_callers, _main = _Callers(), _MainThread()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_main.empty, after_in_parent=_main.refill, after_in_child=_after_fork)

@@ -9,12 +9,12 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from mlc import children
 from mlc.measure.rest import wait_for_rest
 
 __all__ = ["Worker", "WorkerFailed"]
@@ -31,9 +31,9 @@ class Worker:
         # File, not pipe: nobody drains it, and its tail explains a crash.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (close ends it)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlc.bench.worker"],
+            children.command("mlc.bench.worker"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, **environment},
+            env=children.environment(**environment),
             start_new_session=True,  # so that closing it takes its own children (a tuner's) along
         )
 

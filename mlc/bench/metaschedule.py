@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from mlc import children
 from mlc.errors import BuildError
 
 __all__ = ["main", "tune"]
@@ -32,8 +33,9 @@ def tune(mod: Any, attributes: str, folder: Path, seconds: float) -> int:
     import tvm
 
     (folder / "module.json").write_text(tvm.ir.save_json(mod))
-    command = [sys.executable, "-m", "mlc.bench.metaschedule", str(folder), attributes]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    command = children.command("mlc.bench.metaschedule", str(folder), attributes)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                               env=children.environment())
     try:
         if not _wait_for_ready(process, time.monotonic() + _START_TIMEOUT):
             raise BuildError(f"MetaSchedule must start, but its process ended with {process.poll()}; see its output")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import tvm
@@ -36,6 +38,9 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.AttachGlobalSymbol(),
 )
 
+#: what TVM's export calls them: tensor functions of one target or two, and the calls between them
+_OBJECTS = ("lib0.o", "lib1.o", "devc.o")
+
 
 def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Plan the memory of ``main`` and lower it to calls of the virtual machine; raises :class:`BuildError`."""
@@ -57,7 +62,7 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
     find_linker()  # says what is missing before minutes are spent
     if target.kind == "cuda":
         mod = _with_legal_names(mod)
-    with _code_generation(target), tempfile.TemporaryDirectory(prefix="mlc-build-") as folder:
+    with _code_generation(target):
         try:
             executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline=_pipeline(target))
         except MlcError:
@@ -65,15 +70,16 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
         except Exception as error:
             raise CodeGenerationError(f"the module must compile for {target.canonical}, but TVM refused it: "
                                       f"{last_line(error)}; MLC_DUMP_DIR=DIR writes what it was given") from error
-        path = Path(folder, "code.so")
         try:
-            executable.export_library(str(path), fcompile=link_shared, workspace_dir=folder)
+            return _linked(executable)
         except MlcError:
             raise
+        except OSError as error:
+            raise BuildError(f"the compiled code must fit into the folder for temporary files, but {error}; make room, "
+                             "or name another folder in TMPDIR") from error
         except Exception as error:
             raise BuildError(f"the code for {target.canonical} must be written as a library, but that failed: "
                              f"{last_line(error)}") from error
-        return path.read_bytes()
 
 
 def refusal(func: tirx.PrimFunc, target: Target) -> str:
@@ -86,6 +92,31 @@ def refusal(func: tirx.PrimFunc, target: Target) -> str:
     except Exception as error:
         return last_line(error)
     return ""
+
+
+def _linked(executable: relax.VMExecutable) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="mlc-build-") as folder, _objects_in_memory(Path(folder)) as files:
+        path = Path(folder, "code.so")
+        executable.export_library(str(path), fcompile=partial(link_shared, files=files), workspace_dir=folder)
+        return path.read_bytes()
+
+
+@contextmanager
+def _objects_in_memory(folder: Path) -> Iterator[Sequence[int]]:
+    """The object files that TVM will write into ``folder`` as links to files in memory, where the system has such.
+
+    LLVM ends the whole process where an object file finds no room. Yields the descriptors that a linker must inherit.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield ()
+        return
+    with ExitStack() as stack:
+        files = []
+        for name in _OBJECTS:
+            files.append(os.memfd_create(name))
+            stack.callback(os.close, files[-1])
+            Path(folder, name).symlink_to(f"/proc/self/fd/{files[-1]}")
+        yield files
 
 
 def _pipeline(target: Target) -> str:

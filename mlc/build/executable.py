@@ -7,6 +7,7 @@ import platform
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ class Executable:
     """A compiled model. ``exe(*arrays, **named)`` runs it; inputs come by position, by name, or both.
 
     Names that are no Python identifiers go through a dictionary: ``exe(**{"input.1": x})``. Several threads may
-    call it; they take turns. ``metadata`` is what the artifact says of itself: name, target, threads, versions, and
-    under ``functions`` what each tensor function was made of.
+    call it; they take turns. A forked process may too. ``metadata`` is what the artifact says of itself: name, target,
+    threads, versions, and under ``functions`` what each tensor function was made of.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Executable:
         self._slots = [InputSlot(spec) for spec in self.inputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._machine: Any = None
+        _living.add(self)
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the model; the outputs, in the model's order, are the caller's own.
@@ -60,8 +62,7 @@ class Executable:
         values = arrays if not named and len(arrays) == len(self.inputs) else in_order(self.inputs, arrays, named)
         with self._lock:
             main, place = self._running or self._start()
-            threads.configure(self._threads)
-            return self._collected(main(*self._tensors(values, place)), place)
+            return self._collected(threads.call(self._threads, main, *self._tensors(values, place)), place)
 
     def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
@@ -71,12 +72,8 @@ class Executable:
         values = in_order(self.inputs, arrays, named)
         with self._lock:
             main, place = self._running or self._start()
-            threads.configure(self._threads)
             tensors = self._tensors(values, place)
-            for _ in range(warmup):
-                main(*tensors)
-            place.synchronise()
-            return tuple(_seconds(main, tensors, place) for _ in range(repeats))
+            return threads.call(self._threads, _times, main, tensors, place, warmup, repeats)
 
     def profile(self, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
         """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
@@ -89,9 +86,8 @@ class Executable:
             machine, main = self.machine(place)  # one of its own, since what watches cannot be taken out again
             watch = Stopwatch([entry["symbol"] for entry in self.metadata["functions"]], place.synchronise)
             machine["set_instrument"](watch)
-            threads.configure(self._threads)
             tensors = self._tensors(values, place)
-            return watch.medians(lambda: main(*tensors), repeats)
+            return threads.call(self._threads, watch.medians, lambda: main(*tensors), repeats)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
@@ -108,6 +104,11 @@ class Executable:
         self._machine, main = self.machine(place)  # kept, since `main` does not keep it
         self._running = main, place
         return self._running
+
+    def _forked(self) -> None:
+        """In a forked child: what another thread was running will never end, so its machine and lock are left."""
+        if self._lock.locked():
+            self._lock, self._running = threading.Lock(), None
 
     def machine(self, place: Place) -> tuple[Any, Callable[..., Any]]:
         """A new virtual machine for the code, and its ``main`` with the weights bound.
@@ -143,6 +144,27 @@ class Executable:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
         arrays = map(place.left, tensors)
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+
+
+_living: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for exe in list(_living):
+        exe._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _times(
+    main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int
+) -> tuple[float, ...]:
+    for _ in range(warmup):
+        main(*tensors)
+    place.synchronise()
+    return tuple(_seconds(main, tensors, place) for _ in range(repeats))
 
 
 def _seconds(main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:

@@ -35,10 +35,16 @@ def find_linker() -> list[str]:
     )
 
 
-def link_shared(output: str, objects: Sequence[str], **_: object) -> None:
-    """Link ``objects`` into the shared library ``output``; raises :class:`BuildError` with the linker's last line."""
+def link_shared(output: str, objects: Sequence[str], *, files: Sequence[int] = (), **_: object) -> None:
+    """Link ``objects`` into the shared library ``output``; raises :class:`BuildError` with the linker's last words.
+
+    ``files`` are descriptors that the linker inherits.
+    """
     command = [*find_linker(), "-shared", "-o", str(output), *map(str, objects)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
+                          pass_fds=files)
     if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-        raise BuildError(f"{command[0]} must link the compiled code, but it refused: {lines[-1].strip()}")
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith("collect2:")] or lines  # which only says that ld failed
+        reason = lines[-1] if lines else f"exit status {done.returncode}"
+        raise BuildError(f"{command[0]} must link the compiled code, but it refused: {reason}")

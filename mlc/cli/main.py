@@ -1,7 +1,7 @@
 """The ``mlc`` command: parse, dispatch, and turn every outcome into an exit code.
 
-0 is success, 2 a usage error, 1 any other failure. Errors are one line on standard error; with ``--json`` the
-same line is also the document on standard output, so that a script always has one to read.
+0 is success, 2 a usage error, 1 any other failure, 143 an end by SIGTERM. Errors are one line on standard error; with
+``--json`` the same line is also the document on standard output, so that a script always has one to read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from mlc.cli import bench, compile, doctor, log, rules, run, targets, tune
@@ -61,7 +64,29 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; no error leaves it."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return finish(lambda: _dispatch(words), as_json="--json" in words, debug="--debug" in words)
+    terminated: list[int] = []
+    with _orderly_end(terminated):
+        code = finish(lambda: _dispatch(words), as_json="--json" in words, debug="--debug" in words)
+    return 128 + terminated[0] if terminated else code
+
+
+@contextmanager
+def _orderly_end(received: list[int]) -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that workers and temporary files are gone, and is noted."""
+    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+        yield
+        return
+
+    def terminate(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # another one must not end the tidying up
+        received.append(number)
+        raise KeyboardInterrupt("terminated")
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def finish(run: Callable[[], Outcome | None], *, as_json: bool = False, debug: bool = False) -> int:

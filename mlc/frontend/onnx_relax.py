@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
@@ -42,8 +44,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
 
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
     importer: Any = None
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # renamed inputs: our specifications keep the model's names
+    with _quiet():
         try:
             importer = _importer_class()(graph.used_constants())
             mod = importer.from_onnx(proto, graph.opset)
@@ -55,6 +56,38 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
                 raise
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
     return fold_shapes(mod)
+
+
+class _Muted(threading.local):
+    """Whether this thread imports a model of ours; standard output and warning filters are everybody's."""
+
+    now = False
+
+
+_muted = _Muted()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the importer's prints, and its warnings of renamed inputs: our specifications keep the model's names."""
+    _mute_importer()
+    _muted.now = True
+    try:
+        yield
+    finally:
+        _muted.now = False
+
+
+@cache
+def _mute_importer() -> None:
+    """What TVM's importer calls to print and to warn does nothing in threads that :func:`_quiet` is about."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    def unless_muted(function: Callable[..., None]) -> Callable[..., None]:
+        return lambda *words, **options: None if _muted.now else function(*words, **options)
+
+    onnx_frontend.print = unless_muted(print)
+    onnx_frontend.warnings = SimpleNamespace(warn=unless_muted(warnings.warn))
 
 
 def _importer_class() -> Any:

@@ -95,7 +95,7 @@ class LocalMeasurer:
         self.options = options
         self._folder = Path(tempfile.mkdtemp(prefix="mlc-measure-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._pool = Pool(workers, options.threads)
+        self._pool = Pool(workers, options.threads, self._folder)
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._batches = 0

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlc.errors import MeasureError
 from mlc.measure.process import WorkerProcess
@@ -30,14 +31,17 @@ class Job:
 
 
 class Pool:
-    """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed."""
+    """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed.
 
-    def __init__(self, size: int, threads_each: int) -> None:
-        self._threads_each = threads_each
+    ``folder`` is where they have their temporary files.
+    """
+
+    def __init__(self, size: int, threads_each: int, folder: Path) -> None:
+        self._threads_each, self._folder = threads_each, folder
         self._slots: list[WorkerProcess | None] = []
         self._failed_starts = 0
         self._close = weakref.finalize(self, _kill_all, self._slots)
-        self._slots.extend(WorkerProcess(threads_each) for _ in range(size))
+        self._slots.extend(WorkerProcess(threads_each, folder) for _ in range(size))
 
     @property
     def closed(self) -> bool:
@@ -87,7 +91,7 @@ class Pool:
     def _worker(self, slot: int) -> WorkerProcess:
         worker = self._slots[slot]
         if worker is None:
-            worker = self._slots[slot] = WorkerProcess(self._threads_each)
+            worker = self._slots[slot] = WorkerProcess(self._threads_each, self._folder)
         return worker
 
     def _idle(self, slot: int) -> bool:

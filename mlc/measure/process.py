@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import IO
 
-from mlc import threads
+from mlc import children, threads
 from mlc.measure.protocol import Message, MessageReader, send
 
 __all__ = ["WorkerProcess"]
@@ -22,17 +21,16 @@ class WorkerProcess:
 
     Plain pipes and no shared locks: a worker that is killed at any moment leaves nothing behind for the others.
     It runs in a session of its own, so that Ctrl-C reaches the parent alone, and it ends by itself when its parent
-    is gone: between jobs by the end of its input, within a job by its own alarm.
+    is gone: between jobs by the end of its input, within a job by its own alarm. Its temporary files are in ``folder``,
+    which it removes if the parent could not.
     """
 
-    def __init__(self, threads_each: int) -> None:
+    def __init__(self, threads_each: int, folder: Path) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlc.measure.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            children.command("mlc.measure.worker", str(folder)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._stderr, start_new_session=True, bufsize=0,
-            env={**os.environ, **threads.environment(threads_each), "PYTHONPATH": path},
+            env=children.environment(**threads.environment(threads_each), TMPDIR=str(folder)),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

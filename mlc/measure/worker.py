@@ -1,4 +1,4 @@
-"""The worker's side: ``python -m mlc.measure.worker`` takes jobs from its parent until the pipe ends.
+"""The worker's side: ``python -m mlc.measure.worker FOLDER`` takes jobs from its parent until the pipe ends.
 
 A job is one of ``reference``, ``build``, ``run`` and ``interleave``; each gets exactly one answer. What a candidate
 does wrong in an orderly way is an answer; what it does otherwise ends the process, which the parent notices.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -24,8 +25,11 @@ __all__ = ["main"]
 _GRACE = 2.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
 
 
-def main() -> None:
-    """Serve jobs from standard input to standard output until the parent closes them."""
+def main(folder: str) -> None:
+    """Serve jobs from standard input to standard output until the parent closes them.
+
+    A parent that was killed has left ``folder`` behind, which is then removed; a living one kills its workers.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -48,7 +52,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             send(answers, answer)
     except Broken:
-        return
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _answer(bench: Workbench, job: Message) -> Message:
@@ -60,5 +64,5 @@ def _answer(bench: Workbench, job: Message) -> Message:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
     os._exit(0)  # candidates may have left threads and destructors behind that are better not run

@@ -1,0 +1,109 @@
+"""Processes of ours: what lies in the current folder is not imported, and what ends them leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import mlc
+from mlc import children
+from mlc.bench.client import Worker
+from mlc.measure import LocalMeasurer, MeasureOptions
+from tests.errors.test_service import two_layers
+
+HANG = 120.0  # seconds that nothing here comes near
+
+
+@pytest.fixture
+def strays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with files named like modules that our processes import."""
+    for name in ("resource", "tvm", "numpy", "pickle", "argparse", "json", "mlc"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('a stray {name}.py was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_measuring_worker_imports_nothing_from_the_current_folder(strays: Path) -> None:
+    with LocalMeasurer(MeasureOptions(threads=1), workers=1) as measurer:
+        measurer.wait_until_ready()
+
+
+def test_an_engines_worker_imports_nothing_from_the_current_folder(strays: Path) -> None:
+    worker = Worker({})
+    try:
+        assert worker.ask("nothing", timeout=HANG) is None
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("command", [
+    children.command("json.tool", "data.txt"),
+    [sys.executable, "-c", children._WITHOUT_CURRENT_FOLDER, "json.tool", "data.txt"],
+], ids=["this Python", "3.10"])
+def test_both_ways_to_start_python(command: list[str], strays: Path) -> None:
+    (strays / "data.txt").write_text('{"a": 1}')
+    done = subprocess.run(command, env=children.environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["{", '"a":', "1", "}"]
+
+
+def test_children_find_mlc_and_keep_what_the_user_put_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    found = children.environment(MORE="1")
+    assert found["PYTHONPATH"] == os.pathsep.join([str(Path(mlc.__file__).parents[1]), "/somewhere"])
+    assert found["MORE"] == "1"
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
+    """A tuning command at work, the folder for its temporary files, and its workers."""
+    import onnx
+
+    onnx.save(two_layers(3)[0], tmp_path / "model.onnx")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = children.command("mlc.cli.main", "tune", str(tmp_path / "model.onnx"), "--trials", "100000",
+                               "--no-substitutions", "--log", str(tmp_path / "log.db"))
+    process = subprocess.Popen(command, env=children.environment(TMPDIR=str(folder)), text=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        _wait_for(lambda: any(folder.glob("mlc-measure-*/*")) or process.poll() is not None)
+        yield process, folder, psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_for(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG
+    while not fact():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_tuner_that_is_ended_leaves_nothing(
+    number: signal.Signals, code: int, tuner: tuple[subprocess.Popen[str], Path, list[psutil.Process]]
+) -> None:
+    process, folder, workers = tuner
+    assert workers
+    process.send_signal(number)
+    assert process.wait(HANG) == code
+    if number == signal.SIGTERM:
+        assert not list(folder.iterdir())
+    _wait_for(lambda: not list(folder.iterdir()) and not any(worker.is_running() for worker in workers))
+
+
+def test_nothing_but_the_command_handles_sigterm() -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    from mlc.cli.main import main
+
+    assert main(["--version"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
