@@ -144,3 +144,70 @@ def test_saving_where_nothing_can_be_written(built: Path, tmp_path: Path) -> Non
     with pytest.raises(ArtifactError, match="must be writable") as caught:
         exe.save(tmp_path / "no" / "folder" / "model.so")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "order", "outputs"])
+def test_metadata_that_the_code_contradicts(built: Path, tmp_path: Path, change: str) -> None:
+    found = artifact.read(built)
+    weights, metadata = found.weights, json.loads(json.dumps(found.metadata))
+    match change:
+        case "shape":
+            metadata["weights"][0]["shape"].append(1)
+        case "dtype":
+            metadata["weights"][0]["dtype"] = "int32"
+        case "order":
+            metadata["weights"], weights = metadata["weights"][::-1], weights[::-1]
+        case "outputs":
+            metadata["outputs"][0]["shape"] = [24, 5]
+    path = tmp_path / "crafted.so"
+    artifact.write(path, found.code, metadata, weights)
+    with pytest.raises(ArtifactError, match=r"must (run on|return) what its metadata describes, but") as caught:
+        load(path)(np.zeros((5, 24), np.float32))
+    assert "\n" not in str(caught.value)
+
+
+def test_metadata_that_makes_no_sense(built: Path, tmp_path: Path) -> None:
+    message = _refused(_changed(built, tmp_path, threads="many"))
+    assert "must describe a compiled model: threads must be a whole number from 1 to 65536, got 'many'" in message
+
+
+@pytest.mark.parametrize("way", ["truncate", "overwrite"])
+def test_overwriting_a_loaded_file_changes_nothing(built: Path, tmp_path: Path, way: str) -> None:
+    """In a process of its own: a file that is still mapped would end it."""
+    path = tmp_path / "model.so"
+    shutil.copy(built, path)
+    code = (
+        "import sys, numpy as np, mlc\n"
+        "x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)\n"
+        "exe, later = mlc.load(sys.argv[1]), mlc.load(sys.argv[1])\n"
+        "(before,) = exe(x)\n"
+        "with open(sys.argv[1], 'r+b') as file:\n"
+        f"    {'file.truncate(100)' if way == 'truncate' else 'file.write(bytes(1 << 20))'}\n"
+        "assert all((e(x)[0] == before).all() for e in (exe, later))\n"
+        "exe.profile(x, repeats=1)\n"
+        "exe.save(sys.argv[1])\n"
+        "assert (mlc.load(sys.argv[1])(x)[0] == before).all()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_many_loads_in_one_process_are_not_mixed_up(tmp_path: Path) -> None:
+    paths = []
+    for size in (8, 16, 24):
+        paths.append(tmp_path / f"{size}.so")
+        compile_module(dense(size=size, seed=size).mod, resolve("native", threads=1)).save(paths[-1])
+    for path in paths * 3:
+        size = int(path.stem)
+        x = np.random.default_rng(0).standard_normal((5, size), dtype=np.float32)
+        np.testing.assert_allclose(load(path)(x)[0], dense(size=size, seed=size).reference(x)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_code_loads_where_there_are_no_files_in_memory(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_name: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
+    (expected,) = load(built)(x)
+    monkeypatch.setattr("os.memfd_create", refused)
+    np.testing.assert_array_equal(load(built)(x)[0], expected)

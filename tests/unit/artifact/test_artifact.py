@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlc.build import artifact
+from mlc.build.checksum import CHUNK, checksum, read_checked, sums
 from mlc.build.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
@@ -78,3 +79,70 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="must be writable, but No such file or directory; give another path"):
         artifact.write(tmp_path / "none" / "m.so", _elf(300), {"weights": []}, [])
+
+
+def test_only_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "m.so"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match="must be writable, but it is a folder, a device or a pipe"):
+        artifact.write(path, _elf(300), {"weights": []}, [])
+    assert stat.S_ISFIFO(path.stat().st_mode) and os.listdir(tmp_path) == ["m.so"]
+
+
+@pytest.mark.parametrize("total", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_chunks_have_checksums_however_they_are_written(total: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(total)
+    data = rng.bytes(total)
+    cuts = sorted({0, total, *(int(c) for c in rng.integers(0, total + 1, 5))})
+    pieces = [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    expected = [checksum(data[i : i + CHUNK]) for i in range(0, total, CHUNK)]
+    assert sums(pieces) == expected
+    path = tmp_path / "data"
+    path.write_bytes(b"before" + data)
+    with path.open("rb") as file:
+        into = np.empty(total, np.uint8)
+        assert read_checked(file.fileno(), 6, into, expected) is None and into.tobytes() == data
+        if total:
+            where = int(rng.integers(len(expected)))
+            wrong = [value ^ (i == where) for i, value in enumerate(expected)]
+            assert read_checked(file.fileno(), 6, into, wrong) == 6 + where * CHUNK
+            longer = np.empty(len(expected) * CHUNK + 1, np.uint8)
+            assert read_checked(file.fileno(), 6, longer, [*expected, 0]) is not None
+
+
+def test_every_byte_is_checked(tmp_path: Path) -> None:
+    """Not one of them may be another, wherever it is, padding included."""
+    table, arrays = _arrays()
+    path = tmp_path / "m.so"
+    artifact.write(path, _elf(300), {"name": "m", "weights": table}, arrays)
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([data[at] ^ 16]))
+        with pytest.raises(ArtifactError):
+            artifact.read(path)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(data[at : at + 1])
+    artifact.read(path)
+
+
+def test_weights_alone_may_be_taken_unchecked(tmp_path: Path) -> None:
+    table, arrays = _arrays()
+    path = tmp_path / "m.so"
+    artifact.write(path, _elf(300), {"name": "m", "weights": table}, arrays)
+    found, size = artifact.read(path), path.stat().st_size
+    for at, verified in ((size - 1, True), (299, False), (found.weights_at - 1, False)):
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+        if verified:
+            assert artifact.read(path, verify=False).weights[-1].tobytes() != found.weights[-1].tobytes()
+            with pytest.raises(ArtifactError, match="the weights in .* must match its checksum"):
+                artifact.read(path)
+        else:
+            with pytest.raises(ArtifactError, match="must match its checksum"):
+                artifact.read(path, verify=False)
+        data[at] ^= 1
+        path.write_bytes(data)
