@@ -101,7 +101,7 @@ class Executable:
         try:
             description.check_model(self.metadata)
         except ValueError as error:
-            raise ArtifactError(f"{self.metadata['name']} must be what a file can describe: {error}; name the model's "
+            raise ArtifactError(f"{self._name} must be what a file can describe: {error}; name the model's "
                                 "parts otherwise") from error
         artifact.write(Path(path), self._code, self.metadata, self._weights)
 
@@ -132,11 +132,15 @@ class Executable:
         except Exception as error:
             raise self._refused("load", error) from error
 
+    @property
+    def _name(self) -> str:
+        """The model's name, which may be any text, in one line."""
+        return " ".join(str(self.metadata["name"]).split())
+
     def _refused(self, what: str, error: Exception) -> ArtifactError:
         """Whatever TVM's runtime raises, in one line."""
-        name = " ".join(self.metadata["name"].split())
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return ArtifactError(f"the code of {name} must {what}, but TVM's runtime refused it: {lines[-1].strip()}; "
+        return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: {lines[-1].strip()}; "
                              "compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
@@ -168,7 +172,7 @@ class Executable:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
         arrays = [place.left(tensor) for tensor in tensors]
         if [(array.shape, array.dtype) for array in arrays] != self._results:
-            raise ArtifactError(f"{self.metadata['name']} must return what its metadata describes, but does not; "
+            raise ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
                                 "compile the model again")
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
 
@@ -191,8 +195,9 @@ def _module(code: bytes) -> Any:
     with _private_file() as file:
         file.write(code)
         file.flush()
-        _loaded.append(runtime.function("ffi.Module.load_from_file.so")(_name(file), "so"))
-    return _loaded[-1]
+        module = runtime.function("ffi.Module.load_from_file.so")(_name(file), "so")
+    _loaded.append(module)
+    return module
 
 
 def _private_file() -> IO[bytes]:

@@ -108,6 +108,10 @@ def _must(holds: bool, place: str, what: str, got: Any) -> None:
         raise ValueError(f"{place or 'it'} must be {what}, got {reprlib.repr(got)}")
 
 
+def _any_text(value: Any, place: str) -> None:
+    _must(isinstance(value, str), place, "text", value)
+
+
 def _text(value: Any, place: str) -> None:
     """Any text that can be written down; a lone surrogate cannot."""
     _must(isinstance(value, str) and not re.search("[\ud800-\udfff]", value), place, "text", value)
@@ -202,7 +206,7 @@ _FUNCTION = _fields({
     "tuned": _boolean,
 })
 _MODEL = _fields({
-    "name": _word, "inputs": _list_of(_fields(_TENSOR)), "outputs": _list_of(_fields({**_TENSOR, "aliased": _boolean})),
+    "name": _any_text, "inputs": _list_of(_fields(_TENSOR)), "outputs": _list_of(_fields({**_TENSOR, "aliased": _boolean})),
     "target": _word, "target_attrs": _text, "kind": _one_of("llvm", "cuda"), "threads": _whole(1, 1 << 16),
     "machine": _word, "features": _list_of(_word), "versions": _versions, "functions": _list_of(_FUNCTION),
 })

@@ -17,6 +17,7 @@ import numpy as np
 
 import mlc
 from mlc.build import runtime
+from mlc.build.features import host_flags
 from tests.damage.artifact_files import CONTENTS, Written, parts, some_range, whole
 from tests.damage.harness import Case, Outcome, main
 
@@ -113,9 +114,10 @@ def _rewritten(rng: Random) -> Outcome:
 
 
 def prepare() -> None:
-    """What every case needs, once; no compiled code runs in this process."""
+    """What every case needs, loaded once; no compiled code runs in this process."""
     whole(), parts(), _expected()
     runtime.function("runtime.NumThreads")
+    host_flags()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ def test_what_the_compiler_writes_is_taken(model: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("path", "value", "words"), [
-    (("name",), "two\nlines", "name must be printable text in one line"),
+    (("name",), None, "name must be text"),
+    (("target",), "llvm\nlines", "target must be printable text in one line"),
     (("inputs",), {}, "inputs must be a list"),
     (("inputs", 0), [], r"inputs\[0\] must be an object"),
     (("inputs", 0, "name"), "\ud800", r"inputs\[0\].name must be text"),
@@ -69,9 +70,9 @@ def test_names_are_distinct(model: dict[str, Any]) -> None:
     b"[" * 1_000_000, b'{"a": ' + b"9" * 5000 + b"}",
 ])
 def test_other_texts(text: bytes) -> None:
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError) as caught:
         metadata.parsed(text)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_metadata_may_not_be_endless() -> None:
@@ -106,7 +107,8 @@ def test_there_is_one_place_for_a_weight(second: dict[str, Any], words: str) -> 
 
 
 def test_every_chunk_has_its_checksum() -> None:
-    assert metadata.checked_sums({"code": [1], "weights": []}, {"code": 1, "weights": 0}) == {"code": [1], "weights": []}
+    sums: dict[str, list[int]] = {"code": [1], "weights": []}
+    assert metadata.checked_sums(sums, {"code": 1, "weights": 0}) == sums
     for value in (None, {"code": [1]}, {"code": [1, 2], "weights": []}, {"code": [1 << 64], "weights": []},
                   {"code": ["1"], "weights": []}):
         with pytest.raises(ValueError, match="checksums"):

@@ -58,7 +58,7 @@ def test_a_digit_that_changed_in_a_shipped_log_is_found(package: Path) -> None:
 
 def test_a_shipped_file_that_is_gone_is_told(package: Path) -> None:
     (package / "x86-64-v4" / "models.jsonl").unlink()
-    with pytest.raises(LogError, match="must be there, but .* is missing; reinstall mlc"):
+    with pytest.raises(LogError, match=r"must be there, but .* is missing; reinstall mlc"):
         shipped.shipped_records(TARGET)
 
 
