@@ -140,8 +140,8 @@ class Executable:
     def _refused(self, what: str, error: Exception) -> ArtifactError:
         """Whatever TVM's runtime raises, in one line."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: {lines[-1].strip()}; "
-                             "compile the model again")
+        return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: "
+                             f"{lines[-1].strip()}; compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
         tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
