@@ -207,6 +207,7 @@ _FUNCTION = _fields({
 })
 _MODEL = _fields({
     "name": _any_text, "inputs": _list_of(_fields(_TENSOR)),
-    "outputs": _list_of(_fields({**_TENSOR, "aliased": _boolean})), "target": _word, "target_attrs": _text, "kind": _one_of("llvm", "cuda"), "threads": _whole(1, 1 << 16),
+    "outputs": _list_of(_fields({**_TENSOR, "aliased": _boolean})),
+    "target": _word, "target_attrs": _text, "kind": _one_of("llvm", "cuda"), "threads": _whole(1, 1 << 16),
     "machine": _word, "features": _list_of(_word), "versions": _versions, "functions": _list_of(_FUNCTION),
 })
