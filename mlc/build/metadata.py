@@ -17,8 +17,9 @@ from mlc.frontend.model import ARRAY_TYPES
 
 __all__ = ["MOST_BYTES", "check_model", "checked_sums", "encoded", "parsed", "payload_bytes"]
 
-#: no model comes near; below, what JSON makes of the text fits into two gigabytes
-MOST_BYTES = 32 << 20
+#: no model comes near; text within both is read in about a second, whatever is in it
+MOST_BYTES = 8 << 20
+_MOST_LISTS = 1 << 18
 _MOST_ELEMENTS = 1 << 48
 _MOST_DIMENSIONS = 64
 #: names of element types; the number is the bits of one
@@ -32,11 +33,14 @@ def encoded(metadata: Mapping[str, Any]) -> bytes:
     """Metadata as text for :func:`parsed`."""
     text = json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
     _must(len(text) <= MOST_BYTES, "its text", f"at most {MOST_BYTES} bytes long", len(text))
+    parsed(text)
     return text
 
 
 def parsed(text: bytes) -> dict[str, Any]:
     """A JSON object of finite numbers, without two values under one name."""
+    lists = text.count(b"[") + text.count(b"{")
+    _must(lists <= _MOST_LISTS, "its text", f"of at most {_MOST_LISTS} lists and objects", lists)
     try:
         found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except RecursionError:

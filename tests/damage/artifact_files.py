@@ -290,7 +290,9 @@ def _text_of_any_kind(rng: Random) -> bytes:
     """Metadata that is no JSON object of the usual kind, under its right checksum."""
     usual = json.dumps(_metadata())
     text = rng.choice((
-        "", "{}", "[]", "null", "0", '"text"', "[" * 200_000, '{"a":' * 100_000, "[" + "[]," * 3_000_000 + "[]]",
+        "", "{}", "[]", "null", "0", '"text"', "[" * 200_000, '{"a":' * 100_000, "[" + "[]," * 2_500_000 + "[]]",
+        "[" + "[]," * 100_000 + "[]]", "[" + "0.5," * 1_900_000 + "0]", "[" + '"ab",' * 1_400_000 + "0]",
+        "{" + ",".join(f'"{i}":0' for i in range(700_000)) + "}",
         usual[:-1], usual + "}", usual.replace("{", '{"a":1,"a":2,', 1),
         usual.replace('"threads": 1', '"threads": NaN'),
         usual.replace('"threads": 1', '"threads": 1e999'), usual.replace('"threads": 1', '"threads": ' + "9" * 9000),
