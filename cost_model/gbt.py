@@ -141,14 +141,18 @@ class RankingModel:
                 fields = {name: stored[name] for name in stored.files}
         except Exception as error:  # numpy and zipfile raise whatever a damaged archive makes them
             raise ValueError(f"a stored cost model must be an archive that save() made: {error}") from error
-        if int(fields.get("format", -1)) != _FORMAT or tuple(fields.get("names", ())) != FEATURES:
+        if str(fields.get("format")) != str(_FORMAT) or tuple(fields.get("names", ())) != FEATURES:
             raise ValueError("a stored cost model must have been trained on this version's features; train it anew")
-        self._samples = [
-            Sample(str(group), Features(vector, float(prior)), float(seconds))
-            for group, vector, prior, seconds in zip(
-                fields["groups"], fields["vectors"], fields["priors"], fields["seconds"], strict=True
-            )
-        ]
+        try:
+            samples = [
+                Sample(str(group), Features(vector, float(prior)), float(seconds))
+                for group, vector, prior, seconds in zip(
+                    fields["groups"], fields["vectors"], fields["priors"], fields["seconds"], strict=True
+                )
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"a stored cost model must hold samples, but does not: {error}") from error
+        self._samples = samples
         self._booster = None
         if self._samples:
             self._train()  # not stored: what is below it may have been trained anew since

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pretrained"]
 
-_FORMAT = 1
+_FORMAT = 2
 #: weight of the estimate's logarithm; the trees add the rest
 _PRIOR_PART = 0.5
 #: a candidate this many times slower than its task's fastest is as bad as any slower one
@@ -70,8 +70,9 @@ class Pretrained:
         """The model as bytes for :meth:`load`."""
         buffer = io.BytesIO()
         raw = [np.frombuffer(bytes(booster.save_raw("ubj")), np.uint8) for booster in self._boosters]
-        members: dict[str, Any] = {f"member{i}": data for i, data in enumerate(raw)}
-        np.savez_compressed(buffer, format=np.array(_FORMAT), features=np.array(_digest()), **members)
+        fields: dict[str, Any] = {f"member{i}": data for i, data in enumerate(raw)}
+        fields |= {"format": np.array(_FORMAT), "features": np.array(_digest())}
+        np.savez_compressed(buffer, checksum=np.array(_checksum(fields)), **fields)
         return buffer.getvalue()
 
     @staticmethod
@@ -84,18 +85,29 @@ class Pretrained:
                 fields = {name: stored[name] for name in stored.files}
         except Exception as error:  # numpy and zipfile raise whatever a damaged archive makes them
             raise ValueError(f"a cost model must be an archive that `mlc log train` made: {error}") from error
-        if int(fields.get("format", -1)) != _FORMAT:
+        if str(fields.get("format")) != str(_FORMAT):
             raise ValueError(f"a cost model must have format {_FORMAT}, got {fields.get('format', 'none')}; "
                              "`mlc log train` makes a new one")
+        if str(fields.pop("checksum", None)) != _checksum(fields):
+            raise ValueError("a cost model must match its checksum, but is damaged; `mlc log train` makes a new one")
         if str(fields.get("features")) != _digest():
             raise ValueError(f"a cost model must have been trained on this version's features ({_digest()}), got "
                              f"{fields.get('features')}; `mlc log train` makes a new one")
-        boosters = []
-        for name in sorted(name for name in fields if name.startswith("member")):
-            booster = xgboost.Booster({"nthread": 1})
-            booster.load_model(bytearray(fields[name].tobytes()))
-            boosters.append(booster)
-        return Pretrained(boosters)
+        members = [fields[name] for name in sorted(name for name in fields if name.startswith("member"))]
+        try:
+            return Pretrained([xgboost.Booster({"nthread": 1}, model_file=bytearray(m.tobytes())) for m in members])
+        except xgboost.core.XGBoostError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(f"a cost model must hold trees that xgboost reads: {reason}") from error
+
+
+def _checksum(fields: Mapping[str, np.ndarray]) -> str:
+    """Of every field, its name and its type."""
+    state = hashlib.sha256()
+    for name, values in sorted(fields.items()):
+        state.update(f"{name} {values.dtype} {values.shape}\n".encode())
+        state.update(values.tobytes())
+    return state.hexdigest()
 
 
 def _target(group: Sequence[Sample]) -> np.ndarray:

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, output: bool) -> None:
 def train(args: argparse.Namespace, place: Path) -> Outcome:
     """Train on everything the logs hold and write the model."""
     from cost_model.pretrained import Pretrained
+    from mlc.log import manifest
 
     options.check_folder(args.output)
     samples = _samples(args, place)
@@ -56,7 +57,11 @@ def train(args: argparse.Namespace, place: Path) -> Outcome:
     if args.evaluate:
         document["held_out"] = _held_out(samples, args, place)
     try:
-        args.output.write_bytes(blob)
+        part = args.output.with_name(f".{args.output.name}.part")
+        part.write_bytes(blob)
+        part.replace(args.output)
+        if manifest.ships(args.output):
+            manifest.note(args.output.resolve())
     except OSError as error:
         raise LogError(f"the model must be writable, but {args.output} is not ({error.strerror})") from error
     document |= {"model": str(args.output), "bytes": len(blob)}

@@ -182,10 +182,11 @@ def read(file: Path) -> list[Record]:
 
 
 def write(file: Path, records: Iterable[Record]) -> int:
-    """Replace ``file`` by the records in the order of their names, one line a task; how many.
+    """Replace ``file`` by the records in the order of their names, one line a task, and note its checksum; how many.
 
     Of two records of a task the timed one stays, else the later one.
     """
+    from mlc.log import manifest
     from mlc.log.codec import canonical_text, digest
 
     chosen: dict[str, Record] = {}
@@ -197,6 +198,7 @@ def write(file: Path, records: Iterable[Record]) -> int:
     part = file.with_suffix(".part")
     part.write_text("".join(f'{{"uid":"{digest(t).hex()}",{t[1:]}\n' for t in texts), encoding="utf-8")
     part.replace(file)
+    manifest.note(file)
     return len(texts)
 
 

@@ -20,6 +20,7 @@ from tvm import s_tir, tirx
 
 from mlc.errors import LogError
 from mlc.graph.task import Task
+from mlc.log import manifest
 from mlc.log.codec import versions_of
 from mlc.log.exchange import read_jsonl
 from mlc.log.record import Record
@@ -60,10 +61,15 @@ def for_target(records: Iterable[Record], target: Target) -> Iterator[Record]:
 
 
 def shipped_records(target: Target) -> list[Record]:
-    """Every shipped record that serves ``target``, file by file; raises :class:`LogError` for a damaged file."""
+    """Every shipped record that serves ``target``, file by file.
+
+    Raises :class:`LogError` for a file that is damaged, is not what its checksum says, or is missing.
+    """
     folder = resources.files("tuning_logs") / family(target)
     if not folder.is_dir():
         return []
+    with resources.as_file(folder) as path:
+        manifest.check_complete(path)
     found: list[Record] = []
     for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
         with resources.as_file(item) as path:
@@ -112,6 +118,7 @@ def _parallel_extents(func: tirx.PrimFunc) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _read(path: Path, _changed: int) -> tuple[Record, ...]:
+    manifest.check(path)
     if path.suffix == ".db":
         with TuningLog(path, readonly=True) as log:
             return tuple(record for key in log.tasks() if (record := log.best(key.task_key)) is not None)

@@ -14,6 +14,7 @@ from cost_model.pretrained import Pretrained
 from cost_model.sample import Sample, sample
 from mlc.errors import LogError
 from mlc.graph.task import Task
+from mlc.log import manifest
 from mlc.log.record import Record
 from mlc.log.shipped import family
 from mlc.log.store import TuningLog
@@ -94,7 +95,10 @@ def _origins(log: TuningLog) -> dict[str, list[str]]:
 
 
 def pretrained(target: Target) -> tuple[Pretrained | None, str]:
-    """The model that ships for ``target``, or None with the reason why it is not used (empty: there is none)."""
+    """The model that ships for ``target``, or None with the reason why it is not used (empty: there is none).
+
+    Raises :class:`LogError` where its file is not what its checksum says.
+    """
     file = resources.files("tuning_logs") / family(target) / MODEL_FILE
     if not file.is_file():
         return None, ""
@@ -104,6 +108,7 @@ def pretrained(target: Target) -> tuple[Pretrained | None, str]:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, _changed: int) -> tuple[Pretrained | None, str]:
+    manifest.check(path)
     try:
         return Pretrained.load(path.read_bytes()), ""
     except ValueError as error:

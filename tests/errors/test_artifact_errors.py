@@ -36,7 +36,7 @@ def _changed(built: Path, tmp_path: Path, **metadata: object) -> Path:
     """The artifact with other metadata."""
     found = artifact.read(built)
     path = tmp_path / "changed.so"
-    artifact.write(path, found.code(), {**found.metadata, **metadata}, artifact.mapped_weights(found))
+    artifact.write(path, found.code, {**found.metadata, **metadata}, found.weights)
     return path
 
 
@@ -58,7 +58,7 @@ def test_some_other_file(tmp_path: Path, content: bytes) -> None:
 
 def test_some_other_shared_library(tmp_path: Path, built: Path) -> None:
     path = tmp_path / "library.so"
-    path.write_bytes(artifact.read(built).code())  # what is left when the artifact is stripped
+    path.write_bytes(artifact.read(built).code)  # what is left when the artifact is stripped
     assert "holds no compiled model" in _refused(path)
 
 
@@ -66,8 +66,8 @@ def test_cut_short_anywhere(tmp_path: Path, built: Path) -> None:
     data = built.read_bytes()
     found = artifact.read(built)
     path = tmp_path / "short.so"
-    header_at = -(-found.code_bytes // 4096) * 4096
-    for size in (65, found.code_bytes - 1, header_at + 5, header_at + 40, found.weights_at - 1, found.weights_at,
+    header_at = -(-len(found.code) // 4096) * 4096
+    for size in (65, len(found.code) - 1, header_at + 5, header_at + 40, found.weights_at - 1, found.weights_at,
                  len(data) - 1):
         path.write_bytes(data[:size])
         assert "is cut short: it must have at least" in _refused(path), size
@@ -84,10 +84,10 @@ def test_damaged_metadata(tmp_path: Path, built: Path) -> None:
 
 def test_a_later_format(tmp_path: Path, built: Path) -> None:
     data = bytearray(built.read_bytes())
-    data[data.index(b"mlc\x00art\n") + 8] = 2
+    data[data.index(b"mlc\x00art\n") + 8] = 3
     path = tmp_path / "later.so"
     path.write_bytes(data)
-    assert "has format 2, but this mlc reads format 1; compile the model again" in _refused(path)
+    assert "has format 3, but this mlc reads format 2; compile the model again" in _refused(path)
 
 
 def test_a_cpu_without_the_instructions(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def _has_gpu() -> bool:
 def test_code_that_does_not_load(built: Path, tmp_path: Path) -> None:
     found = artifact.read(built)
     path = tmp_path / "broken.so"
-    code = bytearray(found.code())
+    code = bytearray(found.code)
     code[0x12] = 0xF3  # a shared library of another machine, under metadata that says otherwise
-    artifact.write(path, bytes(code), found.metadata, artifact.mapped_weights(found))
+    artifact.write(path, bytes(code), found.metadata, found.weights)
     assert "must load, but TVM's runtime refused it" in _refused(path)
 
 
@@ -144,3 +144,70 @@ def test_saving_where_nothing_can_be_written(built: Path, tmp_path: Path) -> Non
     with pytest.raises(ArtifactError, match="must be writable") as caught:
         exe.save(tmp_path / "no" / "folder" / "model.so")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "order", "outputs"])
+def test_metadata_that_the_code_contradicts(built: Path, tmp_path: Path, change: str) -> None:
+    found = artifact.read(built)
+    weights, metadata = found.weights, json.loads(json.dumps(found.metadata))
+    match change:
+        case "shape":
+            metadata["weights"][0]["shape"].append(1)
+        case "dtype":
+            metadata["weights"][0]["dtype"] = "int32"
+        case "order":
+            metadata["weights"], weights = metadata["weights"][::-1], weights[::-1]
+        case "outputs":
+            metadata["outputs"][0]["shape"] = [24, 5]
+    path = tmp_path / "crafted.so"
+    artifact.write(path, found.code, metadata, weights)
+    with pytest.raises(ArtifactError, match=r"must (run on|return) what its metadata describes, but") as caught:
+        load(path)(np.zeros((5, 24), np.float32))
+    assert "\n" not in str(caught.value)
+
+
+def test_metadata_that_makes_no_sense(built: Path, tmp_path: Path) -> None:
+    message = _refused(_changed(built, tmp_path, threads="many"))
+    assert "must describe a compiled model: threads must be a whole number from 1 to 65536, got 'many'" in message
+
+
+@pytest.mark.parametrize("way", ["truncate", "overwrite"])
+def test_overwriting_a_loaded_file_changes_nothing(built: Path, tmp_path: Path, way: str) -> None:
+    """In a process of its own: a file that is still mapped would end it."""
+    path = tmp_path / "model.so"
+    shutil.copy(built, path)
+    code = (
+        "import sys, numpy as np, mlc\n"
+        "x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)\n"
+        "exe, later = mlc.load(sys.argv[1]), mlc.load(sys.argv[1])\n"
+        "(before,) = exe(x)\n"
+        "with open(sys.argv[1], 'r+b') as file:\n"
+        f"    {'file.truncate(100)' if way == 'truncate' else 'file.write(bytes(1 << 20))'}\n"
+        "assert all((e(x)[0] == before).all() for e in (exe, later))\n"
+        "exe.profile(x, repeats=1)\n"
+        "exe.save(sys.argv[1])\n"
+        "assert (mlc.load(sys.argv[1])(x)[0] == before).all()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_many_loads_in_one_process_are_not_mixed_up(tmp_path: Path) -> None:
+    paths = []
+    for size in (8, 16, 24):
+        paths.append(tmp_path / f"{size}.so")
+        compile_module(dense(size=size, seed=size).mod, resolve("native", threads=1)).save(paths[-1])
+    for path in paths * 3:
+        size = int(path.stem)
+        x = np.random.default_rng(0).standard_normal((5, size), dtype=np.float32)
+        np.testing.assert_allclose(load(path)(x)[0], dense(size=size, seed=size).reference(x)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_code_loads_where_there_are_no_files_in_memory(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_name: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
+    (expected,) = load(built)(x)
+    monkeypatch.setattr("os.memfd_create", refused)
+    np.testing.assert_array_equal(load(built)(x)[0], expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from mlc.build import artifact
+from mlc.build.checksum import CHUNK, checksum, read_checked, sums
 from mlc.build.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
@@ -39,10 +41,10 @@ def test_what_is_written_is_read_back(tmp_path: Path, code_bytes: int) -> None:
     metadata = {"name": "größer", "nested": {"list": [1, 2.5, None]}, "weights": table}
     artifact.write(path, _elf(code_bytes), metadata, arrays)
     found = artifact.read(path)
-    assert found.code() == _elf(code_bytes)
+    assert found.code == _elf(code_bytes)
     assert {k: v for k, v in found.metadata.items() if k != "weights"} == {
         k: v for k, v in metadata.items() if k != "weights"}
-    for entry, data, array in zip(found.metadata["weights"], artifact.mapped_weights(found), arrays, strict=True):
+    for entry, data, array in zip(found.metadata["weights"], found.weights, arrays, strict=True):
         assert (entry["shape"], entry["dtype"], entry["bytes"]) == (list(array.shape), str(array.dtype), array.nbytes)
         assert entry["offset"] % ALIGNMENT == 0
         assert data.size == 0 or data.ctypes.data % ALIGNMENT == 0
@@ -54,7 +56,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, code_bytes: int) -> None:
 def test_no_weights_at_all(tmp_path: Path) -> None:
     artifact.write(tmp_path / "m.so", _elf(300), {"weights": []}, [])
     found = artifact.read(tmp_path / "m.so")
-    assert artifact.mapped_weights(found) == [] and found.metadata == {"weights": []}
+    assert found.weights == [] and found.metadata == {"weights": []}
 
 
 def test_mapped_weights_may_be_written_to_without_changing_the_file(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_mapped_weights_may_be_written_to_without_changing_the_file(tmp_path: Pa
     path = tmp_path / "m.so"
     artifact.write(path, _elf(300), {"weights": table}, arrays)
     before = path.read_bytes()
-    for data in artifact.mapped_weights(artifact.read(path)):
+    for data in artifact.read(path, verify=False).weights:
         data[...] = 7
     assert path.read_bytes() == before
 
@@ -78,3 +80,70 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="must be writable, but No such file or directory; give another path"):
         artifact.write(tmp_path / "none" / "m.so", _elf(300), {"weights": []}, [])
+
+
+def test_only_a_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "m.so"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match="must be writable, but it is a folder, a device or a pipe"):
+        artifact.write(path, _elf(300), {"weights": []}, [])
+    assert stat.S_ISFIFO(path.stat().st_mode) and os.listdir(tmp_path) == ["m.so"]
+
+
+@pytest.mark.parametrize("total", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_chunks_have_checksums_however_they_are_written(total: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(total)
+    data = rng.bytes(total)
+    cuts = sorted({0, total, *(int(c) for c in rng.integers(0, total + 1, 5))})
+    pieces = [data[a:b] for a, b in itertools.pairwise(cuts)]
+    expected = [checksum(data[i : i + CHUNK]) for i in range(0, total, CHUNK)]
+    assert sums(pieces) == expected
+    path = tmp_path / "data"
+    path.write_bytes(b"before" + data)
+    with path.open("rb") as file:
+        into = np.empty(total, np.uint8)
+        assert read_checked(file.fileno(), 6, into, expected) is None and into.tobytes() == data
+        if total:
+            where = int(rng.integers(len(expected)))
+            wrong = [value ^ (i == where) for i, value in enumerate(expected)]
+            assert read_checked(file.fileno(), 6, into, wrong) == 6 + where * CHUNK
+            longer = np.empty(len(expected) * CHUNK + 1, np.uint8)
+            assert read_checked(file.fileno(), 6, longer, [*expected, 0]) is not None
+
+
+def test_every_byte_is_checked(tmp_path: Path) -> None:
+    """Not one of them may be another, wherever it is, padding included."""
+    table, arrays = _arrays()
+    path = tmp_path / "m.so"
+    artifact.write(path, _elf(300), {"name": "m", "weights": table}, arrays)
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([data[at] ^ 16]))
+        with pytest.raises(ArtifactError):
+            artifact.read(path)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(data[at : at + 1])
+    artifact.read(path)
+
+
+def test_weights_alone_may_be_taken_unchecked(tmp_path: Path) -> None:
+    table, arrays = _arrays()
+    path = tmp_path / "m.so"
+    artifact.write(path, _elf(300), {"name": "m", "weights": table}, arrays)
+    found, size = artifact.read(path), path.stat().st_size
+    for at, verified in ((size - 1, True), (299, False), (found.weights_at - 1, False)):
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+        if verified:
+            assert artifact.read(path, verify=False).weights[-1].tobytes() != found.weights[-1].tobytes()
+            with pytest.raises(ArtifactError, match=r"the weights in .* must match its checksum"):
+                artifact.read(path)
+        else:
+            with pytest.raises(ArtifactError, match="must match its checksum"):
+                artifact.read(path, verify=False)
+        data[at] ^= 1
+        path.write_bytes(data)

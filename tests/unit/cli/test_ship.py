@@ -11,7 +11,7 @@ import pytest
 from mlc import api
 from mlc.cli import ship
 from mlc.errors import UsageError
-from mlc.log import Record, TuningLog
+from mlc.log import Record, TuningLog, manifest
 from mlc.log.exchange import read_jsonl
 from mlc.tune.report import TaskReport, TuneReport
 
@@ -98,6 +98,8 @@ def test_a_timed_record_is_never_replaced_by_an_untimed_one(tmp_path: Path) -> N
     newer = _record(1, 2e-3)
     ship.write(tmp_path / "x" / ship.FILE, [timed, newer])
     assert _read(tmp_path / "x" / ship.FILE) == [newer]
+    assert list(json.loads((tmp_path / manifest.NAME).read_text())) == [f"x/{ship.FILE}"]
+    manifest.check(tmp_path / "x" / ship.FILE)
 
 
 def test_unknown_models_are_refused(tmp_path: Path) -> None:

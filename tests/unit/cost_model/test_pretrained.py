@@ -9,7 +9,7 @@ import pytest
 
 from cost_model.evaluate import cross_validate, quality, roofline
 from cost_model.features import FEATURES, Features
-from cost_model.pretrained import Pretrained
+from cost_model.pretrained import Pretrained, _checksum
 from cost_model.sample import Sample
 
 TASKS, EACH = 24, 20
@@ -128,9 +128,21 @@ def test_other_features_formats_and_damage_are_refused_with_the_reason(monkeypat
         fields = dict(stored)
     other = io.BytesIO()
     np.savez_compressed(other, **{**fields, "format": np.array(99)})
-    for bad, words in ((blob[:50], "must be an archive"), (b"", "must be an archive"), (other.getvalue(), "format 1")):
+    for bad, words in ((blob[:50], "must be an archive"), (b"", "must be an archive"), (other.getvalue(), "format 2")):
         with pytest.raises(ValueError, match=words):
             Pretrained.load(bad)
+    for changed in ({"member0": fields["member1"]}, {"member4": fields["member0"]}, {"checksum": np.array("0")}):
+        other = io.BytesIO()
+        np.savez_compressed(other, **{**fields, **changed})
+        with pytest.raises(ValueError, match="must match its checksum"):
+            Pretrained.load(other.getvalue())
+    crafted = {name: values for name, values in fields.items() if name != "checksum"}
+    crafted["member0"] = crafted["member0"][:100]
+    other = io.BytesIO()
+    np.savez_compressed(other, checksum=np.array(_checksum(crafted)), **crafted)
+    with pytest.raises(ValueError, match=r"must hold trees that xgboost reads: .*") as caught:
+        Pretrained.load(other.getvalue())
+    assert "\n" not in str(caught.value)
     monkeypatch.setattr("cost_model.pretrained.FEATURES", FEATURES[1:])
     with pytest.raises(ValueError, match="this version's features"):
         Pretrained.load(blob)
