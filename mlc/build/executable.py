@@ -20,7 +20,7 @@ from mlc.build.inputs import InputSlot, in_order
 from mlc.build.places import Place, place_of
 from mlc.build.stopwatch import Stopwatch
 from mlc.config import physical_cores
-from mlc.errors import ArtifactError
+from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec
 
 __all__ = ["Executable", "load"]
@@ -51,7 +51,7 @@ class Executable:
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._machine: Any = None
 
-    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+    def __call__(self, /, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the model; the outputs, in the model's order, are the caller's own.
 
         Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
@@ -63,11 +63,12 @@ class Executable:
             threads.configure(self._threads)
             return self._collected(main(*self._tensors(values, place)), place)
 
-    def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
+    def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
 
-        Getting arrays in and out is not counted.
+        Getting arrays in and out is not counted. An input named like an option goes by position.
         """
+        _check_options(repeats=repeats, warmup=warmup)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
             main, place = self._running or self._start()
@@ -78,11 +79,13 @@ class Executable:
             place.synchronise()
             return tuple(_seconds(main, tensors, place) for _ in range(repeats))
 
-    def profile(self, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
+    def profile(self, /, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
         """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
 
         Keys are the ``symbol`` of ``metadata["functions"]``. Watching costs some 10 us a call, not counted here.
+        An input named ``repeats`` goes by position.
         """
+        _check_options(repeats=repeats)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
             _, place = self._running or self._start()
@@ -143,6 +146,14 @@ class Executable:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
         arrays = map(place.left, tensors)
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+
+
+def _check_options(**options: Any) -> None:
+    """Options of a method share their names with inputs: raise where one got what is meant for an input."""
+    for name, value in options.items():
+        if not isinstance(value, int | np.integer):
+            raise InputError(f"the option {name} must be a whole number, got {type(value).__name__}; give an input of "
+                             "that name by position")
 
 
 def _seconds(main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:

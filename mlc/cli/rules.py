@@ -39,7 +39,7 @@ def _verify(args: argparse.Namespace) -> Outcome:
     def render(console: Console) -> None:
         for v in found:
             more = f": {v.precondition}" if v.precondition else f": {v.reason}" if v.reason else ""
-            console.print(f"{v.id}  {v.status}{more}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"{v.id}  {v.status}{more}", soft_wrap=True)
         console.print(f"{len(found)} rules: " + ", ".join(f"{n} {s}" for s, n in counts.items()), soft_wrap=True)
 
     return Outcome(document, render, exit_code=1 if counts["refuted"] or counts["undecided"] else 0)
@@ -62,10 +62,10 @@ def _show(args: argparse.Namespace) -> Outcome:
                 "certificate_steps": dict(steps) if certificate else None}
 
     def render(console: Console) -> None:
-        console.print(rule_text(rule), soft_wrap=True, markup=False, highlight=False)
+        console.print(rule_text(rule), soft_wrap=True)
         summary = ", ".join(f"{n} {name}" for name, n in steps.items()) or "no steps"
         console.print(f"  certificate: {summary}" if certificate else "  no certificate: it is never applied",
-                      soft_wrap=True, markup=False, highlight=False)
+                      soft_wrap=True)
 
     return Outcome(document, render)
 
