@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlc.text import visible
+from mlc.text import one_line
 
 __all__ = [
     "ArtifactError", "BuildError", "InputError", "InstallationError", "LogError", "MeasureError",
@@ -19,7 +19,7 @@ class MlcError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        return one_line(super().__str__())
 
 
 class UsageError(MlcError):
