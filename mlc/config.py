@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,7 @@ SETTINGS = {
         Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
         Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
         Setting("MLC_SUBSTITUTIONS", "1", "0: no rules make another graph of a model (--no-substitutions)"),
+        Setting("MLC_CPUINFO", "/proc/cpuinfo", "the file that lists the features of this machine's CPU"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),
     )
 }
@@ -106,6 +108,13 @@ def user_data_dir() -> Path:
     return Path(platformdirs.user_data_dir("mlc"))
 
 
+#: characters of a log's name; what lies beside a database has longer ones, and file systems take 255
+_LONGEST_NAME = 160
+
+
 def user_log_path(canonical_target: str) -> Path:
     """The user's own tuning log for a target."""
-    return user_data_dir() / "tuning_logs" / f"{canonical_target.replace('/', '-')}.db"
+    name = canonical_target.replace("/", "-")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
+    return user_data_dir() / "tuning_logs" / f"{name}.db"

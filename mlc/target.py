@@ -1,6 +1,6 @@
 """The one place where a friendly target name becomes a TVM target.
 
-``native``                      this machine's CPU with all its features
+``native``                      this machine's CPU with all the features that it shows
 ``llvm``                        a generic CPU of this machine's architecture
 ``x86-64``, ``x86-64-v2|v3|v4``   the x86 levels
 ``llvm -mcpu=znver3 -num-cores=4``   spelled out
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FRIENDLY", "Target", "resolve"]
 
 FRIENDLY = {
-    "native": "this machine's CPU with all its features",
+    "native": "this machine's CPU with all the features it shows",
     "llvm": "a generic CPU of this machine's architecture",
     "x86-64": "any 64-bit x86 CPU (SSE2)",
     "x86-64-v2": "x86 with SSE4.2",
@@ -83,8 +83,9 @@ class Target:
         if attrs["kind"] == "cuda":
             return f"cuda/{attrs['arch']}"
         common = f"llvm/{attrs.get('mcpu', 'generic')}/{attrs.get('num-cores', 1)}"
-        others = sorted(f"{k}={v}" for k, v in attrs.items() if k not in _NOT_IN_KEY)
-        return "/".join([common, *(re.sub(r"[^\w=.+-]+", "_", other) for other in others)])
+        others = sorted(f"{k}={','.join(v) if isinstance(v, list) else v}" for k, v in attrs.items()
+                        if k not in _NOT_IN_KEY)
+        return "/".join([common, *(re.sub(r"[^\w=.,+-]+", "_", other) for other in others)])
 
 
 def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> Target:
@@ -109,13 +110,14 @@ def _resolve(name: str, threads: int) -> Target:
     if head.startswith("cuda"):
         return _cuda(name, head, options)
     if head == "native":
-        import tvm as _tvm
-
+        from mlc.cpu import host_cpu, native_attrs
         from schedules.machine import native_caches
 
         if caches := native_caches():
             options.setdefault("model", caches)
-        return _llvm(name, str(_tvm.target.codegen.llvm_get_system_cpu()), threads, options)
+        shown = native_attrs(host_cpu())
+        options["mattr"] = [*shown.get("mattr", ()), *options.get("mattr", ())]
+        return _llvm(name, shown["mcpu"], threads, {key: value for key, value in options.items() if value != []})
     if head == "llvm":
         return _llvm(name, options.pop("mcpu", ""), threads, options)
     if re.fullmatch(r"x86-64(-v[234])?", head):

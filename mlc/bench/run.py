@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from mlc.bench.client import Worker, WorkerFailed
 from mlc.bench.engines import EngineSpec, Job, environment, expand, is_ours
 from mlc.config import physical_cores
 from mlc.errors import UsageError
+from mlc.measure.machine import machine_id
 
 if TYPE_CHECKING:
     from mlc.frontend.model import TensorSpec
@@ -158,7 +158,7 @@ def run_bench(
             session.time()
             rows = tuple(session.rows[spec.name].result() for spec in specs)
         ours = tuple(spec.name for spec in specs if is_ours(spec))
-        return BenchResult(name or source.name, _machine(), threads, rows, session.reference, ours)
+        return BenchResult(name or source.name, machine_id(), threads, rows, session.reference, ours)
 
 
 @dataclass
@@ -387,14 +387,3 @@ def _with_artifact(spec: EngineSpec, source: _Source) -> EngineSpec:
     if is_ours(spec) and not spec.artifact and source.artifact:
         return EngineSpec(spec.kind, spec.label, source.artifact, spec.seconds)
     return spec
-
-
-def _machine() -> str:
-    """The CPU's name and how many physical cores this process may use."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {physical_cores()} cores"

@@ -16,27 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlc.config import get, physical_cores, user_log_path
+from mlc.cpu import HostCpu, cpu_model, host_cpu
 from mlc.installation import installed, pins
 
 __all__ = ["Finding", "cpu_findings", "examine"]
 
 State = Literal["ok", "note", "wrong"]
 
-#: LLVM's name of a feature that its x86 code generator uses by itself -> the flag in /proc/cpuinfo that says the
-#: machine has it. Features reached only through explicit intrinsics or by the system (pku, rdpru, wbnoinvd,
-#: movdir64b, mwaitx, ...) are left out: a virtual machine may mask those without harm.
-_FLAG_OF_FEATURE = {
-    "sse3": "pni", "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "sse4a": "sse4a", "popcnt": "popcnt",
-    "lzcnt": "abm", "movbe": "movbe", "bmi": "bmi1", "bmi2": "bmi2", "adx": "adx", "cx16": "cx16", "f16c": "f16c",
-    "avx": "avx", "avx2": "avx2", "fma": "fma", "fma4": "fma4", "xop": "xop", "tbm": "tbm", "aes": "aes",
-    "pclmul": "pclmulqdq", "vaes": "vaes", "vpclmulqdq": "vpclmulqdq", "gfni": "gfni", "sha": "sha_ni",
-    "avxvnni": "avx_vnni", "avxifma": "avx_ifma", "avxvnniint8": "avx_vnni_int8", "avxneconvert": "avx_ne_convert",
-    "avx512f": "avx512f", "avx512cd": "avx512cd", "avx512bw": "avx512bw", "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi", "avx512vbmi2": "avx512_vbmi2",
-    "avx512vnni": "avx512_vnni", "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avx512vp2intersect": "avx512_vp2intersect",
-    "prfchw": "3dnowprefetch",
-}
 _PEERS = ("onnxruntime", "openvino", "torch", "transformers")
 
 
@@ -127,26 +113,23 @@ def _native() -> Iterator[Finding]:
     import tvm
 
     yield Finding("llvm", "ok", f"{tvm.target.codegen.llvm_version_major()}")
-    yield Finding("target native", "ok", f"{target.canonical} ({_cpu_model()})")
-    if platform.machine() == "x86_64":
-        features = set(tvm.target.codegen.llvm_get_cpu_features(target.tvm))
-        yield from cpu_findings(features, _cpu_flags())
+    yield Finding("target native", "ok", f"{target.canonical} ({cpu_model()})")
+    yield from cpu_findings({str(f) for f in tvm.target.codegen.llvm_get_cpu_features(target.tvm)}, host_cpu())
 
 
-def cpu_findings(features: set[str], flags: set[str]) -> Iterator[Finding]:
-    """What LLVM assumes of the CPU (its feature names) against what the machine says it has (cpuinfo flags)."""
-    if not flags:
-        yield Finding("cpu features", "note", "/proc/cpuinfo can't be read, so nothing was compared")
-        return
-    masked = sorted(f for f in features & _FLAG_OF_FEATURE.keys() if _FLAG_OF_FEATURE[f] not in flags)
-    if masked:
+def cpu_findings(features: set[str], cpu: HostCpu) -> Iterator[Finding]:
+    """What code for this machine uses (LLVM's names of features) against what its CPU shows."""
+    if lacking := cpu.hidden(features):
         yield Finding(
-            "cpu features", "wrong", f"LLVM assumes {', '.join(masked)}, which this (virtual) machine hides",
-            "native code may stop with an illegal instruction: use --target x86-64-v3 or a level below what is hidden",
+            "cpu features", "wrong", f"code would use {', '.join(lacking)}, which this (virtual) machine hides",
+            "use --target x86-64-v3 or a level below what is hidden, and report the CPU's model",
         )
         return
-    vectors = next((v for v in ("avx512f", "avx2", "avx", "sse4.2") if v in features), "sse2")
-    yield Finding("cpu features", "ok", f"all that LLVM uses are there, up to {vectors}")
+    widest = next((v for v in ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon") if v in features), "the baseline")
+    value = f"all that code uses are there, up to {widest}"
+    if cpu.flags is None:
+        value += "; the CPU was asked, since the kernel lists none"
+    yield Finding("cpu features", "ok", value)
 
 
 def _runs() -> Iterator[Finding]:
@@ -258,20 +241,3 @@ def _shipped() -> list[str]:
 
     root = Path(next(iter(tuning_logs.__path__)))
     return sorted(str(p.relative_to(root)) for kind in ("*.db", "*.jsonl") for p in root.rglob(kind))
-
-
-def _cpu_flags() -> set[str]:
-    line = next((text for text in _cpuinfo() if text.startswith("flags")), "")
-    return set(line.partition(":")[2].split())
-
-
-def _cpu_model() -> str:
-    line = next((text for text in _cpuinfo() if text.startswith("model name")), "")
-    return line.partition(":")[2].strip() or platform.machine()
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-from functools import lru_cache
-from pathlib import Path
-
 from mlc.config import physical_cores
+from mlc.cpu import cpu_model
 
-__all__ = ["cpu_model", "load_warning", "machine_id"]
+__all__ = ["load_warning", "machine_id"]
 
 _QUIET = 0.25  # cores that others may use before times suffer visibly
-
-
-@lru_cache(maxsize=1)
-def cpu_model() -> str:
-    """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
 
 
 def machine_id() -> str:

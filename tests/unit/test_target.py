@@ -38,7 +38,7 @@ def test_named_targets_mean_the_same_everywhere_and_native_carries_this_machines
     assert (plain.l1_bytes, plain.l2_bytes, plain.l3_bytes) == (32 << 10, 512 << 10, 16 << 20)
     assert (found.l1_bytes, found.l2_bytes, found.l3_bytes) == (64 << 10, 2 << 20, 48 << 20)
     target_module._resolve.cache_clear()
-    assert "l1" not in native.canonical and native.canonical.count("/") == 2
+    assert "l1=" not in native.canonical
 
 
 def test_caches_may_be_spelled_out_and_other_models_are_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -14,9 +15,11 @@ import pytest
 
 from mlc.cli import probes
 from mlc.cli.probes import Finding, cpu_findings
+from mlc.cpu import HostCpu, host_flags
 
 ZEN2 = {"sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "popcnt", "rdpru", "wbnoinvd", "mwaitx"}
-ZEN2_FLAGS = {"sse4_2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt", "movbe"}
+ZEN2_CPU = HostCpu(
+    "x86_64", "znver2", frozenset({"sse4_2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "popcnt", "movbe"}))
 
 
 def _doctor(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -50,19 +53,32 @@ def test_an_unwritable_data_folder_is_wrong(tmp_path) -> None:
 
 
 def test_features_that_a_virtual_machine_masks_are_wrong() -> None:
-    found = list(cpu_findings(ZEN2 | {"avx512f", "avx512vl"}, ZEN2_FLAGS))
+    found = list(cpu_findings(ZEN2 | {"avx512f", "avx512vl"}, ZEN2_CPU))
     assert [f.state for f in found] == ["wrong"]
     assert "avx512f, avx512vl" in found[0].value and "x86-64-v3" in found[0].remedy
 
 
 def test_features_that_code_never_uses_by_itself_may_be_masked() -> None:
-    found = list(cpu_findings(ZEN2, ZEN2_FLAGS))
+    found = list(cpu_findings(ZEN2, ZEN2_CPU))
     assert [f.state for f in found] == ["ok"]
     assert "up to avx2" in found[0].value
 
 
-def test_without_cpuinfo_nothing_is_claimed() -> None:
-    assert [f.state for f in cpu_findings(ZEN2, set())] == ["note"]
+def test_without_cpuinfo_the_cpu_itself_is_asked() -> None:
+    asked = HostCpu("x86_64", "znver2", None, dict.fromkeys(ZEN2, True))
+    (finding,) = cpu_findings(ZEN2, asked)
+    assert finding.state == "ok" and "was asked" in finding.value
+    assert [f.state for f in cpu_findings(ZEN2 | {"avx512f"}, asked)] == ["wrong"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="hides features of x86")
+@pytest.mark.parametrize("hidden", ["avx512", "avx", "fma", "amx bmi"])
+def test_nothing_is_wrong_on_a_machine_that_hides_features(hidden: str, tmp_path) -> None:
+    listed = tmp_path / "cpuinfo"
+    shown = (flag for flag in host_flags() or () if not any(flag.startswith(word) for word in hidden.split()))
+    listed.write_text(f"model name\t: A virtual CPU\nflags\t\t: {' '.join(shown)}\n")
+    done = _doctor(MLC_CPUINFO=str(listed))
+    assert done.returncode == 0 and json.loads(done.stdout)["ok"], done.stdout
 
 
 def test_an_illegal_instruction_is_a_finding_and_not_a_crash(monkeypatch) -> None:

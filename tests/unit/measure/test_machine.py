@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from mlc.cpu import cpu_model
 from mlc.measure import load_warning, machine_id
-from mlc.measure.machine import cpu_model
 
 
 def test_the_machine_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 from tvm.s_tir.schedule import Trace
 
+from mlc.cpu import host_cpu, native_attrs
 from schedules.analysis import walk
 from schedules.lowering import PIPELINE
 from schedules.registry import find
@@ -24,9 +25,7 @@ from schedules.space import InvalidDecision, Space, best_seed, schedule_with
 __all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "random_arrays"]
 
 CORES = 2
-TARGET = tvm.target.Target({
-    "kind": "llvm", "mcpu": str(tvm.target.codegen.llvm_get_system_cpu()), "num-cores": CORES,
-})
+TARGET = tvm.target.Target({"kind": "llvm", "num-cores": CORES, **native_attrs(host_cpu())})
 
 
 @dataclass(frozen=True)

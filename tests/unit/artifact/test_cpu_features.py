@@ -35,11 +35,11 @@ def test_this_machine_has_what_native_needs() -> None:
 
 
 def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "host_features", lambda: frozenset({"avx", "fma"}))
+    monkeypatch.setattr(features, "host_flags", lambda: frozenset({"avx", "fma"}))
     assert features.missing_features(platform.machine(), ("avx", "avx2", "fma", "avx512f")) == ("avx2", "avx512f")
     assert features.missing_features("riscv64", ("avx",)) == ("riscv64",)
 
 
 def test_without_cpuinfo_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "host_features", lambda: None)
+    monkeypatch.setattr(features, "host_flags", lambda: None)
     assert features.missing_features(platform.machine(), ("avx512f",)) == ()

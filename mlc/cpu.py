@@ -1,0 +1,158 @@
+"""The CPU that this machine shows: its name for LLVM's scheduling model, and the instructions that may be used.
+
+LLVM names a CPU by its family and takes all that the family has. A virtual machine may hide a part of that (AVX-512 of
+a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction. So a feature counts only if
+the CPU itself answers for it (LLVM asks ``cpuid``, and whether the system saves the registers) and the kernel lists it
+in ``/proc/cpuinfo``, where that can be read; the setting ``MLC_CPUINFO`` names another file to read instead.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mlc.config import get
+
+__all__ = ["FLAGS", "HostCpu", "cpu_model", "host_cpu", "host_flags", "native_attrs"]
+
+#: Features that LLVM's code generators use by themselves or that tensor intrinsics ask for -> the name of each in
+#: /proc/cpuinfo. Those of the system (pku, waitpkg, wbnoinvd, ...) are left out: no generated code has them.
+_X86 = {
+    "sse3": "pni", "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "sse4a": "sse4a", "popcnt": "popcnt",
+    "lzcnt": "abm", "movbe": "movbe", "bmi": "bmi1", "bmi2": "bmi2", "adx": "adx", "cx16": "cx16", "f16c": "f16c",
+    "avx": "avx", "avx2": "avx2", "fma": "fma", "fma4": "fma4", "xop": "xop", "tbm": "tbm", "aes": "aes",
+    "pclmul": "pclmulqdq", "vaes": "vaes", "vpclmulqdq": "vpclmulqdq", "gfni": "gfni", "sha": "sha_ni",
+    "avxvnni": "avx_vnni", "avxifma": "avx_ifma", "avxvnniint8": "avx_vnni_int8", "avxneconvert": "avx_ne_convert",
+    "avx512f": "avx512f", "avx512cd": "avx512cd", "avx512bw": "avx512bw", "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi", "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni", "avx512bitalg": "avx512_bitalg", "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avx512vp2intersect": "avx512_vp2intersect",
+    "amx-tile": "amx_tile", "amx-int8": "amx_int8", "amx-bf16": "amx_bf16", "amx-fp16": "amx_fp16",
+    "prfchw": "3dnowprefetch",
+}
+_ARM = {
+    "neon": "asimd", "fullfp16": "asimdhp", "fp16fml": "asimdfhm", "dotprod": "asimddp", "rdm": "asimdrdm",
+    "complxnum": "fcma", "jsconv": "jscvt", "lse": "atomics", "rcpc": "lrcpc", "aes": "aes", "sha2": "sha2",
+    "sha3": "sha3", "sm4": "sm4", "sve": "sve", "sve2": "sve2", "bf16": "bf16", "i8mm": "i8mm",
+}
+#: by architecture as ``platform.machine`` names it
+FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": _X86, "aarch64": _ARM}
+#: what every CPU of an architecture has
+_BASELINE = {"x86_64": frozenset[str](), "aarch64": frozenset({"neon"})}
+#: CPUs without a name: these stand for all that have their features, widest first
+_LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}
+
+
+@dataclass(frozen=True)
+class HostCpu:
+    """What is known of a CPU: its architecture, LLVM's ``name`` for it, the kernel's ``flags`` (None: unreadable), and
+    which of LLVM's features it answers for itself (``detected``; a feature that is not in it was not asked for)."""
+
+    architecture: str
+    name: str
+    flags: frozenset[str] | None
+    detected: Mapping[str, bool] = field(default_factory=dict)
+
+    def shows(self, feature: str) -> bool:
+        """Whether code may use one of LLVM's features; what nothing is known of may not be used."""
+        if self.detected.get(feature) is False:
+            return False
+        flag = FLAGS.get(self.architecture, {}).get(feature)
+        if self.flags is not None and flag is not None:
+            return flag in self.flags
+        return feature in self.detected or feature in _BASELINE.get(self.architecture, ())
+
+    def hidden(self, features: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``features`` that code generators use and this CPU does not show, sorted."""
+        known = FLAGS.get(self.architecture, {})
+        return tuple(sorted(f for f in features if f in known and not self.shows(f)))
+
+
+@lru_cache(maxsize=1)
+def host_cpu() -> HostCpu:
+    """This machine's CPU."""
+    import tvm_ffi
+    from tvm.target import codegen
+
+    detect = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
+    detected = {str(name): bool(there) for name, there in detect().items()} if detect is not None else {}
+    return HostCpu(platform.machine(), str(codegen.llvm_get_system_cpu()), host_flags(), detected)
+
+
+def native_attrs(cpu: HostCpu, triple: str = "") -> dict[str, Any]:
+    """``mcpu`` and ``mattr`` of a target whose code runs on ``cpu`` (``triple`` left out: this machine's).
+
+    A name that LLVM knows is kept, since it chooses the scheduling model, with a minus for what is hidden. Without one
+    the widest level of the architecture takes its place, with a plus for what the CPU shows beyond it.
+    """
+    from tvm.target import codegen
+
+    name = cpu.name
+    if codegen.llvm_is_valid_cpu(name, triple or str(codegen.llvm_get_system_triple())) and name != "generic":
+        hidden = _roots(name, cpu.hidden(_enabled(name, triple)), triple)
+        return {"mcpu": name, **({"mattr": [f"-{feature}" for feature in hidden]} if hidden else {})}
+    level = _level(cpu, triple)
+    shown = {feature for feature in FLAGS.get(cpu.architecture, {}) if cpu.shows(feature)}
+    beyond = sorted(shown - _enabled(level, triple))
+    return {"mcpu": level, **({"mattr": [f"+{feature}" for feature in beyond]} if beyond else {})}
+
+
+def _level(cpu: HostCpu, triple: str) -> str:
+    """The first level that hides nothing; the last one is every CPU's."""
+    levels = _LEVELS.get(cpu.architecture, ("generic",))
+    return next((level for level in levels if not cpu.hidden(_enabled(level, triple))), levels[-1])
+
+
+def _enabled(mcpu: str, triple: str, mattr: Iterable[str] = ()) -> frozenset[str]:
+    """LLVM's features of a CPU."""
+    import tvm
+    from tvm.target import codegen
+
+    attrs: dict[str, Any] = {"kind": "llvm", "mcpu": mcpu}
+    attrs |= {"mtriple": triple} if triple else {}
+    attrs |= {"mattr": list(mattr)} if mattr else {}
+    return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(tvm.target.Target(attrs)))
+
+
+def _roots(mcpu: str, hidden: tuple[str, ...], triple: str) -> tuple[str, ...]:
+    """The fewest of ``hidden`` whose absence takes all of them away: without avx512f no other part of AVX-512 is left.
+
+    Greedy: what takes most along goes first.
+    """
+    left = {feature: set(hidden) - _enabled(mcpu, triple, [f"-{feature}"]) for feature in hidden}
+    roots, missing = [], set(hidden)
+    for feature in sorted(hidden, key=lambda f: (-len(left[f]), f)):
+        if feature in missing:
+            roots.append(feature)
+            missing -= left[feature] | {feature}
+    return tuple(sorted(roots))
+
+
+def host_flags() -> frozenset[str] | None:
+    """The features that the kernel lists for this machine's CPU; None where it lists none."""
+    for key, value in _cpuinfo():
+        if key in ("flags", "Features"):
+            return frozenset(value.split())
+    return None
+
+
+def cpu_model() -> str:
+    """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``."""
+    names = (value for key, value in _cpuinfo() if key == "model name")
+    name = next(names, "") or platform.processor() or platform.machine()
+    return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
+
+
+def _cpuinfo() -> Iterator[tuple[str, str]]:
+    """The entries of /proc/cpuinfo, or of the file that stands for it; nothing where there is none."""
+    try:
+        text = Path(get("MLC_CPUINFO")).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        yield key.strip(), value.strip()

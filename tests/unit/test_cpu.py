@@ -1,0 +1,185 @@
+"""`native` is what a machine shows: described CPUs that hide features, built for and, where this one can, run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from mlc import cpu as cpu_module
+from mlc import target as target_module
+from mlc.cpu import FLAGS, HostCpu, host_cpu, native_attrs
+from mlc.log.shipped import family
+from mlc.target import Target, resolve
+from schedules import registry
+from schedules.machine import cpu_machine
+from schedules.space import first_seed
+
+TRIPLES = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+
+
+def enabled(mcpu: str, architecture: str = "x86_64", mattr: tuple[str, ...] = ()) -> set[str]:
+    attrs = {"kind": "llvm", "mcpu": mcpu, "mtriple": TRIPLES[architecture]} | ({"mattr": list(mattr)} if mattr else {})
+    return {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(attrs))}
+
+
+def flags_of(mcpu: str, architecture: str = "x86_64", hidden: str = "") -> frozenset[str]:
+    """The kernel's flags of a CPU that has all that LLVM says of it, without those that begin with ``hidden``."""
+    names = FLAGS[architecture]
+    found = {names[f] for f in enabled(mcpu, architecture) if f in names}
+    return frozenset(flag for flag in found if not any(flag.startswith(word) for word in hidden.split()))
+
+
+def cpu(name: str, hidden: str = "", like: str = "", architecture: str = "x86_64") -> HostCpu:
+    return HostCpu(architecture, name, flags_of(like or name, architecture, hidden))
+
+
+@dataclass(frozen=True)
+class Described:
+    """A CPU and what must become of it: vector bytes and registers, features that must be and must not be used."""
+
+    host: HostCpu
+    vectors: tuple[int, int]
+    uses: str = ""
+    spares: str = ""
+    mcpu: str = ""
+
+
+MACHINES = {
+    "zen 4, whole": Described(cpu("znver4"), (64, 32), "avx512f avx512vnni fma"),
+    "zen 4, AVX-512 hidden": Described(cpu("znver4", "avx512"), (32, 16), "avx2 fma", "avx512f avx512vl", "znver4"),
+    "zen 5, AVX-512 hidden": Described(cpu("znver5", "avx512 avx_vnni"), (32, 16), "avx2", "avx512f avxvnni"),
+    "Xeon, AMX hidden": Described(cpu("sapphirerapids", "amx"), (64, 32), "avx512fp16", "amx-tile amx-int8"),
+    "Xeon, VNNI hidden": Described(
+        cpu("cascadelake", "avx512_vnni"), (64, 32), "avx512f avx512bw", "avx512vnni", "cascadelake"),
+    "Xeon, VL and BW hidden": Described(cpu("skylake-avx512", "avx512vl avx512bw"), (64, 32), "avx512f", "avx512vl"),
+    "Haswell, AVX2 hidden": Described(cpu("haswell", "avx2"), (16, 16), "avx sse4.2", "avx2"),
+    "Haswell, AVX and all upon it hidden": Described(
+        cpu("haswell", "avx fma f16c bmi"), (16, 16), "sse4.2", "avx avx2 fma f16c bmi2"),
+    "Zen 3, FMA hidden": Described(cpu("znver3", "fma"), (32, 16), "avx2", "fma"),
+    "BMI hidden": Described(cpu("skylake", "bmi abm"), (32, 16), "avx2 fma", "bmi bmi2 lzcnt"),
+    "unknown name, AVX2": Described(cpu("frobnicator-9", like="haswell"), (32, 16), "avx2 fma f16c", mcpu="x86-64-v3"),
+    "unknown name, AVX-512 and VNNI": Described(
+        cpu("frobnicator-9", like="cascadelake"), (64, 32), "avx512f avx512vnni", mcpu="x86-64-v4"),
+    "generic, FMA hidden": Described(cpu("generic", "fma", like="haswell"), (32, 16), "avx2 bmi2", "fma"),
+    "without /proc/cpuinfo": Described(
+        HostCpu("x86_64", "znver4", None, dict.fromkeys(FLAGS["x86_64"], True) | {"avx512f": False}), (32, 16), "avx2",
+        "avx512f avx512vl"),
+    "nothing known": Described(HostCpu("x86_64", "", None), (16, 16), "sse2", "sse4.2 avx avx2", "x86-64"),
+    "the system saves no wide registers": Described(
+        replace(cpu("znver4"), detected={"avx512f": False, "avx2": True}), (32, 16), "avx2", "avx512f"),
+    "aarch64, SVE hidden": Described(
+        cpu("neoverse-v1", "sve", architecture="aarch64"), (16, 32), "neon dotprod", "sve", "neoverse-v1"),
+    "aarch64, unknown name": Described(
+        cpu("generic", like="neoverse-n1", architecture="aarch64"), (16, 32), "neon dotprod fullfp16", "sve"),
+    "aarch64, nothing known": Described(HostCpu("aarch64", "", None), (16, 32), "neon", "sve dotprod"),
+}
+described = pytest.mark.parametrize("name", MACHINES)
+
+
+def target_of(host: HostCpu) -> Target:
+    triple = TRIPLES[host.architecture]
+    options = {"kind": "llvm", "mtriple": triple, "num-cores": 2, **native_attrs(host, triple)}
+    return resolve(options)
+
+
+@described
+def test_code_uses_what_the_machine_shows_and_no_more(name: str) -> None:
+    machine = MACHINES[name]
+    attrs = native_attrs(machine.host, TRIPLES[machine.host.architecture])
+    used = enabled(attrs["mcpu"], machine.host.architecture, tuple(attrs.get("mattr", ())))
+    assert set(machine.uses.split()) <= used
+    assert not set(machine.spares.split()) & used
+    assert machine.host.hidden(used) == ()
+    assert not machine.mcpu or attrs["mcpu"] == machine.mcpu
+
+
+@described
+def test_spaces_and_shipped_logs_follow_the_features(name: str) -> None:
+    machine = MACHINES[name]
+    target = target_of(machine.host)
+    found = cpu_machine(target.tvm)
+    assert (found.vector_bytes, found.vector_registers) == machine.vectors
+    level = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}.get(machine.vectors)
+    assert level is None or family(target) == level
+
+
+def product(rows: int, inner: int, columns: int) -> tvm.tirx.PrimFunc:
+    a, b = te.placeholder((rows, inner), name="a"), te.placeholder((inner, columns), name="b")
+    k = te.reduce_axis((0, inner), name="k")
+    return te.create_prim_func([a, b, te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")])
+
+
+@described
+def test_code_is_built_without_what_is_hidden_and_runs_where_it_can(name: str) -> None:
+    machine = MACHINES[name]
+    target = target_of(machine.host)
+    func = product(37, 45, 83)
+    sch, _ = first_seed(registry.find(func, target.tvm), func, target.tvm)
+    built = tvm.compile(sch.mod, target=target.tvm)
+    assembly = built.mod.inspect_source("asm")
+    if machine.host.architecture == "x86_64":
+        assert ("zmm" in assembly) == (machine.vectors[0] == 64)
+        assert "avx" in machine.uses or "ymm" not in assembly
+        assert "fma" not in machine.spares.split() or "vfmadd" not in assembly
+    if platform.machine() == machine.host.architecture and not host_cpu().hidden(
+        enabled(str(target.tvm.attrs["mcpu"]), machine.host.architecture, tuple(target.tvm.attrs.get("mattr", ())))
+    ):
+        assert _right_in_a_child(built)
+
+
+def _right_in_a_child(built: tvm.runtime.Executable) -> bool:
+    """Whether the code computes the product; in a child, which an illegal instruction would end."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            rng = np.random.default_rng(0)
+            a, b = rng.standard_normal((37, 45), dtype="float32"), rng.standard_normal((45, 83), dtype="float32")
+            out = tvm.runtime.tensor(np.zeros((37, 83), "float32"))
+            os.environ["TVM_NUM_THREADS"] = "1"
+            built(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+            status = 0 if np.allclose(out.numpy(), a.astype("float64") @ b, rtol=1e-4, atol=1e-4) else 2
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_few_words_say_what_is_hidden() -> None:
+    attrs = native_attrs(MACHINES["zen 4, AVX-512 hidden"].host, TRIPLES["x86_64"])
+    assert attrs["mattr"] == ["-avx512f"]
+    assert native_attrs(cpu("znver4"), TRIPLES["x86_64"]) == {"mcpu": "znver4"}
+
+
+def test_keys_differ_where_features_do() -> None:
+    keys = {target_of(host).canonical for host in (cpu("znver4"), cpu("znver4", "avx512"), cpu("znver4", "fma avx512"))}
+    assert len(keys) == 3
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="hides features of x86")
+def test_the_kernels_list_decides_and_may_be_another_file(tmp_path, monkeypatch) -> None:
+    listed = tmp_path / "cpuinfo"
+    listed.write_text("processor\t: 0\nmodel name\t: Some(R) CPU(TM)  9\nflags\t\t: fpu sse sse2 pni ssse3 sse4_1\n")
+    monkeypatch.setenv("MLC_CPUINFO", str(listed))
+    assert cpu_module.host_flags() == {"fpu", "sse", "sse2", "pni", "ssse3", "sse4_1"}
+    assert cpu_module.cpu_model() == "Some CPU 9"
+    for forget in (cpu_module.host_cpu, target_module._resolve):
+        forget.cache_clear()
+    try:
+        native = resolve("native")
+        assert cpu_machine(native.tvm).vector_bytes == 16 and "sse4.2" in native.canonical
+        assert "avx2" not in tvm.target.codegen.llvm_get_cpu_features(native.tvm)
+    finally:
+        monkeypatch.undo()
+        for forget in (cpu_module.host_cpu, target_module._resolve):
+            forget.cache_clear()
+
+
+def test_a_list_that_cannot_be_read_is_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MLC_CPUINFO", str(tmp_path / "nowhere"))
+    assert cpu_module.host_flags() is None and cpu_module.cpu_model()
