@@ -111,10 +111,8 @@ def _close(mine: np.ndarray, theirs: np.ndarray) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Import beforehand what every case needs, so that only the cases are timed."""
-    import tempfile as _  # noqa: F401
-
+    import onnx.reference
     import onnxruntime  # noqa: F401
-    import onnx.reference  # noqa: F401
 
     from mlc import api  # noqa: F401
     from mlc.frontend import load_model
