@@ -303,7 +303,8 @@ def _evaluate(
     sizes = (math.prod(shape) * helper.tensor_dtype_to_np_dtype(kind).itemsize
              for kind, shape in (known[output] for output in node.output if output in known))
     if sum(sizes) + graph.folded_bytes > _LARGEST_FOLDED:
-        return None
+        raise ModelError(f"what follows from constants alone must take at most {_LARGEST_FOLDED >> 30} GiB, but with "
+                         f"{node.op_type} ({node.name or node.output[0]}) it takes more; make that a weight or an input")
     return _run_reference(node, graph)
 
 

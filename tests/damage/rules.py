@@ -161,8 +161,8 @@ def _wrong(rule: Any) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the shipped rules once, for all cases."""
     from mlc.substitution import check as _checker  # noqa: F401
-    from mlc.substitution.shipped import shipped_rules
     from mlc.substitution import verify as _verify  # noqa: F401
+    from mlc.substitution.shipped import shipped_rules
 
     shipped_rules()
     return harness.main(STRATEGIES, check, argv)
