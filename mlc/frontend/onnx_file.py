@@ -40,7 +40,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     check_text(model, path.name)
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ModelError(
             f"the weights that {path.name} keeps in other files must lie beside it, but: {_one_line(error)}; "
             "copy them together"
@@ -56,7 +56,9 @@ def _parsers_reason(error: Exception) -> str:
 
 
 def _too_large(size: int) -> str:
-    return "one protobuf holds less than 2 GiB, keep the weights in other files; else " if size >= _PROTOBUF_LIMIT else ""
+    if size < _PROTOBUF_LIMIT:
+        return ""
+    return "one protobuf holds less than 2 GiB, keep the weights in other files; else "
 
 
 def check_text(message: Any, name: str) -> None:
@@ -82,7 +84,7 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
         model = _without_weights(model)
     try:
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, ValueError) as error:
+    except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"the model must pass onnx.checker, but {name} does not: {_one_line(error)}; export it again"
         ) from None

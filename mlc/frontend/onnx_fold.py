@@ -227,7 +227,7 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
         if not _has_long_vectors(inferred.graph):
             inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
     known = {}
@@ -304,7 +304,7 @@ def _evaluate(
              for kind, shape in (known[output] for output in node.output if output in known))
     if sum(sizes) + graph.folded_bytes > _LARGEST_FOLDED:
         raise ModelError(f"what follows from constants alone must take at most {_LARGEST_FOLDED >> 30} GiB, but with "
-                         f"{node.op_type} ({node.name or node.output[0]}) it takes more; make that a weight or an input")
+                         f"{node.op_type} ({node.name or node.output[0]}) it takes more; make that an input")
     return _run_reference(node, graph)
 
 

@@ -66,7 +66,8 @@ _TEXTS = {
         d = Pad<mode="constant">(c, pads)
         y = Clip(d, low, high) }""",
     "shapes": """g (float[2,3,8] x) => (float[6,12] y, int64[2] size)
-        <int64[1] one = {1}, int64[1] zero = {0}, int64[1] four = {4}, int64[1] last = {-1}, int64[1] step = {2}, int64[1] end = {8},
+        <int64[1] one = {1}, int64[1] zero = {0}, int64[1] four = {4}, int64[1] last = {-1},
+        int64[1] step = {2}, int64[1] end = {8},
         int64 first = {0}> {
         a = Slice(x, zero, four, last, one)
         b = Slice(x, four, end, last, step)

@@ -1,4 +1,4 @@
-"""What can be wrong with a model file: one function for each kind of damage, all random choices from the case's seed."""
+"""What can be wrong with a model file: a function for each kind of damage, all random choices from the case's seed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _attribute(model: Model, rng: Random) -> None:
     if kind == 0:
         node.attribute.remove(attribute)
     elif kind == 1:
-        attribute.type = rng.choice(list(range(16)))
+        attribute.type = rng.choice(list(range(15)))
     elif kind == 2:
         node.attribute.append(attribute)
     elif kind == 3:
@@ -329,8 +329,8 @@ def _calls_in_a_circle(model: Model, rng: Random) -> None:
     for place, name in enumerate(names):
         following = names[(place + 1) % len(names)] if rng.random() < 0.9 else "Relu"
         calls = [helper.make_node(following, ["a"], ["b"], domain="local" if following != "Relu" else "")]
-        model.functions.append(helper.make_function("local", name, ["a"], ["b"], calls, [helper.make_opsetid("", 17),
-                                                                                       helper.make_opsetid("local", 1)]))
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+        model.functions.append(helper.make_function("local", name, ["a"], ["b"], calls, opsets))
     model.graph.node[-1].op_type, model.graph.node[-1].domain = names[0], "local"
 
 
@@ -355,8 +355,8 @@ def _grown(model: Model, rng: Random) -> None:
     sizes = rng.choice(((2**31, 4), (10**5, 10**5), (2**62, 1), (2**40,), (2**33, 0), (10**9,), (1, -1)))
     graph.initializer.append(helper.make_tensor("sizes", TensorProto.INT64, [len(sizes)], sizes))
     graph.initializer.append(helper.make_tensor("unit", TensorProto.FLOAT, [1] * len(sizes), [1.0]))
-    bounds = [helper.make_tensor(n, TensorProto.INT64, [], [v]) for n, v in (("from", 0), ("up", max(sizes)), ("by", 1))]
-    graph.initializer.extend(bounds)
+    for name, bound in (("from", 0), ("up", max(sizes)), ("by", 1)):
+        graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [bound]))
     graph.initializer.append(helper.make_tensor("padding", TensorProto.INT64, [2 * len(sizes)], [0] * len(sizes) + list(
         sizes)))
     inputs = rng.choice((("ConstantOfShape", ["sizes"]), ("Expand", ["unit", "sizes"]), ("Tile", ["unit", "sizes"]),

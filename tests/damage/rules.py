@@ -23,8 +23,9 @@ _SECONDS = 4.0  # for one rule, of the ten for the case
 _SIZES = ("n", "n+1", "2*n", "n*m", "(n+m)*(n+m)*(n-m)", "n//2", "n%3", "-1", "0", "1", "9" * 18, "9" * 5000, "n^9",
           "(" * 60 + "n" + ")" * 60, "n" + "//2" * 300, "*".join(["(a+b+c+d+e)"] * 30), "1e999", "$n", "@", "", "n//0",
           "n**99999999", "\x1b[31m", "größe", "*".join(["n"] * 400))
-_VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**31, 10**40, 1.5, float("nan"), float("inf"), "", "x", "%0", "%99", "%0.7",
-                            "\x1b[2J", [], {}, [[]], {"fraction": "1e999999999"}, {"fraction": "1/0"}, "9" * 6000)
+_VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**31, 10**40, 1.5, float("nan"), float("inf"), "", "x", "%0",
+                            "%99", "%0.7", "\x1b[2J", [], {}, [[]], {"fraction": "1e999999999"},
+                            {"fraction": "1/0"}, "9" * 6000)
 _OPERATORS = ("add", "mul", "relu", "matmul", "conv2d", "concat", "slice", "transpose", "reshape", "exp", "nothing")
 
 
@@ -64,7 +65,8 @@ def _sizes(rule: dict[str, Any], rng: Random) -> None:
     if not shape or kind == 1:
         shape.insert(rng.randrange(len(shape) + 1), rng.choice(_SIZES))
     else:
-        shape[rng.randrange(len(shape))] = rng.choice((*_SIZES, *sum(rule["inputs"].values(), [])))
+        known = [size for other in rule["inputs"].values() for size in other]
+        shape[rng.randrange(len(shape))] = rng.choice((*_SIZES, *known))
 
 
 def _graph(rule: dict[str, Any], rng: Random) -> None:
