@@ -5,8 +5,8 @@ from __future__ import annotations
 from mlc.text import one_line
 
 __all__ = [
-    "ArtifactError", "BuildError", "InputError", "InstallationError", "LogError", "MeasureError",
-    "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
+    "ArtifactError", "BuildError", "CodeGenerationError", "InputError", "InstallationError", "LogError",
+    "MeasureError", "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
 ]
 
 
@@ -69,6 +69,10 @@ class MeasureError(MlcError):
 
 class BuildError(MlcError):
     """Code generation failed for a function that should have built."""
+
+
+class CodeGenerationError(BuildError):
+    """TVM or nvcc refuses to make code of a module; finding and linking what makes it is another matter."""
 
 
 class InstallationError(MlcError):
