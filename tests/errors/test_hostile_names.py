@@ -116,7 +116,7 @@ def test_the_trace_of_an_error_is_escaped_too(tmp_path, capsys) -> None:
 
 
 def test_what_python_prints_of_an_error_is_escaped() -> None:
-    assert str(ModelError(HOSTILE)) == r"[bold]\x1b[31m\x9b2J\u202e\r\x07[/]"
+    assert str(ModelError(HOSTILE)) == r"[bold]\x1b[31m\x9b2J\u202e \x07[/]"
 
 
 def test_text_stays_as_it_is_where_it_is_printable() -> None:
