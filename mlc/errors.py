@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlc.text import one_line
+
 __all__ = [
     "ArtifactError", "BuildError", "CodeGenerationError", "InputError", "InstallationError", "LogError",
     "MeasureError", "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
@@ -9,9 +11,15 @@ __all__ = [
 
 
 class MlcError(Exception):
-    """Base of every error raised on purpose. The command line prints it as one line and exits with 1."""
+    """Base of every error raised on purpose. The command line prints it as one line and exits with 1.
+
+    Messages quote files and models, so that what would command a terminal is shown and not obeyed.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UsageError(MlcError):

@@ -24,7 +24,7 @@ from mlc.build.inputs import InputSlot, in_order
 from mlc.build.places import Place, place_of
 from mlc.build.stopwatch import Stopwatch
 from mlc.config import physical_cores
-from mlc.errors import ArtifactError
+from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec
 
 __all__ = ["Executable", "load"]
@@ -55,7 +55,7 @@ class Executable:
         self._machine: Any = None
         _living.add(self)
 
-    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+    def __call__(self, /, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the model; the outputs, in the model's order, are the caller's own.
 
         Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
@@ -66,22 +66,25 @@ class Executable:
             main, place = self._running or self._start()
             return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, place)), place)
 
-    def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
+    def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
 
-        Getting arrays in and out is not counted.
+        Getting arrays in and out is not counted. An input named like an option goes by position.
         """
+        _check_options(repeats=repeats, warmup=warmup)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
             main, place = self._running or self._start()
             tensors = self._tensors(values, place)
             return threads.call(self._threads, self._times, main, tensors, place, warmup, repeats)
 
-    def profile(self, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
+    def profile(self, /, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
         """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
 
         Keys are the ``symbol`` of ``metadata["functions"]``. Watching costs some 10 us a call, not counted here.
+        An input named ``repeats`` goes by position.
         """
+        _check_options(repeats=repeats)
         values = in_order(self.inputs, arrays, named)
         with self._lock:
             _, place = self._running or self._start()
@@ -195,6 +198,14 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _check_options(**options: Any) -> None:
+    """Options of a method share their names with inputs: raise where one got what is meant for an input."""
+    for name, value in options.items():
+        if not isinstance(value, int | np.integer):
+            raise InputError(f"the option {name} must be a whole number, got {type(value).__name__}; give an input of "
+                             "that name by position")
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:

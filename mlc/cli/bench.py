@@ -89,9 +89,9 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     else:
         with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder:
             exe = api.load(_compiled(args, model, Path(folder, "mlc.so"), args.log))
-    inputs = random_inputs(exe.inputs)
-    seconds = exe.profile(repeats=args.rounds, **inputs)
-    whole = median(exe.time(repeats=4 * args.rounds, warmup=4, **inputs))
+    inputs = list(random_inputs(exe.inputs).values())  # by position: names may be those of options
+    seconds = exe.profile(*inputs, repeats=args.rounds)
+    whole = median(exe.time(*inputs, repeats=4 * args.rounds, warmup=4))
     rows = [
         {"task": f["name"], "calls": f["calls"], "seconds": seconds[f["symbol"]] / f["calls"], "flops": f["flops"],
          "roofline_seconds": f["roofline_seconds"], "space": f["space"], "source": f["source"],
@@ -111,7 +111,7 @@ def _render_tasks(document: dict[str, Any], console: Console) -> None:
     together = sum(row["calls"] * row["seconds"] for row in rows)
     console.print(functions_table(rows))
     console.print(f"{document['model']} on {document['threads']} threads: {fmt.seconds(document['median_ms'] / 1e3)}; "
-                  f"its functions together {fmt.seconds(together)}, watched", soft_wrap=True, markup=False)
+                  f"its functions together {fmt.seconds(together)}, watched", soft_wrap=True)
 
 
 def _threads(args: argparse.Namespace) -> int:
@@ -161,13 +161,12 @@ def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: s
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[BenchEvent], None]]:
     """A listener that tells of a benchmark's course: one changing line in a terminal, a line an engine elsewhere."""
-    from rich.markup import escape
 
     status = console.status("preparing ...") if console.is_terminal else None
 
     def listener(event: BenchEvent) -> None:
         if event.kind == "failed":
-            console.print(f"{event.engine}: {escape(event.detail)}", soft_wrap=True)
+            console.print(f"{event.engine}: {event.detail}", soft_wrap=True)
         elif event.kind == "loading" and status:
             status.update(f"loading {event.engine} ...")
         elif event.kind == "ready" and not status:
@@ -190,9 +189,9 @@ def render_result(result: BenchResult, console: Console) -> None:
 
     console.print(bench_table([row.to_json() for row in result.results]))
     console.print(f"{result.model} on {result.machine}, {result.threads} threads each, interleaved; errors against "
-                  f"{result.reference or 'nothing'}", soft_wrap=True, markup=False)
+                  f"{result.reference or 'nothing'}", soft_wrap=True)
     if result.target:
-        console.print(f"mlc is built for {result.target}; the others run as they come", soft_wrap=True, markup=False)
+        console.print(f"mlc is built for {result.target}; the others run as they come", soft_wrap=True)
     speedup = result.speedup_over_best_peer
     if speedup is not None:
         console.print(f"mlc against the best of the others: {fmt.factor(speedup)}")

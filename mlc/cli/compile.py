@@ -150,7 +150,7 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
                  *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else []),
                  *(["--no-substitutions"] if args.substitutions is False else [])]
-        console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True, markup=False)
+        console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True)
 
 
 def _render_substitutions(found: dict[str, Any] | None, console: Console) -> None:
@@ -160,7 +160,7 @@ def _render_substitutions(found: dict[str, Any] | None, console: Console) -> Non
         console.print("substitutions: none; they are switched off, or a warning says what went wrong")
         return
     for line in [*lines(found), f"graphs: {found['report']}"]:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True)
 
 
 COMMAND = Command("compile", "build a model into one file", _add_arguments, _execute, epilog=options.MODELS_EPILOG)

@@ -117,7 +117,7 @@ def _check(onnx_path: Path, artifact: Path) -> float:
     exe = api.load(artifact)
     inputs: dict[str, np.ndarray] = random_inputs(exe.inputs, seed=1)
     session = onnxruntime.InferenceSession(str(onnx_path), providers=["CPUExecutionProvider"])
-    (_, relative), why = output_error(exe(**inputs), session.run(None, inputs))
+    (_, relative), why = output_error(exe(*inputs.values()), session.run(None, inputs))
     if why or relative > TOLERANCE:
         found = why or f"{relative:.1e}"
         raise BuildError(f"the tuned model must agree with onnxruntime to {TOLERANCE}, got {found}; please report it")
@@ -127,7 +127,7 @@ def _check(onnx_path: Path, artifact: Path) -> float:
 def _say(console: Console, started: float, text: str) -> None:
     from mlc.report import format as fmt
 
-    console.print(f"\\[{fmt.duration(time.monotonic() - started)}] {text}", soft_wrap=True)
+    console.print(f"[{fmt.duration(time.monotonic() - started)}] {text}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
-_MARK = {"ok": "[green]ok[/]", "note": "[dim]-[/]", "wrong": "[bold red]wrong[/]"}
+_MARK = {"ok": ("ok", "green"), "note": ("-", "dim"), "wrong": ("wrong", "bold red")}  # a word and its style
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +34,14 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _render(findings: list[Finding], console: Console) -> None:
-    from rich.markup import escape
+    from rich.text import Text
 
     from mlc.report.tables import table
 
-    console.print(table(("", "what", "found"), [(_MARK[f.state], f.name, escape(f.value)) for f in findings]))
+    console.print(table(("", "what", "found"), [(Text(*_MARK[f.state]), f.name, f.value) for f in findings]))
     wrong = [f for f in findings if f.state == "wrong"]
     for finding in wrong:
-        console.print(f"[bold red]{finding.name}[/]: {escape(finding.value)}; {escape(finding.remedy)}")
+        console.print(Text.assemble((finding.name, "bold red"), f": {finding.value}; {finding.remedy}"))
     if not wrong:
         console.print("nothing is wrong with this installation")
 

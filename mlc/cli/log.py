@@ -162,14 +162,13 @@ def _show_records(path: Path, reader: LogReader, text: str, limit: int | None) -
     ]
 
     def render(console: Console) -> None:
-        from rich.markup import escape
 
         from mlc.report import format as fmt
         from mlc.report.tables import table
 
         cells = [
             (r["task"], fmt.seconds(r["ms"] / 1e3) if not r["failure"] else r["failure"], r["space"],
-             escape(r["detail"] if r["failure"] else " ".join(f"{k}={v}" for k, v in r["decisions"].items())))
+             r["detail"] if r["failure"] else " ".join(f"{k}={v}" for k, v in r["decisions"].items()))
             for r in rows
         ]
         console.print(table(("task", "time", "space", "decisions"), cells, right=("time",)))
@@ -186,14 +185,12 @@ def _show_sessions(path: Path, log: Any, limit: int) -> Outcome:
     def render(console: Console) -> None:
         import datetime
 
-        from rich.markup import escape
-
         from mlc.report import format as fmt
         from mlc.report.tables import table
 
         rows = [
             (s["session"], f"{datetime.datetime.fromtimestamp(s['started']):%Y-%m-%d %H:%M}", s["trials"],
-             fmt.duration(s["seconds"]), escape(" ".join(f"{k}={v}" for k, v in s["options"].items())))
+             fmt.duration(s["seconds"]), " ".join(f"{k}={v}" for k, v in s["options"].items()))
             for s in sessions[-limit:]
         ]
         console.print(table(("session", "started", "trials", "spent", "options"), rows, right=("trials", "spent")))
@@ -287,9 +284,7 @@ def _check(args: argparse.Namespace) -> Outcome:
 
 
 def _line(text: str) -> Callable[[Console], None]:
-    from rich.markup import escape
-
-    return lambda console: console.print(escape(text), soft_wrap=True)
+    return lambda console: console.print(text, soft_wrap=True)
 
 
 def _execute(args: argparse.Namespace) -> Outcome:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from mlc.cli import bench, compile, doctor, log, rules, run, targets, tune
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import SETTINGS, get_int
 from mlc.errors import MlcError, UsageError
+from mlc.text import one_line, visible
 
 __all__ = ["COMMANDS", "finish", "main", "parser"]
 
@@ -91,6 +93,9 @@ def _orderly_end(received: list[int]) -> Iterator[None]:
 
 def finish(run: Callable[[], Outcome | None], *, as_json: bool = False, debug: bool = False) -> int:
     """Call ``run``, print what it hands back or why it failed, and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal must not turn success into a failure
     try:
         debug = debug or get_int("MLC_DEBUG") > 0
         with warnings.catch_warnings():
@@ -163,9 +168,11 @@ def _print(outcome: Outcome, as_json: bool) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value with what JSON can't say (infinity, NaN) as null."""
+    """The value with what JSON can't say as null (infinity, NaN) or escaped (bytes of a name that are no UTF-8)."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {_plain(str(k)): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -175,13 +182,13 @@ def _plain(value: Any) -> Any:
 
 def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """Warnings are one line too."""
-    print(f"mlc: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"mlc: warning: {one_line(str(message))}", file=sys.stderr)
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
-    line = " ".join(message.split())
+        print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    line = one_line(message)
     print(f"mlc: error: {line}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": {"kind": type(error).__name__, "message": line}}))

@@ -22,6 +22,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     verify = action("verify", "prove the rules of a file, or check their certificates; exit code 1 where one is wrong "
                     "or undecided", _verify)
     verify.add_argument("file", type=Path, metavar="FILE", help="rules in mlc's own JSON or in TASO's")
+    verify.add_argument("--seconds", type=options.positive_float, default=60.0, metavar="S",
+                        help="a rule that takes longer is undecided (default: 60)")
     show = action("show", "a rule: both sides, its precondition and its certificate", _show)
     show.add_argument("name", metavar="NAME", help="the name of a shipped rule, or of one in --file")
     rules_library.add_actions(action)
@@ -29,9 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(args: argparse.Namespace) -> Outcome:
-    from mlc.substitution.verify import read_rules, verdict
+    from mlc.substitution.verify import bounded_verdict, read_rules
 
-    found = [verdict(identity, rules) for identity, rules in read_rules(args.file)]
+    found = [bounded_verdict(identity, rules, args.seconds) for identity, rules in read_rules(args.file)]
     counts = Counter(v.status for v in found)
     document = {"file": str(args.file), "rules": [v.document() for v in found],
                 "summary": {s: counts[s] for s in ("proved", "conditional", "refuted", "undecided")}}
@@ -39,7 +41,7 @@ def _verify(args: argparse.Namespace) -> Outcome:
     def render(console: Console) -> None:
         for v in found:
             more = f": {v.precondition}" if v.precondition else f": {v.reason}" if v.reason else ""
-            console.print(f"{v.id}  {v.status}{more}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"{v.id}  {v.status}{more}", soft_wrap=True)
         console.print(f"{len(found)} rules: " + ", ".join(f"{n} {s}" for s, n in counts.items()), soft_wrap=True)
 
     return Outcome(document, render, exit_code=1 if counts["refuted"] or counts["undecided"] else 0)
@@ -62,10 +64,10 @@ def _show(args: argparse.Namespace) -> Outcome:
                 "certificate_steps": dict(steps) if certificate else None}
 
     def render(console: Console) -> None:
-        console.print(rule_text(rule), soft_wrap=True, markup=False, highlight=False)
+        console.print(rule_text(rule), soft_wrap=True)
         summary = ", ".join(f"{n} {name}" for name, n in steps.items()) or "no steps"
         console.print(f"  certificate: {summary}" if certificate else "  no certificate: it is never applied",
-                      soft_wrap=True, markup=False, highlight=False)
+                      soft_wrap=True)
 
     return Outcome(document, render)
 

@@ -112,7 +112,7 @@ def _list(args: argparse.Namespace) -> Outcome:
 
     def render(out: Console) -> None:
         for rule in rules:
-            out.print(rule_text(rule), markup=False, soft_wrap=True)
+            out.print(rule_text(rule), soft_wrap=True)
         out.print(f"{len(rules)} rules")
 
     return Outcome(document, render)
@@ -147,7 +147,7 @@ def _derives(path: Path, rules: tuple[Rule, ...]) -> Outcome:
     def render(out: Console) -> None:
         for d in found:
             if d.status != "derived":
-                out.print(f"{d.rule}: {d.status}: {d.reason}", markup=False)
+                out.print(f"{d.rule}: {d.status}: {d.reason}")
         out.print(f"{counts['derived']} of {sound} sound rules follow from the library of {len(rules)}; "
                   f"{counts['unsound']} are unsound")
 

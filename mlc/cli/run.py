@@ -31,8 +31,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
-    import numpy as np
-
     import mlc
 
     files = _parse_inputs(args.inputs)
@@ -41,11 +39,10 @@ def _execute(args: argparse.Namespace) -> Outcome:
     arrays = {name: _load_array(name, path) for name, path in files.items()}
     exe = mlc.load(args.model)
     inputs = _complete(exe, arrays, args.seed)
-    outputs = exe(**inputs)
+    outputs = exe(*inputs)
     names = [spec.name for spec in exe.outputs]
     if args.output:
-        arrays_by_name: dict[str, Any] = dict(zip(names, outputs, strict=True))
-        np.savez(args.output, **arrays_by_name)
+        _save(args.output, dict(zip(names, outputs, strict=True)))
     drawn = f"random, seed {args.seed}"
     document: dict[str, Any] = {
         "model": args.model,
@@ -86,25 +83,37 @@ def _load_array(name: str, path: Path) -> np.ndarray:
     return array
 
 
-def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """What was given, and seeded random values for the rest."""
+def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> list[np.ndarray]:
+    """What was given, and seeded random values for the rest, in the model's order."""
     from mlc.testing.models import random_inputs
 
     known = [spec.name for spec in exe.inputs]
     unknown = sorted(arrays.keys() - set(known))
     if unknown:
         raise InputError(f"an input's name must be one of {', '.join(known)}, got {', '.join(unknown)}")
-    return {**random_inputs(exe.inputs, seed), **arrays}
+    return list({**random_inputs(exe.inputs, seed), **arrays}.values())
 
 
-def _latency(exe: Executable, inputs: dict[str, np.ndarray], repeat: int) -> dict[str, Any]:
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """An archive as ``numpy.savez`` writes it, to exactly this path and whatever the arrays' names are."""
+    import zipfile
+
+    import numpy as np
+
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _latency(exe: Executable, inputs: list[np.ndarray], repeat: int) -> dict[str, Any]:
     """Milliseconds a call over ``repeat`` calls, after the one that made the outputs."""
     import numpy as np
 
     times = []
     for _ in range(repeat):
         started = time.perf_counter()
-        exe(**inputs)
+        exe(*inputs)
         times.append(time.perf_counter() - started)
     low, middle, high = (float(q) for q in np.percentile(np.array(times) * 1e3, (10, 50, 90)))
     return {"runs": repeat, "median_ms": middle, "p10_ms": low, "p90_ms": high, "min_ms": min(times) * 1e3}

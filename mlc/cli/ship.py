@@ -83,7 +83,7 @@ def ship(targets: Sequence[str], models: Sequence[str], seconds: float, work: Pa
     for number, model in enumerate(models):
         for name, target in resolved.items():
             console.print(f"{(time.monotonic() - started) / 60:5.1f} min  {model} ({number + 1} of {len(models)}) for "
-                          f"{target.canonical}", soft_wrap=True, markup=False)
+                          f"{target.canonical}", soft_wrap=True)
             work.mkdir(parents=True, exist_ok=True)
             counts[name] = _one(model, target, seconds, work, output / name / FILE, console)
     document = {"records": counts, "seconds": time.monotonic() - started, "output": str(output)}
@@ -101,7 +101,7 @@ def _one(model: str, target: Target, seconds: float, work: Path, file: Path, con
 
     log, done = work / f"{file.parent.name}.db", work / f"{file.parent.name}-{model}.json"
     if missing := missing_features("x86_64", required_features(target.tvm)):
-        console.print(f"  untimed: this machine lacks {', '.join(missing[:4])}", soft_wrap=True, markup=False)
+        console.print(f"  untimed: this machine lacks {', '.join(missing[:4])}", soft_wrap=True)
         return write(file, [*read(file), *_untimed(model, target)])
     spent = json.loads(done.read_text())["seconds"] if done.exists() else 0.0
     if spent < seconds:
@@ -208,7 +208,7 @@ def _names(text: str | None) -> list[str]:
 
 def _render(document: Mapping[str, Any], console: Console) -> None:
     for name, count in document["records"].items():
-        console.print(f"{Path(document['output']) / name / FILE}: {count} records", soft_wrap=True, markup=False)
+        console.print(f"{Path(document['output']) / name / FILE}: {count} records", soft_wrap=True)
 
 
 if __name__ == "__main__":

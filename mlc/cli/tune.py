@@ -62,7 +62,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         _need_gpu(args.target)
     busy = load_warning() if target.kind == "llvm" else ""
     if busy and not args.json:
-        stderr_console().print(busy, markup=False, soft_wrap=True)
+        stderr_console().print(busy, soft_wrap=True)
     with listening(stderr_console(), as_json=args.json) as listener:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
@@ -158,13 +158,13 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
         console.print(f"candidates that failed: {failed}", soft_wrap=True)
     console.print(f"log: {document['log']}", soft_wrap=True)
     if report.reason == "interrupted":
-        console.print(f"all that was measured is there; to go on: {document['resume']}", soft_wrap=True, markup=False)
+        console.print(f"all that was measured is there; to go on: {document['resume']}", soft_wrap=True)
     else:
         words = ["mlc", "compile", args.model]
         words += ["--target", args.target] if args.target != "native" else []
         words += ["--log", args.log] if args.log else []
         words += _switches(args)
-        console.print(f"next: {shlex.join(words)}", soft_wrap=True, markup=False)
+        console.print(f"next: {shlex.join(words)}", soft_wrap=True)
 
 
 def _graphs(graph: GraphReport) -> str:

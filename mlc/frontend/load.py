@@ -10,6 +10,7 @@ from typing import Any
 
 from mlc.errors import UsageError
 from mlc.frontend.model import ImportedModel, imported
+from mlc.text import one_line
 
 __all__ = ["load_model"]
 
@@ -35,11 +36,11 @@ def load_model(
         from mlc.frontend.onnx_relax import import_onnx
 
         path = Path(source)
-        return import_onnx(read_model(path), name or path.stem, shapes)
+        return import_onnx(read_model(path), one_line(name or path.stem), shapes)
     if _is(source, "onnx", "ModelProto"):
         from mlc.frontend.onnx_relax import import_onnx
 
-        return import_onnx(source, name or source.graph.name or "model", shapes)
+        return import_onnx(source, one_line(name or source.graph.name or "model"), shapes)
     if shapes:
         raise UsageError("shapes fixes the inputs of an ONNX model only; give example_inputs of the shape you want")
     if _is(source, "torch.nn", "Module") or _is(source, "torch.export", "ExportedProgram"):

@@ -58,6 +58,10 @@ def imported(
         output_names = [f"output_{i}" for i in range(len(types))]
     inputs = tuple(_spec(n, p.ty) for n, p in zip(input_names, params, strict=True))
     outputs = tuple(_spec(n, t) for n, t in zip(output_names, types, strict=True))
+    for what, names in (("inputs", [s.name for s in inputs]), ("outputs", [s.name for s in outputs])):
+        twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise ModelError(f"the {what} of {name} must have different names, but {twice[0]} comes twice; rename one")
     for spec in (*inputs, *outputs):
         if spec.dtype not in ARRAY_TYPES:
             raise ModelError(f"every input and output must have a type that numpy has, but {spec.name} of {name} is "

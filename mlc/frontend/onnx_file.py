@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError
+from mlc.text import one_line
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["check_model", "read_model"]
+__all__ = ["check_model", "check_text", "read_model"]
 
 _PROTOBUF_LIMIT = 2 << 30  # bytes one protobuf message can hold; larger models keep their weights in other files
 
@@ -18,30 +19,61 @@ _PROTOBUF_LIMIT = 2 << 30  # bytes one protobuf message can hold; larger models 
 def read_model(path: Path) -> onnx.ModelProto:
     """The model in ``path`` with its external data, parsed but not checked."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     if not path.exists():
         raise ModelError(f"the model file must exist, but there is no {path}; check the path")
     if path.is_dir():
         raise ModelError(f"the model must be an ONNX file, but {path} is a folder; name the .onnx file inside it")
     try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError:
+        model = onnx.load(path, load_external_data=False)  # by its suffix: protobuf, textproto, JSON or ONNX's text
+    except OSError as error:
+        raise ModelError(f"the model file must be readable, but {path} is not: {error.strerror}; check its permissions"
+                         ) from None
+    except Exception as error:  # each format has its parser, and each parser its own errors
         size = path.stat().st_size
         raise ModelError(
-            f"the model must be an ONNX protobuf, but {path} ({size} bytes) cannot be parsed; it is truncated or "
-            "another format: copy or export it again"
+            f"the model must be an ONNX protobuf, but {path} ({size} bytes) cannot be parsed{_parsers_reason(error)}; "
+            f"{_too_large(size)}it is truncated or another format: copy or export it again"
         ) from None
     if not model.graph.node and not model.graph.output:
         raise ModelError(f"the model must hold a graph, but the one in {path} is empty; export it again")
+    check_text(model, path.name)
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ModelError(
             f"the weights that {path.name} keeps in other files must lie beside it, but: {_one_line(error)}; "
             "copy them together"
         ) from None
     return model
+
+
+def _parsers_reason(error: Exception) -> str:
+    """What a parser of text says, which names the line; protobuf's has nothing to say."""
+    from google.protobuf.message import DecodeError
+
+    return "" if isinstance(error, DecodeError) else f" ({one_line(str(error))[:200]})"
+
+
+def _too_large(size: int) -> str:
+    if size < _PROTOBUF_LIMIT:
+        return ""
+    return "one protobuf holds less than 2 GiB, keep the weights in other files; else "
+
+
+def check_text(message: Any, name: str) -> None:
+    """Raise :class:`ModelError` where a name or another text of the model is not UTF-8; protobuf hands it out as it is.
+    """
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING):
+            continue
+        single = isinstance(value, str | bytes) or hasattr(value, "ListFields")
+        for each in (value,) if single else value:
+            if field.type == field.TYPE_MESSAGE:
+                check_text(each, name)
+            elif not isinstance(each, str):
+                raise ModelError(f"every name must be UTF-8, but {name} has {bytes(each)[:60]!r} as {field.name}; "
+                                 "export it again")
 
 
 def check_model(model: onnx.ModelProto, name: str) -> None:
@@ -52,7 +84,7 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
         model = _without_weights(model)
     try:
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, ValueError) as error:
+    except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as error:
         raise ModelError(
             f"the model must pass onnx.checker, but {name} does not: {_one_line(error)}; export it again"
         ) from None

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "make_static"]
 
 _SMALL = 1 << 12  # bytes: constants up to here may be shapes and are shown to shape inference
-_LARGEST_FOLDED = 1 << 30  # bytes
+_LARGEST_FOLDED = 1 << 30  # bytes, of one value and of all together
+_SLIGHT = 1 << 16  # bytes of inputs: even an outer product of them can be had
+_LONGEST_VECTOR = 1 << 16  # elements that are followed one by one, since they may be a shape
+# Operators whose result may be of any size, whatever theirs is.
+_GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"})
 _NEVER_FOLDED = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
     "If", "Loop", "Scan",
@@ -48,6 +52,7 @@ class Graph:
     opsets: dict[str, int]
     functions: list[onnx.FunctionProto]
     folded: dict[str, np.ndarray] = field(default_factory=dict)
+    folded_bytes: int = 0
 
     @cached_property
     def opset(self) -> int:
@@ -62,7 +67,14 @@ class Graph:
         """The constant as an array (a view of the file's bytes where it can be)."""
         from onnx import numpy_helper
 
-        return self.folded[name] if name in self.folded else numpy_helper.to_array(self.weights[name])
+        if name in self.folded:
+            return self.folded[name]
+        tensor = self.weights[name]
+        try:
+            return numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise ModelError(f"every weight must hold the elements that its shape and type say, but {name} of shape "
+                             f"{list(tensor.dims)} does not ({error}); export the model again") from None
 
     def used_constants(self) -> dict[str, np.ndarray]:
         """The constants that some node or output reads."""
@@ -212,8 +224,10 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     model = _as_model(graph)
     strict = all(node.domain in ("", "ai.onnx") for node in graph.nodes)  # other domains have no inference
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
+        if not _has_long_vectors(inferred.graph):
+            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
     known = {}
@@ -222,6 +236,19 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
         if dims is not None and all(isinstance(d, int) for d in dims):
             known[value.name] = (value.type.tensor_type.elem_type, tuple(int(d) for d in dims if d is not None))
     return known
+
+
+def _has_long_vectors(graph: onnx.GraphProto) -> bool:
+    """Whether a vector might be too long to follow its elements, each of which inference makes an object of."""
+    values = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    grown = (values.get(node.output[0]) for node in walk_nodes(graph.node) if node.op_type in _GROWING and node.output)
+    return any(_is_long(value) for value in values.values()) or any(value is None or None in (_dims(value) or [None])
+                                                                     for value in grown)
+
+
+def _is_long(value: onnx.ValueInfoProto) -> bool:
+    dims = _dims(value) if value.type.HasField("tensor_type") else None
+    return dims is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] > _LONGEST_VECTOR
 
 
 # Folding
@@ -253,6 +280,7 @@ def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -
             kept.append(node)
         else:
             graph.folded.update({o: v for o, v in zip(node.output, values, strict=False) if o})
+            graph.folded_bytes += sum(value.nbytes for value in values)
     graph.nodes = kept
 
 
@@ -270,12 +298,21 @@ def _evaluate(
         return [np.array(shape[bounds.get("start", 0):bounds.get("end")], dtype=np.int64)]
     if node.op_type in _NEVER_FOLDED or not all(graph.is_constant(i) for i in node.input if i):
         return None
-    for output in node.output:
-        if output in known:
-            kind, shape = known[output]
-            if math.prod(shape) * helper.tensor_dtype_to_np_dtype(kind).itemsize > _LARGEST_FOLDED:
-                return None
+    if not all(output in known for output in node.output if output) and not _is_slight(node, graph):
+        return None  # the next round knows how large they are
+    sizes = (math.prod(shape) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+             for kind, shape in (known[output] for output in node.output if output in known))
+    if sum(sizes) + graph.folded_bytes > _LARGEST_FOLDED:
+        raise ModelError(f"what follows from constants alone must take at most {_LARGEST_FOLDED >> 30} GiB, but with "
+                         f"{node.op_type} ({node.name or node.output[0]}) it takes more; make that an input")
     return _run_reference(node, graph)
+
+
+def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether the node's outputs fit in memory whatever it computes of its (constant) inputs."""
+    if node.op_type in _GROWING:
+        return False
+    return sum(graph.constant(name).nbytes for name in node.input if name) <= _SLIGHT
 
 
 def _run_reference(node: onnx.NodeProto, graph: Graph) -> list[np.ndarray] | None:

@@ -135,7 +135,7 @@ def _schema(node: onnx.NodeProto, opsets: dict[str, int]) -> onnx.defs.OpSchema 
     version = opsets.get(domain, opsets.get("ai.onnx", 0) if domain == "" else 0)
     try:
         return onnx.defs.get_schema(node.op_type, version, domain)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # the latter for versions beyond 32 bits
         return None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlc.errors import MlcError, ModelError
 from mlc.frontend.model import ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
-from mlc.frontend.onnx_file import check_model
+from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_supported
 from mlc.frontend.static_shapes import fold_shapes
@@ -31,6 +31,7 @@ def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
     Raises :class:`ModelError` for a model that is not valid or not static, and :class:`UnsupportedOperators` with
     all operators that cannot be imported.
     """
+    check_text(model, name)
     check_known(model)
     check_model(model, name)
     graph = make_static(model, shapes or {}, name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from mlc.text import as_html
 
 __all__ = ["Box", "drawing"]
 
@@ -104,8 +105,8 @@ def _shape(box: Box, x: float, y: float) -> str:
         fill, edge = _GROUPS[box.group % len(_GROUPS)]
     middle = x + _WIDTH / 2
     text = 'text-anchor="middle" font-family="sans-serif" fill="#1c2430"'
-    more = f"<title>{escape(box.more)}</title>" if box.more else ""
+    more = f"<title>{as_html(box.more)}</title>" if box.more else ""
     return (f'<g>{more}<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" fill="{fill}" '
             f'stroke="{edge}"/>'
-            f'<text x="{middle:.0f}" y="{y + 15:.0f}" font-size="11.5" {text}>{escape(box.title)}</text>'
-            f'<text x="{middle:.0f}" y="{y + 28:.0f}" font-size="9.5" {text}>{escape(box.detail)}</text></g>')
+            f'<text x="{middle:.0f}" y="{y + 15:.0f}" font-size="11.5" {text}>{as_html(box.title)}</text>'
+            f'<text x="{middle:.0f}" y="{y + 28:.0f}" font-size="9.5" {text}>{as_html(box.detail)}</text></g>')

@@ -5,7 +5,6 @@ One self-contained ``index.html`` with no script and nothing fetched, readable i
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from mlc.errors import UsageError
 from mlc.report import format as fmt
 from mlc.report import plots
+from mlc.text import as_html
 
 if TYPE_CHECKING:
     from mlc.log.record import Record
@@ -100,8 +100,8 @@ def page(report: CompileReport) -> str:
 
 def document(name: str, facts: Sequence[str], body: Iterable[str]) -> str:
     """A page of our style around ``body``, which is HTML; name and facts are plain text."""
-    title = html.escape(name)
-    parts = [f"<h1>{title}</h1>", f'<p class="facts">{html.escape(" · ".join(facts))}</p>', *body]
+    title = as_html(name)
+    parts = [f"<h1>{title}</h1>", f'<p class="facts">{as_html(" · ".join(facts))}</p>', *body]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body>\n'
@@ -122,16 +122,16 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
     for index, row in sorted(enumerate(rows), key=lambda item: -_cost(item[1])):
         bar = f'<div class="bar" style="width:{100 * _cost(row) / largest:.1f}%"></div>' if _cost(row) else ""
         share = f"{100 * _cost(row) / total:.1f}%" if _cost(row) else "-"
-        name = f'<a href="#f{index}">{html.escape(row.name)}</a>' if row.script else html.escape(row.name)
+        name = f'<a href="#f{index}">{as_html(row.name)}</a>' if row.script else as_html(row.name)
         told = f"log, {row.trials} trials" if row.source == "log" else row.source
-        source = told if row.source == "log" else f'<span class="untuned">{html.escape(told)}</span>'
-        chosen = html.escape(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
+        source = told if row.source == "log" else f'<span class="untuned">{as_html(told)}</span>'
+        chosen = as_html(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
         work = fmt.flops(row.flops) if row.flops else "-"
         yield (
             f'<tr><td>{name}<br><code>{chosen}</code></td><td class="n">{row.calls}</td>'
             f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="n">{share}</td><td class="share">{bar}</td>'
             f'<td class="n">{work}</td>'
-            f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{html.escape(row.space)}</td>'
+            f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{as_html(row.space)}</td>'
             f"<td>{source}</td></tr>"
         )
     yield "</tbody></table>"
@@ -147,7 +147,7 @@ def _tuning(records: Sequence[Record]) -> Iterable[str]:
         if record.failure:
             failures[record.failure] = failures.get(record.failure, 0) + 1
     told = ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items())) or "none"
-    yield f"<h2>Tuning</h2><p>{len(records)} trials; failures: {html.escape(told)}.</p>"
+    yield f"<h2>Tuning</h2><p>{len(records)} trials; failures: {as_html(told)}.</p>"
     yield f'<div class="figure">{plots.svg(plots.best_so_far(records))}</div>'
 
 
@@ -156,8 +156,8 @@ def _scripts(rows: Sequence[FunctionRow]) -> Iterable[str]:
         yield "<h2>Scheduled code</h2>"
     for index, row in enumerate(rows):
         if row.script:
-            name = html.escape(row.name)
-            yield f'<details id="f{index}"><summary>{name}</summary><pre>{html.escape(row.script)}</pre></details>'
+            name = as_html(row.name)
+            yield f'<details id="f{index}"><summary>{name}</summary><pre>{as_html(row.script)}</pre></details>'
 
 
 def _cost(row: FunctionRow) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import html
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from mlc.errors import UsageError
 from mlc.report import format as fmt
 from mlc.report import plots
 from mlc.report.html import document
+from mlc.text import as_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,6 +114,6 @@ def _stopped(tasks: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    top = "".join(f"<th>{as_html(head)}</th>" for head in heads)
+    lines = "".join("<tr>" + "".join(f"<td>{as_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc.errors import InstallationError
 from mlc.report import format as fmt
+from mlc.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,6 +156,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _short(name: str, limit: int = 36) -> str:
+    name = visible(name).replace("$", r"\$")  # matplotlib reads what stands between two of them as a formula
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 

@@ -40,7 +40,7 @@ def listening(console: Console, *, as_json: bool = False) -> Iterator[Listener]:
             view.update(event)
             text = line(event, view)
             if text:
-                console.print(text, markup=False, soft_wrap=True)
+                console.print(text, soft_wrap=True)
 
         yield plain
         return

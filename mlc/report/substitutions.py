@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.report import format as fmt
 from mlc.report.graph_svg import Box, drawing
+from mlc.text import as_html
 
 if TYPE_CHECKING:
     from mlc.graph.substitute.choose import Decision
@@ -231,14 +231,14 @@ def write(folder: Path, name: str, decision: Decision) -> Path:
     own, taken = decision.found.candidates[0].graph, decision.found.candidates[decision.chosen].graph
     shown = decision.chosen or (1 if len(decision.found.candidates) > 1 else 0)
     other = decision.found.candidates[shown].graph
-    parts = [f"<h1>Substitutions in {escape(name)}</h1>",
-             *(f"<p>{escape(line.strip())}</p>" for line in _headlines(document)), _table(document)]
+    parts = [f"<h1>Substitutions in {as_html(name)}</h1>",
+             *(f"<p>{as_html(line.strip())}</p>" for line in _headlines(document)), _table(document)]
     if other != own:
         title = "after" if taken == other else "the best other graph, which is not taken"
         parts.append(_pair(own, other, _words(decision.found.reading), title))
         parts.append(_rules(document))
     path = folder / FILE
-    path.write_text(f"<!doctype html><meta charset='utf-8'><title>Substitutions in {escape(name)}</title>"
+    path.write_text(f"<!doctype html><meta charset='utf-8'><title>Substitutions in {as_html(name)}</title>"
                     f"<style>{_STYLE}</style>{''.join(parts)}\n", encoding="utf-8")
     return path
 
@@ -269,8 +269,8 @@ def _rules(document: Mapping[str, Any]) -> str:
         if rule is not None:
             sides = [graph_text(rule.source), graph_text(rule.target)]
             source, target = reversed(sides) if name != rule.name else sides
-            text = f"{escape(source)}<br>&rarr; {escape(target)}"
-            rows.append(f"<tr><td>{escape(name)}</td><td><code>{text}</code></td></tr>")
+            text = f"{as_html(source)}<br>&rarr; {as_html(target)}"
+            rows.append(f"<tr><td>{as_html(name)}</td><td><code>{text}</code></td></tr>")
     return f"<h2>The rules</h2><table>{''.join(rows)}</table>" if rows else ""
 
 
@@ -285,6 +285,6 @@ def _table(document: Mapping[str, Any]) -> str:
         label = "the model's own" if not index else f"graph {index}"
         mark = " (taken)" if index == document["chosen"] else ""
         rows.append(f"<tr><td>{label}{mark}</td><td>{each['operators']}</td><td>{fmt.seconds(each['estimate'])}</td>"
-                    f"<td>{escape(gained)}</td><td>{'<br>'.join(map(escape, rules))}</td></tr>")
+                    f"<td>{as_html(gained)}</td><td>{'<br>'.join(map(as_html, rules))}</td></tr>")
     head = "<tr><th>graph</th><th>operators</th><th>expected</th><th>functions that differ</th><th>rules</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from mlc.report import format as fmt
+from mlc.text import visible
 
 if TYPE_CHECKING:
     from mlc.tune.report import TaskReport, TuneReport
@@ -33,7 +33,7 @@ def table(
     for column in columns:
         out.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for number, row in enumerate(rows):
-        cells = (cell if isinstance(cell, Text) else str(cell) for cell in row)
+        cells = (cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row)  # never markup
         out.add_row(*cells, style="bold" if number in bold else None)
     return out
 
@@ -152,5 +152,5 @@ def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:
         rows.append((result["engine"], *times, fmt.factor(relative), "-" if error is None else f"{error:.1e}", ""))
     right = ("median", "p10", "p90", "of fastest", "max rel err")
     columns = ("engine", *right, "") if any(row[-1] for row in rows) else ("engine", *right)
-    cells = [tuple(escape(str(cell)) for cell in row[: len(columns)]) for row in rows]
+    cells = [row[: len(columns)] for row in rows]
     return table(columns, cells, right=right, bold=[0] if rows and rows[0][1] != "-" else [])

@@ -20,10 +20,14 @@ from mlc.substitution.graph import Graph, Node, Ref
 from mlc.substitution.rule import Rule
 
 __all__ = ["RuleError", "condition_text", "content_hash", "dump_rule", "graph_text", "load_rule", "parse_condition",
-           "parse_size", "rule_text"]
+           "parse_fraction", "parse_size", "rule_text"]
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%()]))")
 _WORDS = ("valid", "same")
+_FRACTION = re.compile(r"-?\d{1,18}(/\d{1,18})?")
+# What a rule may be at most. Proofs are of small graphs; a file that says more is not worth the wait.
+_MOST_DIGITS, _MOST_LETTERS, _MOST_TERMS, _MOST_FACTORS, _MOST_NODES, _MOST_RANK = 18, 1000, 200, 16, 64, 16
+_MOST_CALLS = 1000  # that a graph is written with as nested calls
 _RELATION = re.compile(r"^(.*?)(==|>=|<=)(.*)$")
 
 
@@ -34,7 +38,9 @@ class RuleError(MlcError):
 def parse_size(text: str | int) -> Poly:
     """The polynomial that a text such as ``"(h+2)//2*c"`` stands for; raises ValueError."""
     if isinstance(text, int):
-        return as_poly(text)
+        return _bounded(as_poly(text))
+    if not isinstance(text, str) or len(text) > _MOST_LETTERS:
+        raise ValueError(f"a size is an integer or a text of at most {_MOST_LETTERS} letters, but got {_short(text)}")
     tokens, place = [], 0
     text = text.rstrip()
     while place < len(text):
@@ -49,13 +55,42 @@ def parse_size(text: str | int) -> Poly:
     return value
 
 
+def parse_fraction(text: Any) -> Fraction:
+    """A number such as ``"-3/4"``; raises ValueError for other notations, whose values may be of any length."""
+    if isinstance(text, str) and _FRACTION.fullmatch(text):
+        return Fraction(text)
+    if isinstance(text, int) and len(str(text)) <= _MOST_DIGITS:
+        return Fraction(text)
+    raise ValueError(f"a fraction is two integers of at most {_MOST_DIGITS} digits, but got {_short(text)}")
+
+
+def _bounded(poly: Poly) -> Poly:
+    """The polynomial, if it is of a size that is worth to reason about."""
+    if len(poly.terms) > _MOST_TERMS or any(len(m) > _MOST_FACTORS or abs(c) >= 10**_MOST_DIGITS
+                                            for m, c in poly.terms):
+        raise ValueError(f"a size must have at most {_MOST_TERMS} terms of at most {_MOST_FACTORS} factors and "
+                         f"{_MOST_DIGITS} digits")
+    return poly
+
+
+def _times(left: Poly, right: Poly) -> Poly:
+    if len(left.terms) * len(right.terms) > 4 * _MOST_TERMS:
+        raise ValueError(f"a size must have at most {_MOST_TERMS} terms when its products of sums are multiplied out")
+    return left * right
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else type(value).__name__
+    return repr(text[:40] + "…") if len(text) > 40 else repr(text)
+
+
 def _sum(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> tuple[Poly, int]:
     if depth > 50:
         raise ValueError("a size must have fewer than 50 nested parentheses")
     value, at = _product(tokens, at, text, depth)
     while at < len(tokens) and tokens[at][3] in ("+", "-"):
         right, after = _product(tokens, at + 1, text, depth)
-        value, at = (value + right if tokens[at][3] == "+" else value - right), after
+        value, at = _bounded(value + right if tokens[at][3] == "+" else value - right), after
     return value, at
 
 
@@ -66,7 +101,7 @@ def _product(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) ->
         sign, at = tokens[at][3], after
         if sign != "*" and right.constant is not None and right.constant < 1:
             raise ValueError(f"a divisor must be at least 1, but got {right} in {text!r}")
-        value = value * right if sign == "*" else value // right if sign == "//" else value % right
+        value = _bounded(_times(value, right) if sign == "*" else value // right if sign == "//" else value % right)
     return value, at
 
 
@@ -75,7 +110,7 @@ def _factor(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> 
         raise ValueError(f"a size must not end with an operator, but got {text!r}")
     number, name, sign = tokens[at].groups()
     if number:
-        return as_poly(int(number)), at + 1
+        return _bounded(as_poly(int(number))), at + 1
     if name:
         return Poly.symbol(name), at + 1
     if sign in ("-", "+"):
@@ -91,6 +126,8 @@ def _factor(tokens: Sequence[re.Match[str]], at: int, text: str, depth: int) -> 
 
 def parse_condition(text: str) -> Condition:
     """``a == b``, ``a >= b`` or ``a <= b`` between sizes; raises ValueError."""
+    if not isinstance(text, str) or len(text) > 2 * _MOST_LETTERS:
+        raise ValueError(f"a condition is a text of at most {2 * _MOST_LETTERS} letters, but got {_short(text)}")
     found = _RELATION.match(text)
     if not found:
         raise ValueError(f"a condition is `a == b`, `a >= b` or `a <= b`, but got {text!r}")
@@ -123,14 +160,17 @@ def _read_attribute(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int):
+        if abs(value) >= 10**_MOST_DIGITS:
+            raise ValueError(f"an integer must have at most {_MOST_DIGITS} digits")
         return value
     if isinstance(value, str):
         return value if value in _WORDS else parse_size(value)
     if isinstance(value, list):
         return tuple(map(_read_attribute, value))
     if isinstance(value, dict) and set(value) == {"fraction"}:
-        return Fraction(value["fraction"])
-    raise ValueError(f"an attribute is an integer, a size, a word or a list of these, but got {value!r}")
+        return parse_fraction(value["fraction"])
+    raise ValueError("an attribute is an integer, a size, a word or a list of these, but got "
+                     f"{_short(value if isinstance(value, float) else str(value))}")
 
 
 def _ref(ref: Ref) -> str:
@@ -161,6 +201,8 @@ def _dump_graph(graph: Graph) -> dict[str, Any]:
 
 def _load_graph(data: Mapping[str, Any], inputs: Mapping[str, Any]) -> Graph:
     nodes: list[Node] = []
+    if len(data["nodes"]) > _MOST_NODES or len(data["outputs"]) > _MOST_NODES:
+        raise ValueError(f"a side must have at most {_MOST_NODES} nodes and outputs")
     for node in data["nodes"]:
         attributes = {str(k): _read_attribute(v) for k, v in node.get("attributes", {}).items()}
         nodes.append(Node(str(node["op"]), tuple(_read_ref(r, len(nodes), inputs) for r in node["inputs"]), attributes))
@@ -190,6 +232,8 @@ def load_rule(data: Any) -> Rule:
         given = data["inputs"]
         if not isinstance(given, dict) or not all(isinstance(shape, list | tuple) for shape in given.values()):
             raise ValueError(f"the inputs are an object with a list of sizes for each name, but got {given!r}")
+        if len(given) > _MOST_NODES or any(len(shape) > _MOST_RANK for shape in given.values()):
+            raise ValueError(f"a rule has at most {_MOST_NODES} inputs of at most {_MOST_RANK} dimensions")
         inputs = {str(k): tuple(map(parse_size, shape)) for k, shape in given.items()}
         odd = sorted({s for shape in inputs.values() for size in shape for s in size.symbols if s[0] in "$@"})
         if odd:
@@ -214,6 +258,8 @@ def load_rule(data: Any) -> Rule:
         raise RuleError(f"rule {name}: it must have {error.args[0]!r}, which is missing") from error
     except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise RuleError(f"rule {name}: {error}") from error
+    except RecursionError:
+        raise RuleError(f"rule {name}: its parts must not stand inside each other hundreds deep") from None
     return rule
 
 
@@ -230,7 +276,14 @@ def content_hash(rule: Rule) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """The graph as nested calls: ``relu(matmul(x, w))``; several outputs are separated by semicolons."""
+    """The graph as nested calls: ``relu(matmul(x, w))``; several outputs are separated by semicolons.
+
+    Where results are used so often that this would grow long, nodes are named: ``%0 = relu(x); add(%0, %0)``.
+    """
+    sizes: list[int] = []
+    for node in graph.nodes:
+        sizes.append(1 + sum(sizes[r[0]] for r in node.inputs if not isinstance(r, str)))
+    nested = sum(sizes[r[0]] for r in graph.outputs if not isinstance(r, str)) <= _MOST_CALLS
 
     def attribute(value: Any) -> str:
         return f"({', '.join(map(attribute, value))})" if isinstance(value, tuple) else str(value)
@@ -238,11 +291,14 @@ def graph_text(graph: Graph) -> str:
     def of(ref: Ref) -> str:
         if isinstance(ref, str):
             return ref
-        node = graph.nodes[ref[0]]
+        return call(graph.nodes[ref[0]]) if nested else _ref(ref)
+
+    def call(node: Node) -> str:
         words = [of(r) for r in node.inputs] + [f"{k}={attribute(v)}" for k, v in node.attributes.items()]
         return f"{node.op}({', '.join(words)})"
 
-    return "; ".join(map(of, graph.outputs))
+    named = [] if nested else [f"%{place} = {call(node)}" for place, node in enumerate(graph.nodes)]
+    return "; ".join([*named, *map(of, graph.outputs)])
 
 
 def rule_text(rule: Rule) -> str:

@@ -61,6 +61,8 @@ def _elements(rule: Rule, sizes: Mapping[str, int]) -> int:
 
 
 def _admitted(rule: Rule, sizes: Mapping[str, int]) -> bool:
+    if any(as_poly(d).evaluate(sizes) < 0 for shape in rule.shapes.values() for d in shape):
+        return False  # no tensor has such a shape
     if _elements(rule, sizes) > _ELEMENTS or not all(c.evaluate(sizes) for c in rule.conditions):
         return False
     solved = at_sizes(rule, sizes)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,11 @@ from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.taso import read_taso
 
-__all__ = ["Verdict", "read_rules", "verdict"]
+__all__ = ["Verdict", "bounded_verdict", "read_rules", "verdict"]
+
+_SECONDS = 60.0  # for one rule
+_EXTRA_BYTES = 1 << 30
+_MOST_BYTES = 64 << 20  # of a file
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,10 @@ def read_rules(path: Path) -> list[tuple[Any, list[Rule]]]:
     Raises :class:`RuleError` with the rule's name and the reason for the first that means nothing.
     """
     try:
-        data = json.loads(path.read_text())
+        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+            raise RuleError(f"a file of rules must have at most {_MOST_BYTES >> 20} MiB, but {path} has "
+                            f"{path.stat().st_size >> 20}; split it")
+        data = json.loads(path.read_text("utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise RuleError(f"a file of rules must be readable, but {path} is not: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -60,8 +70,54 @@ def read_rules(path: Path) -> list[tuple[Any, list[Rule]]]:
             for rule in rules]
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose keys must differ: of equal ones Python keeps the last without a word."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
 def _identity(rule: Any) -> Any:
     return rule.get("id", rule.get("name")) if isinstance(rule, Mapping) else None
+
+
+def bounded_verdict(identity: Any, rules: Sequence[Rule], seconds: float = _SECONDS) -> Verdict:
+    """:func:`verdict` in a process of its own, undecided where that takes too long, too deep or too much memory.
+
+    Proofs search; a file may ask for one that takes for ever.
+    """
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_report, args=(there, identity, rules), daemon=True)
+    child.start()
+    there.close()
+    try:
+        found = here.recv() if here.poll(seconds) else f"it took longer than {seconds:g} s"
+    except EOFError:
+        found = "the process that looked for a proof died"
+    finally:
+        child.kill()
+        child.join()
+        here.close()
+    if isinstance(found, RuleError):
+        raise found
+    return found if isinstance(found, Verdict) else Verdict(identity, "undecided", reason=found)
+
+
+def _report(pipe: Connection, identity: Any, rules: Sequence[Rule]) -> None:
+    """Send the verdict, the error of a rule that means nothing, or why there is neither."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        pipe.send(verdict(identity, rules))
+    except RuleError as error:
+        pipe.send(RuleError(str(error)))
+    except MemoryError:
+        pipe.send(f"it needs more than {_EXTRA_BYTES >> 30} GiB")
+    except RecursionError:
+        pipe.send("its parts stand too deep inside each other")
 
 
 def verdict(identity: Any, rules: Sequence[Rule]) -> Verdict:

@@ -141,11 +141,9 @@ def inline_block(sch: s_tir.Schedule, name: str) -> bool:
 
 def _consumers(sch: s_tir.Schedule, info: FuncInfo, block: BlockInfo) -> list[tuple[BlockInfo, int]]:
     """The blocks that read ``block`` now, each with its number of loads."""
-    standing = {str(sch.get(b).name_hint): b for b in sch.get_child_blocks(sch.get_sblock("root"))}
-    counted = [
-        (other, occurrences(sch, standing[other.name], block.writes[0]))
-        for other in info.blocks if other.name in standing and other is not block
-    ]
+    blocks = {other.name: other for other in info.blocks}
+    found = {str(sch.get(rv).name_hint): rv for rv in sch.get_consumers(sch.get_sblock(block.name))}
+    counted = [(blocks[name], occurrences(sch, rv, block.writes[0])) for name, rv in found.items() if name in blocks]
     return [(other, count) for other, count in counted if count]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from math import lcm
 from typing import Any, TypeAlias
 
 from mlc.errors import MlcError
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol, as_poly
-from mlc.substitution.codec import parse_size
+from mlc.substitution.codec import parse_fraction, parse_size
 
 __all__ = [
     "CertificateError", "Reader", "as_quotient", "check_condition", "check_division", "check_witness", "need",
@@ -41,7 +40,7 @@ def check_condition(condition: Condition, witnesses: Sequence[Any], facts: Seque
 
 def check_witness(witness: Sequence[Any], goal: Poly | None, facts: Sequence[Poly], read: Reader = parse_size) -> None:
     """Shows ``goal >= 0``; without a goal, that the facts contradict each other."""
-    factors = [Fraction(factor) for factor, _ in witness]
+    factors = [parse_fraction(factor) for factor, _ in witness]
     need(all(f > 0 for f in factors), "the factors of a witness must be positive")
     scale = lcm(*(f.denominator for f in factors)) if factors else 1
     total, opposite = as_poly(0), False

@@ -1,0 +1,126 @@
+"""Damaged ONNX files: ``python -m tests.damage.models --count 10000 --seed 0``.
+
+Every case is imported; every tenth of a kind is compiled, run, and compared with onnxruntime (and, where they differ,
+with onnx's reference evaluator) on the files that those accept.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tests.damage import harness
+from tests.damage.harness import Case, Outcome
+from tests.damage.onnx_damage import DAMAGES, damaged
+
+__all__ = ["check", "main"]
+
+STRATEGIES = tuple(DAMAGES)
+TARGET = "x86-64-v3"
+_COMPILED = 10
+_SECONDS = 30.0  # of a loaded machine: an import takes 0.1, a compile 1 to 4
+_TOLERANCE = 1e-3
+
+
+def check(case: Case) -> Outcome:
+    """Import the case's file; compile, run and compare every tenth."""
+    from mlc.frontend import load_model
+
+    data = damaged(case.strategy, case.rng())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "m.onnx")
+        path.write_bytes(data)
+        model = load_model(path)
+        if case.seed % _COMPILED:
+            return Outcome.RIGHT
+        return Outcome.RIGHT if _agrees(path, model) else Outcome.WRONG
+
+
+def _agrees(path: Path, model: Any) -> bool:
+    import mlc
+    from mlc.testing.models import random_inputs
+
+    inputs = random_inputs(model.inputs, seed=1)
+    wanted = _apart(lambda: _onnxruntime(path, inputs))
+    found = mlc.compile(path, target=TARGET, log=False)(*inputs.values())
+    if wanted is None or _equal(found, wanted):
+        return True
+    other = _apart(lambda: _reference(path, inputs))
+    if other is not None and _equal(found, other):
+        return True
+    for mine, theirs in zip(found, wanted, strict=False):
+        print(mine.dtype, mine.shape, mine.ravel()[:6], np.shape(theirs), np.ravel(theirs)[:6], file=sys.stderr)
+    return False
+
+
+def _onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, inputs))
+
+
+def _reference(path: Path, inputs: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
+    from onnx.reference import ReferenceEvaluator
+
+    return list(ReferenceEvaluator(onnx.load(path)).run(None, inputs))
+
+
+def _apart(compute: Callable[[], Sequence[np.ndarray]]) -> Sequence[np.ndarray] | None:
+    """What it computes in a process of its own: an engine that crashes or refuses is no reference."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            result = pickle.dumps([np.asarray(array) for array in compute()])
+            with os.fdopen(write_end, "wb") as pipe:
+                pipe.write(result)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(said) if said else None
+
+
+def _equal(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
+    return len(found) == len(wanted) and all(map(_close, found, wanted))
+
+
+def _close(mine: np.ndarray, theirs: np.ndarray) -> bool:
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return False
+    if mine.dtype.kind not in "f":
+        return bool(np.abs(mine.astype("f8") - theirs.astype("f8")).max(initial=0) <= (mine.dtype.itemsize == 1))
+    finite = np.abs(theirs[np.isfinite(theirs)], dtype="f8")
+    scale = _TOLERANCE * (10 if mine.dtype == np.float16 else 1)
+    return np.allclose(mine, theirs, rtol=scale, atol=scale * min(1.0, finite.max(initial=0)), equal_nan=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Import beforehand what every case needs, so that only the cases are timed."""
+    import onnxruntime  # noqa: F401
+
+    from mlc import api  # noqa: F401
+    from mlc.frontend import load_model
+    from tests.damage.networks import network
+
+    load_model(network("dense"))  # the importer's own imports
+    return harness.main(STRATEGIES, check, argv, seconds=_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
