@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import analyse, remembered
 from schedules.cpu.tiling import (
+    BUSY,
     OP_ANNOTATION,
     accumulate,
     check_tile,
@@ -38,9 +39,8 @@ _OPS = ("conv2d_nchwc", _PHASES)
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
-#: cycles: the latency of a multiply-add for each of the two that start in one, to begin a row of a tile, a chunk,
-#: to wake the other threads
-_LATENCY, _TILE, _CHUNK, _WAKE = 4.0, 30.0, 1000.0, 10000.0
+#: cycles: to begin a row of a tile, a chunk, to wake the other threads
+_TILE, _CHUNK, _WAKE = 30.0, 1000.0, 10000.0
 #: bytes a cycle that one core reads from the second and third level, and the part of it that arithmetic does not hide
 _L2, _L3, _EXPOSED = 32.0, 12.0, 0.5
 
@@ -239,7 +239,7 @@ class _Cost:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
         vectors, pixels = chunk.oc * self._vectors, columns * chunk.oh
         loads = vectors + pixels * -(-chunk.oc // self._shape.per_group)
-        step = max(pixels * vectors / 2, loads / 2, _LATENCY, chunk.oc * self._shape.oc * 4 / rate)
+        step = max(pixels * vectors / 2, loads / 2, BUSY / 2, chunk.oc * self._shape.oc * 4 / rate)
         return self._steps * step + 2 * pixels * vectors + _TILE * chunk.oh
 
     def tile(self, chunk: _Chunk, rate: float = float("inf")) -> float:
