@@ -50,7 +50,8 @@ def check_index_map(text: Any) -> None:
 
 def _checked(node: Mapping[str, Any], before: list[str]) -> str:
     """The kind of a node, which may point to nodes ``before`` it only."""
-    kind, data = str(node["type"]), node.get("data")
+    kind: str = node["type"]
+    data: Any = node.get("data")
     if kind in _FIELDS:
         fields = _FIELDS[kind]
         if set(data or ()) != set(fields):

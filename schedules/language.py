@@ -157,7 +157,8 @@ def parse_trace(text: str, params: int) -> list[Any]:
         instructions, decisions = trace
         taken = {index: value for index, value in decisions}
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidDecision(f"a trace must fit its function, but this one is no list of instructions and decisions: {error}") from None
+        raise InvalidDecision("a trace must fit its function, but this one is no list of instructions and decisions "
+                              f"({error})") from None
     if not isinstance(instructions, list) or len(instructions) > _MAX_STEPS or len(taken) != len(decisions):
         raise InvalidDecision(f"a trace must be a list of at most {_MAX_STEPS} instructions and one decision for each")
     reader = _Reader(params)
