@@ -155,15 +155,25 @@ def tune(
             chosen.close()
 
 
-def load(path: str | os.PathLike[str]) -> Executable:
+def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
     """Load a compiled model from a file that :meth:`Executable.save` or ``mlc compile`` wrote, ready to run.
 
-    Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short
-    or no artifact, and where this machine lacks what it was built for.
+    An artifact is native code: to load one is to run what its maker wrote, with your rights. Load those alone whose
+    maker you trust. The checksums in it find damage, not malice.
+
+    The file is read into memory of this process, by several threads, and compared with its checksums before anything
+    of it is used: a file that was damaged, cut short or partly overwritten is refused, and what happens to it later
+    changes nothing. ``verify=False`` checks code and metadata alone and maps the weights: nothing of them is read
+    before it is used, and several processes share them. Then a damaged weight is not found, and to overwrite the file
+    in place while the model is loaded changes its results or ends the process (replace the file instead, as
+    ``mlc compile`` and ``save`` do).
+
+    Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short,
+    damaged or no artifact, and where this machine lacks what it was built for.
     """
     from mlc.build import load as load_artifact
 
-    return load_artifact(path)
+    return load_artifact(path, verify)
 
 
 def _imported(

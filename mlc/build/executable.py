@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
 from mlc import threads
 from mlc.build import artifact, runtime
+from mlc.build import metadata as description
 from mlc.build.features import missing_features
 from mlc.build.inputs import InputSlot, in_order
 from mlc.build.places import Place, place_of
@@ -36,14 +39,13 @@ class Executable:
     under ``functions`` what each tensor function was made of.
     """
 
-    def __init__(
-        self, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray], path: Path | None = None
-    ) -> None:
-        """``weights`` are bytes in the order of ``metadata["weights"]``; ``path`` is a file with the code in it."""
+    def __init__(self, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray]) -> None:
+        """``weights`` are bytes in the order of ``metadata["weights"]``."""
         self.metadata = metadata
         self.inputs = _specs(metadata["inputs"])
         self.outputs = _specs(metadata["outputs"])
-        self._code, self._weights, self._path = code, weights, path
+        self._code, self._weights = code, weights
+        self._results = [(spec.shape, np.dtype(spec.dtype)) for spec in self.outputs]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
@@ -61,7 +63,8 @@ class Executable:
         with self._lock:
             main, place = self._running or self._start()
             threads.configure(self._threads)
-            return self._collected(main(*self._tensors(values, place)), place)
+            tensors = self._tensors(values, place)
+            return self._collected(self._run(main, tensors), place)
 
     def time(self, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
@@ -74,9 +77,9 @@ class Executable:
             threads.configure(self._threads)
             tensors = self._tensors(values, place)
             for _ in range(warmup):
-                main(*tensors)
+                self._run(main, tensors)
             place.synchronise()
-            return tuple(_seconds(main, tensors, place) for _ in range(repeats))
+            return tuple(self._seconds(main, tensors, place) for _ in range(repeats))
 
     def profile(self, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
         """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
@@ -91,10 +94,15 @@ class Executable:
             machine["set_instrument"](watch)
             threads.configure(self._threads)
             tensors = self._tensors(values, place)
-            return watch.medians(lambda: main(*tensors), repeats)
+            return watch.medians(lambda: self._run(main, tensors), repeats)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
+        try:
+            description.check_model(self.metadata)
+        except ValueError as error:
+            raise ArtifactError(f"{self.metadata['name']} must be what a file can describe: {error}; name the model's "
+                                "parts otherwise") from error
         artifact.write(Path(path), self._code, self.metadata, self._weights)
 
     def __repr__(self) -> str:
@@ -115,20 +123,37 @@ class Executable:
         Raises :class:`mlc.errors.ArtifactError` with whatever the system's loader or the machine has to say.
         """
         try:
-            machine = _module(self._code, self._path)["vm_load_executable"]()
+            machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
             if not self._weights:
                 return machine, machine["main"]
             machine["save_function"]("main", _BOUND, 1, *self._bound_weights())
             return machine, machine[_BOUND]
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ArtifactError(f"the code of {self.metadata['name']} must load, but TVM's runtime refused it: "
-                                f"{lines[-1].strip()}; compile the model again") from error
+            raise self._refused("load", error) from error
+
+    def _refused(self, what: str, error: Exception) -> ArtifactError:
+        """Whatever TVM's runtime raises, in one line."""
+        name = " ".join(self.metadata["name"].split())
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return ArtifactError(f"the code of {name} must {what}, but TVM's runtime refused it: {lines[-1].strip()}; "
+                             "compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
         tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
         return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+
+    def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        try:
+            return main(*tensors)
+        except Exception as error:  # the virtual machine compares arguments with what the code was made for
+            raise self._refused("run on what its metadata describes", error) from error
+
+    def _seconds(self, main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:
+        started = time.perf_counter()
+        self._run(main, tensors)
+        place.synchronise()
+        return time.perf_counter() - started
 
     def _bound_weights(self) -> list[Any]:
         import tvm_ffi
@@ -141,41 +166,49 @@ class Executable:
 
     def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
-        arrays = map(place.left, tensors)
+        arrays = [place.left(tensor) for tensor in tensors]
+        if [(array.shape, array.dtype) for array in arrays] != self._results:
+            raise ArtifactError(f"{self.metadata['name']} must return what its metadata describes, but does not; "
+                                "compile the model again")
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
-
-
-def _seconds(main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:
-    started = time.perf_counter()
-    main(*tensors)
-    place.synchronise()
-    return time.perf_counter() - started
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
 
 
-_opened: set[str] = set()  # files loaded as they are, by this process
+_loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them
+_places = itertools.count(1)
 
 
-def _module(code: bytes, path: Path | None) -> Any:
-    """The shared library as a module of TVM's runtime.
+def _module(code: bytes) -> Any:
+    """The shared library as a module of TVM's runtime, from a copy of it that nothing can overwrite.
 
-    A file is opened in place once. Again, it goes through a copy of its code: the system's loader goes by the name
-    and would hand out what the file held before, and two modules must not share one library's variables.
+    Each copy has a name of its own: the system's loader goes by the name and would hand out what it loaded before, and
+    two modules must not share one library's variables.
     """
-    import tvm_ffi
-
     runtime.function("runtime.NumThreads")  # the library must be there before code that calls it
-    place = os.path.realpath(path) if path is not None else ""
-    if place and place not in _opened:
-        _opened.add(place)
-        return tvm_ffi.load_module(place)
-    with tempfile.NamedTemporaryFile(prefix="mlc-", suffix=".so") as file:
+    with _private_file() as file:
         file.write(code)
         file.flush()
-        return tvm_ffi.load_module(file.name)
+        _loaded.append(runtime.function("ffi.Module.load_from_file.so")(_name(file), "so"))
+    return _loaded[-1]
+
+
+def _private_file() -> IO[bytes]:
+    """A file in memory, which needs no folder that may be written to and executed from, else a temporary one."""
+    if os.path.isdir("/proc/self/fd"):
+        with suppress(AttributeError, OSError):
+            return os.fdopen(os.memfd_create("mlc"), "wb")
+    return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="mlc-", suffix=".so"))
+
+
+def _name(file: IO[bytes]) -> str:
+    if isinstance(file.name, str):
+        return file.name
+    # descriptors are used again and names must not be: "./" and ".//", which mean nothing, spell the next number
+    unique = "".join(".//" if bit == "1" else "./" for bit in f"{next(_places):b}")
+    return f"/proc/self/fd/{unique}{file.fileno()}"
 
 
 def check_machine(metadata: dict[str, Any]) -> None:
@@ -192,13 +225,13 @@ def check_machine(metadata: dict[str, Any]) -> None:
                             f"again, or `pip install apache-tvm=={built}`")
 
 
-def load(path: str | os.PathLike[str]) -> Executable:
-    """Load what :meth:`Executable.save` wrote, ready to run.
-
-    The weights stay in the file and are mapped into memory. Raises :class:`mlc.errors.ArtifactError` for a file that
-    is missing, cut short or no artifact, and where this machine is not one that it was built for.
-    """
-    found = artifact.read(path)
-    exe = Executable(found.code(), found.metadata, artifact.mapped_weights(found), found.path)
+def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
+    """Load what :meth:`Executable.save` wrote, ready to run; :func:`mlc.load` says the rest."""
+    found = artifact.read(path, verify)
+    try:
+        description.check_model(found.metadata)
+    except ValueError as error:
+        raise artifact.nonsense(found.path, error) from error
+    exe = Executable(found.code, found.metadata, found.weights)
     exe._start()
     return exe

@@ -11,10 +11,10 @@ from mlc.errors import ModelError, UsageError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["ImportedModel", "TensorSpec", "check_static", "imported", "merge_shape", "output_types"]
+__all__ = ["ARRAY_TYPES", "ImportedModel", "TensorSpec", "check_static", "imported", "merge_shape", "output_types"]
 
 #: element types that arrays at the model's border may have
-_ARRAYS = frozenset({
+ARRAY_TYPES = frozenset({
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 })
 
@@ -59,7 +59,7 @@ def imported(
     inputs = tuple(_spec(n, p.ty) for n, p in zip(input_names, params, strict=True))
     outputs = tuple(_spec(n, t) for n, t in zip(output_names, types, strict=True))
     for spec in (*inputs, *outputs):
-        if spec.dtype not in _ARRAYS:
+        if spec.dtype not in ARRAY_TYPES:
             raise ModelError(f"every input and output must have a type that numpy has, but {spec.name} of {name} is "
                              f"{spec.dtype}; cast it inside the model")
     return ImportedModel(mod, name, inputs, outputs)

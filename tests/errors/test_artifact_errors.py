@@ -36,7 +36,7 @@ def _changed(built: Path, tmp_path: Path, **metadata: object) -> Path:
     """The artifact with other metadata."""
     found = artifact.read(built)
     path = tmp_path / "changed.so"
-    artifact.write(path, found.code(), {**found.metadata, **metadata}, artifact.mapped_weights(found))
+    artifact.write(path, found.code, {**found.metadata, **metadata}, found.weights)
     return path
 
 
@@ -58,7 +58,7 @@ def test_some_other_file(tmp_path: Path, content: bytes) -> None:
 
 def test_some_other_shared_library(tmp_path: Path, built: Path) -> None:
     path = tmp_path / "library.so"
-    path.write_bytes(artifact.read(built).code())  # what is left when the artifact is stripped
+    path.write_bytes(artifact.read(built).code)  # what is left when the artifact is stripped
     assert "holds no compiled model" in _refused(path)
 
 
@@ -66,8 +66,8 @@ def test_cut_short_anywhere(tmp_path: Path, built: Path) -> None:
     data = built.read_bytes()
     found = artifact.read(built)
     path = tmp_path / "short.so"
-    header_at = -(-found.code_bytes // 4096) * 4096
-    for size in (65, found.code_bytes - 1, header_at + 5, header_at + 40, found.weights_at - 1, found.weights_at,
+    header_at = -(-len(found.code) // 4096) * 4096
+    for size in (65, len(found.code) - 1, header_at + 5, header_at + 40, found.weights_at - 1, found.weights_at,
                  len(data) - 1):
         path.write_bytes(data[:size])
         assert "is cut short: it must have at least" in _refused(path), size
@@ -84,10 +84,10 @@ def test_damaged_metadata(tmp_path: Path, built: Path) -> None:
 
 def test_a_later_format(tmp_path: Path, built: Path) -> None:
     data = bytearray(built.read_bytes())
-    data[data.index(b"mlc\x00art\n") + 8] = 2
+    data[data.index(b"mlc\x00art\n") + 8] = 3
     path = tmp_path / "later.so"
     path.write_bytes(data)
-    assert "has format 2, but this mlc reads format 1; compile the model again" in _refused(path)
+    assert "has format 3, but this mlc reads format 2; compile the model again" in _refused(path)
 
 
 def test_a_cpu_without_the_instructions(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def _has_gpu() -> bool:
 def test_code_that_does_not_load(built: Path, tmp_path: Path) -> None:
     found = artifact.read(built)
     path = tmp_path / "broken.so"
-    code = bytearray(found.code())
+    code = bytearray(found.code)
     code[0x12] = 0xF3  # a shared library of another machine, under metadata that says otherwise
-    artifact.write(path, bytes(code), found.metadata, artifact.mapped_weights(found))
+    artifact.write(path, bytes(code), found.metadata, found.weights)
     assert "must load, but TVM's runtime refused it" in _refused(path)
 
 

@@ -50,7 +50,7 @@ def test_an_artifact_for_a_gpu_holds_machine_code(tmp_path: Path) -> None:
     found = artifact.read(tmp_path / "model.so")
     assert (found.metadata["kind"], found.metadata["target"]) == ("cuda", "cuda/sm_80")
     assert [f["space"].partition(".")[0] for f in found.metadata["functions"]] == ["cuda", "cuda"]
-    assert b"\x50\xed\x55\xba" in found.code()  # a fat binary, not source that is compiled on arrival
+    assert b"\x50\xed\x55\xba" in found.code  # a fat binary, not source that is compiled on arrival
     x = np.random.default_rng(0).standard_normal((5, 24), dtype=np.float32)
     if tvm.cuda(0).exist:
         for each in (exe, load(tmp_path / "model.so")):

@@ -229,9 +229,9 @@ path, result = sys.argv[1:]
 data = open(path, "rb").read()
 (headers,), (size, count) = struct.unpack_from("<Q", data, 0x28), struct.unpack_from("<HH", data, 0x3A)
 start = -(-(headers + size * count) // 4096) * 4096
-magic, version, checksum, length, total = struct.unpack_from("<8sIIQQ", data, start)
-meta = json.loads(data[start + 32 : start + 32 + length])
-first = -(-(start + 32 + length) // 4096) * 4096
+magic, version, length, total, checksum = struct.unpack_from("<8sI4xQQQ", data, start)
+meta = json.loads(data[start + 40 : start + 40 + length])
+first = -(-(start + 40 + length) // 4096) * 4096
 weights = [np.frombuffer(data, w["dtype"], w["bytes"] // np.dtype(w["dtype"]).itemsize, first + w["offset"])
            .reshape(w["shape"]) for w in meta["weights"]]
 
