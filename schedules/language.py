@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedules.index_map import check_index_map
 from schedules.intrin import PREFIX
+from schedules.objects import check_index_map
 from schedules.space import InvalidDecision
 
 __all__ = ["Instruction", "parse_trace"]

@@ -46,7 +46,9 @@ class Workload:
         """The task again; raises ``ValueError`` where the text is no function, or another one than the key says."""
         from mlc.graph.task import Task, from_json, task_key
         from mlc.target import Target
+        from schedules.objects import check_graph
 
+        check_graph(self.func)
         func = from_json(self.func)
         digest, _, rest = self.task_key.partition("-")
         name = rest.removesuffix(f"-{codec.versions_of(self.task_key)}")

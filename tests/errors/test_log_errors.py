@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlc.errors import LogError
-from mlc.log import Record, TuningLog, check, export_jsonl, import_jsonl, salvage
+from mlc.log import Record, TuningLog, check, export_jsonl, import_jsonl, merge, salvage
 from mlc.log.schema import APPLICATION_ID, SCHEMA_VERSION
 
 RECORD = Record("0-llvm-tvm1-llvm1", "task", "space", {"tile": 4}, "[]", (0.5,))
@@ -141,6 +141,19 @@ def test_a_column_that_was_edited(log_path: Path, change: str) -> None:
             assert [r.times for r in log.records()] == [(0.75,)] and log.tasks() and log.damaged == 1
             assert all(len(log.outline(t.task_key)) for t in log.tasks() if "\ufffd" not in t.task_key)
     assert check(log_path).damaged == 1
+
+
+def test_merging_a_damaged_log_says_what_it_leaves_out(log_path: Path, tmp_path: Path) -> None:
+    with TuningLog(log_path) as log:
+        log.append([replace(RECORD, times=(0.75,))])
+    db = sqlite3.connect(log_path)
+    db.execute("UPDATE records SET seconds = 1e-9 WHERE id = 1")
+    db.commit()
+    db.close()
+    with TuningLog(tmp_path / "all.db") as log, pytest.warns(UserWarning, match="1 entries"):
+        done = merge(log, [log_path])
+        assert done.added == 1 and done.problems == ((str(log_path), 0, "1 entries do not match their checksums"),)
+        assert "log.db: 1 entries" in str(done)
 
 
 def test_a_session_or_state_that_was_edited(log_path: Path) -> None:

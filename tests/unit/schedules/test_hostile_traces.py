@@ -15,8 +15,8 @@ from tvm import te, tirx
 from mlc.log import Record
 from mlc.log.exchange import read_jsonl
 from mlc.testing.cuda_cases import CASES
-from schedules.index_map import check_index_map
 from schedules.language import parse_trace
+from schedules.objects import check_index_map
 from schedules.registry import find
 from schedules.space import InvalidDecision, schedule_with
 from schedules.trace import trace_json

@@ -1,7 +1,8 @@
-"""The index maps in traces: TVM writes each as the JSON of an object graph, and its reader makes any object of it.
+"""TVM's objects as JSON: a list of nodes that point to each other, of which its reader makes any object there is.
 
-Only what maps of layouts consist of is let through: variables, whole numbers, their sums, products, quotients and
-remainders, each made of nodes that come before it.
+What came from elsewhere is read here first. In an index map of a trace, only what maps of layouts consist of is let
+through: variables, whole numbers, their sums, products, quotients and remainders. In a function, every node must point
+to nodes before it, and be of a kind that functions are made of.
 """
 
 from __future__ import annotations
@@ -12,9 +13,20 @@ from typing import Any
 
 from schedules.space import InvalidDecision
 
-__all__ = ["check_index_map"]
+__all__ = ["check_graph", "check_index_map"]
 
 _MAX_TEXT = 1 << 17
+#: what the kinds of objects begin with that functions and modules of them are made of
+_OF_FUNCTIONS = (
+    "None", "bool", "int", "float", "DataType", "ffi.String", "ffi.Array", "ffi.Map", "ir.", "prim.", "tirx.", "s_tir.",
+    "relax.",
+)
+#: fields that hold a number itself, and those that may have nothing
+_NUMBERS = ("data_alignment", "iter_type", "kind", "ndim", "offset_factor")
+_MAY_BE_NOTHING = (
+    "attrs", "derive_func", "init", "layout", "span", "step", "thread_binding", "ty", "vdevice",
+)
+_PLAIN = ("None", "bool", "int", "float", "DataType", "Device", "ffi.String")
 _MAX_NODES = 1024
 _MAX_VALUE = 1 << 31
 _EXPRESSION = ("ir.Var", "ir.IntImm", "prim.Add", "prim.Sub", "prim.Mul", "prim.FloorDiv", "prim.FloorMod")
@@ -48,6 +60,31 @@ def check_index_map(text: Any) -> None:
         raise InvalidDecision(f"a layout must be an index map of whole numbers, but {error}") from None
 
 
+def check_graph(text: str) -> None:
+    """Raise ``ValueError`` for JSON of objects that is no function's: another kind of object, or a reference that TVM
+    would follow out of the list of objects or in a circle."""
+    try:
+        graph = json.loads(text)
+        nodes = graph["nodes"]
+        if type(graph["root_index"]) is not int or not 0 <= graph["root_index"] < len(nodes):
+            raise ValueError("the root is none of the objects")
+        for index, node in enumerate(nodes):
+            kind, data = node["type"], node.get("data")
+            if not kind.startswith(_OF_FUNCTIONS):
+                raise ValueError(f"there is a {kind[:40]!r}")
+            if isinstance(data, str) or kind in _PLAIN:
+                continue
+            fields = data.items() if isinstance(data, dict) else [("", place) for place in data or ()]
+            for name, place in fields:
+                if name in _NUMBERS or isinstance(place, str | bool | float):
+                    continue
+                target = nodes[_index(place, index)]["type"]
+                if target == "None" and name and name not in _MAY_BE_NOTHING:
+                    raise ValueError(f"a {kind[:40]} has no {name[:40]}")
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it is no list of objects ({error})") from None
+
+
 def _checked(node: Mapping[str, Any], before: list[str]) -> str:
     """The kind of a node, which may point to nodes ``before`` it only."""
     kind: str = node["type"]
@@ -57,14 +94,14 @@ def _checked(node: Mapping[str, Any], before: list[str]) -> str:
         if set(data or ()) != set(fields):
             raise ValueError(f"a {kind} has other fields")
         for name, allowed in fields.items():
-            if before[_index(data[name], before)] not in allowed:
+            if before[_index(data[name], len(before))] not in allowed:
                 raise ValueError(f"a {kind} has a wrong {name}")
     elif kind == "ffi.Array":
         for place in data:
-            if before[_index(place, before)] not in _EXPRESSION:
+            if before[_index(place, len(before))] not in _EXPRESSION:
                 raise ValueError("a list holds something else than expressions")
     elif kind == "ir.PrimType":
-        if set(data) != {"span", "dtype"} or before[_index(data["span"], before)] != "None":
+        if set(data) != {"span", "dtype"} or before[_index(data["span"], len(before))] != "None":
             raise ValueError("a type has other fields")
         if data["dtype"] not in ("int32", "int64"):
             raise ValueError(f"its numbers are {str(data['dtype'])[:20]}")
@@ -79,8 +116,8 @@ def _checked(node: Mapping[str, Any], before: list[str]) -> str:
     return kind
 
 
-def _index(place: Any, before: list[str]) -> int:
-    if type(place) is not int or not 0 <= place < len(before):
+def _index(place: Any, count: int) -> int:
+    if type(place) is not int or not 0 <= place < count:
         raise ValueError("a node points to none before it")
     return place
 
