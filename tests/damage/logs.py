@@ -9,8 +9,9 @@ import contextlib
 import io
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from mlc.errors import LogError
 from mlc.log import TuningLog
 from mlc.testing.measuring import FakeMeasurer
 from mlc.tune import TuneOptions, tune_tasks
-from tests.damage.harness import Case, Outcome, main
+from tests.damage.harness import SECONDS, Case, Outcome, main
 from tests.damage.log_files import STRATEGIES, TARGET, TRIALS, model, prepare, tasks_of, written
 
-__all__ = ["STRATEGIES", "check", "warm_up"]
+__all__ = ["CASE_SECONDS", "STRATEGIES", "check", "warm_up"]
+
+#: of the five commands of a case, on a machine that does other things too
+CASE_SECONDS = 5 * SECONDS
 
 
 #: what a check imports; importing it before the fork saves each case ten seconds
@@ -51,11 +55,22 @@ def check(case: Case) -> Outcome:
         written(case.strategy, rng, path)
         own = _commands(path, Path(name))
         for words in [own[0], rng.choice(own[1:]), rng.choice(own[1:])]:
-            _run(words)
+            with _in_time(words[0]):
+                _run(words)
         if rng.random() < 0.3:
-            with contextlib.suppress(LogError):
+            with contextlib.suppress(LogError), _in_time("tune"):
                 _resume(path)
-        return _compiled(path)
+        with _in_time("compile"):
+            return _compiled(path)
+
+
+@contextlib.contextmanager
+def _in_time(what: str) -> Iterator[None]:
+    """Each command ends within the seconds that a hang is told by, as far as it is not others that keep the machine."""
+    began = time.process_time()
+    yield
+    if (took := time.process_time() - began) > SECONDS:
+        raise AssertionError(f"{what} took {took:.0f} s")
 
 
 def _commands(path: Path, folder: Path) -> list[list[str]]:
@@ -103,4 +118,4 @@ def _compiled(path: Path) -> Outcome:
 
 if __name__ == "__main__":
     warm_up()
-    sys.exit(main(list(STRATEGIES), check))
+    sys.exit(main(list(STRATEGIES), check, seconds=CASE_SECONDS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.damage.harness import BAD, cases, run
-from tests.damage.logs import STRATEGIES, check, warm_up
+from tests.damage.logs import CASE_SECONDS, STRATEGIES, check, warm_up
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,5 +15,5 @@ def warm() -> None:
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_no_wrong_number_crash_hang_or_traceback(strategy: str) -> None:
-    (verdict,) = run(cases([strategy], 1, seed=1), check)
+    (verdict,) = run(cases([strategy], 1, seed=1), check, CASE_SECONDS)
     assert verdict.outcome not in BAD, verdict
