@@ -80,7 +80,11 @@ def export_database(log: TuningLog, folder: str | Path, best: int = 8) -> Conver
         if workload is None:
             done.skipped["without what their tasks compute"] += summary.records
             continue
-        task = workload.task()
+        try:
+            task = workload.task()
+        except ValueError:
+            done.skipped["whose functions are damaged"] += summary.records
+            continue
         records = sorted((r for r in log.records(summary.task_key) if r.ok), key=lambda r: r.seconds)[:best]
         written = 0
         for form in _forms(task.func):

@@ -49,7 +49,11 @@ class Workload:
         from schedules.objects import check_graph
 
         check_graph(self.func)
-        func = from_json(self.func)
+        try:
+            func = from_json(self.func)
+        except Exception as error:  # TVM's reader raises whatever the fields make it
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"the function of {self.task_name} must be one that TVM reads, but {lines[-1]}") from error
         digest, _, rest = self.task_key.partition("-")
         name = rest.removesuffix(f"-{codec.versions_of(self.task_key)}")
         task = Task(self.task_name, func, Target(name, self.target), 1, "", self.constants, self.constant_bytes)

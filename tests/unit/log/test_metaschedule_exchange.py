@@ -183,3 +183,14 @@ def test_a_function_that_is_another_object_is_refused(graph: tvm.IRModule, targe
         text = workload.func.replace(old, new)
         with pytest.raises(ValueError):
             replace(workload, func=text if text != workload.func else "[]").task()
+
+
+def test_a_damaged_function_is_not_exported(tmp_path: Path, graph: tvm.IRModule, target: Target) -> None:
+    tasks = _tasks(graph, target)
+    bad = Workload.of(tasks[0])
+    with TuningLog(tmp_path / "log.db") as log:
+        log.put_workloads([replace(bad, func=bad.func.replace('"s_tir.SBlock"', '"ir.PrimType"'))])
+    _tuned(tasks, tmp_path / "log.db")
+    with TuningLog(tmp_path / "log.db") as log:
+        done = export_database(log, tmp_path / "theirs")
+    assert done.skipped["whose functions are damaged"] == 1 and done.tasks == len(tasks) - 1 > 0
