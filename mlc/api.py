@@ -57,7 +57,11 @@ def compile(
     leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
-    ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM).
+    ``TargetError``, ``LogError``, ``BuildError`` (a function cannot be compiled; a bug in mlc or TVM). A function whose
+    schedule fails in code generation gets another, with a warning.
+
+    Nothing has run what comes back: code that the CPU cannot execute would end this process at its first call. ``mlc
+    compile`` runs it once in a process of its own, and so does :func:`mlc.build.trial.save_tried`.
     """
     from mlc.build import ModelMeta, compile_module
 
@@ -109,7 +113,8 @@ def tune(
     tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are those of the
     graphs that rules make of the model; the best of them is then timed in turn with the model's own graph.
 
-    Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run.
+    Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
+    candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
     """
     from mlc.tune import TuneOptions, tune_tasks
 

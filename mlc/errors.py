@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "ArtifactError", "BuildError", "InputError", "InstallationError", "LogError", "MeasureError",
-    "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
+    "ArtifactError", "BuildError", "CodeGenerationError", "InputError", "InstallationError", "LogError",
+    "MeasureError", "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
 ]
 
 
@@ -61,6 +61,10 @@ class MeasureError(MlcError):
 
 class BuildError(MlcError):
     """Code generation failed for a function that should have built."""
+
+
+class CodeGenerationError(BuildError):
+    """TVM or nvcc refuses to make code of a module; finding and linking what makes it is another matter."""
 
 
 class InstallationError(MlcError):

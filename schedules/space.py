@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import tvm
 from tvm import s_tir, tirx
 
-__all__ = ["Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "first_seed", "schedule_with"]
+__all__ = [
+    "Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
+    "schedule_with",
+]
 
 Decisions = Mapping[str, int]
 
@@ -111,6 +114,18 @@ def first_seed(
         except InvalidDecision as error:
             reason = error
     raise InvalidDecision(f"space {space.name} has no seed that fits this function: {reason}")
+
+
+def feasible_seeds(
+    space: Space, func: tirx.PrimFunc, target: tvm.target.Target
+) -> Iterator[tuple[s_tir.Schedule, dict[str, int]]]:
+    """The schedules of the seeds that can be carried out, best first, with the decisions of each."""
+    for decisions in space.seeds(func, target):
+        try:
+            sch = schedule_with(space, func, target, decisions)
+        except InvalidDecision:
+            continue
+        yield sch, dict(decisions)
 
 
 def best_seed(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule:

@@ -16,7 +16,7 @@ import numpy as np
 from mlc.bench.client import Worker, WorkerFailed
 from mlc.bench.engines import EngineSpec, Job, environment, expand, is_ours
 from mlc.config import physical_cores
-from mlc.errors import UsageError
+from mlc.errors import ArtifactError, UsageError
 from mlc.measure.machine import machine_id
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Every engine's row in the order they were asked for."""
+    """Every engine's row in the order they were asked for. ``target`` is what mlc's module was built for, empty where
+    none is among them; the other engines choose for themselves."""
 
     model: str
     machine: str
@@ -100,6 +101,7 @@ class BenchResult:
     results: tuple[EngineResult, ...]
     reference: str = ""
     ours: tuple[str, ...] = field(default=(), repr=False)
+    target: str = ""
 
     @property
     def speedup_over_best_peer(self) -> float | None:
@@ -158,7 +160,20 @@ def run_bench(
             session.time()
             rows = tuple(session.rows[spec.name].result() for spec in specs)
         ours = tuple(spec.name for spec in specs if is_ours(spec))
-        return BenchResult(name or source.name, machine_id(), threads, rows, session.reference, ours)
+        target = next((found for spec in specs if (found := _built_for(spec))), "")
+        return BenchResult(name or source.name, machine_id(), threads, rows, session.reference, ours, target)
+
+
+def _built_for(spec: EngineSpec) -> str:
+    """What an engine's module was built for; empty where it has none that can be read."""
+    from mlc.build import artifact
+
+    if not spec.artifact:
+        return ""
+    try:
+        return str(artifact.read(spec.artifact).metadata["target"])
+    except ArtifactError:  # its row says so
+        return ""
 
 
 @dataclass

@@ -10,6 +10,7 @@ import tvm
 
 from mlc.build.compile import compile_module
 from mlc.build.schedule import Lookup
+from mlc.build.trial import sample_input
 from mlc.target import Target
 
 __all__ = ["times_in_turn"]
@@ -28,7 +29,7 @@ def times_in_turn(modules: Sequence[tvm.IRModule], target: Target, lookup: Looku
     calls = []
     for mod in modules:
         exe = compile_module(mod, target, lookup)
-        arrays = [_random(rng, spec.shape, spec.dtype) for spec in exe.inputs]
+        arrays = [sample_input(rng, spec) for spec in exe.inputs]
         exe(*arrays)
         started = time.perf_counter()
         exe(*arrays)
@@ -42,9 +43,3 @@ def times_in_turn(modules: Sequence[tvm.IRModule], target: Target, lookup: Looku
                 exe(*arrays)
             own.append((time.perf_counter() - started) / count)
     return times
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    if dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(shape).astype(dtype)
-    return np.zeros(shape, dtype)  # an index that is valid whatever it counts

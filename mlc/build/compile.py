@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,12 @@ import tvm
 from mlc.build import emit, runtime, weights
 from mlc.build.executable import Executable
 from mlc.build.features import required_features
+from mlc.build.repair import replace_refused
 from mlc.build.schedule import Lookup, schedule_functions
 from mlc.config import get
+from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
+from mlc.graph.tasks import extract_tasks
 from mlc.target import Target
 
 __all__ = ["ModelMeta", "compile_module"]
@@ -38,25 +41,43 @@ def compile_module(
     """Compile what :func:`mlc.graph.optimise` made.
 
     ``lookup`` gives the log's best record of a task; where it has none, the function's space decides by itself.
-    ``meta`` left out is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the
+    What fails in code generation gets another schedule, with a warning (see :mod:`mlc.build.repair`). ``meta`` left out
+    is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the
     function that cannot be scheduled or compiled. ``MLC_DUMP_DIR`` names a folder for what is compiled.
     """
     if meta is None:
         model = imported(mod, "module")
         meta = ModelMeta(model.name, model.inputs, model.outputs)
     scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None))
+    try:
+        made = _generate(scheduled, twins, target)
+    except CodeGenerationError as error:
+        scheduled, functions = replace_refused(scheduled, functions, extract_tasks(mod, target), target, error)
+        made = _generate(scheduled, twins, target)
+    metadata = {
+        **_border(meta, made.aliased), **_place(target),
+        "functions": [function.to_json() for function in functions],
+        "weights": [{"shape": [int(d) for d in t.shape], "dtype": str(t.dtype)} for t in made.tensors],
+    }
+    return Executable(made.code, metadata, [_bytes(tensor) for tensor in made.tensors])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A shared library, the weights that it is called with, and which outputs are its own memory."""
+
+    code: bytes
+    tensors: Sequence[tvm.runtime.Tensor]
+    aliased: Sequence[bool]
+
+
+def _generate(scheduled: tvm.IRModule, twins: Mapping[str, str], target: Target) -> _Made:
     lifted, tensors = weights.lift(scheduled, twins)
     aliased = weights.aliased_outputs(lifted["main"])
     _dump("scheduled", scheduled)
     final = emit.finalise(lifted, target)
     _dump("final", final)
-    code = emit.shared_library(final, target)
-    metadata = {
-        **_border(meta, aliased), **_place(target),
-        "functions": [function.to_json() for function in functions],
-        "weights": [{"shape": [int(d) for d in t.shape], "dtype": str(t.dtype)} for t in tensors],
-    }
-    return Executable(code, metadata, [_bytes(tensor) for tensor in tensors])
+    return _Made(emit.shared_library(final, target), tensors, aliased)
 
 
 def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:

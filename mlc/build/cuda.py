@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc import config
-from mlc.errors import ArtifactError, BuildError
+from mlc.errors import ArtifactError, BuildError, CodeGenerationError
 
 if TYPE_CHECKING:
     import tvm
@@ -60,20 +60,21 @@ def architectures(target: Target) -> tuple[str, ...]:
 def code_generation(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[None]:
     """Inside this context TVM builds CUDA functions into machine code for ``archs``.
 
-    Raises :class:`BuildError` on entry where nvcc is missing, and on exit where it refused the source.
+    Raises :class:`BuildError` on entry where nvcc is missing, and :class:`CodeGenerationError` on exit where it refused
+    the source.
     """
     import tvm
 
     _find_nvcc()
     _load_runtime()
     previous = tvm.get_global_func(_CALLBACK, allow_missing=True)
-    failures: list[BuildError] = []
+    failures: list[CodeGenerationError] = []
 
     def compile_source(source: str) -> bytes:
         try:
             return nvcc(source, archs, fast_math=fast_math)
         except BuildError as error:  # its type would not survive the way through TVM
-            failures.append(error)
+            failures.append(CodeGenerationError(str(error)))
             raise
 
     tvm.register_global_func(_CALLBACK, compile_source, override=True)

@@ -14,11 +14,11 @@ from tvm.relax import transform
 from mlc.build.link import find_linker, link_shared
 from mlc.build.memory import ViewConcats, ViewSlices
 from mlc.build.schedule import last_line
-from mlc.errors import BuildError, MlcError
+from mlc.errors import BuildError, CodeGenerationError, MlcError
 from mlc.target import Target
 from schedules.lowering import PIPELINE
 
-__all__ = ["FINALISE", "finalise", "shared_library"]
+__all__ = ["FINALISE", "finalise", "refusal", "shared_library"]
 
 #: from calls in the dataflow form to the virtual machine's instructions; nothing here chooses or schedules anything
 FINALISE: tuple[tvm.transform.Pass, ...] = (
@@ -51,7 +51,8 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
     """Compile and link a module of scheduled functions.
 
     TVM's lowering is called without the pipelines around it, which would legalise and schedule once more. Raises
-    :class:`BuildError` naming the function that cannot be compiled.
+    :class:`CodeGenerationError` where some function cannot be compiled (:func:`refusal` tells which) and
+    :class:`BuildError` where the code cannot be linked.
     """
     find_linker()  # says what is missing before minutes are spent
     if target.kind == "cuda":
@@ -59,13 +60,32 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
     with _code_generation(target), tempfile.TemporaryDirectory(prefix="mlc-build-") as folder:
         try:
             executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline=_pipeline(target))
-            path = Path(folder, "code.so")
+        except MlcError:
+            raise
+        except Exception as error:
+            raise CodeGenerationError(f"the module must compile for {target.canonical}, but TVM refused it: "
+                                      f"{last_line(error)}; MLC_DUMP_DIR=DIR writes what it was given") from error
+        path = Path(folder, "code.so")
+        try:
             executable.export_library(str(path), fcompile=link_shared, workspace_dir=folder)
         except MlcError:
             raise
         except Exception as error:
-            raise _blamed(mod, target, error) from error
+            raise BuildError(f"the code for {target.canonical} must be written as a library, but that failed: "
+                             f"{last_line(error)}") from error
         return path.read_bytes()
+
+
+def refusal(func: tirx.PrimFunc, target: Target) -> str:
+    """Why a scheduled function does not compile alone, in one line; empty where it does."""
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    try:
+        with _code_generation(target):
+            tirx.build(_with_legal_names(mod) if target.kind == "cuda" else mod, target=target.tvm,
+                       pipeline=_pipeline(target))
+    except Exception as error:
+        return last_line(error)
+    return ""
 
 
 def _pipeline(target: Target) -> str:
@@ -93,18 +113,3 @@ def _with_legal_names(mod: tvm.IRModule) -> tvm.IRModule:
         var: cuda.legal_names(func) if isinstance(func, tirx.PrimFunc) else func for var, func in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _blamed(mod: tvm.IRModule, target: Target, error: Exception) -> BuildError:
-    """The error again, with the name of the first function that does not compile alone."""
-    for var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc):
-            continue
-        try:
-            tirx.build(tvm.IRModule({var: func}), target=target.tvm, pipeline=_pipeline(target))
-        except Exception as own:
-            return BuildError(
-                f"function {var.name_hint} must compile for {target.canonical}, but TVM refused it: {last_line(own)}; "
-                "MLC_DUMP_DIR=DIR writes what it was given"
-            )
-    return BuildError(f"the module must compile for {target.canonical}, but TVM refused it: {last_line(error)}")

@@ -23,7 +23,7 @@ from schedules import registry
 from schedules.math import expand_math
 from schedules.space import InvalidDecision, first_seed
 
-__all__ = ["BuiltFunction", "Lookup", "last_line", "schedule_functions"]
+__all__ = ["BuiltFunction", "Lookup", "last_line", "ready", "schedule_functions"]
 
 #: the log's best record of a task key, or None
 Lookup = Callable[[str], Record | None]
@@ -35,8 +35,9 @@ class BuiltFunction:
     ``roofline_seconds`` what the machine's peaks allow (0 where the function cannot be analysed), both of one call.
 
     ``source``: ``log`` (a trace that was measured here), ``shipped`` (one that came with mlc; ``seconds`` only if it
-    was timed on such a machine), ``seed`` (the space's own decisions) or ``given`` (the function came with its
-    schedule).
+    was timed on such a machine), ``seed`` (the space's own decisions), ``plain`` (loops as they stand, where nothing
+    else compiles) or ``given`` (the function came with its schedule). ``replaced`` says what failed in code generation
+    before this schedule was taken, empty where the first one did not.
     """
 
     name: str
@@ -49,6 +50,7 @@ class BuiltFunction:
     flops: float = 0.0
     decisions: dict[str, int] = field(default_factory=dict)
     roofline_seconds: float = 0.0
+    replaced: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``tuned`` says whether the log had it."""
@@ -80,11 +82,15 @@ def schedule_functions(
         else:
             func, entry = _scheduled(tasks[key], symbol, lookup(key))
         built[key] = _bounded(entry, tasks[key])
-        if target.kind == "llvm":
-            func = expand_math(func)
-        func = func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
-        scheduled.update_func(mod.get_global_var(symbol), func)
+        scheduled.update_func(mod.get_global_var(symbol), ready(func, symbol, target))
     return scheduled, list(built.values()), twins
+
+
+def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
+    """A scheduled function as code is generated from it."""
+    if target.kind == "llvm":
+        func = expand_math(func)
+    return func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
 
 
 def _called(mod: tvm.IRModule) -> list[str]:

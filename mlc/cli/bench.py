@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "progress", "render_result"]
 
 _PEERS = ("onnxruntime", "openvino")  # of an .onnx model where --against is left out and they are installed
-_EPILOG = f"""engines for --against:
+_EPILOG = f"""--target is what mlc builds for; the other engines run as they come, on this machine.
+
+engines for --against:
   onnxruntime, openvino    on the ONNX model
   torch-eager, torch-compile (torch: both)    on an exported PyTorch program, MODEL.pt2
   tvm, tvm-metaschedule    TVM as it comes, and after its own tuner had --seconds
@@ -38,6 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="comma-separated (default: onnxruntime,openvino, those that are installed)")
     parser.add_argument("--onnx", type=Path, metavar="FILE",
                         help="the model that MODEL.so was built from, for the other engines")
+    options.add_target(parser)
     options.add_threads(parser)
     options.add_log(parser)
     options.add_winograd(parser)
@@ -55,6 +58,9 @@ def _execute(args: argparse.Namespace) -> Outcome:
     from mlc.report.console import stderr_console
 
     model = find_model(args.model)
+    if model.is_artifact and args.target != "native":
+        raise UsageError(f"{args.model} is built already, for the target that it names; leave --target out, or give "
+                         "the model")
     if args.tasks:
         return _tasks(args, model)
     if args.onnx and not model.is_artifact:
@@ -81,8 +87,8 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     if model.is_artifact:
         exe = api.load(str(model.path))
     else:
-        exe = api.compile(model.source(), log=args.log, threads=_threads(args), winograd=args.winograd,
-                          substitutions=args.substitutions)
+        with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder:
+            exe = api.load(_compiled(args, model, Path(folder, "mlc.so"), args.log))
     inputs = random_inputs(exe.inputs)
     seconds = exe.profile(repeats=args.rounds, **inputs)
     whole = median(exe.time(repeats=4 * args.rounds, warmup=4, **inputs))
@@ -136,16 +142,20 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
     if engine == "mlc" and model.is_artifact:
         return EngineSpec("mlc", artifact=str(model.path))
     if engine in ("mlc", "mlc-untuned"):
-        from mlc import api
-        from mlc.target import resolve
-
-        path = folder / f"{engine}.so"
-        target = resolve("native", _threads(args))
-        log = args.log if engine == "mlc" else False
-        api.compile(model.source(), target=target, log=log, winograd=args.winograd,
-                    substitutions=args.substitutions).save(path)
+        path = _compiled(args, model, folder / f"{engine}.so", args.log if engine == "mlc" else False)
         return EngineSpec(engine, artifact=str(path))
     return EngineSpec(engine, seconds=args.seconds or 0.0)
+
+
+def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
+    from mlc import api
+    from mlc.build.trial import save_tried
+    from mlc.target import resolve
+
+    exe = api.compile(model.source(), target=resolve(args.target, _threads(args)), log=log, winograd=args.winograd,
+                      substitutions=args.substitutions)
+    save_tried(exe, path, native=args.target == "native")
+    return path
 
 
 @contextmanager
@@ -181,6 +191,8 @@ def render_result(result: BenchResult, console: Console) -> None:
     console.print(bench_table([row.to_json() for row in result.results]))
     console.print(f"{result.model} on {result.machine}, {result.threads} threads each, interleaved; errors against "
                   f"{result.reference or 'nothing'}", soft_wrap=True, markup=False)
+    if result.target:
+        console.print(f"mlc is built for {result.target}; the others run as they come", soft_wrap=True, markup=False)
     speedup = result.speedup_over_best_peer
     if speedup is not None:
         console.print(f"mlc against the best of the others: {fmt.factor(speedup)}")

@@ -42,6 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
+    from mlc.build.trial import save_tried
     from mlc.cli.models import find_model
 
     model = find_model(args.model)
@@ -62,10 +63,11 @@ def _execute(args: argparse.Namespace) -> Outcome:
     with _dumping(args.report):
         exe = api.compile(model.source(), target=args.target, log=args.log, winograd=args.winograd,
                           substitutions=args.substitutions, on_decision=decisions.append)
-    exe.save(output)
+    tried = save_tried(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {
-        "model": args.model, "output": str(output), "bytes": output.stat().st_size, "seconds": round(took, 3),
+        "model": args.model, "output": str(output), "bytes": output.stat().st_size, "ran": tried,
+        "seconds": round(took, 3),
         "target": exe.metadata["target"], "threads": exe.metadata["threads"], "functions": exe.metadata["functions"],
         "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
     }
@@ -112,7 +114,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
         }
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
-        FunctionRow(f["name"], f["calls"], f["space"], f["source"], f["seconds"], f["flops"], len(records[f["key"]]),
+        FunctionRow(f["name"], f["calls"], f["space"], _source(f), f["seconds"], f["flops"], len(records[f["key"]]),
                     f["decisions"], code.get(f["symbol"], ""))
         for f in functions
     ]
@@ -123,13 +125,22 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every))
 
 
+def _source(function: dict[str, Any]) -> str:
+    """Where a function's schedule comes from, and what failed before it was taken."""
+    replaced = function["replaced"]
+    return f"{function['source']} ({replaced})" if replaced else str(function["source"])
+
+
 def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:
     functions = document["functions"]
     tuned, shipped = (sum(f["source"] == source for f in functions) for source in ("log", "shipped"))
+    replaced = sum(bool(f["replaced"]) for f in functions)
     sources = f"{tuned} from the log" + (f", {shipped} as shipped" if shipped else "")
+    sources += f", {replaced} replaced since code generation failed" if replaced else ""
     console.print(
         f"{document['output']}: {fmt.bytes_(document['bytes'])} for {document['target']}, {len(functions)} functions "
-        f"({sources}), in {document['seconds']:.1f} s", soft_wrap=True,
+        f"({sources}), in {document['seconds']:.1f} s; {'it ran once' if document['ran'] else 'not run here'}",
+        soft_wrap=True,
     )
     if "substitutions" in document:
         _render_substitutions(document["substitutions"], console)

@@ -31,15 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mlc.cli.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="light:squeezenet", help="a built-in network or an ONNX file")
+    options.add_target(parser)
     parser.add_argument("--seconds", type=options.positive_float, default=120.0, help="how long to tune (default: 120)")
     parser.add_argument("--directory", type=Path, default=Path("build/demo"), help="where the files go")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     args = parser.parse_args(argv)
-    return finish(lambda: demo(args.model, args.seconds, args.directory), as_json=args.json)
+    return finish(lambda: demo(args.model, args.seconds, args.directory, args.target), as_json=args.json)
 
 
-def demo(name: str, seconds: float, directory: Path) -> Outcome:
-    """Everything, told on standard error; the outcome is the table. Raises :class:`BuildError` for a wrong result."""
+def demo(name: str, seconds: float, directory: Path, target: str = "native") -> Outcome:
+    """Everything, told on standard error; the outcome is the table. Raises :class:`BuildError` for a wrong result and
+    :class:`mlc.errors.MeasureError` where no candidate worked."""
     from mlc.bench import EngineSpec, Timing, run_bench
     from mlc.cli import bench
     from mlc.cli.models import find_model
@@ -54,9 +56,9 @@ def demo(name: str, seconds: float, directory: Path) -> Outcome:
     onnx_path = _write_model(model, directory)
     _say(console, started, f"{onnx_path} ({onnx_path.stat().st_size / 1e6:.1f} MB)")
     untuned, tuned, log = (directory / f"{model.stem}{end}" for end in ("-untuned.so", ".so", ".db"))
-    _compile(console, started, onnx_path, untuned, log=False)
-    _tune(console, started, onnx_path, log, seconds)
-    _compile(console, started, onnx_path, tuned, log=log)
+    _compile(console, started, onnx_path, untuned, target, log=False)
+    _tune(console, started, onnx_path, target, log, seconds)
+    _compile(console, started, onnx_path, tuned, target, log=log)
     error = _check(onnx_path, tuned)
     _say(console, started, f"loaded {tuned}; largest difference from onnxruntime: {error:.1e} of the largest output")
     _say(console, started, "timing four engines in turn ...")
@@ -80,22 +82,25 @@ def _write_model(model: Any, directory: Path) -> Path:
     return path
 
 
-def _compile(console: Console, started: float, source: Path, output: Path, log: Path | bool) -> None:
+def _compile(console: Console, started: float, source: Path, output: Path, target: str, log: Path | bool) -> None:
     from mlc import api
+    from mlc.build.trial import save_tried
 
     before = time.monotonic()
-    api.compile(source, target="native", log=log).save(output)
+    save_tried(api.compile(source, target=target, log=log), output, native=target == "native")
     _say(console, started, f"built {output} in {time.monotonic() - before:.1f} s")
 
 
-def _tune(console: Console, started: float, source: Path, log: Path, seconds: float) -> None:
+def _tune(console: Console, started: float, source: Path, target: str, log: Path, seconds: float) -> None:
     from mlc import api
+    from mlc.cli.tune import refuse_nothing
     from mlc.report import format as fmt
     from mlc.report.progress import listening
 
     _say(console, started, f"tuning for {fmt.duration(seconds)} into {log}; Ctrl-C stops early and keeps all")
     with listening(console) as listener:
-        report = api.tune(source, target="native", seconds=seconds, log=log, on_event=listener)
+        report = api.tune(source, target=target, seconds=seconds, log=log, on_event=listener)
+    refuse_nothing(report, log)
     _say(console, started, f"{report.trials} trials in {fmt.duration(report.seconds)}; functions together "
                            f"{fmt.seconds(report.default_latency)} untuned, {fmt.seconds(report.best_latency)} tuned")
 

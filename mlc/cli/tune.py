@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from mlc.tune.report import GraphReport, TuneReport
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "refuse_nothing"]
+
+#: candidates that all fail only if something is wrong, though earlier runs have found ones that work
+_MANY = 8
 
 _REASONS = {
     "trials": "the trials are used up", "seconds": "the time is used up", "finished": "no function gains any more",
@@ -66,10 +69,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
             substitutions=args.substitutions,
         )
-    if report.trials and all(math.isinf(task.best_seconds) for task in report.tasks):
-        failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
-        raise MeasureError(f"some candidate must run, but all {report.trials} failed ({failed}); "
-                           f"`mlc log show --task fused --log {_log_path(args, target)}` says why")
+    refuse_nothing(report, _log_path(args, target))
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(_log_path(args, target)),
         "warning": busy, **report.to_json(),
@@ -80,6 +80,17 @@ def _execute(args: argparse.Namespace) -> Outcome:
         document, lambda console: _render(args, report, document, console),
         exit_code=1 if report.reason == "interrupted" else 0,
     )
+
+
+def refuse_nothing(report: TuneReport, log: object) -> None:
+    """Raise :class:`MeasureError` after a run in which no candidate worked; a few that fail after others that worked
+    are none."""
+    tried, failed = sum(task.trials for task in report.tasks), sum(report.failures.values())
+    unknown = all(math.isinf(task.best_seconds) for task in report.tasks)
+    if report.trials and (unknown or _MANY <= tried <= failed):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
+        raise MeasureError(f"some candidate must run, but all {tried or report.trials} failed ({reasons}); "
+                           f"`mlc log show --task fused --log {log}` says why")
 
 
 def _open_log(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A measurer that gets real candidates of which some were made to crash, to hang, or to compute wrong numbers."""
+"""Measurers whose candidates fail: real ones that were made to crash, to hang or to be wrong, or all at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlc.measure.measurer import Measurer, MeasureRequest, MeasureResult
 from mlc.measure.workbench import params_of
 from schedules.trace import replay
 
-__all__ = ["FAILURES", "Saboteur", "fate_of", "spoilt"]
+__all__ = ["FAILURES", "Refuser", "Saboteur", "fate_of", "spoilt"]
 
 #: what a record says about a candidate that was made to fail in one of these ways
 FAILURES = ("crash", "timeout", "wrong")
-_SIGSEGV = 11
+_SIGNALS = {"crash": 11, "illegal": 4}
 _WRONG = 1e4  # no output of a random input comes near
 
 
@@ -34,10 +34,11 @@ def fate_of(trace: str, part: float = 0.1, hanging: float = 1 / 3) -> str:
 
 
 def spoilt(func: tirx.PrimFunc, failure: str) -> tirx.PrimFunc:
-    """A scheduled function that does what it did and besides fails as ``failure``, a word of :data:`FAILURES`, says."""
+    """A scheduled function that does what it did and besides fails as ``failure`` says, a word of :data:`FAILURES` or
+    ``illegal``: a crash by an instruction that the CPU does not have."""
     root = func.body.block
-    if failure == "crash":
-        parts = [tirx.Evaluate(tirx.call_extern("int32", "raise", _SIGSEGV)), root.body]
+    if failure in _SIGNALS:
+        parts = [tirx.Evaluate(tirx.call_extern("int32", "raise", _SIGNALS[failure])), root.body]
     elif failure == "timeout":
         forever = tirx.call_extern("int32", "usleep", 1000) == 0
         parts = [root.body, tirx.While(forever, tirx.Evaluate(tirx.call_extern("int32", "usleep", 1000)))]
@@ -76,3 +77,30 @@ class Saboteur:
         with tvm.target.Target(request.target):
             scheduled = replay(from_json(request.func), request.trace).mod["main"]
         return replace(request, trace="", scheduled=to_json(spoilt(scheduled, failure)))
+
+
+class Refuser:
+    """Implements :class:`mlc.measure.measurer.Measurer`: every candidate fails in the same way, but for those that
+    ``works`` says."""
+
+    def __init__(self, failure: str, detail: str, works: Callable[[int], bool] = lambda number: False) -> None:
+        self._result, self._works = MeasureResult(failure=failure, detail=detail), works
+        self.measured: list[MeasureRequest] = []
+
+    def measure(
+        self, requests: Sequence[MeasureRequest], on_result: Callable[[int, MeasureResult], None] | None = None
+    ) -> list[MeasureResult]:
+        results = []
+        for index, request in enumerate(requests):
+            worked = self._works(len(self.measured))
+            self.measured.append(request)
+            results.append(MeasureResult(times=(1e-3,)) if worked else self._result)
+            if on_result is not None:
+                on_result(index, results[-1])
+        return results
+
+    def compare(self, requests: Sequence[MeasureRequest], rounds: int) -> list[MeasureResult]:
+        return [MeasureResult(times=(1e-3,) * rounds) for _ in requests]
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -116,14 +116,16 @@ class Allocator:
             s.index: [r for r in self.states if s.choice and r.choice == s.choice and r is not s] for s in self.states
         }
 
-    def next(self, trials: int | None = None) -> tuple[TaskState, int] | None:
-        """The task to go on with and how many candidates, at most ``trials`` left; None when all have stopped."""
+    def next(self, trials: int | None = None, last: Sequence[TaskState] = ()) -> tuple[TaskState, int] | None:
+        """The task to go on with and how many candidates, at most ``trials`` left; None when all have stopped. Those in
+        ``last`` get their turn only when there is no other."""
         if trials is not None and trials < 1:
             return None
         calls = self._calls()
         active = [s for s in self.states if not s.stopped and calls[s.index] > 0.0]
         if not active:
             return None
+        active = [s for s in active if not any(s is other for other in last)] or active
         new = [s for s in active if not s.batches and not math.isfinite(s.best) and not self._beaten(s)]
         typical, pace = self._typical(), self._pace()
         among = new if self._everyone and new else active

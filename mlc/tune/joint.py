@@ -9,6 +9,7 @@ unsubstituted model, and kept only if it wins; the log keeps the decision.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -33,6 +34,7 @@ from mlc.measure.measurer import Measurer
 from mlc.target import Target
 from mlc.tune.confirm import faster
 from mlc.tune.events import Finished, Listener
+from mlc.tune.hopeless import HopelessRun
 from mlc.tune.options import TuneOptions
 from mlc.tune.report import GraphReport, TaskReport, TuneReport
 from mlc.tune.rounds import Rounds
@@ -194,7 +196,10 @@ class JointTuning:
         further = [e for e in again if e not in entrants and _may_win(joint, e, entrants)]
         left = self._budget(1.0, self._reserve([*entrants, *further]))
         if left is not None and not self._interrupted:  # the new graphs first of all, and whoever still gains
-            self._tune([*entrants, *further], left)
+            try:
+                self._tune([*entrants, *further], left)
+            except HopelessRun as error:  # candidates did work before: what fails is new in these graphs
+                warnings.warn(f"graphs that were found with the log's help stay untuned: {error}", stacklevel=2)
         entrants += further
         winner = joint.fastest(entrants)
         if self._interrupted:

@@ -79,7 +79,8 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """``reason``: ``trials``, ``seconds``, ``finished`` (every task stopped) or ``interrupted``.
+    """``reason``: ``trials``, ``seconds``, ``finished`` (every task stopped), ``interrupted`` or ``failing`` (the first
+    candidates of several tasks all failed alike).
 
     ``trials`` and ``seconds`` are of this run alone, ``measured`` how many records it wrote. ``graph`` is None where
     nothing could be substituted.

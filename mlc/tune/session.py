@@ -28,6 +28,7 @@ from mlc.tune.events import (
     TaskPlan,
     TaskStopped,
 )
+from mlc.tune.hopeless import FirstResults, HopelessRun
 from mlc.tune.journal import Journal
 from mlc.tune.learn import pretrained
 from mlc.tune.options import TuneOptions
@@ -68,7 +69,8 @@ def tune_tasks(
     begin near what ``experience`` found best for other tasks. ``graphs``, where the tasks are those of several graphs
     of one model, say how often each calls the task of which key; the budget then goes to those that may still become
     the fastest of all. A keyboard interrupt ends the run with what was found; no single candidate ever ends it. Raises
-    what the log or the measurer raise when they cannot go on at all.
+    what the log or the measurer raise when they cannot go on at all, and :class:`HopelessRun` with the
+    likely cause where the first candidates of several tasks all fail alike; the log has them.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
                shipped or (lambda _key: None), experience, graphs)
@@ -98,13 +100,16 @@ class _Run:
         self._allocator: Allocator | None = None
         self._broken: list[TaskReport] = []
         self._batches = 0
+        self._first = FirstResults(target, len(self._tasks))
+        self._put_off: dict[int, list[Candidate]] = {}
 
     def run(self) -> TuneReport:
         """The whole run; see :func:`tune_tasks`."""
         try:
             self._prepare()
             reason = self._search()
-            self._confirm()
+            if not self._first.hopeless:
+                self._confirm()
         except KeyboardInterrupt:
             reason = "interrupted"
         self._journal.store_model(self._model, always=True)
@@ -114,6 +119,8 @@ class _Run:
             tuple(s.report(self._expected(s)) for s in self._searches) + tuple(self._broken),
         )
         self._emit(Finished(report))
+        if self._first.hopeless:
+            raise HopelessRun(self._first.diagnosis())
         return report
 
     # -- before
@@ -161,10 +168,12 @@ class _Run:
                 return "trials"
             if seconds is not None and seconds <= self._reserve():
                 return "seconds"
-            turn = allocator.next(trials)
+            turn = allocator.next(trials, [s.state for s in self._searches if self._first.seen(s.task.key)])
             if turn is None:
                 return "finished"
             self._batch(self._searches[turn[0].index], turn[1], allocator)
+            if self._first.hopeless:
+                return "failing"
 
     def _by_index(self) -> list[dict[int, int]]:
         """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
@@ -184,7 +193,7 @@ class _Run:
     def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
         start = time.monotonic()
         try:
-            candidates = search.ask(n)
+            candidates = self._put_off.pop(search.state.index, [])[:n] or search.ask(n)
         except MlcError:
             raise
         except Exception as error:
@@ -193,7 +202,9 @@ class _Run:
         if not candidates:
             self._stop(search, allocator.stop(search.state, "exhausted"))
             return
-        results, trials = self._measure(search, candidates)
+        results, trials = self._begin(search, candidates)
+        candidates, later = candidates[: len(results)], candidates[len(results) :]
+        self._put_off[search.state.index] = later
         problem = _learn(search, candidates, results)
         self._journal.store_model(self._model)
         best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
@@ -204,6 +215,19 @@ class _Run:
         self._announce(search)
         if reason:
             self._stop(search, reason)
+
+    def _begin(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
+        """Measure candidates, the first few alone as long as nothing has worked; where they fail too, no more of them.
+
+        The results so far, and how many of them were trials.
+        """
+        count = self._first.count(len(candidates))
+        results, trials = self._measure(search, candidates[:count])
+        self._first.note(search.task.key, results)
+        if len(results) < len(candidates) and not self._first.open:
+            more, further = self._measure(search, candidates[count:])
+            results, trials = results + more, trials + further
+        return results, trials
 
     def _measure(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
         """Measure and record; the results, and how many of them were trials.

@@ -10,7 +10,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
-__all__ = ["branches", "evaluate", "expensive_calls", "op_name", "reads_wide_indices", "uses", "walk"]
+__all__ = [
+    "branches", "evaluate", "expensive_calls", "op_name", "reads_wide_indices", "stores_wide_positions", "uses", "walk",
+]
 
 #: a use of one of these per element outweighs a load, so that computing it twice is worth a buffer
 _EXPENSIVE = frozenset({
@@ -101,6 +103,21 @@ def reads_wide_indices(body: Any) -> bool:
             walk(position, (TensorLoad, index))
 
     walk(body, (TensorLoad, load))
+    return found[0]
+
+
+def stores_wide_positions(body: Any) -> bool:
+    """Whether ``body`` makes 64-bit integers of its iteration variables, as an argmax does."""
+    found = [False]
+
+    def variable(node: tirx.Var) -> None:
+        found[0] = found[0] or str(node.ty) == "int64"
+
+    def value(node: tirx.BufferStore | tirx.Bind) -> None:
+        skipped = (TensorLoad, lambda _load: tvm_ffi.WalkResult.SKIP)  # where it loads is no value
+        tvm_ffi.structural_walk(node.value, [skipped, (tirx.Var, variable)], order="pre")
+
+    walk(body, ((tirx.BufferStore, tirx.Bind), lambda node: value(node) if str(node.value.ty) == "int64" else None))
     return found[0]
 
 

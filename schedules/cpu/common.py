@@ -11,7 +11,16 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import BlockInfo, FuncInfo, Nest, expensive_calls, nest, reads_wide_indices, walk
+from schedules.analysis import (
+    BlockInfo,
+    FuncInfo,
+    Nest,
+    expensive_calls,
+    nest,
+    reads_wide_indices,
+    stores_wide_positions,
+    walk,
+)
 from schedules.machine import CpuMachine
 
 __all__ = [
@@ -59,8 +68,9 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
 
     A ragged extent (or a loop that is ``guarded`` by a predicate already) is split with a hint that makes lowering
     peel the last, partial iteration, so that the body stays free of per-lane conditions. A symbolic extent stays as
-    it is; LLVM vectorises such loops. Where loaded integers of 64 bits are indices, no iteration can be peeled: they
-    keep the loop's variable at 64 bits too, and TVM peels with 32. The vector then divides the extent.
+    it is; LLVM vectorises such loops. Where loaded integers of 64 bits are indices, or results are made of the loop's
+    variable, no iteration can be peeled: that variable stays at 64 bits, and TVM peels with 32. The vector then
+    divides the extent.
     """
     extent = extent_of(sch, loop)
     if extent <= 1:
@@ -69,7 +79,7 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
     while width > lanes and extent % width:
         width //= 2
     if (guarded or extent % width) and any(
-        reads_wide_indices(sch.get(block).body) for block in sch.get_child_blocks(loop)
+        _stays_wide(sch.get(block).body) for block in sch.get_child_blocks(loop)
     ):
         width, guarded = divisor(extent, width), False
     if extent <= width:
@@ -79,6 +89,10 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
     sch.vectorize(inner)
     if guarded or extent % width:
         sch.annotate(outer, "pragma_loop_partition_hint", True)
+
+
+def _stays_wide(body: tirx.Stmt) -> bool:
+    return reads_wide_indices(body) or stores_wide_positions(body)
 
 
 def parallelise(sch: s_tir.Schedule, loops: Sequence[LoopRV], cores: int) -> list[LoopRV]:

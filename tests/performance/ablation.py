@@ -54,12 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join([*ABLATION_MODELS, *WRITTEN_MODELS]),
                         help="comma-separated (default: all)")
     parser.add_argument("--seconds", type=float, default=300.0, help="tuning budget of a tuned variant (default: 300)")
+    parser.add_argument("--target", default="native", help="what every variant is built for (default: native)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each variant (default: 12)")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "ablation")
     args = parser.parse_args(argv)
     results = Results(args.output)
-    one = partial(measure, seconds=args.seconds, folder=args.output, rounds=args.rounds)
+    one = partial(measure, seconds=args.seconds, folder=args.output, rounds=args.rounds, target=args.target)
     for row in results.fill(args.models.split(","), one, args.again):
         print(markdown([row]), file=sys.stderr)
     rows = results.rows
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def measure(name: str, seconds: float, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(name: str, seconds: float, folder: Path, rounds: int, target: str = "native") -> dict[str, Any]:
     """Build the four variants of a model, then time them in turn."""
     import onnx
 
@@ -85,16 +86,18 @@ def measure(name: str, seconds: float, folder: Path, rounds: int) -> dict[str, A
     path = folder / f"{name}.onnx"
     model = ablation_model(name)
     onnx.save(model, path)
-    built = {variant.name: build(path, variant, seconds, folder) for variant in VARIANTS}
+    built = {variant.name: build(path, variant, seconds, folder, target) for variant in VARIANTS}
     inputs = random_inputs(onnx_inputs(str(path)))
     engines = [EngineSpec("mlc", label=label, artifact=found["artifact"]) for label, found in built.items()]
     result = run_bench(path, engines, name=name, inputs=inputs, reference=float64_outputs(model, inputs),
                        timing=Timing(rounds=rounds))
     path.unlink()
-    return {**result.to_json(), "variants": built, "tuning_seconds": seconds, "when": time.time()}
+    return {
+        **result.to_json(), "target": result.target, "variants": built, "tuning_seconds": seconds, "when": time.time(),
+    }
 
 
-def build(path: Path, variant: Variant, seconds: float, folder: Path) -> dict[str, Any]:
+def build(path: Path, variant: Variant, seconds: float, folder: Path, target: str = "native") -> dict[str, Any]:
     """Tune if the variant is tuned, compile and save: the artifact, seconds of compiling, trials."""
     from mlc import api
 
@@ -102,9 +105,9 @@ def build(path: Path, variant: Variant, seconds: float, folder: Path) -> dict[st
     trials = 0
     if variant.tuned and seconds > 0:
         log = folder / f"{path.stem}-{variant.name}.db"
-        trials = api.tune(path, seconds=seconds, log=log, substitutions=variant.substitutions).trials
+        trials = api.tune(path, target, seconds=seconds, log=log, substitutions=variant.substitutions).trials
     started = time.monotonic()
-    exe = api.compile(path, log=log, substitutions=variant.substitutions)
+    exe = api.compile(path, target, log=log, substitutions=variant.substitutions)
     artifact = folder / f"{path.stem}-{variant.name}.so"
     exe.save(artifact)
     return {"artifact": str(artifact), "compile_seconds": time.monotonic() - started, "trials": trials}

@@ -37,11 +37,12 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--repeats", type=int, default=5000)
-    repeats = parser.parse_args().repeats
-    target = resolve("native", threads=1)
+    args = parser.parse_args()
+    target = resolve(args.target, threads=1)
     for name, case in (("two functions, 2 weights", dense()), ("one function called twice", twins())):
-        print(f"{name}: {_costs(compile_module(case.mod, target), repeats)}")
+        print(f"{name}: {_costs(compile_module(case.mod, target), args.repeats)}")
 
 
 def _costs(exe: Executable, repeats: int) -> str:

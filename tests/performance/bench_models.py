@@ -1,6 +1,7 @@
 """How soon tuning has what it will have: whole models from an empty log, and with the shipped log of other models.
 
-    python -m tests.performance.bench_models [--models A,B] [--seconds S] [--rounds N] [--output DIR] [--again]
+    python -m tests.performance.bench_models [--models A,B] [--seconds S] [--rounds N] [--target T] [--output DIR]
+        [--again]
 
 Each model is tuned twice, in processes of their own: ``empty`` knows no record at all, ``others`` the shipped records
 of every task that is not the model's. What either had after so many trials is then built, and all of it is timed in
@@ -35,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="resnet50,bert_base", help="comma-separated (default: resnet50,bert_base)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="budget of each run (default: 3600)")
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each build (default: 12)")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-models")
     parser.add_argument("--again", action="store_true", help="tune and time anew what has results already")
     parser.add_argument("--tune", nargs=2, metavar=("MODEL", "VARIANT"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.tune:
-        tune(args.tune[0], args.tune[1], args.seconds, args.output)
+        tune(args.tune[0], args.tune[1], args.seconds, args.output, args.target)
         return 0
     rows = []
     for model in args.models.split(","):
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{model}: {variant} ...", file=sys.stderr)
                 subprocess.run(
                     [sys.executable, "-m", "tests.performance.bench_models", "--tune", model, variant, "--seconds",
-                     str(args.seconds), "--output", str(folder / variant)], cwd=ROOT, env=os.environ, check=True,
+                     str(args.seconds), "--target", args.target, "--output", str(folder / variant)],
+                    cwd=ROOT, env=os.environ, check=True,
                 )
                 (folder / "times.json").unlink(missing_ok=True)
         rows.append(timed(model, folder, args.rounds))
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
+def tune(model: str, variant: str, seconds: float, folder: Path, target_name: str = "native") -> None:
     """Tune a model with what the variant knows, and build what the log had at each checkpoint."""
     from mlc import api
     from mlc.log import Layers, TuningLog
@@ -74,7 +77,7 @@ def tune(model: str, variant: str, seconds: float, folder: Path) -> None:
     from mlc.tune.events import BatchMeasured, Event
     from mlc.tune.transfer import Experience
 
-    left = LeftOut(model)
+    left = LeftOut(model, target_name)
     target = left.target
     others = left.others if variant == "others" else Layers([])
     steps: list[tuple[int, float, float | None]] = []

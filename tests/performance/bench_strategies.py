@@ -44,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=64, help="of each strategy on each kernel (default: 64)")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--kernels", default=_KERNELS, help="only kernels whose names hold this text (a|b)")
     args = parser.parse_args(argv)
     chosen = [k for k in kernels() if any(part in k.name for part in args.kernels.split("|"))]
-    target = resolve("native", threads=physical_cores())
+    target = resolve(args.target, threads=physical_cores())
     points = [args.trials // 4, args.trials // 2, args.trials]
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
     measurer = api._local_measurer(target)

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -77,18 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default="densenet121,inception_v2,resnet50", help="comma-separated")
     parser.add_argument("--trials", type=int, default=256, help="of each run (default: 256)")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-transfer")
     parser.add_argument("--again", action="store_true", help="tune anew what has results already")
     args = parser.parse_args(argv)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     results = Results(args.output)
-    for _ in results.fill(args.models.split(","), lambda model: _tuned(model, args.trials, seeds), args.again):
+    one = partial(_tuned, trials=args.trials, seeds=seeds, target_name=args.target)
+    for _ in results.fill(args.models.split(","), one, args.again):
         write_whole(args.output / "table.md", markdown(list(results.rows.values())))
     print(markdown([row for row in results.rows.values() if row["model"] in args.models.split(",")]))
     return 0
 
 
-def _tuned(model: str, trials: int, seeds: Sequence[int]) -> dict[str, Any]:
+def _tuned(model: str, trials: int, seeds: Sequence[int], target_name: str = "native") -> dict[str, Any]:
     """Every run of a model: the latencies after 0, 1, 2 ... trials."""
     from cost_model.gbt import RankingModel
     from mlc import api
@@ -97,7 +100,7 @@ def _tuned(model: str, trials: int, seeds: Sequence[int]) -> dict[str, Any]:
     from mlc.tune.session import EXPLORE
     from mlc.tune.transfer import Experience
 
-    left = LeftOut(model)
+    left = LeftOut(model, target_name)
     target, others, tasks = left.target, left.others, left.tasks(Layers([]))
     taught = _taught(target, left.own)
     runs: dict[str, list[list[float]]] = {kind: [] for kind in KNOWLEDGE}

@@ -12,17 +12,17 @@ __all__ = ["LeftOut"]
 
 
 class LeftOut:
-    """``imported`` and ``target`` are the built-in model's, ``own`` the keys of every task that it may have, ``others``
-    the shipped records of all other tasks."""
+    """``imported`` is the built-in model and ``target`` what it is built for, ``own`` the keys of every task that it
+    may have, ``others`` the shipped records of all other tasks."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, target: str = "native") -> None:
         from mlc import api
         from mlc.log import Layers
         from mlc.log.layers import MemoryLog
         from mlc.log.shipped import shipped_records
         from mlc.testing.models import test_model
 
-        self.imported, self.target = api._imported(test_model(model), "native", None, None, None)
+        self.imported, self.target = api._imported(test_model(model), target, None, None, None)
         shipped = shipped_records(self.target)
         known = Layers([]), Layers([MemoryLog(shipped)])
         self.own = {task.key for layers in known for task in self.tasks(layers)}

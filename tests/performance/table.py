@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(BENCHMARK_MODELS), help="comma-separated (default: all)")
     parser.add_argument("--seconds", type=float, default=600.0, help="tuning budget of each model (default: 600)")
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--log", type=Path, help="the tuning log (default: your own over the shipped one)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     args = parser.parse_args(argv)
     results = Results(args.output)
-    one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds)
+    one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds,
+                  target=args.target)
     for row in results.fill(args.models.split(","), one, args.again):
         print(markdown([row]), file=sys.stderr)
     rows = results.rows
@@ -57,13 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, seconds: float, log: Path | None, folder: Path, rounds: int, target: str = "native"
+) -> dict[str, Any]:
     """One of the benchmark models, its errors against float64."""
     from mlc.testing.models import test_model
     from tests.performance.reference import float64_outputs
 
     model, program = test_model(name), _program(name, folder)
-    row = compared(name, model, folder, rounds, seconds, log, program, partial(float64_outputs, model))
+    row = compared(name, model, folder, rounds, seconds, log, program, partial(float64_outputs, model), target)
     if program is not None:
         program.unlink()
     return row
@@ -72,8 +76,9 @@ def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: i
 def compared(
     name: str, model: onnx.ModelProto, folder: Path, rounds: int, seconds: float | None, log: Path | None = None,
     program: Path | None = None, reference: Callable[[dict[str, np.ndarray]], list[np.ndarray]] | None = None,
+    target: str = "native",
 ) -> dict[str, Any]:
-    """Build a model untuned, tune it for ``seconds``, build it again, and time everything in turn.
+    """Build a model for ``target`` untuned, tune it for ``seconds``, build it again, and time everything in turn.
 
     0 seconds: what the log has is built; None: only the untuned build is timed. Errors are those against ``reference``,
     else against onnxruntime.
@@ -90,7 +95,7 @@ def compared(
     path, untuned, tuned = (folder / f"{name}{end}" for end in (".onnx", "-untuned.so", ".so"))
     onnx.save(model, path)
     started = time.monotonic()
-    api.compile(path, log=False).save(untuned)
+    api.compile(path, target, log=False).save(untuned)
     build_seconds = time.monotonic() - started
     engines = [EngineSpec("mlc-untuned", artifact=str(untuned)),
                *(EngineSpec(peer) for peer in PEERS if program or not peer.startswith("torch"))]
@@ -98,8 +103,8 @@ def compared(
     if seconds is not None:
         if seconds > 0:
             with listening(stderr_console()) as listener:
-                trials = api.tune(path, seconds=seconds, log=log, on_event=listener).trials
-        exe = api.compile(path, log=log)
+                trials = api.tune(path, target, seconds=seconds, log=log, on_event=listener).trials
+        exe = api.compile(path, target, log=log)
         exe.save(tuned)
         sources = [function["source"] for function in exe.metadata["functions"]]
         engines.insert(0, EngineSpec("mlc", artifact=str(tuned)))
@@ -108,7 +113,8 @@ def compared(
                        program=program, timing=Timing(rounds=rounds))
     path.unlink()
     return {
-        **result.to_json(), "build_seconds": build_seconds, "tuning_seconds": seconds, "trials": trials,
+        **result.to_json(), "target": result.target, "build_seconds": build_seconds,
+        "tuning_seconds": seconds, "trials": trials,
         "functions": {source: sources.count(source) for source in sorted(set(sources))}, "when": time.time(),
     }
 
@@ -162,8 +168,11 @@ def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
     else:
         budget = "tuning budget a model: " + " or ".join(f"{seconds:.0f} s" for seconds in budgets)
     builds = [row["build_seconds"] for row in rows]
+    targets = sorted({row["target"] for row in rows if row.get("target")})
+    built = f" mlc is built for {' or '.join(targets)}." if targets else ""
     return (
-        f"Milliseconds, medians. {machines}; {budget}; building untuned took {min(builds):.0f} to {max(builds):.0f} s. "
+        f"Milliseconds, medians. {machines};{built} {budget}; "
+        f"building untuned took {min(builds):.0f} to {max(builds):.0f} s. "
         "Ratios above 1 are in mlc's favour. Errors are the largest difference from float64, relative to the largest "
         "output. A dash: nothing defines the model in PyTorch."
     )

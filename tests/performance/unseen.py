@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(BENCHMARK_ARCHITECTURES), help="comma-separated (default: all)")
     parser.add_argument("--seconds", type=float, help="tuning budget of each model (default: untuned only)")
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--log", type=Path, help="the tuning log (default: your own over the shipped one)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = Results(args.output)
     for name in [name for name, row in results.rows.items() if failure(row)]:
         del results.rows[name]
-    one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds)
+    one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds,
+                  target=args.target)
     for row in results.fill(args.models.split(","), one, args.again):
         print(markdown([row]), file=sys.stderr)
     text = markdown(list(results.rows.values()))
@@ -45,13 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, seconds: float | None, log: Path | None, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, seconds: float | None, log: Path | None, folder: Path, rounds: int, target: str = "native"
+) -> dict[str, Any]:
     """One architecture; what cannot be built has ``error`` instead of results."""
     from mlc.errors import MlcError
     from mlc.testing.architectures import BENCHMARK_ARCHITECTURES
 
     try:
-        return compared(name, BENCHMARK_ARCHITECTURES[name].onnx(), folder, rounds, seconds, log)
+        return compared(name, BENCHMARK_ARCHITECTURES[name].onnx(), folder, rounds, seconds, log, target=target)
     except MlcError as error:
         (folder / f"{name}.onnx").unlink(missing_ok=True)
         return {"model": name, "error": str(error)}

@@ -79,6 +79,7 @@ def test_compile_tells_what_it_made(model_path, tmp_path, capsys, monkeypatch) -
     monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     document = _json(capsys, "compile", model_path, "--report", tmp_path / "report")
+    assert document["ran"] is True
     assert document["output"] == "small.so" and (tmp_path / "small.so").stat().st_size == document["bytes"]
     assert [i["name"] for i in document["inputs"]] == ["image"] and document["outputs"][0]["shape"] == [1, 10]
     assert document["functions"] and not any(f["tuned"] for f in document["functions"])
@@ -299,6 +300,74 @@ def test_a_run_in_which_everything_failed_is_a_failure(model_path, tmp_path, cap
     assert "all 4 failed (4 build)" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_run_that_cannot_work_stops_early_in_one_line(model_path, tmp_path, capsys, monkeypatch) -> None:
+    from mlc import api
+    from mlc.log import TuningLog
+    from mlc.testing.misbehaving import Refuser
+
+    refuser = Refuser("crash", "the worker ended with SIGILL")
+    monkeypatch.setattr(api, "_local_measurer", lambda target: refuser)
+    log = tmp_path / "own.db"
+    assert main(["tune", str(model_path), "--seconds", "100", "--log", str(log)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("mlc: error: some candidate must run, but all") and "crash: SIGILL" in line
+    assert "--target x86-64-v3" in line and len(refuser.measured) < 10
+    with TuningLog(log, readonly=True) as kept:
+        assert kept.count() == len(refuser.measured)
+
+
+def _report(trials: int, best: float, failed: int):
+    from mlc.tune.report import TaskReport, TuneReport
+
+    task = TaskReport("k", "dense", 1, "cpu.gemm", trials, 1.0, math.inf, best, 5e-4, {"crash": failed}, "", "tuned")
+    return TuneReport("trials", "s", trials, 1.0, trials, (task,))
+
+
+@pytest.mark.parametrize(("trials", "best", "failed", "refused"), [
+    (4, math.inf, 4, True), (4, math.inf, 3, True), (40, 1e-3, 40, True), (40, 1e-3, 39, False), (2, 1e-3, 2, False),
+    (0, math.inf, 0, False),
+])
+def test_no_command_succeeds_after_nothing_worked(trials: int, best: float, failed: int, refused: bool) -> None:
+    """``best`` may be known from an earlier run; a few failures after that say nothing."""
+    from contextlib import nullcontext
+
+    from mlc.cli.tune import refuse_nothing
+    from mlc.errors import MeasureError
+
+    says = rf"all {trials} failed \({failed} crash\); `mlc log show --task fused --log x.db` says why"
+    with pytest.raises(MeasureError, match=says) if refused else nullcontext():
+        refuse_nothing(_report(trials, best, failed), "x.db")
+
+
+def test_the_demo_fails_where_nothing_works(model_path, tmp_path, capsys, monkeypatch) -> None:
+    from mlc import api
+    from mlc.cli import demo
+    from mlc.testing.misbehaving import Refuser
+
+    monkeypatch.setattr(api, "_local_measurer", lambda target: Refuser("crash", "the worker ended with SIGILL"))
+    words = ["--model", str(model_path), "--seconds", "5", "--directory", str(tmp_path), "--target", "llvm"]
+    assert demo.main(words) == 1
+    seen = capsys.readouterr()
+    assert seen.out == "" and "crash: SIGILL" in seen.err.splitlines()[-1]
+    assert "llvm/generic" in seen.err.splitlines()[-1], "the target is passed on"
+
+
+def test_compile_refuses_a_module_that_dies(model_path, tmp_path, capsys, monkeypatch) -> None:
+    from mlc.build import trial
+
+    monkeypatch.setattr(trial, "__file__", str(tmp_path / "a" / "b" / "c.py"))  # whose folder has no mlc in it
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where `python -m` looks first
+    package = tmp_path / "mlc" / "build"
+    package.mkdir(parents=True)
+    (tmp_path / "mlc" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "trial.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    assert main(["compile", str(model_path), "-o", str(tmp_path / "small.so")]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "must run once here, but its process ended with SIGILL" in line and not (tmp_path / "small.so").exists()
+
+
 def test_resume_goes_on_with_the_budget(model_path, tmp_path, capsys) -> None:
     log = tmp_path / "own.db"
     first = _json(capsys, "tune", model_path, "--trials", "4", "--log", log)
@@ -364,6 +433,18 @@ def test_bench_compiles_a_model_and_tells_of_an_engine_that_fails(model_path, tm
     rows = {row["engine"]: row for row in document["results"]}
     assert document["threads"] == 1 and rows["mlc"]["median_ms"] and rows["mlc-untuned"]["median_ms"]
     assert "torch.nn.Module" in rows["torch-eager"]["error"] and rows["torch-eager"]["median_ms"] is None
+
+
+def test_bench_builds_for_a_target_and_says_so(model_path, capsys) -> None:
+    words = ["bench", str(model_path), "--target", "llvm", "--against", "mlc-untuned", "--rounds", "1"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "mlc is built for llvm/generic/" in text and "the others run as they come" in text
+
+
+def test_an_artifact_has_its_target(artifact, capsys) -> None:
+    assert main(["bench", str(artifact), "--target", "x86-64-v3"]) == 2
+    assert "is built already, for the target that it names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -157,3 +157,37 @@ def test_one_hot(axis: int) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     _assert_like_onnxruntime(model, x)
+
+
+def _position_of(op: str, shape: tuple[int, ...], axis: int, dtype: str, **attributes: int) -> onnx.ModelProto:
+    kept = bool(attributes.get("keepdims", 1))
+    result = [1 if i == axis % len(shape) else d for i, d in enumerate(shape) if kept or i != axis % len(shape)]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], axis=axis, **attributes)], "position",
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, result)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(("shape", "axis", "dtype", "attributes"), [
+    ((16, 50), -1, "float32", {}),
+    ((16, 50), -1, "float32", {"keepdims": 0, "select_last_index": 1}),
+    ((16, 50), 0, "float64", {"keepdims": 0}),
+    ((3, 7, 33), 0, "int32", {"select_last_index": 1}),
+    ((3, 7, 33), 1, "int64", {}),
+    ((3, 7, 33), 2, "float32", {"keepdims": 0}),
+], ids=str)
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_positions_of_extremes(
+    op: str, shape: tuple[int, ...], axis: int, dtype: str, attributes: Mapping[str, int]
+) -> None:
+    """Of small whole numbers, so that the first and the last of equals differ. Ragged vectors of positions, which are
+    64 bits wide, used to fail in code generation."""
+    model = _position_of(op, shape, axis, dtype, **attributes)
+    x = np.random.default_rng(3).integers(-4, 5, shape).astype(dtype)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    for target in ("native", "llvm"):
+        exe = mlc.compile(model, target=target, log=False)
+        assert not any(function["replaced"] for function in exe.metadata["functions"])
+        np.testing.assert_array_equal(exe(x)[0], expected)

@@ -141,6 +141,25 @@ def test_region_stays_blocked_between_convolutions() -> None:
     assert _operators(after).count("relax.permute_dims") == 1
 
 
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel", "stride"), [(144, 56, 3, 1), (32, 112, 3, 1), (240, 28, 5, 1), (96, 112, 3, 2)]
+)
+def test_a_depthwise_layer_alone_is_blocked_only_where_its_vectors_pay_for_that(
+    channels: int, size: int, kernel: int, stride: int, target: str
+) -> None:
+    """Between convolutions it is blocked; alone it would pay for both conversions, which only strides are worth."""
+    attrs = {"padding": kernel // 2, "groups": channels, "strides": stride}
+    shape = (1, channels, size, size)
+    alone = network(shape, lambda bb, x: _conv(bb, x, channels, kernel, **attrs))
+    between = network(
+        shape, lambda bb, x: _conv(bb, _conv(bb, _conv(bb, x, channels, 3), channels, kernel, **attrs), channels, 3)
+    )
+    layouts = BlockedLayouts(resolve(target, threads=2))
+    assert ("relax.nn.conv2d" in _operators(layouts(alone))) == (stride == 1)
+    assert "relax.nn.conv2d" not in _operators(layouts(between))
+
+
 @pytest.mark.usefixtures("always_blocked")
 def test_residual_converts_the_plain_operand_once() -> None:
     shape = (1, 32, 9, 9)

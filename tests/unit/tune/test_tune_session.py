@@ -273,7 +273,9 @@ def test_failures_are_counted_and_never_chosen(log: TuningLog) -> None:
 
 
 def test_nothing_ever_works(log: TuningLog) -> None:
-    report, listener = tune(log, FakeMeasurer(bowl(BEST), failure=lambda v: "build"), trials=200)
+    """Failures of several kinds are not taken for a run that cannot work."""
+    measurer = FakeMeasurer(bowl(BEST), failure=lambda v: "build" if v[2] == 1 else "wrong")
+    report, listener = tune(log, measurer, trials=200)
     assert report.reason == "finished" and report.tasks[0].stopped == "failing"
     assert log.best(report.tasks[0].key) is None and report.best_latency is None
     assert [e.reason for e in listener.of(TaskStopped)] == ["failing"]  # type: ignore[union-attr]
