@@ -8,7 +8,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.intrin import PREFIX, use
+from schedules.growth import check_growth
+from schedules.intrin import use
+from schedules.language import parse_trace
 from schedules.space import InvalidDecision
 
 __all__ = ["replay", "trace_json"]
@@ -22,25 +24,26 @@ def trace_json(sch: s_tir.Schedule) -> str:
 def replay(func: tirx.PrimFunc, trace: str) -> s_tir.Schedule:
     """Apply a trace that :func:`trace_json` gave to ``func``. Nothing in the text is executed.
 
-    Raises :class:`InvalidDecision` where the trace is no trace or does not fit the function.
+    The text may come from anyone: the result computes what ``func`` does, on equal parameters, within bounded memory,
+    code and work. Raises :class:`InvalidDecision` where the trace is no trace, says what no space's program says
+    (:mod:`schedules.language`), does not fit the function or makes far more of it (:mod:`schedules.growth`).
     """
+    steps = parse_trace(trace, len(func.params))
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
     try:
-        steps = json.loads(trace)
         for name in _intrinsics(steps):
             use(name)
         s_tir.Trace.apply_json_to_schedule(steps, sch)
-    except Exception as error:  # TVM reports a malformed trace with whatever its parser trips over
+    except Exception as error:  # TVM reports a trace that does not fit with whatever its checks raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidDecision(f"a trace must fit its function, but this one does not: {lines[-1]}") from error
+    check_growth(func, sch.mod["main"])
     return sch
 
 
-def _intrinsics(steps: Any) -> list[str]:
-    """The tensor intrinsics of this package that a trace uses; TVM must know them before they are applied."""
-    instructions, _decisions = steps
-    names = [attributes[0] for kind, _inputs, attributes, _outputs in instructions if kind == "Tensorize"]
-    return [name for name in names if str(name).startswith(PREFIX)]
+def _intrinsics(steps: list[Any]) -> list[str]:
+    """The tensor intrinsics that a trace uses; TVM must know them before they are applied."""
+    return [attributes[0] for kind, _inputs, attributes, _outputs in steps[0] if kind == "Tensorize"]
 
 
 def _plain(value: object) -> int | float | str:

@@ -5,22 +5,20 @@ Every record carries the digest of its content, so each one that is read back is
 
 from __future__ import annotations
 
-import json
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from mlc.errors import LogError
 from mlc.log import codec, schema
 from mlc.log.pages import raw_rows
 from mlc.log.record import Record
+from mlc.log.rows import record_of, record_of_body, session_of, workload_of
 from mlc.log.store import Session, TuningLog
-from mlc.log.workload import Workload, parse_workload
+from mlc.log.workload import Workload
 
 __all__ = ["CheckReport", "check", "salvage"]
 
@@ -107,54 +105,24 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def _facts(source: Path, damaged: bool) -> Iterator[Record | Workload | Session | None]:
-    """Records, workloads, sessions, and None for each of the former two that is not as it was written."""
+    """Records, workloads, sessions, and None for each that is not as it was written."""
     if not damaged:
         with TuningLog(source, readonly=True) as log:
-            for uid, _, _, _, body, _ in log.rows():
-                yield _verified(uid, body)
+            yield from map(record_of, log.rows())
             for uid, body in log.workload_rows():
-                yield _verified_workload(uid, body)
-            yield from log.sessions()
+                yield workload_of(uid, body)
+            yield from map(session_of, log.session_rows())
         return
     seen: set[bytes] = set()
     for row in raw_rows(source, schema.PAGE_SIZE):
         if len(row) == 7 and isinstance(row[1], bytes) and isinstance(row[5], bytes):
             if row[1] not in seen:  # a page may have been copied before it was reused
-                found = _verified(row[1], row[5])
+                found = record_of_body(row[1], row[5])
                 if found is not None:
                     seen.add(row[1])
                 yield found
         elif len(row) == 3 and isinstance(row[1], bytes) and isinstance(row[2], bytes):
-            if (workload := _verified_workload(row[1], row[2])) is not None:
+            if (workload := workload_of(row[1], row[2])) is not None:
                 yield workload
-        elif len(row) == 5 and (session := _session(row)):
+        elif len(row) == 5 and (session := session_of(row)):
             yield session
-
-
-def _verified(uid: bytes, body: bytes) -> Record | None:
-    try:
-        text = codec.unpack(body)
-        return codec.parse_text(text) if codec.digest(text) == uid else None
-    except codec.MalformedRecord:
-        return None
-
-
-def _verified_workload(uid: bytes, body: bytes) -> Workload | None:
-    try:
-        text = codec.unpack(body)
-        return parse_workload(text) if codec.digest(text) == uid else None
-    except codec.MalformedRecord:
-        return None
-
-
-def _session(row: tuple[Any, ...]) -> Session | None:
-    """The session that a raw row is, or None. SQLite stores whole numbers in REAL columns as integers."""
-    name, started, options, trials, seconds = row
-    try:
-        parsed = json.loads(options)
-        numbers = [float(started), int(trials), float(seconds)]
-    except (TypeError, ValueError):
-        return None
-    if not isinstance(name, str) or not isinstance(parsed, dict) or not all(map(math.isfinite, numbers)):
-        return None
-    return Session(name, float(started), parsed, int(trials), float(seconds))

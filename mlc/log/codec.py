@@ -17,6 +17,9 @@ __all__ = ["MalformedRecord", "canonical_text", "digest", "pack", "parse_text", 
 
 _MAX_TEXT = 64 * 1024 * 1024  # bytes of one unpacked record; a larger one is an attack or damage
 _TEXTS = ("task_key", "task_name", "space", "trace", "failure", "detail", "machine", "versions", "session")
+#: texts that reach a terminal as they are: one line without control characters
+_NAMES = ("task_key", "task_name", "space", "machine", "versions", "session")
+_MAX_NAME = 1024
 _COUNTS = ("seed", "trial")
 _NUMBERS = ("build_seconds", "when", "flops")
 _REQUIRED = ("task_key", "task_name", "space", "trace", "decisions")
@@ -108,9 +111,17 @@ def _is_count(value: Any) -> bool:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise MalformedRecord(f"{name} must be a finite number, got {value!r}")
-    return float(value)
+    number = _float(value)
+    if number is None or not math.isfinite(number):
+        raise MalformedRecord(f"{name} must be a finite number, got {str(value)[:40]!r}")
+    return number
+
+
+def _float(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +135,12 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     for name in _TEXTS:
         if not isinstance(values.get(name, ""), str):
             raise MalformedRecord(f"{name} must be text, got {type(values[name]).__name__}")
+        if not _is_encodable(values.get(name, "")):
+            raise MalformedRecord(f"{name} must be text that UTF-8 can say, got a lone surrogate")
+    for name in _NAMES:
+        text = values.get(name, "")
+        if not text.isprintable() or len(text) > _MAX_NAME:
+            raise MalformedRecord(f"{name} must be one line of at most {_MAX_NAME} characters, got {text[:40]!r}")
     for name in _COUNTS:
         if not _is_count(values.get(name, 0)):
             raise MalformedRecord(f"{name} must be a whole number, got {values[name]!r}")
@@ -137,13 +154,24 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     if any(t <= 0 for t in out["times"]):
         raise MalformedRecord(f"times must be positive seconds, got {times!r}")
     if values.get("failure", "") not in _FAILURES:
-        raise MalformedRecord(f"failure must be one of {', '.join(sorted(_FAILURES))[2:]}, got {values['failure']!r}")
+        known = ", ".join(sorted(_FAILURES - {""}))
+        raise MalformedRecord(f"failure must be one of {known}, got {values['failure'][:40]!r}")
     if not _is_mapping(values["decisions"], _is_count):
-        raise MalformedRecord(f"decisions must map names to whole numbers, got {values['decisions']!r}")
-    if not _is_mapping(values.get("extra", {}), lambda v: isinstance(v, str)):
-        raise MalformedRecord(f"extra must map names to texts, got {values['extra']!r}")
+        raise MalformedRecord(f"decisions must map names to whole numbers, got {str(values['decisions'])[:80]!r}")
+    if not _is_mapping(values.get("extra", {}), lambda v: isinstance(v, str) and _is_encodable(v)):
+        raise MalformedRecord(f"extra must map names to texts, got {str(values['extra'])[:80]!r}")
     return out
 
 
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_mapping(value: Any, accepts: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(k, str) and accepts(v) for k, v in value.items())
+    return isinstance(value, dict) and all(
+        isinstance(k, str) and k.isprintable() and accepts(v) for k, v in value.items()
+    )

@@ -25,7 +25,8 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an import or a merge did. ``problems`` are ``(source, line, reason)`` of what was skipped."""
+    """What an import or a merge did. ``problems`` are ``(source, line, reason)`` of what was skipped; the line is 0
+    where the source is a database."""
 
     added: int
     duplicates: int
@@ -35,7 +36,8 @@ class Exchange:
         text = f"{self.added} records added, {self.duplicates} were there already"
         if not self.problems:
             return text
-        shown = "; ".join(f"{source}:{line}: {reason}" for source, line, reason in self.problems[:_SHOWN])
+        shown = "; ".join(f"{source}:{line}: {reason}" if line else f"{source}: {reason}"
+                          for source, line, reason in self.problems[:_SHOWN])
         more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
         return f"{text}, {len(self.problems)} lines skipped: {shown}{more}"
 
@@ -133,7 +135,8 @@ def _merge_database(into: TuningLog, source: Path) -> Exchange:
         for session in other.sessions():
             if session.id not in known:
                 into.update_session(session)
-    return Exchange(added, seen - added)
+        problems = ((str(source), 0, f"{other.damaged} entries do not match their checksums"),) if other.damaged else ()
+    return Exchange(added, seen - added, problems)
 
 
 def _append(log: TuningLog, rows: Iterator[tuple[Any, ...]]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlc.config import user_log_path
 from mlc.log.codec import versions_of
-from mlc.log.record import CLEARLY_FASTER, Record
+from mlc.log.record import Record, best_of
 from mlc.log.store import LogReader, TaskSummary, TuningLog
 from mlc.target import Target
 
@@ -20,14 +20,10 @@ class MemoryLog:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = list(records)
-        self._best: dict[str, Record] = {}
+        by_key: dict[str, list[Record]] = {}
         for record in self._records:
-            if not record.ok:
-                continue
-            seen = self._best.get(record.task_key)
-            margin = CLEARLY_FASTER if seen is not None and seen.kept else 1.0
-            if record.kept or seen is None or record.seconds < seen.seconds * margin:
-                self._best[record.task_key] = record
+            by_key.setdefault(record.task_key, []).append(record)
+        self._best = {key: found for key, records in by_key.items() if (found := best_of(records)) is not None}
 
     def best_seconds(self, task_key: str) -> float:
         """Seconds of :meth:`best`, infinite without one."""

@@ -11,11 +11,13 @@ from where they are a task's best, and rivals of what is tuned here, but nothing
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
 from mlc.target import Target
+from schedules.language import parse_trace
+from schedules.objects import check_graph
 from schedules.space import InvalidDecision
 from schedules.trace import replay, trace_json
 
@@ -38,6 +42,7 @@ __all__ = ["SPACE", "Conversion", "export_database", "import_database", "is_data
 #: the space of records that another tuner made
 SPACE = "metaschedule"
 _WORKLOADS, _RECORDS = "database_workload.json", "database_tuning_record.json"
+_MOST_PARAMETERS = 64
 _FAILED = 1e9  # MetaSchedule's time of a failure, and anything longer
 
 
@@ -75,7 +80,11 @@ def export_database(log: TuningLog, folder: str | Path, best: int = 8) -> Conver
         if workload is None:
             done.skipped["without what their tasks compute"] += summary.records
             continue
-        task = workload.task()
+        try:
+            task = workload.task()
+        except ValueError:
+            done.skipped["whose functions are damaged"] += summary.records
+            continue
         records = sorted((r for r in log.records(summary.task_key) if r.ok), key=lambda r: r.seconds)[:best]
         written = 0
         for form in _forms(task.func):
@@ -96,10 +105,13 @@ def import_database(log: TuningLog, folder: str | Path, target: Target) -> Conve
     """Append the database's records of ``target``'s kind, as measured on ``target``, and what their tasks compute."""
     if not is_database(Path(folder)):
         raise LogError(f"a MetaSchedule database is a folder with {_WORKLOADS} and {_RECORDS}, but {folder} is not")
-    database, done = _open(Path(folder)), Conversion()
+    done = Conversion()
     tasks: dict[str, Task] = {}
     records: list[Record] = []
-    for entry in database.get_all_tuning_records():
+    with tempfile.TemporaryDirectory() as name:
+        done.skipped["that are damaged or say what no search space says"] = _copy_sound(Path(folder), Path(name))
+        entries = list(_open(Path(name)).get_all_tuning_records())
+    for entry in entries:
         record, task = _record(entry, target)
         if isinstance(record, str):
             done.skipped[record] += 1
@@ -109,7 +121,50 @@ def import_database(log: TuningLog, folder: str | Path, target: Target) -> Conve
     log.append(records)
     log.put_workloads(map(Workload.of, tasks.values()))
     done.records, done.tasks = len(records), len(tasks)
+    done.skipped = +done.skipped
     return done
+
+
+def _copy_sound(folder: Path, into: Path) -> int:
+    """Copy a database without the records that must not reach TVM, which applies each trace as it reads it.
+
+    Returns how many were left out. The functions of the others must be what TVM writes; see :func:`check_graph`.
+    """
+    try:
+        workloads = (folder / _WORKLOADS).read_text(errors="replace").splitlines()
+        records = (folder / _RECORDS).read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise LogError(f"a MetaSchedule database must be readable, but {folder} is not ({error.strerror})") from error
+    known = [_is_sound_workload(line) for line in workloads]
+    if workloads and not any(known):
+        raise LogError(f"a MetaSchedule database must be whole, but no function in {folder} can be read; copy it again")
+    kept = [line for line in records if _is_sound_record(line, known)]
+    places = {old: new for new, old in enumerate(i for i, sound in enumerate(known) if sound)}
+    renumbered = [json.dumps([places[place], rest]) for place, rest in map(json.loads, kept)]
+    (into / _WORKLOADS).write_text("".join(f"{w}\n" for w, sound in zip(workloads, known, strict=True) if sound))
+    (into / _RECORDS).write_text("".join(f"{line}\n" for line in renumbered))
+    return sum(1 for line in records if line.strip()) - len(kept)
+
+
+def _is_sound_workload(line: str) -> bool:
+    try:
+        _digest, packed = json.loads(line)
+        data = base64.b64decode(packed, validate=True)
+        check_graph(data[8:].decode())  # after its length
+    except (ValueError, TypeError, RecursionError, InvalidDecision):
+        return False
+    return int.from_bytes(data[:8], "little") == len(data) - 8
+
+
+def _is_sound_record(line: str, workloads: Sequence[bool]) -> bool:
+    try:
+        place, (trace, seconds, target, arguments) = json.loads(line)
+        parse_trace(json.dumps(trace), _MOST_PARAMETERS)
+    except (ValueError, TypeError, RecursionError, InvalidDecision):
+        return False
+    times = seconds is None or (isinstance(seconds, list) and all(type(s) in (int, float) for s in seconds))
+    return (type(place) is int and 0 <= place < len(workloads) and workloads[place] and times
+            and isinstance(target, dict | str) and arguments is None)
 
 
 def _open(folder: Path) -> Any:

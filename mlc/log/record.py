@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-__all__ = ["CLEARLY_FASTER", "Record"]
+__all__ = ["CLEARLY_FASTER", "Record", "best_of"]
 
 #: a single measurement outweighs an earlier comparison only if it took less than this part of its seconds
 CLEARLY_FASTER = 0.95
@@ -52,3 +53,15 @@ class Record:
     def seconds(self) -> float:
         """Median seconds a call; infinity for a failure."""
         return median(self.times) if self.ok else float("inf")
+
+
+def best_of(records: Iterable[Record]) -> Record | None:
+    """The one of a task's records, oldest first, to compile it with; see :meth:`mlc.log.LogReader.best`."""
+    best: Record | None = None
+    for record in records:
+        if not record.ok:
+            continue
+        margin = CLEARLY_FASTER if best is not None and best.kept else 1.0
+        if record.kept or best is None or record.seconds < best.seconds * margin:
+            best = record
+    return best

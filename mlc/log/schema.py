@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ _WITHOUT_WORKLOADS = 2
 APPLICATION_ID = 0x6D6C6331  # "mlc1": tells our files from other people's SQLite databases
 PAGE_SIZE = 4096
 _BUSY_SECONDS = 30.0
+_MAX_VALUE = 64 * 1024 * 1024  # bytes of one column, as of one record
 
 #: ``body`` holds the whole record (see codec.py), ``uid`` its digest; the other columns are an index over it.
 #: ``kept`` is 1 for a record that was kept when its task's best were timed in turn.
@@ -129,8 +131,24 @@ def _open(path: Path, mode: str, **options: str) -> sqlite3.Connection:
         f"file:{quote(str(path.absolute()))}?{query}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None,
         check_same_thread=False,
     )
-    db.execute("PRAGMA trusted_schema = OFF")  # a log that someone sent must not run functions from its schema
+    _distrust(db)
     return db
+
+
+def _distrust(db: sqlite3.Connection) -> None:
+    """A log that someone sent must neither run anything nor make this process take gigabytes."""
+    db.execute("PRAGMA trusted_schema = OFF")
+    db.execute("PRAGMA cell_size_check = ON")
+    db.text_factory = _text
+    if sys.version_info >= (3, 11):
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
+    if sys.version_info >= (3, 12):
+        db.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE)
+
+
+def _text(data: bytes) -> str:
+    """Damaged text is read as some text, which then does not match its checksum."""
+    return data.decode(errors="replace")
 
 
 def _connect_readonly(path: Path) -> sqlite3.Connection:
@@ -216,6 +234,7 @@ def _check_identity(db: sqlite3.Connection, path: Path) -> None:
         )
     version = _user_version(db)
     if version in (SCHEMA_VERSION, _WITHOUT_WORKLOADS):
+        _check_tables(db, version)
         return
     remedy = (
         "update mlc, or export it there with `mlc log export` and import it here"
@@ -223,6 +242,18 @@ def _check_identity(db: sqlite3.Connection, path: Path) -> None:
         else "export it with the mlc that wrote it (`mlc log export`) and import it here (`mlc log import`)"
     )
     raise LogError(f"the tuning log must have schema {SCHEMA_VERSION}, but {path} has {version}; {remedy}")
+
+
+def _check_tables(db: sqlite3.Connection, version: int) -> None:
+    """No table, view or trigger but ours: those of a crafted file may do anything when they are read or written."""
+    wanted = _TABLES + (_WORKLOADS if version == SCHEMA_VERSION else "")
+    found = db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex_%' LIMIT 32").fetchall()
+    if sorted(_spelling(str(sql)) for (sql,) in found) != sorted(map(_spelling, wanted.strip().split(";")[:-1])):
+        raise sqlite3.DatabaseError("malformed: its tables are not those that mlc makes")
+
+
+def _spelling(sql: str) -> str:
+    return " ".join(sql.split())
 
 
 def _make_parent(path: Path) -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from mlc.errors import LogError
 from mlc.log import codec, schema
 from mlc.log.decision import PREFIX, GraphDecision, decision_text, parse_decision
-from mlc.log.record import CLEARLY_FASTER, Record
-from mlc.log.workload import Workload, parse_workload, workload_text
+from mlc.log.record import CLEARLY_FASTER, Record, best_of
+from mlc.log.rows import Session, record_of, row_of, sealed, session_of, session_row, unsealed, workload_of
+from mlc.log.workload import Workload, workload_text
 
-__all__ = ["LogReader", "Session", "TaskSummary", "TuningLog"]
+__all__ = ["LogReader", "Session", "TaskSummary", "TuningLog", "row_of"]
 
+_Fact = TypeVar("_Fact")
+
+#: a time that counts; what damage or somebody else wrote there may be of any type
+_TIME = "typeof(seconds) = 'real' AND seconds > 0"
 _PAGE = 512  # rows fetched at once, so that a reader of a large log neither waits nor holds a lock
 
 
@@ -34,17 +38,6 @@ class TaskSummary:
     failures: int
     best_seconds: float
     versions: str
-
-
-@dataclass(frozen=True)
-class Session:
-    """One tuning run: ``options`` as the user gave them, and what of its budget is spent."""
-
-    id: str
-    started: float
-    options: dict[str, Any] = field(default_factory=dict)
-    trials: int = 0
-    seconds: float = 0.0
 
 
 class LogReader(Protocol):
@@ -84,11 +77,15 @@ class TuningLog:
 
     Opening creates the file and its folder unless ``readonly``. Every failure is a :class:`LogError` of one line.
     May be used from several threads; other processes open their own.
+
+    What is not as it was written is never handed out: it is left out, counted in :attr:`damaged`, and closing the log
+    warns of it in one line.
     """
 
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
         self.path = Path(path).expanduser()
         self._lock = threading.RLock()
+        self._damaged: set[tuple[str, Any]] = set()
         self._db = schema.connect(self.path, readonly)
 
     def __enter__(self) -> TuningLog:
@@ -100,6 +97,16 @@ class TuningLog:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            count, self._damaged = self.damaged, set()
+        if count:
+            warnings.warn(f"{count} entries of {self.path} do not match their checksums and were not used; "
+                          f"`mlc log check {self.path}` counts all, and with --salvage NEW copies the others",
+                          stacklevel=2)
+
+    @property
+    def damaged(self) -> int:
+        """How many entries that were asked for so far are not as they were written."""
+        return len(self._damaged)
 
     # -- writing
 
@@ -139,7 +146,7 @@ class TuningLog:
     def put_state(self, name: str, blob: bytes) -> None:
         """Keep a blob under a name (a cost model, say), replacing what was there."""
         with self._writing():
-            self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, bytes(blob)))
+            self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, sealed(blob)))
 
     def put_decisions(self, decisions: Iterable[GraphDecision]) -> int:
         """Keep which graphs were decided for, the latest decision about each subject; how many were new."""
@@ -149,7 +156,8 @@ class TuningLog:
                 name, text = PREFIX + decision.subject, decision_text(decision)
                 known = self._decision(name)
                 if known is None or known.when < decision.when:
-                    self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, text.encode()))
+                    row = name, sealed(text.encode())
+                    self._db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", row)
                     added += 1
         return added
 
@@ -173,17 +181,22 @@ class TuningLog:
 
     def best(self, task_key: str) -> Record | None:
         number = self.best_number(task_key)
-        return None if number is None else next(self.records_at([number]))
+        if number is None:
+            return None
+        found = next(self.records_at([number]), None)
+        return found or best_of(self.records(task_key))  # the index named a damaged one: all are looked at
 
     def best_number(self, task_key: str) -> int | None:
         """The number of :meth:`best`, as :meth:`outline` has it."""
         kept = self._rows(
-            "SELECT id, seconds FROM records WHERE task_key = ? AND kept ORDER BY id DESC LIMIT 1", task_key
+            "SELECT id, seconds FROM records WHERE task_key = ? AND kept AND " + _TIME + " ORDER BY id DESC LIMIT 1",
+            task_key,
         )
         after, below = (kept[0][0], kept[0][1] * CLEARLY_FASTER) if kept else (-1, float("inf"))
         rows = self._rows(
             # the plus keeps SQLite from walking the table by id instead of the index by seconds
-            "SELECT id FROM records WHERE task_key = ? AND seconds < ? AND +id > ? ORDER BY seconds LIMIT 1",
+            "SELECT id FROM records WHERE task_key = ? AND seconds < ? AND +id > ? AND " + _TIME
+            + " ORDER BY seconds LIMIT 1",
             task_key, below, after,
         )
         found = rows or kept
@@ -192,7 +205,7 @@ class TuningLog:
     def outline(self, task_key: str) -> list[tuple[int, float]]:
         """``(number, seconds)`` of each record of a task, oldest first, a failure's infinite: without reading any."""
         rows = self._rows("SELECT id, seconds FROM records WHERE task_key = ? ORDER BY id", task_key)
-        return [(number, float("inf") if seconds is None else seconds) for number, seconds in rows]
+        return [(number, seconds if isinstance(seconds, float) else float("inf")) for number, seconds in rows]
 
     def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
         found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
@@ -200,12 +213,14 @@ class TuningLog:
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for row in self.rows(task_key, session):
-            yield self._record(row[4])
+            if (record := self._sound("records", row[0], record_of(row))) is not None:
+                yield record
 
     def records_at(self, numbers: Sequence[int]) -> Iterator[Record]:
         """The records with these numbers, oldest first."""
         for row in self.rows_at(numbers):
-            yield self._record(row[4])
+            if (record := self._sound("records", row[0], record_of(row))) is not None:
+                yield record
 
     def rows(self, task_key: str | None = None, session: str | None = None) -> Iterator[tuple[Any, ...]]:
         """``(uid, task_key, session, seconds, body, kept)`` of every match, oldest first, for :meth:`append_rows`."""
@@ -233,8 +248,10 @@ class TuningLog:
         return int(self._rows("SELECT count(*) FROM records")[0][0])
 
     def tasks(self) -> list[TaskSummary]:
+        time = f"CASE WHEN {_TIME} THEN seconds END"
         rows = self._rows(
-            "SELECT task_key, count(*), count(seconds), min(seconds) FROM records GROUP BY task_key ORDER BY task_key"
+            f"SELECT task_key, count(*), count({time}), min({time}) FROM records WHERE typeof(task_key) = 'text' "
+            "GROUP BY task_key ORDER BY task_key"
         )
         return [
             TaskSummary(key, self._task_name(key), n, n - ok, float("inf") if best is None else best,
@@ -244,7 +261,8 @@ class TuningLog:
 
     def by_versions(self) -> dict[str, int]:
         totals: Counter[str] = Counter()
-        for key, n in self._rows("SELECT task_key, count(*) FROM records GROUP BY task_key"):
+        for key, n in self._rows("SELECT task_key, count(*) FROM records WHERE typeof(task_key) = 'text' "
+                                 "GROUP BY task_key"):
             totals[codec.versions_of(key)] += n
         return dict(totals)
 
@@ -263,17 +281,21 @@ class TuningLog:
     def get_state(self, name: str) -> bytes | None:
         """The blob kept under ``name``, or None."""
         rows = self._rows("SELECT value FROM state WHERE name = ?", name)
-        return bytes(rows[0][0]) if rows else None
+        return self._sound("state", name, unsealed(rows[0][0])) if rows else None
 
     def decisions(self) -> list[GraphDecision]:
         """Which graphs were decided for, in the order of the subjects."""
         names = self._rows("SELECT name FROM state WHERE substr(name, 1, ?) = ? ORDER BY name", len(PREFIX), PREFIX)
-        return [found for (name,) in names if (found := self._decision(name)) is not None]
+        return [found for (name,) in names if isinstance(name, str) and (found := self._decision(name)) is not None]
 
     def sessions(self) -> list[Session]:
         """Every tuning run that was noted, oldest first."""
-        rows = self._rows("SELECT id, started, options, trials, seconds FROM sessions ORDER BY started, rowid")
-        return [Session(i, started, _options(text), trials, seconds) for i, started, text, trials, seconds in rows]
+        rows = self.session_rows()
+        return [found for row in rows if (found := self._sound("sessions", row[0], session_of(row))) is not None]
+
+    def session_rows(self) -> list[tuple[Any, ...]]:
+        """``(id, started, options, trials, seconds)`` of every tuning run, as stored."""
+        return self._rows("SELECT id, started, options, trials, seconds FROM sessions ORDER BY started, rowid")
 
     def integrity(self) -> list[str]:
         """What SQLite finds wrong with the file's structure; empty for nothing."""
@@ -298,19 +320,17 @@ class TuningLog:
                 "SELECT uid, task_key, session, seconds, body, kept, id FROM records WHERE id > ? ORDER BY id LIMIT ?",
                 last, _PAGE,
             )
+            page = [row for row in page if row[-1] > last]  # a damaged tree may give them in any order, for ever
             if not page:
                 return
-            last = page[-1][-1]
+            last = max(row[-1] for row in page)
             yield from (row[:-1] for row in page)
 
-    def _record(self, body: bytes) -> Record:
-        try:
-            return codec.parse_text(codec.unpack(body))
-        except codec.MalformedRecord as error:
-            raise LogError(
-                f"every stored record must be readable, but one in {self.path} is not ({error}); "
-                f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
-            ) from error
+    def _sound(self, table: str, key: Any, found: _Fact | None) -> _Fact | None:
+        """``found``, and a note of the damage where there is None."""
+        if found is None:
+            self._damaged.add((table, key))
+        return found
 
     def _has_workloads(self) -> bool:
         """A file of the schema before, opened for reading, has no such table."""
@@ -321,40 +341,26 @@ class TuningLog:
             return
         keys = self._rows("SELECT task_key FROM workloads" + which, *values)
         for (key,) in keys:
-            for (body,) in self._rows("SELECT body FROM workloads WHERE task_key = ?", key):
-                try:
-                    yield parse_workload(codec.unpack(body))
-                except codec.MalformedRecord as error:
-                    raise LogError(
-                        f"every workload must be readable, but that of {key} in {self.path} is not ({error}); "
-                        f"`mlc log check {self.path}` shows what can be read, and with --salvage NEW copies it"
-                    ) from error
+            for uid, body in self._rows("SELECT uid, body FROM workloads WHERE task_key = ?", key):
+                if (workload := self._sound("workloads", key, workload_of(uid, body, key))) is not None:
+                    yield workload
 
     def _decision(self, name: str) -> GraphDecision | None:
         """What is kept under a name; None for what this mlc cannot read."""
         try:
-            return parse_decision((self.get_state(name) or b"").decode())
+            found = parse_decision((self.get_state(name) or b"").decode())
         except (codec.MalformedRecord, UnicodeDecodeError):
             return None
+        return found if PREFIX + found.subject == name else None
 
     def _task_name(self, key: str) -> str:
-        rows = self._rows("SELECT body FROM records WHERE task_key = ? ORDER BY seconds DESC LIMIT 1", key)
-        return self._record(rows[0][0]).task_name
+        rows = self._rows("SELECT id FROM records WHERE task_key = ? ORDER BY seconds DESC LIMIT 1", key)
+        found = next(self.records_at([rows[0][0]]), None) if rows else None
+        found = found or next(self.records(key), None)
+        return found.task_name if found else "damaged"
 
     def _put_session(self, session: Session) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO sessions (id, started, options, trials, seconds) VALUES (?, ?, ?, ?, ?)",
-            (session.id, session.started, json.dumps(session.options), session.trials, session.seconds),
+            session_row(session),
         )
-
-
-def row_of(record: Record) -> tuple[bytes, str, str, float | None, bytes, int]:
-    """``(uid, task_key, session, seconds, body, kept)``; raises :class:`~mlc.log.codec.MalformedRecord`."""
-    text = codec.canonical_text(record)
-    seconds = record.seconds if record.ok else None
-    return codec.digest(text), record.task_key, record.session, seconds, codec.pack(text), int(record.kept)
-
-
-def _options(text: str) -> dict[str, Any]:
-    options = json.loads(text)
-    return options if isinstance(options, dict) else {}

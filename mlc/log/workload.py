@@ -46,8 +46,14 @@ class Workload:
         """The task again; raises ``ValueError`` where the text is no function, or another one than the key says."""
         from mlc.graph.task import Task, from_json, task_key
         from mlc.target import Target
+        from schedules.objects import check_graph
 
-        func = from_json(self.func)
+        check_graph(self.func)
+        try:
+            func = from_json(self.func)
+        except Exception as error:  # TVM's reader raises whatever the fields make it
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"the function of {self.task_name} must be one that TVM reads, but {lines[-1]}") from error
         digest, _, rest = self.task_key.partition("-")
         name = rest.removesuffix(f"-{codec.versions_of(self.task_key)}")
         task = Task(self.task_name, func, Target(name, self.target), 1, "", self.constants, self.constant_bytes)

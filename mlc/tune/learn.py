@@ -89,8 +89,9 @@ def origins_of(log: TuningLog) -> dict[str, set[str]]:
 
 def _origins(log: TuningLog) -> dict[str, list[str]]:
     try:
-        return dict(json.loads(log.get_state(_ORIGINS) or b"{}"))
-    except ValueError:  # damaged: as good as not noted
+        return {str(model): [str(key) for key in keys] for model, keys in json.loads(
+            log.get_state(_ORIGINS) or b"{}").items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):  # damaged: as good as not noted
         return {}
 
 

@@ -8,12 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlc.errors import LogError
-from mlc.log import Record, TuningLog, check, export_jsonl, import_jsonl
+from mlc.log import Record, TuningLog, check, export_jsonl, import_jsonl, merge, salvage
 from mlc.log.schema import APPLICATION_ID, SCHEMA_VERSION
 
 RECORD = Record("0-llvm-tvm1-llvm1", "task", "space", {"tile": 4}, "[]", (0.5,))
@@ -103,9 +105,92 @@ def test_a_damaged_record(log_path: Path) -> None:
     db.execute("UPDATE records SET body = x'00'")
     db.commit()
     db.close()
+    _is_left_out(log_path)
+
+
+def _is_left_out(path: Path) -> None:
+    """The only record of a log is damaged: it is not used, and closing the log says so once."""
+    log = TuningLog(path)
+    assert list(log.records()) == [] and log.best(RECORD.task_key) is None and log.damaged == 1
+    with pytest.warns(UserWarning, match=r"1 entries .* do not match their checksums .*mlc log check") as caught:
+        log.close()
+    assert len(caught) == 1
+    log.close()  # warns no more
+    report = check(path)
+    assert not report.ok and report.damaged == 1 and report.records == 0
+
+
+@pytest.mark.parametrize("change", [
+    "task_key = 'other'", "session = 'other'", "seconds = 1e-12", "seconds = -1", "seconds = 9e999", "seconds = 'fast'",
+    "seconds = x'00'", "seconds = NULL", "kept = 1", "kept = 'yes'", "uid = x'00'", "uid = 7", "body = 'text'",
+    "body = 5",
+    "body = (SELECT zeroblob(3000000))", "task_key = x'ff'", "task_key = CAST(x'ff' AS TEXT)",
+])  # fmt: skip
+def test_a_column_that_was_edited(log_path: Path, change: str) -> None:
     with TuningLog(log_path) as log:
-        assert "mlc log check" in _message(lambda: list(log.records()))
-        assert "mlc log check" in _message(log.best, RECORD.task_key)
+        log.append([replace(RECORD, times=(0.75,))])
+    db = sqlite3.connect(log_path)
+    db.execute(f"UPDATE records SET {change} WHERE id = 1")
+    db.commit()
+    db.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with TuningLog(log_path, readonly=True) as log:
+            best = log.best(RECORD.task_key)
+            assert best is not None and best.times == (0.75,), "the other record is not lost"
+            assert [r.times for r in log.records()] == [(0.75,)] and log.tasks() and log.damaged == 1
+            assert all(len(log.outline(t.task_key)) for t in log.tasks() if "\ufffd" not in t.task_key)
+    assert check(log_path).damaged == 1
+
+
+def test_merging_a_damaged_log_says_what_it_leaves_out(log_path: Path, tmp_path: Path) -> None:
+    with TuningLog(log_path) as log:
+        log.append([replace(RECORD, times=(0.75,))])
+    db = sqlite3.connect(log_path)
+    db.execute("UPDATE records SET seconds = 1e-9 WHERE id = 1")
+    db.commit()
+    db.close()
+    with TuningLog(tmp_path / "all.db") as log, pytest.warns(UserWarning, match="1 entries"):
+        done = merge(log, [log_path])
+        assert done.added == 1 and done.problems == ((str(log_path), 0, "1 entries do not match their checksums"),)
+        assert "log.db: 1 entries" in str(done)
+
+
+def test_a_session_or_state_that_was_edited(log_path: Path) -> None:
+    with TuningLog(log_path) as log:
+        log.update_session(log.start_session({"trials": 9}, "first"), trials=3, seconds=2.0)
+        log.start_session({"trials": 9}, "second")
+        log.put_state("cost_model/x", b"model")
+    db = sqlite3.connect(log_path)
+    for change in ("trials = 4", "seconds = 1e12", "started = 'x'", "options = 'x'", "options = '[]'", "id = 7"):
+        db.execute("BEGIN")
+        db.execute(f"UPDATE sessions SET {change} WHERE id = 'first'")
+        db.execute("UPDATE state SET value = CAST(substr(value, 1, 20) || 'M' || substr(value, 22) AS BLOB)")
+        db.commit()
+        with TuningLog(log_path, readonly=True) as log:
+            assert [s.id for s in log.sessions()] == ["second"]
+            assert log.get_state("cost_model/x") is None and log.damaged == 2
+            with pytest.warns(UserWarning, match="2 entries"):
+                log.close()
+        db.execute("DELETE FROM sessions WHERE id IS NOT 'second'")
+        db.commit()
+        with TuningLog(log_path) as log:
+            log.start_session({"trials": 9}, "first")
+    db.close()
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("statement", [
+    "CREATE TRIGGER t AFTER INSERT ON records BEGIN DELETE FROM records; END", "CREATE TABLE music (title)",
+    "DROP TABLE state; CREATE VIEW state AS SELECT 'x' AS name, zeroblob(1) AS value", "DROP INDEX records_by_task",
+    "ALTER TABLE records ADD COLUMN more AS (hex(body))", "CREATE INDEX i ON records (hex(body))",
+])  # fmt: skip
+def test_a_schema_that_is_not_ours(log_path: Path, statement: str, readonly: bool, tmp_path: Path) -> None:
+    db = sqlite3.connect(log_path)
+    db.executescript(statement)
+    db.close()
+    assert "its tables are not those that mlc makes" in _message(TuningLog, log_path, readonly=readonly)
+    assert salvage(log_path, tmp_path / "saved.db").records == 1
 
 
 def test_a_full_disk_and_afterwards(tmp_path: Path) -> None:
@@ -199,8 +284,7 @@ def test_a_record_that_is_too_large_when_unpacked(log_path: Path) -> None:
     db.execute("UPDATE records SET body = ?", (zlib.compress(b"[" * (65 * 1024 * 1024), 9),))
     db.commit()
     db.close()
-    with TuningLog(log_path) as log:
-        assert "under 64 MiB" in _message(log.best, RECORD.task_key)
+    _is_left_out(log_path)
 
 
 def test_writing_to_a_log_opened_for_reading(log_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,3 +147,50 @@ def test_what_is_no_database(tmp_path: Path, target: Target) -> None:
     with TuningLog(tmp_path / "log.db") as log, pytest.raises(LogError, match="must be whole") as caught:
         import_database(log, tmp_path, target)
     assert "\n" not in str(caught.value)
+
+
+def test_what_tvm_must_not_read_is_left_out(tmp_path: Path, graph: tvm.IRModule, target: Target) -> None:
+    """TVM applies each trace of a database as it reads it, and makes any object of a function's text."""
+    _tuned(_tasks(graph, target), tmp_path / "log.db")
+    with TuningLog(tmp_path / "log.db") as log:
+        written = export_database(log, tmp_path / "theirs")
+    file = tmp_path / "theirs" / "database_tuning_record.json"
+    lines = file.read_text().splitlines()
+    bad = []
+    for line in lines:
+        place, (trace, *rest) = json.loads(line)
+        block = next(step[3][0] for step in trace[0] if step[3] and step[3][0][0] == "b")
+        trace[0].append(["Annotate", [block, "define void @f() { unreachable }"], ["pragma_import_llvm"], []])
+        bad.append(json.dumps([place, [trace, *rest]]))
+    extra = [lines[0][:40], "null", json.dumps([10**9, json.loads(lines[0])[1]])]
+    file.write_text("\n".join([*bad, *extra, *lines]) + "\n")
+    with TuningLog(tmp_path / "again.db") as log:
+        done = import_database(log, tmp_path / "theirs", target)
+        assert done.skipped["that are damaged or say what no search space says"] == len(bad) + len(extra)
+        assert done.records >= written.records > 0
+        assert all("pragma_import_llvm" not in record.trace for record in log.records())
+    workloads = tmp_path / "theirs" / "database_workload.json"
+    workloads.write_text(workloads.read_text().replace("A", "B"))
+    with TuningLog(tmp_path / "none.db") as log, pytest.raises(LogError, match="must be whole"):
+        import_database(log, tmp_path / "theirs", target)
+
+
+def test_a_function_that_is_another_object_is_refused(graph: tvm.IRModule, target: Target) -> None:
+    workload = Workload.of(_tasks(graph, target)[0])
+    assert workload.task().key == workload.task_key
+    changes = {'"tirx.For"': '"ffi.Function"', '"root_index": ': '"root_index": 9', '"span": 0': '"span": -1'}
+    for old, new in changes.items():
+        text = workload.func.replace(old, new)
+        with pytest.raises(ValueError):
+            replace(workload, func=text if text != workload.func else "[]").task()
+
+
+def test_a_damaged_function_is_not_exported(tmp_path: Path, graph: tvm.IRModule, target: Target) -> None:
+    tasks = _tasks(graph, target)
+    bad = Workload.of(tasks[0])
+    with TuningLog(tmp_path / "log.db") as log:
+        log.put_workloads([replace(bad, func=bad.func.replace('"s_tir.SBlock"', '"ir.PrimType"'))])
+    _tuned(tasks, tmp_path / "log.db")
+    with TuningLog(tmp_path / "log.db") as log:
+        done = export_database(log, tmp_path / "theirs")
+    assert done.skipped["whose functions are damaged"] == 1 and done.tasks == len(tasks) - 1 > 0

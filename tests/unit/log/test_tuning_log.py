@@ -180,7 +180,8 @@ def test_a_million_records_are_no_slower(tmp_path: Path) -> None:
         for start in range(0, 1_000_000, 20_000):
             rng = np.random.default_rng(start)
             trials = range(start, start + 20_000)
-            log.append_rows([(rng.bytes(16), key(i % tasks), session, float(rng.random()), body, 0) for i in trials])
+            log.append_rows([(rng.bytes(16), key(i % tasks), session, 1 + rng.random(), body, 0) for i in trials])
+        log.append(record(i, i) for i in range(tasks))  # faster, and as they were written: those that are best
     start_time = time.perf_counter()
     with TuningLog(path) as log:
         assert time.perf_counter() - start_time < 1.0
@@ -188,7 +189,7 @@ def test_a_million_records_are_no_slower(tmp_path: Path) -> None:
         assert np.median(spent) < 0.010
         spent = _times(lambda i: log.append([record(i)]), 100)
         assert np.median(spent) < 0.005
-        assert log.count() == 1_000_100
+        assert log.count() == 1_000_600 and log.damaged == 0
 
 
 def _times(call: object, count: int) -> list[float]:

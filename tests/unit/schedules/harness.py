@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import zlib
@@ -21,8 +22,10 @@ from schedules.analysis import walk
 from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import InvalidDecision, Space, best_seed, schedule_with
+from schedules.trace import replay, trace_json
 
-__all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "random_arrays"]
+__all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "random_arrays",
+           "refusal"]
 
 CORES = 2
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": CORES, **native_attrs(host_cpu())})
@@ -91,6 +94,15 @@ def check(case: Case, sch: s_tir.Schedule) -> None:
         np.testing.assert_allclose(have, want, rtol=case.rtol, atol=case.rtol * float(np.abs(want).max()))
 
 
+def refusal(func: tirx.PrimFunc, trace: str) -> str:
+    """Why a trace does not replay; empty where it does."""
+    try:
+        replay(func, trace)
+    except InvalidDecision as error:
+        return str(error)
+    return ""
+
+
 def loop_kinds(func: tirx.PrimFunc) -> set[int]:
     """The kinds of loops in a scheduled function; an intrinsic on whole vectors is a vectorised loop."""
     found: set[int] = set()
@@ -149,6 +161,14 @@ class SpaceContract:
         fresh = s_tir.Schedule(tvm.IRModule({"main": case.func()}), debug_mask="none")
         Trace.apply_json_to_schedule(tvm.ir.load_json(text), fresh)
         assert tvm_ffi.structural_equal(fresh.mod, sch.mod)
+
+    def test_every_seed_says_only_what_a_trace_may_say(self, case: Case) -> None:
+        func = case.func()
+        for decisions in self.space.seeds(func, TARGET):
+            with contextlib.suppress(InvalidDecision):
+                sch = schedule_with(self.space, func, TARGET, decisions)
+                problem = refusal(func, trace_json(sch))
+                assert not problem, f"{problem}: what a new instruction needs is a line in schedules/language.py"
 
     def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
         func = case.func()

@@ -1,0 +1,106 @@
+"""How much larger a schedule may make a function: a bound on memory, code and work that no good schedule meets.
+
+The primitives that a trace may use (:mod:`schedules.language`) keep what a function computes, not what that costs: a
+loop of a million iterations may be unrolled, a buffer spaced out to gigabytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from schedules.space import InvalidDecision
+
+__all__ = ["check_growth"]
+
+#: a schedule's buffers may take this many times the bytes of the function's own and its parameters, and this much more
+#: (good ones: up to 24 times of less than 2 MB, else about 2)
+_MEMORY, _MORE_MEMORY = 4, 256 << 20
+#: iterations of innermost statements. Padding to a GPU's tile makes up to 64 of one
+_WORK, _MORE_WORK = 128, 1 << 28
+#: elements of a vector; statements after unrolling, each element counted (good ones: up to 125 and 4,512)
+_MAX_LANES, _MAX_STATEMENTS = 1024, 1 << 15
+
+
+@dataclass
+class _Size:
+    """``memory`` is in bytes. Sizes that are free at compile time count as one."""
+
+    memory: int = 0
+    work: int = 0
+    statements: int = 0
+    lanes: int = 1
+
+
+def check_growth(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
+    """Raise :class:`InvalidDecision` if ``after``, a schedule of ``before``, has other parameters or is far larger."""
+    if len(before.params) != len(after.params) or not all(map(_same_buffer, before.params, after.params)):
+        raise InvalidDecision("a schedule must leave the function's parameters as they are")
+    own, now = _size(before), _size(after)
+    parameters = sum(_bytes(param) for param in before.params if isinstance(param, tirx.Buffer))
+    bounds = (
+        ("bytes in buffers", now.memory, _MEMORY * (own.memory + parameters) + _MORE_MEMORY),
+        ("iterations", now.work, _WORK * own.work + _MORE_WORK),
+        ("elements of a vector", now.lanes, max(_MAX_LANES, own.lanes)),
+        ("statements without loops", now.statements, max(_MAX_STATEMENTS, own.statements)),
+    )
+    for what, found, most in bounds:
+        if found > most:
+            raise InvalidDecision(f"a schedule of this function must have at most {most} {what}, got {found}")
+
+
+def _same_buffer(one: Any, other: Any) -> bool:
+    if not isinstance(one, tirx.Buffer):
+        return bool(tvm_ffi.structural_equal(one, other, map_free_vars=True))
+    return (str(one.dtype), one.scope()) == (str(other.dtype), other.scope()) and all(
+        tvm_ffi.structural_equal(list(a), list(b), map_free_vars=True)
+        for a, b in ((one.shape, other.shape), (one.strides, other.strides))
+    )
+
+
+def _size(func: tirx.PrimFunc) -> _Size:
+    size = _Size()
+    _measure(func.body, size, 1, 1, 1)
+    return size
+
+
+def _measure(stmt: tirx.Stmt, size: _Size, work: int, unrolled: int, lanes: int) -> None:
+    if isinstance(stmt, tirx.For):
+        extent = _constant(stmt.extent)
+        if stmt.kind == tirx.ForKind.UNROLLED:
+            unrolled *= extent
+        elif stmt.kind == tirx.ForKind.VECTORIZED:
+            lanes *= extent
+        size.lanes = max(size.lanes, lanes)
+        _measure(stmt.body, size, work * extent, unrolled, lanes)
+    elif isinstance(stmt, s_tir.SBlockRealize):
+        size.memory += sum(map(_bytes, stmt.block.alloc_buffers))
+        for part in (stmt.block.init, stmt.block.body):
+            if part is not None:
+                _measure(part, size, work, unrolled, lanes)
+    elif isinstance(stmt, tirx.SeqStmt):
+        for part in stmt.seq:
+            _measure(part, size, work, unrolled, lanes)
+    elif isinstance(stmt, tirx.IfThenElse):
+        _measure(stmt.then_case, size, work, unrolled, lanes)
+        if stmt.else_case is not None:
+            _measure(stmt.else_case, size, work, unrolled, lanes)
+    elif isinstance(getattr(stmt, "body", None), tirx.Stmt):
+        _measure(stmt.body, size, work, unrolled, lanes)
+    else:
+        size.work += work
+        size.statements += unrolled * lanes
+
+
+def _bytes(buffer: tirx.Buffer) -> int:
+    dtype = tvm.runtime.DataType(str(buffer.dtype))
+    return prod(map(_constant, buffer.shape)) * dtype.bits * dtype.lanes // 8
+
+
+def _constant(extent: Any) -> int:
+    return max(0, int(extent)) if isinstance(extent, int | tirx.IntImm) else 1

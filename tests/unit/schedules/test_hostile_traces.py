@@ -1,0 +1,174 @@
+"""A trace from elsewhere says what spaces say, or nothing: no code, no unchecked bounds, no unbounded cost."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm
+from harness import refusal
+from tvm import te, tirx
+
+from mlc.log import Record
+from mlc.log.exchange import read_jsonl
+from mlc.testing.cuda_cases import CASES
+from schedules.language import parse_trace
+from schedules.objects import check_index_map
+from schedules.registry import find
+from schedules.space import InvalidDecision, schedule_with
+from schedules.trace import trace_json
+
+Steps = list[Any]
+
+
+def add(rows: int = 6, columns: int = 256) -> tirx.PrimFunc:
+    a, b = (te.placeholder((rows, columns), "float32", name) for name in "ab")
+    return te.create_prim_func([a, b, te.compute((rows, columns), lambda i, j: a[i, j] + b[i, j], "C")])
+
+
+def steps(*more: list[Any]) -> Steps:
+    """A small trace that is allowed, and ``more`` after it."""
+    return [[
+        ["SampleCategorical", [], [[1, 8, 16], [0.25, 0.5, 0.25]], ["v0"]],
+        ["GetSBlock", [], ["C", "main"], ["b1"]],
+        ["GetLoops", ["b1"], [], ["l2", "l3"]],
+        ["Split", ["l3", "None", "v0"], [True, False], ["l4", "l5"]],
+        ["Vectorize", ["l5"], [], []],
+        *more,
+    ], [[0, 1]]]
+
+
+def index_map(final: Callable[..., Any]) -> str:
+    return str(tvm.ir.save_json(tirx.IndexMap.from_func(final, ndim=2, index_dtype="int32")))
+
+
+def test_what_spaces_say_is_allowed() -> None:
+    assert refusal(add(), json.dumps(steps(["Parallel", ["l2"], [], []]))) == ""
+
+
+@pytest.mark.parametrize("value", [True, 1, "; assembly", "i8* null", [1, 2], 0.5, None])
+@pytest.mark.parametrize("key", [
+    "pragma_import_llvm", "pragma_import_c", "pragma_debug_skip_region", "software_pipeline_stage",
+    "explicit_read_region",
+    "warp_execution", "disable_lower_builtin", "meta_schedule.auto_tensorize", "pragma_unroll", "",
+])  # fmt: skip
+def test_an_annotation_that_no_space_makes(key: str, value: Any) -> None:
+    for place in ("l4", "b1"):
+        assert refusal(add(), json.dumps(steps(["Annotate", [place, value], [key], []])))
+
+
+@pytest.mark.parametrize("instruction", [
+    ["UnsafeSetDType", ["b1"], [0, "float64"], []],
+    ["UnsafeHideBufferAccess", ["b1"], ["read", [0]], []],
+    ["AnnotateBufferAccess", ["b1"], [0, 0, "x"], []],
+    ["SetScope", ["b1"], [0, "texture"], []],
+    ["SetScope", ["b1"], [0, "local"], []],  # an output
+    ["Split", ["l2", 4, 2], [True, True], ["l8", "l9"]],  # without the check of bounds
+    ["Split", ["l2", 0, 2], [True, False], ["l8", "l9"]],
+    ["Split", ["l2", -1, 2], [True, False], ["l8", "l9"]],
+    ["Split", ["l2", "None", 1 << 40], [True, False], ["l8", "l9"]],
+    ["Split", ["l2", "None", 2.5], [True, False], ["l8", "l9"]],
+    ["Split", ["b1", "None", 2], [True, False], ["l8", "l9"]],
+    ["Fuse", ["l7"], [1], ["l8"]],  # not defined
+    ["Fuse", ["l2", "l4"], [1], ["l3"]],  # defined already
+    ["Fuse", ["l2", "l4"], [1], ["b8"]],
+    ["Tensorize", ["l4"], ["dot_4x4_i8i8s32_neon", 1], []],
+    ["Tensorize", ["l4"], ["mlc.unknown", 1], []],
+    ["Annotate", ["l4", [9, 0, 64]], ["mlc.prefetch"], []],  # there are three parameters
+    ["Annotate", ["l4", [1, 0]], ["mlc.prefetch"], []],
+    ["Annotate", ["l4", 1 << 20], ["pragma_auto_unroll_max_step"], []],
+    ["StorageAlign", ["b1"], [0, 0, 1 << 30, 0], []],
+    ["Bind", ["l2"], ["cpu"], []],
+    ["GetSBlock", [], ["C", "other"], ["b8"]],
+    ["SampleCategorical", [], [[1, 2], [0.5, 0.5]], ["v8"]],  # not decided
+    ["TransformLayout", ["b1", index_map(lambda i, j: [j, i])], [0, 1, None, 0], []],  # of an output
+    ["TransformLayout", ["b1", index_map(lambda i, j: [j, i])], [0, 1, None, 1], []],
+    ["TransformLayout", ["b1", index_map(lambda i, j: [j, i])], [0, 1, 0.0, 0], []],
+    ["TransformBlockLayout", ["b1", index_map(lambda i, j: [j // 2])], [], []],
+    "Vectorize", [], ["Vectorize", ["l2"]], ["Vectorize", "l2", [], []], ["Vectorize", [["l2"]], [], []], None,
+    {"a": 1},
+], ids=str)  # fmt: skip
+def test_an_instruction_that_no_space_gives(instruction: Any) -> None:
+    assert refusal(add(), json.dumps(steps(instruction)))
+
+
+@pytest.mark.parametrize("decisions", [
+    [], [[0, 3]], [[0, -1]], [[0, 1.0]], [[0, True]], [[0, 1], [0, 1]], [[1, 1]], [[0, 1], [2, 1]], [[0]], [0],
+    {"0": 1},
+    [[0, [1]]], [[0, "1"]], [[[], 1]],
+], ids=str)  # fmt: skip
+def test_decisions_outside_the_choices(decisions: Any) -> None:
+    assert refusal(add(), json.dumps([steps()[0], decisions]))
+
+
+@pytest.mark.parametrize("text", [
+    "", "null", "[]", "[[]]", "{}", "[1, 2]", '"x"', "[" * 100_000, "[[], []] x", '[[["GetLoops"', "[[], null]",
+    "[[]," + "1" * 5000 + "]", " " * (1 << 21), "[[], [[NaN, 1]]]",
+], ids=lambda text: text[:12])
+def test_text_that_is_no_trace(text: str) -> None:
+    assert refusal(add(), text)
+
+
+@pytest.mark.parametrize(("more", "what"), [
+    ([["Unroll", ["l4"], [], []]], "statements"),
+    ([["Vectorize", ["l4"], [], []]], "vector"),
+    ([["Split", ["l2", "None", 1 << 22], [True, False], ["l6", "l7"]]], "iterations"),
+])  # fmt: skip
+def test_what_grows_too_far(more: list[Any], what: str) -> None:
+    assert f"{what}" in refusal(add(8, 1 << 20), json.dumps(steps(*more)))
+
+
+def test_a_graph_of_objects_is_no_index_map() -> None:
+    good = json.loads(index_map(lambda i, j: [j // 16, i, j % 16]))
+    check_index_map(json.dumps(good))
+    for place, node in enumerate(good["nodes"]):
+        for kind in ("ir.IRModule", "tirx.PrimFunc", "ffi.Function", "None", "ffi.Array"):
+            if kind == node["type"]:
+                continue
+            bad = copy.deepcopy(good)
+            bad["nodes"][place]["type"] = kind
+            with pytest.raises(InvalidDecision, match="index map"):
+                check_index_map(json.dumps(bad))
+        for name in node.get("data", {}) if isinstance(node.get("data"), dict) else ():
+            for target in (place, len(good["nodes"]) + 5, -1, "x", None, [0]):  # a cycle, and none
+                bad = copy.deepcopy(good)
+                bad["nodes"][place]["data"][name] = target
+                with pytest.raises(InvalidDecision, match="index map"):
+                    check_index_map(json.dumps(bad))
+
+
+def test_a_divisor_of_zero_is_refused() -> None:
+    text = index_map(lambda i, j: [j // 16, i, j % 16]).replace('"data":16', '"data":0').replace(
+        '"data": 16', '"data": 0')
+    with pytest.raises(InvalidDecision, match="divisor"):
+        check_index_map(text)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_what_ships_is_allowed(level: str) -> None:
+    records = [found for _, found in read_jsonl(f"tuning_logs/{level}/models.jsonl") if isinstance(found, Record)]
+    assert len(records) > 100
+    for record in records:
+        parse_trace(record.trace, 32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_cuda_spaces_say_is_allowed(case: Any) -> None:
+    func, target = case.func(), tvm.target.Target({
+        "kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+    })
+    space, found = find(func, target), 0
+    for decisions in space.seeds(func, target):
+        try:
+            sch = schedule_with(space, func, target, decisions)
+        except InvalidDecision:
+            continue
+        assert refusal(func, trace_json(sch)) == ""
+        found += 1
+        if found == 3:
+            return
+    assert found
