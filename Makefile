@@ -21,13 +21,14 @@ SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
-.PHONY: bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen clean
+.PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
 	@echo "make demo           tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
 	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each"
 	@echo "make test-all       the slow tests too"
+	@echo "make damage         thousands of damaged and crafted files: none may crash, hang, or give a wrong number (hours)"
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and the README"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
@@ -64,6 +65,12 @@ test: lint
 
 test-all: lint
 	@$(PYTEST)
+
+damage: $(STAMP)
+	@$(BIN)/python -m tests.damage.artifacts --count 1000
+	@$(BIN)/python -m tests.damage.rules --count 200
+	@$(BIN)/python -m tests.damage.logs --count 1000
+	@$(BIN)/python -m tests.damage.models --count 10000
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.performance.table --seconds $(BENCH_SECONDS) --output build/bench --readme

@@ -13,7 +13,10 @@ def warm() -> None:
     warm_up()
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", [
+    pytest.param(strategy, marks=() if number % 3 == 0 else pytest.mark.slow)  # a case takes seconds
+    for number, strategy in enumerate(sorted(STRATEGIES))
+])
 def test_no_wrong_number_crash_hang_or_traceback(strategy: str) -> None:
     (verdict,) = run(cases([strategy], 1, seed=1), check, CASE_SECONDS)
     assert verdict.outcome not in BAD, verdict

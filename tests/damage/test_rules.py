@@ -13,5 +13,5 @@ from tests.damage.rules import STRATEGIES, check
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_damage_ends_badly(strategy: str) -> None:
     assert shipped_rules()
-    verdicts = run([Case(strategy, seed) for seed in range(7_000_000, 7_000_010)], check, seconds=30)
+    verdicts = run([Case(strategy, seed) for seed in range(7_000_000, 7_000_004)], check, seconds=30)
     assert not [v for v in verdicts if v.outcome in BAD]

@@ -19,7 +19,7 @@ from mlc.graph.tasks import extract_tasks
 from mlc.log import Record
 from mlc.target import resolve
 from mlc.testing.programs import dense, twins
-from schedules import registry
+from schedules import language, registry
 from schedules.space import Decisions, Knob, Pick, Space, schedule_with
 from schedules.trace import trace_json
 
@@ -101,6 +101,7 @@ def test_then_the_loops_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_that_fails_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(language._ANNOTATIONS, "software_pipeline_stage", lambda value: True)  # type: ignore[index]
     _refuse(monkeypatch, Refused(0, last=True))
     task = next(t for t in extract_tasks(dense().mod, TARGET) if t.name == "matmul")
     decisions = {"good": 0, "number": 7}
