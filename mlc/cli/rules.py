@@ -31,9 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(args: argparse.Namespace) -> Outcome:
-    from mlc.substitution.verify import bounded_verdict, read_rules
+    from mlc.substitution.verify import bounded_verdicts, read_rules
 
-    found = [bounded_verdict(identity, rules, args.seconds) for identity, rules in read_rules(args.file)]
+    found = bounded_verdicts(read_rules(args.file), args.seconds)
     counts = Counter(v.status for v in found)
     document = {"file": str(args.file), "rules": [v.document() for v in found],
                 "summary": {s: counts[s] for s in ("proved", "conditional", "refuted", "undecided")}}

@@ -18,7 +18,7 @@ from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.taso import read_taso
 
-__all__ = ["Verdict", "bounded_verdict", "read_rules", "verdict"]
+__all__ = ["Verdict", "bounded_verdicts", "read_rules", "verdict"]
 
 _SECONDS = 60.0  # for one rule
 _EXTRA_BYTES = 1 << 30
@@ -82,36 +82,51 @@ def _identity(rule: Any) -> Any:
     return rule.get("id", rule.get("name")) if isinstance(rule, Mapping) else None
 
 
-def bounded_verdict(identity: Any, rules: Sequence[Rule], seconds: float = _SECONDS) -> Verdict:
-    """:func:`verdict` in a process of its own, undecided where that takes too long, too deep or too much memory.
+def bounded_verdicts(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float = _SECONDS) -> list[Verdict]:
+    """:func:`verdict` of each in another process; undecided where one takes too long, too deep or too much memory.
 
-    Proofs search; a file may ask for one that takes for ever.
+    Proofs search, and a file may ask for one that takes for ever. ``seconds`` are those of one verdict. The process is
+    kept from one to the next, since proofs share what they have worked out, and replaced where it had to be ended.
     """
+    found: list[Verdict] = []
+    while len(found) < len(rules):
+        found += _answers(rules[len(found) :], seconds)
+    return found
+
+
+def _answers(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float) -> Iterator[Verdict]:
+    """The verdicts of one process, up to the first that it cannot give."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_report, args=(there, identity, rules), daemon=True)
+    child = context.Process(target=_report, args=(there, rules), daemon=True)
     child.start()
     there.close()
     try:
-        found = here.recv() if here.poll(seconds) else f"it took longer than {seconds:g} s"
-    except EOFError:
-        found = "the process that looked for a proof died"
+        for identity, _ in rules:
+            try:
+                answer = here.recv() if here.poll(seconds) else f"it took longer than {seconds:g} s"
+            except EOFError:
+                answer = "the process that looked for a proof died"
+            if isinstance(answer, RuleError):
+                raise answer
+            if not isinstance(answer, Verdict):
+                yield Verdict(identity, "undecided", reason=answer)
+                return
+            yield answer
     finally:
         child.kill()
         child.join()
         here.close()
-    if isinstance(found, RuleError):
-        raise found
-    return found if isinstance(found, Verdict) else Verdict(identity, "undecided", reason=found)
 
 
-def _report(pipe: Connection, identity: Any, rules: Sequence[Rule]) -> None:
-    """Send the verdict, the error of a rule that means nothing, or why there is neither."""
+def _report(pipe: Connection, rules: Sequence[tuple[Any, Sequence[Rule]]]) -> None:
+    """Send each verdict; the error of a rule that means nothing, or why there is no verdict, ends it."""
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
-        pipe.send(verdict(identity, rules))
+        for identity, variants in rules:
+            pipe.send(verdict(identity, variants))
     except RuleError as error:
         pipe.send(RuleError(str(error)))
     except MemoryError:

@@ -134,7 +134,7 @@ STRATEGIES = tuple(_DAMAGES)
 def check(case: Case) -> Outcome:
     """Read and judge the case's file; what is proved must hold where it is tried."""
     from mlc.substitution.codec import rule_text
-    from mlc.substitution.verify import bounded_verdict, read_rules
+    from mlc.substitution.verify import bounded_verdicts, read_rules
 
     rng = case.rng()
     rule = _base(rng)
@@ -142,11 +142,11 @@ def check(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rules.json")
         path.write_bytes(damaged if damaged is not None else json.dumps(rule).encode())
-        found = [(identity, rules) for identity, rules in read_rules(path)]
-    for identity, rules in found:
+        found = read_rules(path)
+    for _, rules in found:
         for one in rules:
             rule_text(one)
-        verdict = bounded_verdict(identity, rules, _SECONDS)
+    for verdict in bounded_verdicts(found, _SECONDS):
         json.dumps(verdict.document(), default=str)
         if any(_wrong(one) for one in verdict.rules):
             return Outcome.WRONG

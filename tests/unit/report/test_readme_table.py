@@ -48,7 +48,9 @@ def test_noise_is_no_regression(tuned: float | None, verdict: str) -> None:
 def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
     measured: list[str] = []
 
-    def measure(name: str, seconds: float, log: Path | None, folder: Path, rounds: int) -> dict:
+    def measure(
+        name: str, seconds: float, log: Path | None, folder: Path, rounds: int, target: str
+    ) -> dict:
         measured.append(name)
         return _row(name, mlc=1.0 + len(measured), onnxruntime=2.0)
 
