@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlc import children
 from mlc.build.executable import Executable, check_machine, load
 from mlc.errors import ArtifactError, MlcError
 from mlc.frontend.model import TensorSpec
@@ -61,12 +62,9 @@ def _runs_here(exe: Executable, native: bool) -> bool:
 def _tried(path: Path, exe: Executable) -> bool:
     """Run the file in another process; whether that has ended in time."""
     name, target = exe.metadata["name"], exe.metadata["target"]
-    root = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "mlc.build.trial", str(path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
-                              timeout=_PATIENCE, env={**os.environ, "PYTHONPATH": search})
+        done = subprocess.run(children.command("mlc.build.trial", str(path)), capture_output=True, text=True,
+                              errors="replace", check=False, timeout=_PATIENCE, env=children.environment())
     except subprocess.TimeoutExpired:
         warnings.warn(f"{name} has not ended its first run after {_PATIENCE:.0f} s, so nothing says that it works",
                       stacklevel=2)
