@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd
 
 from schedules.cpu.gemm_shape import GemmShape
-from schedules.cpu.tiling import BUSY, divisors, tile_fits
+from schedules.cpu.tiling import divisors, tile_fits
 from schedules.lowering import lines_per_step
 from schedules.machine import CpuMachine
 from schedules.space import Decisions
@@ -22,8 +22,8 @@ _COPIED_ROWS = 8
 _SMALL_RESULT = 1000
 #: products of one partial sum at least
 _SHORTEST_SUM = 128
-#: vectors of a result, and products of a sum, up to which several sums are worth their addition
-_FEW = 8
+#: accumulators that hide the latency of multiply-adds: two units of four cycles
+_BUSY = 8
 #: cycles that handing work to threads that are awake, and waiting for them, takes
 _LAUNCH = 3000
 
@@ -77,9 +77,9 @@ def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 
 def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """How many sums a register tile may hold for each element: more than one where it has few elements."""
-    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= _FEW:
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= _BUSY:
         return (1,)
-    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= _FEW))
+    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= _BUSY))
 
 
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
     ragged *= -(-shape.n // n) * n / shape.n
     # beside more than a load for each multiply-add, fewer accumulators suffice
-    latency = max(1.0, BUSY / (m * vectors * chains * max(1.0, 1 / m + 1 / vectors)))
+    latency = max(1.0, _BUSY / (m * vectors * chains * max(1.0, 1 / m + 1 / vectors)))
     if not shape.transposed[0]:
         latency *= 1.0 if _apart(shape, machine, m) else 1.5
     return (1 + 0.3 * loads) * ragged * latency * (1 + 0.01 * (chains - 1)) * vectors * lanes / n

@@ -16,15 +16,11 @@ from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "BUSY", "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated",
-    "staged_input", "vectors_in",
+    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "staged_input",
+    "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"
-
-#: Accumulators that keep two multiply-add units of four cycles busy: eight by their latency, and one that makes up for
-#: what an out-of-order core schedules late. Measured on AVX2: tiles of 8 run at 0.88 of those of 10 and 12.
-BUSY = 9
 
 
 def divisors(extent: int, limit: int) -> list[int]:

@@ -20,7 +20,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import remembered
 from schedules.cpu.tiling import (
-    BUSY,
     accumulate,
     accumulator_budget,
     check_tile,
@@ -303,7 +302,7 @@ def _register_tile(
             streamed = again and (t < _USES or oc > _STREAMS)
             loads = (_STREAMED if streamed else _LOADED) / t + _LOADED / width
             ragged = -(-tiles // t) * t / tiles + (_RAGGED if tiles % t else 0.0)
-            short = max(1.0, BUSY / (t * width))
+            short = max(1.0, 8 / (t * width))  # two multiply-adds a cycle of four cycles each
             cost = ragged * short * (1 + loads)
             best = min(best, (cost, t, oc))
     cost, t, oc = best
