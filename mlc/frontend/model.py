@@ -112,6 +112,11 @@ def shape_text(shape: Sequence[int | str | None]) -> str:
 
 
 def _spec(name: str, ty: Any) -> TensorSpec:
+    from tvm import relax
+
+    if not isinstance(ty, relax.TensorType):  # the importer keeps some shapes as such
+        raise ModelError(f"every input and output must be a tensor, but {name} is a {type(ty).__name__}; leave it out "
+                         "of the model's inputs and outputs")
     return TensorSpec(name, tuple(int(d) for d in ty.shape), str(ty.dtype))
 
 

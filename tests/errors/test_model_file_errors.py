@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 from mlc.errors import ModelError
 from mlc.frontend import load_model
+from mlc.frontend.model import imported
 from mlc.frontend.onnx_file import read_model
 from tests.damage.networks import network
 
@@ -114,3 +116,12 @@ def test_infinite_attributes_make_no_other_numbers() -> None:
     next(a for n in model.graph.node for a in n.attribute if n.op_type == "LeakyRelu").f = float("inf")
     assert load_model(model).outputs
     assert json.dumps({"name": load_model(model).name})
+
+
+def test_a_result_that_is_no_tensor_is_refused_in_one_line() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.shape_of(x)))
+    with pytest.raises(ModelError, match=r"every input and output must be a tensor, but .* is a ShapeType"):
+        imported(builder.finalize(), "shape")
