@@ -18,7 +18,7 @@ import numpy as np
 
 from mlc.operators.laws import LAWS
 
-__all__ = ["FIELD", "PRIME", "REAL", "Arithmetic", "Array", "Field", "Real"]
+__all__ = ["FIELD", "PRIME", "REAL", "STRICT", "Arithmetic", "Array", "Field", "Real", "Strict"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 PRIME = 2**61 - 1
@@ -96,6 +96,20 @@ class Real:
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.standard_normal(shape)
+
+
+class Strict(Real):
+    """float64 with NaN for what is not defined: a reciprocal of 0, a logarithm, a root outside of its domain. Being
+    computed of it, nothing is defined then, as the specifications say: an infinity would be lost in a maximum."""
+
+    def reciprocal(self, a: Any) -> Any:  # type: ignore[override]
+        return np.where(np.asarray(a) == 0, np.nan, np.reciprocal(a))
+
+    def call(self, function: str, a: Any) -> Any:
+        value, domain = super().call(function, a), LAWS[function].domain
+        if not domain:
+            return value
+        return np.where(np.asarray(a) > 0 if domain == "> 0" else np.asarray(a) >= 0, value, np.nan)
 
 
 def _u(value: int) -> np.uint64:
@@ -243,4 +257,4 @@ def _field_function(function: str) -> Callable[[Any], Any]:
     return apply
 
 
-REAL, FIELD = Real(), Field()
+REAL, FIELD, STRICT = Real(), Field(), Strict()

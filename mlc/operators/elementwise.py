@@ -17,8 +17,8 @@ def negated(value: Scalar) -> Scalar:
     return Mul((Const(Fraction(-1)), value))
 
 
-def _enter(name: str, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    @operator(name, 2)
+def _enter(name: str, combine: Callable[[Scalar, Scalar], Scalar], *, partial: bool = False) -> None:
+    @operator(name, 2, partial=partial)
     def define(require: Requirements, a: Tensor, b: Tensor) -> Tensor:
         """Elementwise; a size that is the literal 1 broadcasts, and so does an operand of rank 0."""
         if a.rank != b.rank and a.rank and b.rank:
@@ -39,7 +39,7 @@ def _enter(name: str, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
 _enter("add", lambda a, b: Add((a, b)))
 _enter("sub", lambda a, b: Add((a, negated(b))))
 _enter("mul", lambda a, b: Mul((a, b)))
-_enter("div", lambda a, b: Mul((a, Reciprocal(b))))
+_enter("div", lambda a, b: Mul((a, Reciprocal(b))), partial=True)
 _enter("maximum", lambda a, b: Call("max", (a, b)))
 # the smaller one by the larger one, so that there is one function to have laws about
 _enter("minimum", lambda a, b: negated(Call("max", (negated(a), negated(b)))))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.operators.arithmetic import FIELD, REAL, Arithmetic, Array
+from mlc.operators.arithmetic import FIELD, REAL, STRICT, Arithmetic, Array
 from mlc.operators.expansions import EXPANSIONS
 from mlc.operators.index import Poly
 from mlc.operators.interpret import interpret
@@ -20,7 +20,7 @@ from mlc.operators.operator import OPERATORS, Attributes
 from mlc.operators.shapes import infer
 from mlc.operators.tensor import Requirements, ShapeError, tensor_input
 
-__all__ = ["FIELD", "REAL", "evaluate", "reference"]
+__all__ = ["FIELD", "REAL", "STRICT", "evaluate", "reference"]
 
 Shape = tuple[int, ...]
 Given = Mapping[str, Any]

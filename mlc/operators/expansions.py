@@ -28,11 +28,13 @@ EXPANSIONS: dict[str, Callable[..., Any]] = {}
 EPSILON = Fraction(1, 100_000)
 
 
-def _expansion(name: str, arity: int, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _expansion(
+    name: str, arity: int, *, partial: bool = False, **defaults: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def enter(expand: Callable[..., Any]) -> Callable[..., Any]:
         EXPANSIONS[name] = expand
 
-        @operator(name, arity, expansion=True, **defaults)
+        @operator(name, arity, expansion=True, partial=partial, **defaults)
         def define(require: Requirements, *inputs: Tensor, **attributes: Any) -> Tensor:
             def apply(op: str, *operands: Tensor, **given: Any) -> Tensor:
                 return OPERATORS[op](require, operands, given)[0]
@@ -56,7 +58,7 @@ def _per_axis(apply: Apply, name: str, x: Any, vector: Any, axis: int) -> Any:
     return apply("reshape", vector, shape=tuple(vector.shape[0] if a == axis % rank else 1 for a in range(rank)))
 
 
-@_expansion("batch_norm", 5, epsilon=EPSILON)
+@_expansion("batch_norm", 5, partial=True, epsilon=EPSILON)
 def batch_norm(apply: Apply, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: Fraction) -> Any:
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` with the statistics of axis 1 given."""
     if len(x.shape) < 2:

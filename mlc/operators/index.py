@@ -139,8 +139,12 @@ class Poly:
         return Poly.atom(Mod(rest, divisor)) if rest.terms else rest
 
     def _multiples(self, divisor: Poly) -> tuple[Poly, Poly]:
-        """``quotient, rest`` with ``self == quotient * divisor + rest``: what a divisor of one term takes out."""
-        if len(divisor.terms) != 1 or divisor.terms[0][1] < 1:
+        """``quotient, rest`` with ``self == quotient * divisor + rest``: what a divisor of one term takes out, and all
+        or nothing for a divisor of several."""
+        if len(divisor.terms) != 1:
+            exact = self._exact(divisor)
+            return (as_poly(0), self) if exact is None else (exact, as_poly(0))
+        if divisor.terms[0][1] < 1:
             return as_poly(0), self
         (atoms, unit), quotient, rest = divisor.terms[0], {}, {}
         for monomial, factor in self.terms:
@@ -153,6 +157,25 @@ class Poly:
             else:
                 quotient[tuple(left)], rest[monomial] = divmod(factor, unit)
         return Poly(quotient), Poly(rest)
+
+    def _exact(self, divisor: Poly) -> Poly | None:
+        """The polynomial whose product with the divisor this is, None if there is none: long division, whose leading
+        terms are those of the highest degree and then of the first texts."""
+        if not divisor.terms:
+            return None
+        (lead, unit), quotient, rest = _leading(divisor), as_poly(0), self
+        while rest.terms:
+            monomial, factor = _leading(rest)
+            left = list(monomial)
+            for atom in lead:
+                if atom not in left:
+                    return None
+                left.remove(atom)
+            if factor % unit:
+                return None
+            step = Poly({tuple(left): factor // unit})
+            quotient, rest = quotient + step, rest - step * divisor
+        return quotient
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """The value where symbols have ``values``: integers, or integer arrays that broadcast."""
@@ -199,6 +222,10 @@ class Poly:
         return text.removeprefix("+")
 
     __repr__ = __str__
+
+
+def _leading(poly: Poly) -> tuple[Monomial, int]:
+    return min(poly.terms, key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]]))
 
 
 def as_poly(value: Poly | int) -> Poly:

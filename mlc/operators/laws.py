@@ -23,7 +23,9 @@ class Laws:
     - ``nonnegative``: ``f(x) >= 0``; hence ``relu(f(x)) = f(x)``.
     - ``zero``: ``f(0) = 0``; hence it commutes with padding by zeros.
 
-    ``because`` proves them.
+    ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
+    is defined where its argument is not 0.) Elsewhere nothing is known of its value, and an element that is computed
+    of it is not defined either, whatever the value is multiplied with. ``because`` proves the laws.
     """
 
     because: str
@@ -32,6 +34,7 @@ class Laws:
     odd: bool = False
     nonnegative: bool = False
     zero: bool = False
+    domain: str = ""
 
 
 LAWS: dict[str, Laws] = {
@@ -42,7 +45,10 @@ LAWS: dict[str, Laws] = {
     "sigmoid": Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True),
     "tanh": Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive", monotone=True, odd=True, zero=True),
     "exp": Laws("exp is positive and its own derivative", monotone=True, nonnegative=True),
-    "log": Laws("the derivative 1 / x is positive on the domain", monotone=True),
-    "sqrt": Laws("the nonnegative root; the inverse of a growing function on x >= 0", monotone=True, nonnegative=True),
+    "log": Laws("the derivative 1 / x is positive on the domain", monotone=True, domain="> 0"),
+    "sqrt": Laws(
+        "the nonnegative root; the inverse of a growing function on x >= 0",
+        monotone=True, nonnegative=True, domain=">= 0",
+    ),
     "erf": Laws("the integral from 0 of a positive even function", monotone=True, odd=True, zero=True),
 }

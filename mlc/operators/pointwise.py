@@ -16,6 +16,8 @@ def _call(function: str) -> Callable[[Scalar], Scalar]:
     return lambda value: Call(function, (value,))
 
 
+#: those that are not defined everywhere
+PARTIAL = ("log", "sqrt", "rsqrt", "reciprocal")
 #: what each pointwise operator makes of one element
 POINTWISE: dict[str, Callable[[Scalar], Scalar]] = {
     **{name: _call(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "erf")},
@@ -26,7 +28,7 @@ POINTWISE: dict[str, Callable[[Scalar], Scalar]] = {
 
 
 def _enter(name: str, function: Callable[[Scalar], Scalar]) -> None:
-    @operator(name, 1)
+    @operator(name, 1, partial=name in PARTIAL)
     def define(require: Requirements, x: Tensor) -> Tensor:
         return Tensor(x.shape, lambda *indices: function(x[indices]))
 

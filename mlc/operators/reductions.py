@@ -19,6 +19,8 @@ def _enter(name: str, reduce: Callable[[Variables, Scalar], Scalar]) -> None:
     @operator(name, 1, axes=None, keepdims=0)
     def define(require: Requirements, x: Tensor, axes: tuple[int, ...], keepdims: int) -> Tensor:
         """Over ``axes``, which stay with size 1 if ``keepdims``, and else go."""
+        if keepdims not in (0, 1):
+            raise ShapeError(f"{name} needs keepdims of 0 or 1, but got {keepdims}")
         reduced = [axis_of(name, x, axis) for axis in axes]
         if not reduced or len(set(reduced)) < len(reduced):
             raise ShapeError(f"{name} needs distinct axes of {text(x)}, at least one, but got {tuple(axes)}")

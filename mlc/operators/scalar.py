@@ -1,7 +1,10 @@
 """What one element of a tensor is: an expression over elements of other tensors.
 
 The language of specifications. It is over the reals (rounding is not modelled); a function that is not polynomial is a
-:class:`Call` of a name, about which only the laws of :mod:`mlc.operators.laws` are known.
+:class:`Call` of a name, about which only the laws of :mod:`mlc.operators.laws` are known. An expression is defined
+where all is that it evaluates: every :class:`Reciprocal` of what is not 0, every call of what is in the function's
+domain, every element that is read. Nothing makes up for a part that is not: ``0 * (1/x)`` is not defined where ``x``
+is 0. A :class:`Select` evaluates what it selects alone.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Mul:
 
 @dataclass(frozen=True)
 class Reciprocal:
-    """``1 / value``; nothing is claimed where the value is 0."""
+    """``1 / value``; not defined where the value is 0."""
 
     value: Scalar
 

@@ -49,6 +49,8 @@ def avg_pool2d(
     require: Requirements, x: Tensor, kernel: Pair, stride: Pair, padding: Padding, count_include_pad: int
 ) -> Tensor:
     """The mean of every window: of its elements alone, or of all places with zeros for the padding."""
+    if count_include_pad not in (0, 1):
+        raise ShapeError(f"avg_pool2d needs count_include_pad of 0 or 1, but got {count_include_pad}")
     axes = _axes(require, "avg_pool2d", x, kernel, stride, padding)
     names = (require.variable(), require.variable())
     window = tuple(zip(names, pair(kernel), strict=True))

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate
 from mlc.operators.index import Poly, as_poly
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.graph import Graph
+from mlc.substitution.prove import Refuted
+from mlc.substitution.refute import judge
 from mlc.substitution.rule import Rule
 from mlc.substitution.unify import products
 
@@ -88,11 +91,15 @@ def _equalise(left: Sequence[str], right: Sequence[str], sizes: dict[str, int], 
 
 
 def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:
-    """Whether both sides are well-formed and equal at a random point for these sizes."""
+    """Whether both sides are well-formed and equal at a random point for these sizes, and the target is defined at
+    points with zeros wherever the source is."""
     shapes = {n: tuple(int(s.evaluate(sizes)) for s in map(as_poly, shape)) for n, shape in rule.shapes.items()}
     inputs = {name: random_input(name, shape) for name, shape in shapes.items()}
     try:
         left, right = values_of(rule.source, inputs, sizes), values_of(rule.target, inputs, sizes)
     except ShapeError:
         return False
-    return all(a.shape == b.shape and np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+    if not all(a.shape == b.shape and np.array_equal(a, b) for a, b in zip(left, right, strict=True)):
+        return False
+    partial = any(OPERATORS[node.op].partial for node in rule.target.nodes)
+    return not partial or not isinstance(judge(rule, sizes), Refuted)

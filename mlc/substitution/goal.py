@@ -28,16 +28,18 @@ class Stuck(Exception):
 class Goal:
     """To show: ``terms - others`` is zero whatever the ``context`` variables are, as far as ``facts`` admit.
 
-    ``others`` come from the target. What may be undefined in them (a reciprocal, say) must meet the same in ``terms``;
-    it never cancels among them, so that the target is defined wherever the source is.
+    Functions that are not defined everywhere are taken as 0 elsewhere. Where ``counts`` is False, the terms stand for
+    the instances of their atoms rather than for sums (:mod:`mlc.substitution.goal_defined`): then no variable may
+    become the number of its values. ``tightens`` is whether bounds are looked for that rational reasoning can't see,
+    which takes long.
     """
 
     def __init__(self, expander: Expander, context: Sequence[str], facts: Sequence[Poly], terms: Normal,
-                 others: Normal = (), depth: int = 0) -> None:
-        self.expander, self.context, self.depth = expander, list(context), depth
-        self.facts = list(facts)
+                 others: Normal = (), depth: int = 0, counts: bool = True, tightens: bool = True) -> None:
+        self.expander, self.context, self.depth, self.counts = expander, list(context), depth, counts
+        self.facts, self.tightens = list(facts), tightens
         self.terms = dict(enumerate((*terms, *_negative(others))))
-        #: numbers of the terms that come from the target
+        #: numbers of the terms that come from ``others``
         self.new = set(range(len(terms), len(self.terms)))
         self.steps: list[list[Any]] = []
         #: terms with guards that were looked for, found or not

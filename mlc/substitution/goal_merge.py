@@ -11,10 +11,10 @@ from mlc.operators.scalar import Read
 from mlc.substitution.goal import Goal, Stuck, inequalities
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.matching import inverse_of, mappings, skeleton
-from mlc.substitution.normal import Atom, Function, Largest, Normal, Number, Term, partial_functions, substituted
+from mlc.substitution.normal import Atom, Function, Largest, Normal, Number, Term, substituted
 from mlc.substitution.solve import Facts
 
-__all__ = ["prove_goal"]
+__all__ = ["equal_atoms", "plausible", "prove_goal"]
 
 _MERGES, _DEPTH = 80, 6
 #: changes of variables that are tried for one output
@@ -53,8 +53,6 @@ def _merge_one(goal: Goal) -> None:
 
 def _merge(goal: Goal, i: int, j: int) -> bool:
     one = goal.terms[i]
-    if i in goal.new and j in goal.new and partial_functions(one.atoms):
-        return False
     fresh = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
     other = replace(substituted(goal.terms[j], fresh), variables=tuple(f"{v}$" for v in goal.terms[j].variables))
     for mapping, pairing in mappings(one, other):
@@ -68,7 +66,7 @@ def _merge(goal: Goal, i: int, j: int) -> bool:
         here = goal.known(one.guards)
         missing = [g for g in moved.guards if here.holds(g) is None]
         both = goal.known((*one.guards, *missing))
-        if both.contradictory() is not None or not _plausible(one, moved, pairing, both):
+        if both.contradictory() is not None or not plausible(one, moved, pairing, both):
             continue
         if missing:
             goal.split(i, missing[0])
@@ -93,8 +91,6 @@ def _merge(goal: Goal, i: int, j: int) -> bool:
             list(pairing), proofs,
         )
         factor = one.factor + goal.terms.pop(j).factor
-        if j not in goal.new:
-            goal.new.discard(i)
         if factor:
             goal.terms[i] = replace(one, factor=factor)
         else:
@@ -103,7 +99,7 @@ def _merge(goal: Goal, i: int, j: int) -> bool:
     return False
 
 
-def _plausible(one: Term, moved: Term, pairing: tuple[int, ...], facts: Facts) -> bool:
+def plausible(one: Term, moved: Term, pairing: tuple[int, ...], facts: Facts) -> bool:
     """Whether reads that meet read the same element; functions are proved when it matters."""
     for place, partner in enumerate(pairing):
         a, b = one.atoms[partner], moved.atoms[place]
@@ -116,14 +112,14 @@ def _equal_atoms(goal: Goal, one: Term, moved: Term, pairing: tuple[int, ...]) -
     facts = goal.known(one.guards)
     proofs: list[Any] = []
     for place, partner in enumerate(pairing):
-        proof = _equal(goal, one.atoms[partner], moved.atoms[place], one, facts)
+        proof = equal_atoms(goal, one.atoms[partner], moved.atoms[place], one, facts)
         if proof is None:
             return None
         proofs.append(proof)
     return proofs
 
 
-def _equal(goal: Goal, a: Atom, b: Atom, one: Term, facts: Facts) -> Any:
+def equal_atoms(goal: Goal, a: Atom, b: Atom, one: Term, facts: Facts) -> Any:
     """What shows that two atoms are equal wherever the guards of ``one`` hold."""
     if isinstance(a, (Read, Number)):
         found = _equal_polys(a, b, facts)

@@ -136,6 +136,8 @@ def _split_variable(goal: Goal, number: int, term: Term, facts: Facts, name: str
 
 def _tighten(goal: Goal, number: int, term: Term) -> bool:
     """From ``size*p + r >= 0`` with ``r < size`` follows ``p >= 0``, which rational reasoning can't see."""
+    if not goal.tightens:
+        return False
     known = goal.known(term.guards)
     for guard in term.guards:
         if guard.relation != ">=":
@@ -175,6 +177,8 @@ def _fix(goal: Goal, number: int, term: Term, facts: Facts) -> bool:
 
 def _count_free(goal: Goal, number: int, term: Term) -> bool:
     """A variable that nothing reads becomes the number of its values."""
+    if not goal.counts:
+        return False
     for name in term.variables:
         using = [g for g in term.guards if name in g.poly.symbols]
         symbol = Poly.symbol(name)

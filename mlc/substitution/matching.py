@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, permutations, product
 
 from mlc.operators.index import Poly, Symbol
 from mlc.operators.scalar import Read
 from mlc.substitution.normal import Atom, Function, Largest, Number, Term
+from mlc.substitution.quotients import divided
 
-__all__ = ["Mapping", "inverse_of", "mappings", "skeleton"]
+__all__ = ["Mapping", "covers", "inverse_of", "mappings", "skeleton"]
 
 _PAIRINGS, _GUESSES = 24, 30
 
@@ -88,6 +89,37 @@ def _linear(equation: Poly, name: str) -> Poly | None:
 
 
 def _solutions(equations: list[Poly], known: tuple[str, ...], wanted: tuple[str, ...]) -> Iterator[dict[str, Poly]]:
+    found = _solved(equations, wanted, _linear)
+    left = [n for n in wanted if n not in found]
+    for guess in islice(permutations(known, len(left)), _GUESSES):
+        values = {n: Poly.symbol(g) for n, g in zip(left, guess, strict=True)}
+        yield {n: p.substitute(values) for n, p in found.items()} | values
+
+
+def covers(one: Term, other: Term) -> Iterator[dict[str, Poly]]:
+    """Candidates: values of the variables of ``other`` in those of ``one`` for which their atoms may be the same."""
+    equations = _equations(one.atoms[0], other.atoms[0])
+    found = _solved(equations, other.variables, _determined)
+    left = [n for n in other.variables if n not in found]
+    values = [*map(Poly.symbol, one.variables), Poly({})]
+    for guess in islice(product(values, repeat=len(left)), _GUESSES):
+        yield {n: p.substitute(dict(zip(left, guess, strict=True))) for n, p in found.items()} | dict(
+            zip(left, guess, strict=True))
+
+
+def _determined(equation: Poly, name: str) -> Poly | None:
+    """What the symbol is if the equation is 0, where it stands in products as well, if that can be told."""
+    symbol = Poly.symbol(name)
+    factor, rest = divided(equation, symbol)
+    if not factor.terms or name in factor.symbols or name in rest.symbols:
+        return None
+    value, over = divided(-rest, factor)
+    return None if over.terms else value
+
+
+def _solved(equations: list[Poly], wanted: tuple[str, ...], solve: Callable[[Poly, str], Poly | None]
+            ) -> dict[str, Poly]:
+    """Values of some of ``wanted`` for which some of the equations hold."""
     found: dict[str, Poly] = {}
     progress = True
     while progress and len(found) < len(wanted):
@@ -95,25 +127,19 @@ def _solutions(equations: list[Poly], known: tuple[str, ...], wanted: tuple[str,
         # equations with a single unknown first: the others may need a guess
         for equation in sorted(equations, key=lambda e: len(e.symbols & set(wanted))):
             if len(equation.symbols & set(wanted)) > 1 and any(
-                    len(e.symbols & set(wanted)) == 1 and _one(e, wanted) for e in equations):
+                    len(e.symbols & set(wanted)) == 1 and any(solve(e, n) is not None for n in wanted)
+                    for e in equations):
                 break
-            name = next((n for n in wanted if n not in found and _linear(equation, n) is not None), None)
+            name = next((n for n in wanted if n not in found and solve(equation, n) is not None), None)
             if name is None:
                 continue
-            value = _linear(equation, name)
+            value = solve(equation, name)
             assert value is not None
             found = {n: p.substitute({name: value}) for n, p in found.items()} | {name: value}
             equations = [e.substitute({name: value}) for e in equations]
             progress = True
             break
-    left = [n for n in wanted if n not in found]
-    for guess in islice(permutations(known, len(left)), _GUESSES):
-        values = {n: Poly.symbol(g) for n, g in zip(left, guess, strict=True)}
-        yield {n: p.substitute(values) for n, p in found.items()} | values
-
-
-def _one(equation: Poly, wanted: tuple[str, ...]) -> bool:
-    return any(_linear(equation, n) is not None for n in wanted)
+    return found
 
 
 def inverse_of(mapping: dict[str, Poly], known: tuple[str, ...]) -> dict[str, Poly] | None:

@@ -16,11 +16,13 @@ from itertools import count
 from typing import TypeAlias
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
-from mlc.operators.scalar import Add, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.operators.laws import LAWS
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.solve import without_remainders
 
 __all__ = ["Atom", "Expander", "Function", "Largest", "Normal", "Number", "Term", "negations",
-           "partial_functions", "substituted"]
+           "substituted"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,6 @@ class Term:
 
 Normal: TypeAlias = "tuple[Term, ...]"
 
-#: functions that are not defined everywhere
-PARTIAL = ("1/", "log", "sqrt")
 #: functions that grow with their argument, wherever they are defined
 INCREASING = ("relu", "sigmoid", "tanh", "exp", "erf")
 
@@ -87,17 +87,6 @@ def atom_polys(atom: Atom) -> Iterator[Poly]:
         yield from (g.poly for g in atom.guards)
         for term in atom.body:
             yield from term.polys()
-
-
-def partial_functions(atoms: Iterable[Atom]) -> bool:
-    """Whether something in the atoms may be undefined: a reciprocal, a logarithm, a root."""
-    for atom in atoms:
-        if isinstance(atom, Function):
-            if atom.name in PARTIAL or any(partial_functions(t.atoms) for arg in atom.args for t in arg):
-                return True
-        elif isinstance(atom, Largest) and any(partial_functions(t.atoms) for t in atom.body):
-            return True
-    return False
 
 
 def negations(guards: Iterable[Condition]) -> list[tuple[Condition, ...]]:
@@ -257,6 +246,43 @@ class Expander:
             return self._reciprocal(self.expand(value.value, names))
         return (Term(Fraction(1), atoms=(make_function(value.function,
                                                        tuple(self.expand(a, names) for a in value.args)),)),)
+
+    def demands(self, value: Scalar, names: Mapping[str, Poly] | None = None) -> Normal:
+        """What has to be defined for ``value`` to be: the reads and partial functions of it, before anything cancels,
+        each the one atom of a term (:mod:`mlc.substitution.check.defined` says what that means)."""
+        return tuple(dict.fromkeys(self._demands(value, names or {})))
+
+    def _demands(self, value: Scalar, names: Mapping[str, Poly]) -> Iterator[Term]:
+        if isinstance(value, Read):
+            yield from self.expand(value, names)
+        elif isinstance(value, (Add, Mul)):
+            for part in value.terms if isinstance(value, Add) else value.factors:
+                yield from self._demands(part, names)
+        elif isinstance(value, Select):
+            guards = tuple(Condition(self._poly(c.poly, names), c.relation) for c in value.conditions)
+            yield from (self._guarded(t, guards) for t in self._demands(value.then, names))
+            for case in negations(guards):
+                yield from (self._guarded(t, case) for t in self._demands(value.otherwise, names))
+        elif isinstance(value, (Sum, Max)):
+            inner, variables, ranges = self._bind(value.variables, names)
+            if isinstance(value, Max):
+                ranges += [Condition(self._poly(c.poly, inner), c.relation) for c in value.conditions]
+            for t in self._demands(value.body, inner):
+                yield make_term(t.factor, (*variables, *t.variables), (*ranges, *t.guards), t.atoms)
+        elif isinstance(value, Reciprocal):
+            yield from self._demands(value.value, names)
+            divisor = value.value
+            sized = isinstance(divisor, Size) and positive(translated(self._poly(divisor.poly, names)))
+            if not sized and not (isinstance(divisor, Const) and divisor.value):
+                yield self._calls("1/", divisor, names)
+        elif isinstance(value, Call):
+            for part in value.args:
+                yield from self._demands(part, names)
+            if value.function != "max" and LAWS[value.function].domain:
+                yield self._calls(value.function, value.args[0], names)
+
+    def _calls(self, function: str, argument: Scalar, names: Mapping[str, Poly]) -> Term:
+        return Term(Fraction(1), atoms=(Function(function, (self.expand(argument, names),)),))
 
     @staticmethod
     def _poly(poly: Poly, names: Mapping[str, Poly]) -> Poly:

@@ -5,21 +5,27 @@ symbolic indices, over symbolic sizes of at least 1. Their difference becomes a 
 (:mod:`mlc.substitution.normal`), which changes of variables, case splits and cancellations take to zero
 (:mod:`mlc.substitution.goal_merge`); every side condition has a witness (:mod:`mlc.substitution.solve`). The steps with
 their witnesses are the certificate, bound to the rule by the hash of its content; :mod:`mlc.substitution.check` plays
-them again on its own. Elements are real numbers: rounding is not modelled. As in the specifications, nothing is
-claimed where a divisor is zero.
+them again on its own. Elements are real numbers: rounding is not modelled. That the target is defined wherever the
+source is, is proved apart (:mod:`mlc.substitution.goal_defined`): every element that the target reads and every partial
+function that it evaluates, for an element of the output, is one that the source reads or evaluates for it. A tensor of
+which the target reads more has to be defined as a whole for the rule to be applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mlc.operators import OPERATORS, ShapeError
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
+from mlc.operators.scalar import Read
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.goal import Goal, Stuck
+from mlc.substitution.goal_defined import prove_defined
 from mlc.substitution.goal_merge import prove_goal
 from mlc.substitution.normal import Expander, replaced
 from mlc.substitution.quotients import resolve
@@ -28,19 +34,19 @@ from mlc.substitution.solve import Facts, quotients, without_remainders
 
 __all__ = ["Assumptions", "Proof", "Proved", "Refuted", "Undecided", "assumed", "certified", "prove"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Proved:
-    """Source and target are equal; ``certificate`` is JSON. ``reversible``: the target is well-formed only where the
-    source is, so that it may be replaced by the source too."""
+    """Source and target are equal; ``certificate`` is JSON. ``reversible``: the source is defined wherever the target
+    is, so that it may replace the target too where both are well-formed."""
 
     certificate: Mapping[str, Any]
 
     @property
     def reversible(self) -> bool:
-        return self.certificate["reverse"] is not None
+        return self.certificate["backward"] is not None
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,47 @@ class Assumptions:
         self.facts = [p.substitute(values) for p in self.facts]
 
 
+def _anywhere(tensor: Any, facts: Sequence[Poly]) -> tuple[Expander, list[str], tuple[Poly, ...], list[Poly]]:
+    """An expander, and for an element at any place the variables, the indices, and the facts about them."""
+    context = [f"@{k}" for k in range(tensor.rank)]
+    indices = tuple(map(Poly.symbol, context))
+    ranges = [p for i, s in zip(indices, tensor.shape, strict=True) for p in (i, without_remainders(s) - 1 - i)]
+    return Expander(), context, indices, [*facts, *ranges]
+
+
+class _Defined:
+    """Proofs that one side's elements are defined where the other's are; ``whole`` are the tensors of which more
+    elements are read, so that all of them have to be defined."""
+
+    def __init__(self, facts: Sequence[Poly], whole: Sequence[str] = ()) -> None:
+        self.facts, self.whole = facts, list(whole)
+
+    def prove(self, one: Any, other: Any) -> dict[str, Any]:
+        """The steps by tensor, those for partial functions under the empty name; raises :class:`Stuck` for these."""
+        expander, context, indices, facts = _anywhere(one, self.facts)
+        given, wanted = expander.demands(one[indices]), expander.demands(other[indices])
+        proofs: dict[str, Any] = {}
+        for group in sorted({_group(t) for t in wanted} - set(self.whole)):
+            theirs, ours = (tuple(t for t in terms if _group(t) == group) for terms in (wanted, given))
+            for tightens in (False, True):
+                goal = Goal(expander, context, facts, theirs, ours, counts=False, tightens=tightens)
+                try:
+                    proofs[group] = prove_defined(goal)
+                    break
+                except Stuck:
+                    if tightens and not group:
+                        raise
+            else:
+                self.whole.append(group)
+        return proofs
+
+
+def _group(demand: Any) -> str:
+    """The tensor that is read; empty for a function."""
+    [atom] = demand.atoms
+    return atom.tensor if isinstance(atom, Read) else ""
+
+
 class _Prover:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -128,38 +175,35 @@ class _Prover:
         if len(outputs) != len(others):
             raise RuleError(f"rule {self.rule.name}: both sides must have as many outputs, "
                             f"but got {len(outputs)} and {len(others)}")
-        proofs = []
+        proofs: list[dict[str, Any]] = []
+        elements = []
         for place, (one, other) in enumerate(zip(outputs, others, strict=True)):
             if one.rank != other.rank:
                 raise Stuck(f"output {place} has rank {one.rank} in the source and {other.rank} in the target")
             equal = [Condition(a - b, "==") for a, b in zip(one.shape, other.shape, strict=True)]
             sizes = self._demand(given.facts, equal, "output shapes must be equal: {} must hold")
-            expander = Expander()
-            context = [f"@{k}" for k in range(one.rank)]
-            indices = tuple(map(Poly.symbol, context))
-            facts = [*given.facts]
-            for index, size in zip(indices, one.shape, strict=True):
-                facts += [index, without_remainders(size) - 1 - index]
+            expander, context, indices, facts = _anywhere(one, given.facts)
             left, right = expander.expand(one[indices]), expander.expand(other[indices])
             proofs.append({"shape": sizes, "steps": prove_goal(Goal(expander, context, facts, left, right))})
-        return {"format": FORMAT, "rule": content_hash(self.rule), "assume": given.steps, "demands": shapes,
-                "outputs": proofs, "reverse": self._reverse()}
+            elements.append((one, other))
+        from mlc.substitution.refute import spoiling
+
+        forward, backward = (_Defined(given.facts, sorted(names)) for names in spoiling(self.rule))
+        for proof, (one, other) in zip(proofs, elements, strict=True):
+            proof["defined"] = forward.prove(one, other)
+        turned: list[dict[str, Any]] | None = None
+        with suppress(Stuck):
+            turned = [backward.prove(other, one) for one, other in elements]
+        found = {"format": FORMAT, "rule": content_hash(self.rule), "assume": given.steps, "demands": shapes,
+                 "outputs": proofs, "backward": turned,
+                 "whole": {"forward": forward.whole, "backward": backward.whole if turned is not None else []}}
+        return dict(json.loads(json.dumps(found)))
 
     def _composed(self, graph: Any, shapes: Any) -> Any:
         try:
             return compose(graph, shapes)
         except ShapeError as error:
             raise RuleError(f"rule {self.rule.name}: its source is ill-formed: {error}") from error
-
-    def _reverse(self) -> Any:
-        """Why a well-formed target has a well-formed source; None where it is not so or not shown."""
-        try:
-            given = self._assume(self.rule.target)
-            solved = with_sizes(self.rule, given.values)
-            return {"assume": given.steps,
-                    "demands": self._demand(given.facts, compose(solved.source, solved.shapes)[1], "{}")}
-        except (Stuck, ShapeError, RuleError):
-            return None
 
     def _assume(self, graph: Any) -> Assumptions:
         """Solves the conditions of the rule and the demands of a side, one after the other."""

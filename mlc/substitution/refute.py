@@ -1,7 +1,8 @@
 """Counterexamples: small sizes and integer values at which source and target differ, or the target is ill-formed.
 
-Both sides are evaluated by the operators' evaluation over float64 at small integers, where sums of products are exact;
-elements of the source that are not finite (a division by zero, the logarithm of a negative number) count for nothing.
+Both sides are evaluated by the operators' evaluation over float64 at small integers, where sums of products are exact.
+Elements of the source that are not defined (a division by zero, the logarithm of a negative number) count for nothing,
+but the target's must be defined wherever the source's are: inputs of 0 are among those tried.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from mlc.operators import ShapeError
-from mlc.operators.evaluate import evaluate
+from mlc.operators.evaluate import STRICT, evaluate
 from mlc.operators.index import Poly, as_poly
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.graph import Graph
 from mlc.substitution.prove import Refuted, assumed
 from mlc.substitution.rule import Rule
 
-__all__ = ["draw_sizes", "find_counterexample", "judge"]
+__all__ = ["at_sizes", "compared", "draw_sizes", "find_counterexample", "judge", "run", "spoiling"]
 
 _CHOICES = (1, 1, 2, 2, 3, 3, 4, 5, 6)
 _ELEMENTS, _TOLERANCE = 4000, 1e-6
@@ -93,39 +94,79 @@ def judge(rule: Rule, sizes: Mapping[str, int], seed: int = 0) -> Refuted | bool
     """At concrete sizes: a counterexample, or whether anything was compared at all."""
     solved = at_sizes(rule, sizes)
     shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
-    compared = False
+    found = False
     for values in _inputs(shapes, seed):
+        answer = compared(solved, sizes, values)
+        if answer is None or isinstance(answer, Refuted):
+            return answer or False
+        found |= answer
+    return found
+
+
+def compared(solved: Rule, sizes: Mapping[str, int], values: Mapping[str, Any]) -> Refuted | bool | None:
+    """A rule at concrete sizes on values: a counterexample, whether anything was compared, None where the source is
+    ill-formed."""
+    shapes = {name: np.shape(v) for name, v in values.items()}
+    with np.errstate(all="ignore"):
         try:
-            with np.errstate(all="ignore"):
-                source = run(solved.source, values)
+            source = run(solved.source, values)
         except ShapeError:
-            return False
+            return None
         try:
-            with np.errstate(all="ignore"):
-                target = run(solved.target, values)
+            target = run(solved.target, values)
         except ShapeError as error:
             return Refuted(dict(sizes), shapes, {}, f"the target is ill-formed: {error}")
-        for place, (one, other) in enumerate(zip(source, target, strict=True)):
-            if one.shape != other.shape:
-                return Refuted(dict(sizes), shapes, {}, f"output {place} has the shape {list(one.shape)} in the source "
-                               f"and {list(other.shape)} in the target")
-            valid = np.isfinite(one)
-            compared |= bool(valid.any())
+    found = False
+    for place, (one, other) in enumerate(zip(source, target, strict=True)):
+        if one.shape != other.shape:
+            return Refuted(dict(sizes), shapes, {}, f"output {place} has the shape {list(one.shape)} in the source "
+                           f"and {list(other.shape)} in the target")
+        valid = np.isfinite(one)
+        found |= bool(valid.any())
+        with np.errstate(invalid="ignore"):
             wrong = valid & ~(np.abs(one - other) <= _TOLERANCE * (1 + np.abs(one)))
-            if wrong.any():
-                at = tuple(int(i) for i in np.argwhere(wrong)[0])
-                lists = {n: v.astype(int).tolist() for n, v in values.items()}
-                return Refuted(dict(sizes), shapes, lists, f"output {place} at {list(at)} is {one[at]:.9g} in the "
-                               f"source and {other[at]:.9g} in the target")
-    return compared
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            lists = {n: [None if v != v else int(v) for v in np.ravel(a)] if np.isnan(a).any() else
+                     a.astype(int).tolist() for n, a in values.items()}
+            theirs = f"{other[at]:.9g}" if np.isfinite(other[at]) else "not defined"
+            return Refuted(dict(sizes), shapes, lists, f"output {place} at {list(at)} is {one[at]:.9g} in the "
+                           f"source and {theirs} in the target")
+    return found
+
+
+def spoiling(rule: Rule, tries: int = 8) -> tuple[set[str], set[str]]:
+    """The inputs of which one undefined element leaves an element of the target undefined that the source has, and
+    those of which it does so the other way round, as far as a few sizes show."""
+    forward, backward = set[str](), set[str]()
+    rng = np.random.default_rng(0)
+    for sizes in draw_sizes(rule, tries):
+        solved = at_sizes(rule, sizes)
+        shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
+        for name in shapes:
+            values = {n: rng.integers(1, 5, s).astype(float) for n, s in shapes.items()}
+            for place in rng.integers(values[name].size, size=min(2, values[name].size)):
+                spoilt = {**values, name: values[name].copy()}
+                spoilt[name].flat[place] = np.nan
+                with np.errstate(all="ignore"):
+                    try:
+                        sides = run(solved.source, spoilt), run(solved.target, spoilt)
+                    except ShapeError:
+                        continue
+                for one, other in zip(*sides, strict=True):
+                    if one.shape == other.shape:
+                        forward |= {name} if (np.isnan(other) & ~np.isnan(one)).any() else set()
+                        backward |= {name} if (np.isnan(one) & ~np.isnan(other)).any() else set()
+    return forward, backward
 
 
 def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
-    """Small integers of both signs; positive ones too, for functions that are defined there alone."""
-    for low in (-4, 1):
+    """Small integers of both signs but 0, positive ones for functions that are defined there alone, and few with many
+    zeros among them, where reciprocals are not defined."""
+    for low, high, zero in ((-4, 5, 3), (1, 5, 3), (-1, 3, 0)):
         rng = np.random.default_rng((seed, low + 4))
-        drawn = {name: rng.integers(low, 5, shape) for name, shape in shapes.items()}
-        yield {name: np.where(v == 0, 3, v).astype(float) for name, v in drawn.items()}
+        drawn = {name: rng.integers(low, high, shape) for name, shape in shapes.items()}
+        yield {name: np.where(v == 0, zero, v).astype(float) for name, v in drawn.items()}
 
 
 def run(graph: Graph, values: Mapping[str, Any]) -> list[Any]:
@@ -133,7 +174,7 @@ def run(graph: Graph, values: Mapping[str, Any]) -> list[Any]:
     known: dict[Any, Any] = dict(values)
     for place, node in enumerate(graph.nodes):
         try:
-            results = evaluate(node.op, [known[r] for r in node.inputs], node.attributes)
+            results = evaluate(node.op, [known[r] for r in node.inputs], node.attributes, STRICT)
         except ZeroDivisionError as error:
             raise ShapeError(f"{node.op} divides by a size of 0") from error
         for output, array in enumerate(results):

@@ -201,7 +201,7 @@ class Facts:
         nonlinear = sorted({s for fact, _ in [(goal, 0), *usable] for m in fact if len(m) > 1 for s in m})
         for symbol in [s for s in nonlinear if s in self._lower][:6]:
             columns += [({tuple(sorted((*m, symbol))): c for m, c in fact.items()}, [ref, self._lower[symbol][1]])
-                        for fact, ref in usable if len(fact) <= 6 and max(map(len, fact)) <= 2]
+                        for fact, ref in usable if len(fact) <= 6 and max(map(len, fact), default=0) <= 2]
         for monomial in dict.fromkeys(m for fact, _ in columns for m in fact):
             if all(s in self._lower for s in monomial):
                 columns.append(({monomial: 1}, [self._lower[s][1] for s in monomial]))

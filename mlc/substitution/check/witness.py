@@ -6,46 +6,40 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any, TypeAlias
 
-from mlc.errors import MlcError
-from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol, as_poly
-from mlc.substitution.codec import parse_fraction, parse_size
+from mlc.substitution.check.integers import CertificateError, Expr, Guard, Quotient, need, number, walked
+from mlc.substitution.codec import parse_fraction
 
-__all__ = [
-    "CertificateError", "Reader", "as_quotient", "check_condition", "check_division", "check_witness", "need",
-    "swapped", "without_remainders",
-]
+__all__ = ["Reader", "as_quotient", "check_division", "check_guard", "check_witness", "swapped"]
 
 #: what reads the texts of a certificate
-Reader: TypeAlias = Callable[[str], Poly]
+Reader: TypeAlias = Callable[[Any], Expr]
+#: products of a witness, factors of one, and witnesses inside each other
+_PRODUCTS, _FACTORS, _DEPTH = 400, 12, 8
 
 
-class CertificateError(MlcError):
-    """A certificate does not show that its rule holds: the step and the reason."""
-
-
-def need(true: Any, reason: str) -> None:
-    """Raises :class:`CertificateError` where it is not so."""
-    if not true:
-        raise CertificateError(reason)
-
-
-def check_condition(condition: Condition, witnesses: Sequence[Any], facts: Sequence[Poly], read: Reader = parse_size
-                    ) -> None:
+def check_guard(guard: Guard, witnesses: Sequence[Any], facts: Sequence[Expr], read: Reader) -> None:
     """One witness shows ``>=``, two show ``==``."""
-    goals = [condition.poly] if condition.relation == ">=" else [condition.poly, -condition.poly]
-    need(len(witnesses) == len(goals), f"{condition} has {len(witnesses)} witnesses")
+    goals = [guard.expr] if guard.relation == ">=" else [guard.expr, -guard.expr]
+    need(len(witnesses) == len(goals), f"{guard} must have {len(goals)} witnesses, but has {len(witnesses)}")
     for goal, witness in zip(goals, witnesses, strict=True):
         check_witness(witness, goal, facts, read)
 
 
-def check_witness(witness: Sequence[Any], goal: Poly | None, facts: Sequence[Poly], read: Reader = parse_size) -> None:
-    """Shows ``goal >= 0``; without a goal, that the facts contradict each other."""
+def check_witness(witness: Sequence[Any], goal: Expr | None, facts: Sequence[Expr], read: Reader, depth: int = 0
+                  ) -> None:
+    """Shows ``goal >= 0``; without a goal, that the facts contradict each other.
+
+    Products of what is at least 0, with positive factors, add up to the goal; or to -1, with the opposite of the goal,
+    ``-goal - 1 >= 0``, among them. The second is a contradiction, so that the goal holds: integers lie 1 apart.
+    """
+    need(len(witness) <= _PRODUCTS and depth <= _DEPTH, "a witness is too long")
     factors = [parse_fraction(factor) for factor, _ in witness]
     need(all(f > 0 for f in factors), "the factors of a witness must be positive")
     scale = lcm(*(f.denominator for f in factors)) if factors else 1
-    total, opposite = as_poly(0), False
+    total, opposite = number(0), False
     for factor, (_, refs) in zip(factors, witness, strict=True):
-        product = as_poly(int(factor * scale))
+        need(len(refs) <= _FACTORS, f"a product of a witness must have at most {_FACTORS} factors")
+        product = number(int(factor * scale))
         for ref in refs:
             if ref == -1 and goal is not None:
                 opposite, fact = True, -goal - 1
@@ -53,64 +47,42 @@ def check_witness(witness: Sequence[Any], goal: Poly | None, facts: Sequence[Pol
                 need(0 <= ref < len(facts), "a witness must refer to facts")
                 fact = facts[ref]
             else:
-                fact = _axiom(ref, facts, read)
+                fact = _axiom(ref, facts, read, depth)
             product = product * fact
         total = total + product
     direct = goal is not None and not opposite and total == goal * scale
-    need(direct or total == as_poly(-scale), f"a witness of {goal} >= 0 adds up to {total}")
+    need(direct or total == number(-scale), f"a witness of {goal} >= 0 adds up to something else")
 
 
-def _axiom(ref: Sequence[Any], facts: Sequence[Poly], read: Reader) -> Poly:
-    """What holds of a quotient by its definition, for a divisor that is plainly at least 1."""
+def _axiom(ref: Sequence[Any], facts: Sequence[Expr], read: Reader, depth: int) -> Expr:
+    """What holds of a quotient by its definition; every divisor is at least 1."""
     value = read(ref[1])
     atom = as_quotient(value)
-    n, d = atom.numerator, atom.denominator
-    need(d.terms and all(c > 0 and all(isinstance(a, Symbol) and a.name[0] not in "$@" for a in m)
-                         for m, c in d.terms), f"the divisor {d} must be plainly positive")
+    n, d = atom.numerator, atom.divisor
     if ref[0] == "lo":
         return n - d * value
     if ref[0] == "hi":
         return d * value + d - 1 - n
-    need(ref[0] == "pos", f"unknown fact {ref[0]!r}")
-    check_witness(ref[2], n, facts, read)
+    need(ref[0] == "pos", f"{str(ref[0])[:20]!r} is no fact about quotients")
+    check_witness(ref[2], n, facts, read, depth + 1)
     return value
 
 
-def check_division(atom: FloorDiv, value: Poly, low: Any, high: Any, facts: Sequence[Poly], read: Reader) -> None:
+def check_division(atom: Quotient, value: Expr, low: Any, high: Any, facts: Sequence[Expr], read: Reader) -> None:
     """The quotient is ``value``: what that leaves is at least 0 and less than the divisor."""
-    rest = atom.numerator - atom.denominator * value
+    rest = atom.numerator - atom.divisor * value
     check_witness(low, rest, facts, read)
-    check_witness(high, atom.denominator - 1 - rest, facts, read)
+    check_witness(high, atom.divisor - 1 - rest, facts, read)
 
 
-def as_quotient(poly: Poly) -> FloorDiv:
+def as_quotient(expr: Expr) -> Quotient:
     """The one quotient that the polynomial is."""
-    need(len(poly.terms) == 1 and poly.terms[0][1] == 1 and len(poly.terms[0][0]) == 1, f"{poly} is no quotient")
-    atom = poly.terms[0][0][0]
-    need(isinstance(atom, FloorDiv), f"{poly} is no quotient")
-    assert isinstance(atom, FloorDiv)
-    return atom
+    [(monomial, factor)] = expr.terms.items() if len(expr.terms) == 1 else [((), 0)]
+    if factor != 1 or len(monomial) != 1 or not isinstance(monomial[0], Quotient):
+        raise CertificateError(f"{str(expr)[:60]} must be a quotient")
+    return monomial[0]
 
 
-def _walk(poly: Poly, of: Callable[[FloorDiv | Mod, Poly, Poly], Poly]) -> Poly:
-    """The polynomial with quotients and remainders replaced, inner ones first."""
-    total = as_poly(0)
-    for monomial, factor in poly.terms:
-        product = as_poly(factor)
-        for atom in monomial:
-            if isinstance(atom, Symbol):
-                product = product * Poly.atom(atom)
-            else:
-                product = product * of(atom, _walk(atom.numerator, of), _walk(atom.denominator, of))
-        total = total + product
-    return total
-
-
-def without_remainders(poly: Poly) -> Poly:
-    """Remainders as ``n - d * (n // d)``."""
-    return _walk(poly, lambda atom, n, d: n - d * (n // d) if isinstance(atom, Mod) else n // d)
-
-
-def swapped(poly: Poly, quotient: FloorDiv, by: Poly) -> Poly:
-    """The polynomial with ``by`` in place of the quotient, wherever that stands."""
-    return _walk(poly, lambda atom, n, d: by if atom == quotient else n // d)
+def swapped(expr: Expr, which: Quotient, by: Expr) -> Expr:
+    """With ``by`` in place of the quotient, wherever that stands."""
+    return walked(expr, lambda atom: by if atom == which else None)

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from cases import MAKERS
 
-from mlc.operators.arithmetic import FIELD, PRIME, REAL, SEEDS, Arithmetic
+from mlc.operators import OPERATORS
+from mlc.operators.arithmetic import FIELD, PRIME, REAL, SEEDS, STRICT, Arithmetic
+from mlc.operators.evaluate import evaluate
 from mlc.operators.laws import LAWS
 
 POSITIVE_DOMAIN = ("log", "sqrt")
@@ -26,6 +29,28 @@ def order(arithmetic: Arithmetic, values: np.ndarray) -> np.ndarray:
 
 def test_every_function_has_its_laws() -> None:
     assert set(LAWS) == {*SEEDS, "relu"}
+
+
+@pytest.mark.parametrize("function", [name for name, laws in LAWS.items() if laws.domain])
+def test_function_is_defined_on_its_domain_alone(function: str) -> None:
+    x = np.arange(-3.0, 4.0)
+    with np.errstate(all="ignore"):
+        real, strict = REAL.call(function, x), STRICT.call(function, x)
+    inside = x > 0 if LAWS[function].domain == "> 0" else x >= 0
+    np.testing.assert_array_equal(np.isfinite(real), inside)
+    np.testing.assert_array_equal(np.isnan(strict), ~inside)
+
+
+@pytest.mark.parametrize("name", sorted(set(MAKERS)))
+def test_operator_says_whether_it_is_partial(name: str) -> None:
+    """Small integers, zeros among them, leave an element undefined just where an operator is partial."""
+    rng, undefined = np.random.default_rng(5), False
+    for _ in range(12):
+        case = MAKERS[name](rng)
+        inputs = [rng.integers(-2, 3, shape).astype(float) for shape in case.shapes]
+        with np.errstate(all="ignore"):
+            undefined |= bool(np.isnan(evaluate(name, inputs, case.attributes, STRICT)).any())
+    assert undefined == OPERATORS[name].partial
 
 
 @pytest.mark.parametrize("arithmetic", [REAL, FIELD], ids=["real", "field"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from mlc.operators import OPERATORS
@@ -17,12 +18,21 @@ def mutants(rules: list[Rule], seed: int) -> Iterator[tuple[str, Rule]]:
     """Without end: the kind of the change and the changed rule. Some are ill-formed, some are right by luck."""
     rng = random.Random(seed)
     while True:
-        rule = rng.choice(rules)
         kind = rng.choice(sorted(KINDS))
-        changed = KINDS[kind](rng, replace(rule, certificate=None))
-        if changed is not None and (changed.shapes, changed.source, changed.target, changed.conditions) != (
-                rule.shapes, rule.source, rule.target, rule.conditions):
-            yield kind, replace(changed, name=f"{rule.name} with another {kind}")
+        found = mutant(rng, rules, kind)
+        if found is not None:
+            yield kind, found
+
+
+def mutant(rng: random.Random, rules: list[Rule], kind: str) -> Rule | None:
+    """One of the rules with one change of a kind, None where it has no place for one."""
+    rule = rng.choice(rules)
+    changed = (KINDS | PARTIAL_KINDS)[kind](rng, replace(rule, certificate=None))
+    if changed is None or (changed.shapes, changed.source, changed.target, changed.conditions) == (
+            rule.shapes, rule.source, rule.target, rule.conditions):
+        return None
+    found: Rule = replace(changed, name=f"{rule.name} with another {kind}")
+    return found
 
 
 def _with_node(rng: random.Random, rule: Rule, wanted: Any, change: Any) -> Rule | None:
@@ -78,6 +88,8 @@ def _operator(rng: random.Random, rule: Rule) -> Rule | None:
 
 def _size(rng: random.Random, rule: Rule) -> Rule | None:
     """One occurrence of a size becomes a size of its own: an equality that is dropped."""
+    if not rule.shapes:
+        return None
     name = rng.choice(sorted(rule.shapes))
     shape = list(rule.shapes[name])
     places = [k for k, size in enumerate(shape) if size.symbols]
@@ -94,6 +106,64 @@ def _condition(rng: random.Random, rule: Rule) -> Rule | None:
     left_out = rng.randrange(len(rule.conditions))
     return replace(rule, conditions=tuple(c for k, c in enumerate(rule.conditions) if k != left_out))
 
+
+def _behind_an_input(make: Any) -> Any:
+    """An input of the target becomes what ``make(name)`` computes of it: the same but where it is undefined."""
+    def mutate(rng: random.Random, rule: Rule) -> Rule | None:
+        names = [n for n in rule.target.inputs if rule.shapes[n] or make is not _identity]
+        if not names:
+            return None
+        name = rng.choice(names)
+        new = make(name, rule.shapes[name])
+        if new is None:
+            return None
+
+        def moved(ref: Any) -> Any:
+            if ref == name:
+                return len(new) - 1, 0
+            return ref if isinstance(ref, str) else (ref[0] + len(new), ref[1])
+
+        nodes = tuple(Node(n.op, tuple(map(moved, n.inputs)), n.attributes) for n in rule.target.nodes)
+        return replace(rule, target=Graph((*new, *nodes), tuple(map(moved, rule.target.outputs))))
+
+    return mutate
+
+
+def _chain(*words: str) -> Any:
+    """Nodes from texts such as ``mul %0 x``, where ``x`` is the input and ``0`` the number."""
+    def make(name: str, shape: Any) -> list[Node]:
+        nodes = []
+        for word in words:
+            op, *refs = word.split()
+            attributes = {"value": Fraction(0)} if op == "scalar" else {}
+            inputs = tuple(name if r == "x" else (int(r[1:]), 0) for r in refs)
+            nodes.append(Node(op, inputs, attributes))
+        return nodes
+
+    return make
+
+
+def _identity(name: str, shape: Any) -> list[Node] | None:
+    """x + 0 * (I @ (1/x)): one zero in a column spoils all of it."""
+    if len(shape) != 2:
+        return None
+    return [Node("identity_matrix", (), {"size": shape[0]}), Node("reciprocal", (name,)),
+            Node("matmul", ((0, 0), (1, 0))), Node("sub", ((2, 0), (2, 0))), Node("add", (name, (3, 0)))]
+
+
+#: rules whose sides have equal values wherever both are defined, but whose target is undefined in more places
+PARTIAL_KINDS: dict[str, Any] = {
+    "zero times a reciprocal": _behind_an_input(_chain("scalar", "reciprocal x", "mul %1 %0", "add x %2")),
+    "reciprocals that cancel": _behind_an_input(_chain("reciprocal x", "add x %0", "sub %1 %0")),
+    "quotient that cancels": _behind_an_input(_chain("div x x", "sub %0 %0", "add x %1")),
+    "logarithms that cancel": _behind_an_input(_chain("log x", "sub %0 %0", "add %1 x")),
+    "roots that cancel": _behind_an_input(_chain("sqrt x", "neg %0", "add %0 %1", "add x %2")),
+    "inverse roots that cancel": _behind_an_input(_chain("rsqrt x", "sub %0 %0", "sub x %1")),
+    "zero times a root": _behind_an_input(_chain("neg x", "sqrt %0", "scalar", "mul %1 %2", "add %3 x")),
+    "reciprocals in a product": _behind_an_input(
+        _chain("reciprocal x", "sub x x", "mul %1 %0", "mul %0 %2", "add %3 x")),
+    "identity matrix": _behind_an_input(_identity),
+}
 
 KINDS: dict[str, Any] = {
     "axis": _attribute("axis", lambda node: (0, 1, 2)),

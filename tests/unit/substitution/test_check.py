@@ -4,6 +4,7 @@ import ast
 import copy
 import json
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import mlc.substitution.check
 from mlc.substitution.check import CertificateError, check
 from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
 from mlc.substitution.prove import certified
+from tests.damage.certificates import eaten_guard_steps
 
 FAMILIES = {r["name"]: r for r in json.loads((Path(__file__).parent / "families.json").read_text())["rules"]}
 CHOSEN = ("groups-cat", "conv-cat", "k-cat", "maxpool-cat", "group-merge", "convconv1", "layernorm-scale")
@@ -66,7 +68,8 @@ def test_changed_leaf_is_noticed(rules, name):
     same kind (a guard that holds too, say) may pass, but not for the rule it was made for with another content."""
     rng = random.Random(name)
     data = rules[name]
-    leaves = [(path, value) for path, value in places(data["certificate"]["outputs"]) if path[-3:-1] != ("steps", 0)]
+    leaves = [(path, value) for path, value in places(data["certificate"]["outputs"])
+              if path[-3:-1] != ("steps", 0) and path[1] != "defined"]
     refused = tried = 0
     for path, value in rng.sample(leaves, min(60, len(leaves))):
         wrong = copy.deepcopy(data)
@@ -95,6 +98,29 @@ def test_step_that_is_left_out_is_noticed(rules, name):
             if left_out[0] in ("merge", "drop", "split", "count"):  # without one of these a term is left
                 with pytest.raises(CertificateError):
                     check(wrong)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_demand_that_is_not_covered_is_noticed(rules, name, way):
+    data = rules[name]
+
+    def groups(certificate):
+        outputs = certificate["outputs"] if way == "forward" else certificate["backward"] or []
+        return [(output["defined"] if way == "forward" else output) for output in outputs]
+
+    for place, proofs in enumerate(groups(data["certificate"])):
+        for group, steps in proofs.items():
+            for step, (word, *_) in enumerate(steps):
+                if word in ("cover", "drop", "sign"):
+                    wrong = copy.deepcopy(data)
+                    groups(wrong["certificate"])[place][group].pop(step)
+                    with pytest.raises(CertificateError):
+                        check(wrong)
+            wrong = copy.deepcopy(data)
+            del groups(wrong["certificate"])[place][group]
+            with pytest.raises(CertificateError):
+                check(wrong)
 
 
 @pytest.mark.parametrize("change", [
@@ -131,6 +157,76 @@ def test_certificate_of_another_rule_does_not_pass(rules):
     forged = dict(right.certificate) | {"rule": content_hash(rule)}
     with pytest.raises(CertificateError):
         check(dump_rule(replace(rule, certificate=forged)))
+
+
+def node(op, *inputs, **attributes):
+    return {"op": op, "inputs": list(inputs), "attributes": attributes}
+
+
+def product_rule(*target, inner=6):
+    nodes = [node("matmul", "a", "b")]
+    sides = [{"nodes": side, "outputs": [f"%{len(side) - 1}"]} for side in (nodes, [*nodes, *target])]
+    return load_rule({"name": "product", "inputs": {"a": ["m", inner], "b": [inner, "n"]}, "source": sides[0],
+                      "target": sides[1], "conditions": []})
+
+
+def forged(rule, steps):
+    """A certificate that is right but for the steps."""
+    certificate = dict(certified(product_rule()).certificate) | {"rule": content_hash(rule)}
+    certificate = copy.deepcopy(certificate)
+    certificate["outputs"][0]["steps"] = steps
+    return dump_rule(replace(rule, certificate=certificate))
+
+
+def test_part_does_not_become_the_whole():
+    """a @ b = 2 (a @ b), if a quotient may be resolved by the guard that it stands in."""
+    with pytest.raises(CertificateError, match="witness"):
+        check(forged(product_rule(node("add", "%0", "%0")), eaten_guard_steps(3, 6)))
+
+
+@pytest.mark.parametrize("quotient", ["1//$0", "($0+1)//$0", "$0//@0", "(@0*$0)//$0", "1//(m-n)", "$0//0", "$0//(0-1)",
+                                      "$0 % @1", "1//(1//m)"])
+def test_divisor_must_be_at_least_one(quotient):
+    """Both cases of a split by a quotient that means nothing might be dropped."""
+    steps = [["split", 0, quotient, "=="], ["drop", 0, []], ["drop", 3, []], ["drop", 4, []]]
+    with pytest.raises(CertificateError, match="plainly at least 1"):
+        check(forged(product_rule(node("neg", "%0")), steps))
+
+
+@pytest.mark.parametrize("text", ["9" * 80, "(" * 60 + "1" + ")" * 60, "-" * 60 + "1", "*".join(["(@0+@1+$0+m)"] * 12),
+                                  "@0" + "*@0" * 40, "1" * 5000, "$c0", "@9", "z", "", "1+", "1e9", None, [], {}, 1.5])
+def test_hostile_texts_are_refused_soon(text):
+    start = time.process_time()
+    with pytest.raises(CertificateError):
+        check(forged(product_rule(node("neg", "%0")), [["split", 0, text, ">="]] * 3))
+    assert time.process_time() - start < 5
+
+
+def test_work_is_bounded():
+    """Products of large sums in a witness, again and again."""
+    wide = "+".join(f"{k}*@0*@1*$0" + "*m" * (k % 5) + "*n" * (k // 5) for k in range(1, 25))
+    steps = [["guard", 0, wide, ">=", [[["1", [8, 8, 8, 8]]]]]]
+    with pytest.raises(CertificateError):
+        check(forged(product_rule(node("neg", "%0")), [["split", 0, wide, ">="], *steps * 300]))
+
+
+def test_undefined_terms_of_the_target_do_not_vanish():
+    """relu(x) is not relu(x) + (1/x - 1/x), whatever the certificate says of values."""
+    source = [node("relu", "x")]
+    target = [*source, node("reciprocal", "x"), node("sub", "%1", "%1"), node("add", "%0", "%2")]
+    rules = [load_rule({"name": "r", "inputs": {"x": ["m"]}, "conditions": [],
+                        "source": {"nodes": source, "outputs": ["%0"]},
+                        "target": {"nodes": side, "outputs": [f"%{len(side) - 1}"]}}) for side in (source, target)]
+    certificate = copy.deepcopy(dict(certified(rules[0]).certificate)) | {"rule": content_hash(rules[1])}
+    proof = certificate["outputs"][0]
+    reciprocal = [[0], [[["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]]]
+    same = [["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]
+    proof["steps"] = [["merge", 0, 1, [], [], [], [], [0], [[[0], [same]]]],
+                      ["merge", 2, 3, [], [], [], [], [0], [reciprocal]]]
+    for steps in (None, [], [["sign", 0]], [["drop", 0, None]], [["cover", 0, 0, [], [], reciprocal]]):
+        proof["defined"] = {**proof["defined"], **({} if steps is None else {"": steps})}
+        with pytest.raises(CertificateError):
+            check(dump_rule(replace(rules[1], certificate=certificate)))
 
 
 @pytest.mark.parametrize("certificate", [None, {}, {"format": 1}, {"format": 2}, [], "yes"])

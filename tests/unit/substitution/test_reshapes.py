@@ -12,6 +12,7 @@ import pytest
 
 from mlc.operators.index import FloorDiv, Poly
 from mlc.substitution.check import CertificateError, check
+from mlc.substitution.check.integers import Quotient, translated
 from mlc.substitution.check.witness import check_division
 from mlc.substitution.codec import RuleError, condition_text, content_hash, dump_rule, load_rule, parse_size
 from mlc.substitution.derive import derivable, kinds_of
@@ -156,10 +157,15 @@ def test_a_quotient_of_a_quotient_is_one(divisor: str) -> None:
     found = resolve(quotient, Facts(facts))
     assert found is not None and found[0] == numerator // parse_size(f"a*b*{divisor}")
     by, low, high = json.loads(json.dumps([str(found[0]), _texts(found[1]), _texts(found[2])]))
-    check_division(quotient, parse_size(by), low, high, facts, parse_size)
+    known, given = Quotient(translated(inner), translated(parse_size(divisor))), [translated(fact) for fact in facts]
+
+    def read(text: Any) -> Any:
+        return translated(parse_size(text))
+
+    check_division(known, read(by), low, high, given, read)
     for wrong in (f"{by}+1", str(numerator // parse_size("a*b")), str(numerator // parse_size(divisor))):
         with pytest.raises(CertificateError):
-            check_division(quotient, parse_size(wrong), low, high, facts, parse_size)
+            check_division(known, read(wrong), low, high, given, read)
 
 
 def _texts(witness: Any) -> Any:

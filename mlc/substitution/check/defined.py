@@ -1,0 +1,132 @@
+"""What has to be defined for an element to be: the reads and the partial functions that it is computed of.
+
+An element is defined where everything is that is evaluated for it, whatever it is multiplied with: ``0 * (1/x)`` is
+not where ``x`` is 0, nor is a sum with such a term. So the demands of an element are collected before anything
+cancels. Those of the target have to be among those of the source, or to hold anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from mlc.operators.laws import LAWS
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
+from mlc.substitution.check.play import Steps, implied
+from mlc.substitution.check.terms import Term, bind, fresh_name, make_term, opposites, substituted, terms_of, under
+
+__all__ = ["Cover", "demands_of"]
+
+_MOST = 400
+
+
+def demands_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
+    """Terms of one atom each, a read or a call of a function that is not defined everywhere: for all values of its
+    variables that the guards admit, the atom must be defined for the scalar to be."""
+    found = list(_demands(value, names))
+    need(len(found) <= _MOST, f"an element must read at most {_MOST} others")
+    return list(dict.fromkeys(found))
+
+
+def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
+    match value:
+        case Const() | Size():
+            pass
+        case Read(tensor, indices):
+            places = tuple(translated(i).substituted(names) for i in indices)
+            yield Term(Fraction(1), (), (), (("read", tensor, places),))
+        case Add(parts) | Mul(parts) | Call("max", parts):
+            for part in parts:
+                yield from _demands(part, names)
+        case Select(conditions, then, otherwise):
+            guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
+            yield from (under(t, guards) for t in _demands(then, names))
+            yield from (under(t, case) for case in opposites(guards) for t in _demands(otherwise, names))
+        case Sum(variables, body):
+            yield from _bound(variables, (), body, names)
+        case Max(variables, conditions, body):
+            yield from _bound(variables, conditions, body, names)
+        case Reciprocal(divisor):
+            yield from _demands(divisor, names)
+            sized = isinstance(divisor, Size) and positive(translated(divisor.poly).substituted(names))
+            if not sized and not (isinstance(divisor, Const) and divisor.value):
+                yield _calls("1/", divisor, names)
+        case Call(function, (argument,)):
+            yield from _demands(argument, names)
+            if LAWS[function].domain:
+                yield _calls(function, argument, names)
+
+
+def _calls(function: str, argument: Scalar, names: Mapping[str, Expr]) -> Term:
+    return Term(Fraction(1), (), (), (("call", function, (tuple(terms_of(argument, names)),)),))
+
+
+def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
+    bound, inner, ranges = bind(variables, names)
+    ranges += [Guard(g.expr.substituted(inner), g.relation) for g in map(guard_of, conditions)]
+    for term in _demands(body, inner):
+        yield make_term(term.factor, (*bound, *term.names), (*ranges, *term.guards), term.atoms)
+
+
+class Cover(Steps):
+    """Shows that every demand of ``wanted`` is one of ``given`` or holds anyway: none of ``wanted`` may be left."""
+
+    def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], wanted: Sequence[Term],
+                 given: Sequence[Term]) -> None:
+        super().__init__(sizes, context, facts, [*wanted, *given])
+        self.wanted = set(range(len(wanted)))
+
+    def add(self, origin: int, term: Term) -> None:
+        if origin in self.wanted:
+            self.wanted.add(self.next)
+        super().add(origin, term)
+
+    def end(self) -> None:
+        left = self.wanted & self.terms.keys()
+        need(not left, f"{len(left)} demands of the target are left")
+
+    def do_cover(self, i: int, j: int, mapping: Any, guards: Any, equal: Any) -> None:
+        """For all values of its variables, demand i is demand j at the values that ``mapping`` gives j's variables."""
+        need(i in self.wanted and j not in self.wanted, "a demand of the target is covered by one of the source")
+        one, facts, read = self.at(i)
+        other = self.terms[j]
+        names = [fresh_name() for _ in other.names]
+        apart = substituted(other, dict(zip(other.names, map(name, names), strict=True)))
+        moved = substituted(apart, dict(zip(names, map(read, mapping), strict=True)))
+        implied(moved.guards, guards, facts, read)
+        [ours], [theirs] = one.atoms, moved.atoms
+        self.same(facts, one.names, ours, theirs, equal)
+        del self.terms[i]
+
+    def do_sign(self, i: int) -> None:
+        """The function's argument is in its domain by its signs alone."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        [atom] = self.terms[i].atoms
+        need(atom[0] == "call", "a read is not defined by a sign")
+        [terms] = atom[2]
+        need(all(_at_least_zero(t) for t in terms), "every term must be plainly at least 0")
+        need(atom[1] == "sqrt" or any(_above_zero(t) for t in terms), "a term must be plainly above 0")
+        del self.terms[i]
+
+
+def _at_least_zero(term: Term) -> bool:
+    """A positive factor, and every other atom a square or at least 0 by a law."""
+    left: list[Any] = []
+    for atom in term.atoms:
+        if not _nonnegative(atom):
+            left.remove(atom) if atom in left else left.append(atom)
+    return term.factor > 0 and not left
+
+
+def _nonnegative(atom: Any) -> bool:
+    if atom[0] == "number":
+        return positive(atom[1])
+    return atom[0] == "call" and atom[1] in LAWS and LAWS[atom[1]].nonnegative
+
+
+def _above_zero(term: Term) -> bool:
+    """A term that is always there, of sizes and functions that are never 0."""
+    return term.factor > 0 and not term.names and not term.guards and all(
+        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in ("exp", "sigmoid") for a in term.atoms)

@@ -1,0 +1,356 @@
+"""The checker's own arithmetic: integer polynomials over names and floor quotients, and the reader of their texts.
+
+Names that begin with a letter are sizes and stand for integers of at least 1; ``@0`` and ``$0`` are variables. A
+quotient ``n // d`` is only ever made with a divisor that is at least 1 for all sizes, so that it means what it says
+everywhere: nothing is concluded of a division by 0. Whatever a certificate makes grow is bounded: digits, terms,
+degrees, nesting and the multiplications of a whole check.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from mlc.errors import MlcError
+from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
+
+__all__ = ["Atom", "CertificateError", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need", "number",
+           "parse", "positive", "quotient", "spend", "translated", "walked"]
+
+#: multiplications of monomials in one check, and what an expression may be at most
+_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 4_000_000, 2_000, 24, 60, 40, 4_000
+_LARGEST = 10**_DIGITS
+_TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%()]))")
+
+
+class CertificateError(MlcError):
+    """A certificate does not show that its rule holds: the step and the reason."""
+
+
+def need(true: Any, reason: str) -> None:
+    """Raises :class:`CertificateError` where it is not so."""
+    if not true:
+        raise CertificateError(reason)
+
+
+class _Budget(threading.local):
+    left = _WORK
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def bounded(work: int = _WORK) -> Iterator[None]:
+    """What is checked inside may take ``work`` multiplications."""
+    _budget.left = work
+    yield
+
+
+def spend(work: int) -> None:
+    """Raises :class:`CertificateError` where a check takes more work than any honest one."""
+    _budget.left -= work
+    if _budget.left < 0:
+        raise CertificateError("it takes too long to check")
+
+
+class Quotient:
+    """``floor(numerator / divisor)``; made by :func:`quotient` alone."""
+
+    __slots__ = ("divisor", "key", "numerator")
+
+    def __init__(self, numerator: Expr, divisor: Expr) -> None:
+        self.numerator, self.divisor = numerator, divisor
+        self.key = f"(({numerator}) // ({divisor}))"
+        need(len(self.key) <= _LETTERS, "a quotient is too long")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quotient) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+#: a name or a quotient
+Atom: TypeAlias = "str | Quotient"
+Monomial: TypeAlias = "tuple[Atom, ...]"
+
+
+def _key(atom: Atom) -> str:
+    return atom if isinstance(atom, str) else atom.key
+
+
+class Expr:
+    """A polynomial with integer coefficients; immutable. ``terms`` maps sorted products of atoms to factors, none 0.
+
+    Two are equal if they are the same polynomial in the same atoms.
+    """
+
+    __slots__ = ("_hash", "_names", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms = {m: c for m, c in terms.items() if c}
+        self._hash: int | None = None
+        self._names: frozenset[str] | None = None
+        if len(self.terms) > _TERMS or any(len(m) > _DEGREE or not -_LARGEST < c < _LARGEST
+                                           for m, c in self.terms.items()):
+            raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors and "
+                                   f"{_DIGITS} digits")
+
+    @property
+    def constant(self) -> int | None:
+        """The integer that it is whatever the atoms are, else None."""
+        if not self.terms:
+            return 0
+        return self.terms.get(()) if len(self.terms) == 1 else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names in it, those inside quotients as well."""
+        if self._names is None:
+            found: set[str] = set()
+            for monomial in self.terms:
+                for atom in monomial:
+                    found |= {atom} if isinstance(atom, str) else atom.numerator.names | atom.divisor.names
+            self._names = frozenset(found)
+        return self._names
+
+    def __add__(self, other: Expr | int) -> Expr:
+        total = dict(self.terms)
+        for monomial, factor in (number(other) if isinstance(other, int) else other).terms.items():
+            total[monomial] = total.get(monomial, 0) + factor
+        return Expr(total)
+
+    def __neg__(self) -> Expr:
+        return Expr({m: -c for m, c in self.terms.items()})
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return self + (-other)
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        right = number(other) if isinstance(other, int) else other
+        spend(1 + len(self.terms) * len(right.terms))
+        total: dict[Monomial, int] = {}
+        for one, a in self.terms.items():
+            for two, b in right.terms.items():
+                monomial = tuple(sorted(one + two, key=_key)) if one and two else one or two
+                total[monomial] = total.get(monomial, 0) + a * b
+        return Expr(total)
+
+    def substituted(self, values: Mapping[str, Expr]) -> Expr:
+        """With polynomials in place of names, inside quotients as well."""
+        if self.names.isdisjoint(values):
+            return self
+        return _rebuilt(self, lambda atom: values.get(atom) or Expr({(atom,): 1}) if isinstance(atom, str) else
+                        quotient(atom.numerator.substituted(values), atom.divisor.substituted(values)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expr) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self.terms.items()))
+        return self._hash
+
+    def ordered(self) -> list[tuple[Monomial, int]]:
+        """The terms in the order in which certificates count them: by degree, then by their texts."""
+        return sorted(self.terms.items(), key=lambda term: (len(term[0]), [_key(a) for a in term[0]]))
+
+    def __str__(self) -> str:
+        parts = []
+        for monomial, factor in self.ordered():
+            words = [_key(a) for a in monomial]
+            if abs(factor) != 1 or not words:
+                words.insert(0, str(abs(factor)))
+            parts.append(("-" if factor < 0 else "+") + "*".join(words))
+        return "".join(parts).removeprefix("+") or "0"
+
+
+def number(value: int) -> Expr:
+    return Expr({(): value})
+
+
+def name(text: str) -> Expr:
+    return Expr({(text,): 1})
+
+
+def _rebuilt(expr: Expr, of: Callable[[Atom], Expr]) -> Expr:
+    total: dict[Monomial, int] = {}
+    for monomial, factor in expr.terms.items():
+        product = number(factor)
+        for atom in monomial:
+            product = product * of(atom)
+        for one, c in product.terms.items():
+            total[one] = total.get(one, 0) + c
+    return Expr(total)
+
+
+def walked(expr: Expr, of: Callable[[Quotient], Expr | None]) -> Expr:
+    """With ``of`` each quotient in its place, or the quotient itself where that is None; inner ones first."""
+    def atom(a: Atom) -> Expr:
+        if isinstance(a, str):
+            return name(a)
+        found = of(a)
+        return quotient(walked(a.numerator, of), walked(a.divisor, of)) if found is None else found
+
+    return expr if all(isinstance(a, str) for m in expr.terms for a in m) else _rebuilt(expr, atom)
+
+
+@lru_cache(maxsize=4096)
+def positive(expr: Expr) -> bool:
+    """Whether it is plainly at least 1: a polynomial in sizes with no negative coefficient over sizes less 1."""
+    if any(not isinstance(a, str) or a[0] in "$@" for m in expr.terms for a in m):
+        return False
+    if all(c > 0 for c in expr.terms.values()):
+        return bool(expr.terms)
+    above = expr.substituted({n: name(n) + 1 for n in expr.names})
+    return all(c > 0 for c in above.terms.values()) and above.terms.get((), 0) >= 1
+
+
+def quotient(numerator: Expr, divisor: Expr) -> Expr:
+    """``numerator // divisor``, rounded down, of which a divisor of one term takes its multiples out:
+    ``(d*q + r) // d = q + r // d``; one of several does so where nothing is left. Refuses a divisor that is not plainly
+    at least 1."""
+    need(positive(divisor), f"the divisor {str(divisor)[:60]} must be plainly at least 1")
+    if len(divisor.terms) > 1:
+        exact = _exact(numerator, divisor)
+        return exact if exact is not None else Expr({(Quotient(numerator, divisor),): 1})
+    whole: dict[Monomial, int] = {}
+    rest = dict(numerator.terms)
+    [(atoms, unit)] = divisor.terms.items()
+    for monomial, factor in numerator.terms.items():
+        left = _without(monomial, atoms)
+        if left is not None:
+            whole[left], rest[monomial] = divmod(factor, unit)
+    left_over = Expr(rest)
+    if not left_over.terms:
+        return Expr(whole)
+    return Expr(whole) + Expr({(Quotient(left_over, divisor),): 1})
+
+
+def _exact(numerator: Expr, divisor: Expr) -> Expr | None:
+    """The polynomial whose product with the divisor is ``numerator``, by long division, or None."""
+    def leading(expr: Expr) -> tuple[Monomial, int]:
+        return min(expr.terms.items(), key=lambda term: (-len(term[0]), [_key(a) for a in term[0]]))
+
+    (lead, unit), found, rest = leading(divisor), number(0), numerator
+    while rest.terms:
+        monomial, factor = leading(rest)
+        left = _without(monomial, lead)
+        if left is None or factor % unit:
+            return None
+        step = Expr({left: factor // unit})
+        found, rest = found + step, rest - step * divisor
+    return found
+
+
+def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for atom in part:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+# --- what comes from outside -------------------------------------------------------------------------------------
+
+
+def parse(text: Any, values: Mapping[str, Expr], sizes: Iterable[str]) -> Expr:
+    """What a text says: integers, names, ``+ - * // %`` and parentheses. A name must be in ``values`` or a size."""
+    if isinstance(text, int):
+        return number(int(text))
+    need(isinstance(text, str) and len(text) <= _LETTERS, f"a text must have at most {_LETTERS} letters")
+    tokens, place, text = [], 0, text.rstrip()
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if found is None:
+            raise CertificateError(f"{text[:60]!r} is no integer expression")
+        tokens.append(found.groups())
+        place = found.end()
+    reader = _Reader(tokens, values, frozenset(sizes))
+    value = reader.sum(0)
+    need(reader.at == len(tokens), f"{text[:60]!r} is no integer expression")
+    return value
+
+
+class _Reader:
+    def __init__(self, tokens: list[Any], values: Mapping[str, Expr], sizes: frozenset[str]) -> None:
+        self.tokens, self.values, self.sizes, self.at = tokens, values, sizes, 0
+
+    def sign(self, *wanted: str) -> str | None:
+        """The next token if it is one of ``wanted``, which is then read."""
+        found = self.tokens[self.at][2] if self.at < len(self.tokens) else None
+        if found not in wanted:
+            return None
+        self.at += 1
+        return str(found)
+
+    def sum(self, depth: int) -> Expr:
+        need(depth <= _DEPTH, "parentheses stand too deep inside each other")
+        value = self.product(depth)
+        while sign := self.sign("+", "-"):
+            value = value + self.product(depth) if sign == "+" else value - self.product(depth)
+        return value
+
+    def product(self, depth: int) -> Expr:
+        value = self.factor(depth)
+        while sign := self.sign("*", "//", "%"):
+            right = self.factor(depth)
+            value = (value * right if sign == "*" else quotient(value, right) if sign == "//"
+                     else value - right * quotient(value, right))
+        return value
+
+    def factor(self, depth: int) -> Expr:
+        if sign := self.sign("+", "-"):
+            need(depth <= _DEPTH, "there are too many signs")
+            value = self.factor(depth + 1)
+            return value if sign == "+" else -value
+        if self.sign("("):
+            value = self.sum(depth + 1)
+            need(self.sign(")"), "a parenthesis is not closed")
+            return value
+        need(self.at < len(self.tokens), "a text must not end with an operator")
+        digits, word, _ = self.tokens[self.at]
+        self.at += 1
+        if digits:
+            return number(int(digits))
+        need(word in self.values or word in self.sizes, f"{word} is no variable and no size here")
+        return self.values.get(word) or name(word)
+
+
+@lru_cache(maxsize=1 << 14)
+def translated(poly: Poly) -> Expr:
+    """A polynomial of the specifications; a remainder ``n % d`` is ``n - d * (n // d)``."""
+    total = number(0)
+    for monomial, factor in poly.terms:
+        product = number(factor)
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                product = product * name(atom.name)
+                continue
+            n, d = translated(atom.numerator), translated(atom.denominator)
+            product = product * (quotient(n, d) if isinstance(atom, FloorDiv) else n - d * quotient(n, d))
+        total = total + product
+    return total
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``expr >= 0`` (relation ``>=``) or ``expr == 0`` (``==``)."""
+
+    expr: Expr
+    relation: str
+
+    def __str__(self) -> str:
+        return f"{self.expr} {self.relation} 0"
+
+
+def guard_of(condition: Condition) -> Guard:
+    """A condition of the specifications."""
+    return Guard(translated(condition.poly), condition.relation)

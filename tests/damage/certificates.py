@@ -1,0 +1,315 @@
+"""Forged certificates, none of which may be accepted: ``python -m tests.damage.certificates --count 1000 --seed 0``.
+
+Each stands for a rule that evaluation shows to be wrong. Some were made for a right rule that the wrong one was, some
+are built to deceive: by quotients of variables that may be 0, by guards that a step takes away, by terms that cancel
+where they are not defined, by sizes that are none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from mlc.errors import MlcError
+from mlc.substitution.check import CertificateError, check
+from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
+from mlc.substitution.prove import Proved, Refuted, prove
+from mlc.substitution.refute import find_counterexample
+from mlc.substitution.shipped import shipped_rules
+from tests.damage import harness
+from tests.damage.harness import Case, Outcome
+from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
+
+__all__ = ["STRATEGIES", "check_case", "forged", "main"]
+
+_TRIES = 60
+Data = dict[str, Any]
+
+
+class NoCase(MlcError):
+    """The forgery came to nothing wrong."""
+
+
+@cache
+def _rules() -> list[Any]:
+    return [rule for rule in shipped_rules() if len(str(rule.certificate)) < 12_000]
+
+
+def _signed(rule: Any, certificate: Any) -> Data:
+    """The rule with the certificate, bound to it as a forger would."""
+    data = dump_rule(rule)
+    data["certificate"] = json.loads(json.dumps(certificate, default=dict)) | {"rule": content_hash(rule)}
+    return data
+
+
+def _wrong(rng: Random, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Any, Any]:
+    """A wrong rule and the right one that it was."""
+    for _ in range(_TRIES):
+        right = rng.choice(_rules())
+        found = mutant(rng, [right], rng.choice(kinds))
+        try:
+            if found is not None and isinstance(find_counterexample(found, tries=8), Refuted):
+                return found, right
+        except MlcError:
+            continue
+    raise NoCase("no wrong rule was found")
+
+
+def _of_the_right_rule(rng: Random) -> Data:
+    wrong, right = _wrong(rng)
+    return _signed(wrong, right.certificate)
+
+
+def _partial(rng: Random) -> Data:
+    """The values are equal, and proved so; that the target is defined is not."""
+    wrong, right = _wrong(rng, tuple(PARTIAL_KINDS))
+    data = _signed(wrong, right.certificate)
+    certificate = data["certificate"]
+    for place, proof in enumerate(certificate["outputs"]):
+        kind = rng.randrange(4)
+        if kind == 0:
+            proof["defined"][""] = [["sign", 0]]
+        elif kind == 1:
+            proof["defined"][""] = [["cover", 0, rng.randrange(-1, 4), [], [], [[0], [[]]]]]
+        elif kind == 2:
+            proof["defined"] = {name: [] for name in ("", *data["inputs"])}
+        certificate["whole"]["forward"] = rng.choice(([], list(data["inputs"]), [""], ["", *data["inputs"]]))
+        certificate["outputs"][place] = proof
+    return data
+
+
+def _another(rng: Random) -> Data:
+    """Of any other rule."""
+    wrong, _ = _wrong(rng)
+    return _signed(wrong, rng.choice(_rules()).certificate)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from _places(value[key])
+
+
+def _edited(change: Callable[[Random, Any], Any]) -> Callable[[Random], Data]:
+    """The right rule's certificate with some places changed."""
+    def make(rng: Random) -> Data:
+        data = _of_the_right_rule(rng)
+        kept = data["certificate"]["rule"]
+        for _ in range(rng.choice((1, 2, 5))):
+            where, key = rng.choice(list(_places(data["certificate"])))
+            where[key] = change(rng, where[key])
+        data["certificate"] |= {"rule": kept, "format": 2}
+        return data
+
+    return make
+
+
+_TEXTS = ("0", "1", "-1", "@0", "@1", "$0", "$1", "$0//@0", "$0//$0", "@0//@1", "0//$0", "n", "1//0", "(@0)%(1)", "$c0",
+          "@0*" * 30 + "1", "(" * 90 + "1" + ")" * 90, "9" * 18, "9" * 60)
+_JSON: tuple[Any, ...] = (None, True, False, -1, 0, 1, 10**9, 10**40, 1.5, float("inf"), "", "x", [], {}, [[]], [[[]]],
+                          "1e9", "1/0", "-1/2", [["1", [0]]], [["-1", [0]]], [["1", [-1]]], [["0", [0]]],
+                          [["1", [["lo", "@0//1"]]]], [["1", [["pos", "@0//2", []]]]])
+
+
+def _steps(change: Callable[[Random, list[Any]], None]) -> Callable[[Random], Data]:
+    """The steps of one output changed as a list."""
+    def make(rng: Random) -> Data:
+        data = _of_the_right_rule(rng)
+        proof = rng.choice(data["certificate"]["outputs"])
+        change(rng, rng.choice([proof["steps"], *proof["defined"].values()]))
+        return data
+
+    return make
+
+
+def _left_out(rng: Random, steps: list[Any]) -> None:
+    if steps:
+        steps.pop(rng.randrange(len(steps)))
+
+
+def _doubled(rng: Random, steps: list[Any]) -> None:
+    if steps:
+        steps.insert(rng.randrange(len(steps)), rng.choice(steps))
+
+
+def _added(rng: Random, steps: list[Any]) -> None:
+    word = rng.choice((["drop", 0, None], ["drop", 1, []], ["split", 0, "$0", "=="], ["split", 0, "0", ">="],
+                       ["guard", 0, "-1", ">=", [[]]], ["fix", 0, 0, "0", [], []], ["count", 0, 0, []],
+                       ["merge", 0, 1, [], [], [], [], [0], [[]]], ["context fact", "-1", []], ["sign", 0],
+                       ["cover", 0, 1, [], [], []], ["division", 0, "@0//1", "0", [], []], ["run", []], ["end"],
+                       ["__init__"], ["context split", 0, "0", []]))
+    steps.insert(rng.randrange(len(steps) + 1), word)
+
+
+def _shuffled(rng: Random, steps: list[Any]) -> None:
+    rng.shuffle(steps)
+
+
+def _emptied(rng: Random) -> Data:
+    data = _of_the_right_rule(rng)
+    certificate = data["certificate"]
+    for key in rng.sample(("assume", "demands", "outputs", "backward", "whole"), rng.randrange(1, 4)):
+        certificate[key] = type(certificate[key])() if certificate[key] is not None else None
+    return data
+
+
+# --- built to deceive ------------------------------------------------------------------------------------------------
+
+
+def _node(op: str, *inputs: str, **attributes: Any) -> Data:
+    return {"op": op, "inputs": list(inputs), "attributes": attributes}
+
+
+def _rule(inputs: Data, source: list[Data], target: list[Data], **more: Any) -> Any:
+    sides = [{"nodes": nodes, "outputs": [f"%{len(nodes) - 1}"]} for nodes in (source, target)]
+    return load_rule({"name": "forged", "inputs": inputs, "source": sides[0], "target": sides[1],
+                      "conditions": [], **more})
+
+
+def _honest(rule: Any) -> Data:
+    """The certificate of a right rule."""
+    proof = prove(rule, refute=False)
+    assert isinstance(proof, Proved)
+    return dict(json.loads(json.dumps(proof.certificate)))
+
+
+def _product(rng: Random, target: list[Data], inner: Any = None) -> tuple[Any, Data, str]:
+    """A rule about ``a @ b``, and a certificate whose sizes and demands are right for it; the inner size."""
+    inner = inner or rng.choice(("k", 4, 6, 9))
+    sizes = {"a": ["m", inner], "b": [inner, "n"]}
+    source = [_node("matmul", "a", "b")]
+    certificate = _honest(_rule(sizes, source, source))
+    return _rule(sizes, source, target), certificate, str(inner)
+
+
+_OTHERS = ([_node("matmul", "a", "b"), _node("neg", "%0")], [_node("matmul", "a", "b"), _node("add", "%0", "%0")],
+           [_node("matmul", "a", "b"), _node("sub", "%0", "%0")])
+
+
+def _zero_divisor(rng: Random) -> Data:
+    """Both cases of a split by a quotient whose divisor may be 0 are dropped: of it, everything follows at 0."""
+    rule, certificate, _ = _product(rng, rng.choice(_OTHERS))
+    variable = rng.choice(("$0", "@0", "@1"))
+    quotient = f"1//{variable}" if rng.random() < 0.5 else f"({variable}+1)//{variable}"
+    lows = [[["1", [["lo", quotient]]], ["1", [["hi", quotient]]]], [["1", [["hi", quotient]], ["1", []]]]]
+    steps: list[Any] = []
+    for term in (0, 1, 2):
+        steps += [["split", term, quotient, rng.choice(("==", ">="))], ["drop", term, rng.choice(lows)],
+                  ["drop", term + 2, rng.choice(lows)], ["drop", term + 3, rng.choice(lows)]]
+    certificate["outputs"][0]["steps"] = steps
+    return _signed(rule, certificate)
+
+
+def _eaten_guard(rng: Random) -> Data:
+    """``a @ b = 2 (a @ b)``: the part where ``k // d`` is 0 becomes the whole, since resolving the quotient resolves it
+    in the very guard that says so; and so does the part where it is 1."""
+    d = rng.randrange(2, 8)
+    rule, certificate, _ = _product(rng, _OTHERS[1], 2 * d)
+    certificate["outputs"][0]["steps"] = eaten_guard_steps(d, 6)
+    return _signed(rule, certificate)
+
+
+def eaten_guard_steps(d: int, facts: int) -> list[Any]:
+    """The steps where ``facts`` are those of sizes and context; the range of the variable comes behind them."""
+    q = f"(($0) // ({d}))"
+    low, high, guard = facts, facts + 1, facts + 2
+    lo, hi = ["lo", q], ["hi", q]
+
+    def merge(i: int, j: int) -> list[Any]:
+        ranges = [[[["1", [low]]]], [[["1", [high]]]]]
+        return ["merge", i, j, ["$0"], ["$0"], ranges, ranges, [0, 1], [[[[], []], [[], []]]] * 2]
+
+    return [["split", 0, q, "=="],
+            ["division", 0, q, "0", [["1", [lo]], [str(d), [guard]]], [["1", [hi]], [str(d), [guard + 1]]]],
+            ["drop", 3, [["1", [["pos", q, [["1", [low]]]]]], ["1", [guard]]]],
+            ["division", 4, q, "1", [["1", [lo]], [str(d), [guard]]], [["1", [high]]]],
+            merge(0, 1), merge(4, 2)]
+
+
+def _unbound_size(rng: Random) -> Data:
+    """A size that nothing binds, or a negative one, as divisor or value."""
+    rule, certificate, _ = _product(rng, rng.choice(_OTHERS))
+    size = rng.choice(("z", "m-n", "k-1", "$9", "@9", "m//n"))
+    certificate["outputs"][0]["steps"] = [["divide variable", 0, 0, size, [["1", [0]]]], ["fix", 0, 0, size, [], []],
+                                          ["drop", 0, [["1", [0]]]], ["drop", 1, [["1", [0]]]]]
+    return _signed(rule, certificate)
+
+
+def _target_first(rng: Random) -> Data:
+    """Terms of the target that are not defined everywhere cancel each other."""
+    sizes = {"x": ["m", "n"]}
+    function = rng.choice(("reciprocal", "log", "sqrt", "rsqrt"))
+    source = [_node("relu", "x")]
+    bad = [_node("relu", "x"), _node(function, "x"), _node("sub", "%1", "%1"), _node("add", "%0", "%2")]
+    certificate = _honest(_rule(sizes, source, source))
+    same = ["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]
+    merge = ["merge", 1, 2, [], [], [], [], [0], [[[0], [[same]]]]]
+    proof = certificate["outputs"][0]
+    kept = [["merge", 0, 3, *proof["steps"][0][3:]]] if rng.random() < 0.5 else proof["steps"]
+    proof["steps"] = [merge, *kept]
+    proof["defined"][""] = rng.choice(([], [["sign", 0]], [["drop", 0, []]], [["cover", 0, 0, [], [], [[0], [[]]]]]))
+    return _signed(_rule(sizes, source, bad), certificate)
+
+
+def _wrong_assumption(rng: Random) -> Data:
+    """Two sizes that have to be equal are two, and what the certificate assumes is of other conditions or of none."""
+    wrong, right = _wrong(rng, ("size",))
+    data = _signed(wrong, right.certificate)
+    steps = data["certificate"]["assume"]
+    if steps and rng.random() < 0.7:
+        rng.choice(steps)[1] = rng.randrange(-3, 6)
+    elif sizes := sorted(wrong.symbols):
+        steps.append(["equal", rng.randrange(-2, 3), rng.choice(sizes), rng.choice(sizes), []])
+    return data
+
+
+def _hidden_attribute(rng: Random) -> Data:
+    """A number that is written as text says another thing than the number, to those who ask whether it is empty."""
+    op = rng.choice(("sum", "max", "mean"))
+    text, other = rng.choice((("0", 1), ("1-1", 1)))
+    sizes = {"x": ["m", 1]}
+    source = [_node(op, "x", axes=[1], keepdims=text)]
+    target = [_node("add", "x", "x")]
+    certificate = _honest(_rule(sizes, [_node(op, "x", axes=[1], keepdims=other)], [_node("relu", "x"), _node(
+        op, "x", axes=[1], keepdims=other)]))
+    return _signed(_rule(sizes, source, target), certificate)
+
+
+_FORGERIES: dict[str, Callable[[Random], Data]] = {
+    "of the right rule": _of_the_right_rule, "of another rule": _another, "partial function": _partial,
+    "text": _edited(lambda rng, _: rng.choice(_TEXTS)), "value": _edited(lambda rng, _: rng.choice(_JSON)),
+    "step left out": _steps(_left_out), "step doubled": _steps(_doubled), "step added": _steps(_added),
+    "steps shuffled": _steps(_shuffled), "part emptied": _emptied, "divisor of 0": _zero_divisor,
+    "guard eaten": _eaten_guard, "unbound size": _unbound_size, "target cancels": _target_first,
+    "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
+}
+STRATEGIES = tuple(_FORGERIES)
+
+
+def forged(case: Case) -> Data:
+    """A wrong rule with a certificate; raises :class:`NoCase` where none was found."""
+    return _FORGERIES[case.strategy](case.rng())
+
+
+def check_case(case: Case) -> Outcome:
+    """A certificate that is accepted is wrong; so is any other ending than a refusal."""
+    data = forged(case)
+    try:
+        check(data)
+    except (CertificateError, RuleError):
+        return Outcome.RIGHT
+    return Outcome.WRONG
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    _rules()
+    return harness.main(STRATEGIES, check_case, argv, seconds=60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Wrong rules, none of which may be proved: ``python -m tests.damage.wrong_rules --count 3000 --seed 0``.
+
+Shipped rules with one change each, a third of them a partial function that cancels. Only those that evaluation shows
+to be wrong count; the others are refused as no case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+from mlc.errors import MlcError
+from mlc.substitution.prove import Proved, Refuted, prove
+from mlc.substitution.refute import find_counterexample
+from mlc.substitution.rule import Rule
+from mlc.substitution.shipped import shipped_rules
+from tests.damage import harness
+from tests.damage.harness import Case, Outcome
+from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
+
+__all__ = ["STRATEGIES", "check", "main", "wrong_rule"]
+
+#: more than a third are partial functions
+STRATEGIES = (*KINDS, *PARTIAL_KINDS)
+_TRIES = 40
+
+
+class NoCase(MlcError):
+    """The change came to nothing wrong."""
+
+
+@cache
+def _small() -> list[Rule]:
+    """Shipped rules that are proved soon."""
+    return [rule for rule in shipped_rules() if len(str(rule.certificate)) < 6_000]
+
+
+def wrong_rule(case: Case) -> Rule:
+    """A rule that evaluation shows to be wrong; raises :class:`NoCase` where none was found."""
+    rng = case.rng()
+    for _ in range(_TRIES):
+        found = mutant(rng, _small(), case.strategy)
+        if found is None:
+            continue
+        try:
+            if isinstance(find_counterexample(found, tries=20), Refuted):
+                return found
+        except MlcError:
+            continue
+    raise NoCase(f"no wrong rule by {case.strategy} with the seed {case.seed}")
+
+
+def check(case: Case) -> Outcome:
+    """A proof of a wrong rule is wrong."""
+    rule = wrong_rule(case)
+    return Outcome.WRONG if isinstance(prove(rule, refute=False), Proved) else Outcome.RIGHT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    _small()
+    return harness.main(STRATEGIES, check, argv, seconds=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
