@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import analyse, remembered
 from schedules.cpu.tiling import (
+    BUSY_ACCUMULATORS,
     OP_ANNOTATION,
     accumulate,
     check_tile,
@@ -38,13 +39,14 @@ _OPS = ("conv2d_nchwc", _PHASES)
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
-#: Accumulators that keep two multiply-add units of four cycles busy: eight by their latency, and one that makes up for
-#: what an out-of-order core schedules late. Measured on AVX2: tiles of 8 run at 0.88 of those of 10 and 12.
-_BUSY = 9
 #: cycles: to begin a row of a tile, a chunk, to wake the other threads
 _TILE, _CHUNK, _WAKE = 30.0, 1000.0, 10000.0
 #: bytes a cycle that one core reads from the second and third level, and the part of it that arithmetic does not hide
 _L2, _L3, _EXPOSED = 32.0, 12.0, 0.5
+#: Cycles that a tile of several rows waits where a row begins in a block of input channels that comes from beyond the
+#: second level: the waits are too short for the prefetcher. Measured on Zen 3, 192 -> 32 channels of 28x28: tiles
+#: of two rows take 1.6 times as long as those of one row with as many pixels.
+_ROW = 60.0
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class _Cost:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
         vectors, pixels = chunk.oc * self._vectors, columns * chunk.oh
         loads = vectors + pixels * -(-chunk.oc // self._shape.per_group)
-        step = max(pixels * vectors / 2, loads / 2, _BUSY / 2, chunk.oc * self._shape.oc * 4 / rate)
+        step = max(pixels * vectors / 2, loads / 2, BUSY_ACCUMULATORS / 2, chunk.oc * self._shape.oc * 4 / rate)
         return self._steps * step + 2 * pixels * vectors + _TILE * chunk.oh
 
     def tile(self, chunk: _Chunk, rate: float = float("inf")) -> float:
@@ -263,12 +265,18 @@ class _Cost:
         row = self.tile(chunk, again) + self._rows(chunk.oh) / source * _EXPOSED
         panels = chunk.groups // chunk.oc
         cycles = panels * (chunk.rows // chunk.oh * row + panel / first * _EXPOSED) + _CHUNK
+        later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
+        waits = shape.ic_blocks * shape.kh * later * -(-shape.ow // chunk.ow) * _ROW
+        once = self._rows(shape.oh) + panel <= room  # the input stays while a core goes through its chunks
+        cycles += 0.0 if once else waits * (1 if source == _L2 else panels)
         groups = shape.oc_blocks // chunk.groups * phases
         chunks, before = shape.n * (shape.oh // chunk.rows) * groups, 0.0
         if chunk.pad:
             chunks, cycles = chunks // groups, cycles * groups + data * shape.groups / _L2
         elif shape.padded:
             before = _WAKE + shape.n * self._rows(shape.oh) * shape.groups * (1 / _L2 + 1 / _L3) / machine.cores
+        if once:
+            before += waits * shape.n * shape.oh / chunk.rows / machine.cores
         return before + -(-chunks // machine.cores) * cycles
 
 

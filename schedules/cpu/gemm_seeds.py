@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd
 
 from schedules.cpu.gemm_shape import GemmShape
-from schedules.cpu.tiling import divisors, tile_fits
+from schedules.cpu.tiling import BUSY_ACCUMULATORS, divisors, tile_fits
 from schedules.lowering import lines_per_step
 from schedules.machine import CpuMachine
 from schedules.space import Decisions
@@ -22,8 +22,18 @@ _COPIED_ROWS = 8
 _SMALL_RESULT = 1000
 #: products of one partial sum at least
 _SHORTEST_SUM = 128
-#: accumulators that hide the latency of multiply-adds: two units of four cycles
-_BUSY = 8
+#: the tallest register tile
+_MAX_ROWS = 16
+#: What a vector of B from the second cache costs of a multiply-add, by the number of registers: measured with tiles of
+#: 2 to 6 rows on AVX2, of 6 to 12 on AVX-512. A broadcast value of A, which the first cache holds, and the time of a
+#: tile that leaves no register to spare.
+_STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
+#: what a last tile of fewer rows costs beside its own time
+_RAGGED = 1.03
+#: time of a tile whose rows of A are too many for the set of the first cache that they share
+_SHARED_SET = 1.5
+#: time of a tile that takes half of the lines of a packed weight or less, over one that takes them whole
+_PART_OF_LINE = 1.25
 #: cycles that handing work to threads that are awake, and waiting for them, takes
 _LAUNCH = 3000
 
@@ -60,11 +70,10 @@ def columns(shape: GemmShape, machine: CpuMachine) -> list[int]:
 
 
 def rows(shape: GemmShape) -> list[int]:
-    """Tile heights."""
-    exact = divisors(shape.m, 16)
-    # with a ragged last tile: few rows of one where there are only few, else nothing that shows
-    ragged = {4, 6, 8} if exact[-1] < min(shape.m, 4) else {6, 8, 12} if shape.m >= 64 else set()
-    return sorted({*exact, *ragged})
+    """Tile heights: those that divide the rows, and for each number of tiles the lowest, so that the last tile is the
+    least ragged."""
+    lowest = {-(-shape.m // tiles) for tiles in range(-(-shape.m // _MAX_ROWS), shape.m + 1)}
+    return sorted({*divisors(shape.m, _MAX_ROWS), *lowest, *({6, 8, 12} if shape.m >= 64 else ())})
 
 
 def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
@@ -77,9 +86,9 @@ def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 
 def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """How many sums a register tile may hold for each element: more than one where it has few elements."""
-    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= _BUSY:
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= BUSY_ACCUMULATORS:
         return (1,)
-    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= _BUSY))
+    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= BUSY_ACCUMULATORS))
 
 
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
@@ -123,19 +132,28 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     """Time of a register tile's multiply-adds over that at peak, estimated; None for one that spills."""
     lanes = machine.lanes(shape.dtype)
     vectors = -(-n // lanes)
-    if not tile_fits(machine, m * chains, vectors):
+    if not tile_fits(machine, m, vectors, chains):
         return None
-    # vectors of B come from the second cache, broadcast values of A from the first
-    loads = 1.5 / m + 1 / vectors
-    if shape.transposed[1]:  # narrow panels are written in fewer streams
-        loads *= 1 + 0.2 * vectors
-    ragged = (-(-shape.m // m) * m / shape.m) ** 2  # a shorter tile runs slower, too
-    ragged *= -(-shape.n // n) * n / shape.n
     # beside more than a load for each multiply-add, fewer accumulators suffice
-    latency = max(1.0, _BUSY / (m * vectors * chains * max(1.0, 1 / m + 1 / vectors)))
-    if not shape.transposed[0]:
-        latency *= 1.0 if _apart(shape, machine, m) else 1.5
-    return (1 + 0.3 * loads) * ragged * latency * (1 + 0.01 * (chains - 1)) * vectors * lanes / n
+    busy = BUSY_ACCUMULATORS / max(1.0, 1 / m + 1 / vectors)
+    streamed, broadcast = _STREAMED.get(machine.vector_registers, 0.8), _BROADCAST
+    if shape.transposed[1]:  # narrow panels are written in fewer streams
+        streamed, broadcast = streamed * (1 + 0.2 * vectors), broadcast * (1 + 0.2 * vectors)
+
+    def steps(height: int) -> float:
+        """Multiply-adds in the time of one step of the sum of a tile with so many rows."""
+        return max(float(height * vectors), busy / chains) * (1 + broadcast / vectors) + streamed * vectors
+
+    full, left = divmod(shape.m, m)
+    cost = (full * steps(m) + (steps(left) if left else 0.0)) / (shape.m * vectors)
+    cost *= -(-shape.n // n) * n / shape.n * vectors * lanes / n * (_RAGGED if left else 1.0)
+    if not (shape.transposed[0] or _apart(shape, machine, m)):
+        cost *= _SHARED_SET
+    if m > 1 and (m * chains + 1) * vectors + 1 >= machine.vector_registers:
+        cost *= _CROWDED
+    if m > 1 and 2 * n <= shape.packed:
+        cost *= _PART_OF_LINE
+    return cost * (1 + 0.01 * (chains - 1))
 
 
 def _apart(shape: GemmShape, machine: CpuMachine, m: int) -> bool:

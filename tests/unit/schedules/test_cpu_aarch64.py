@@ -17,7 +17,7 @@ import tvm
 from harness import Case
 from tvm import te, tirx
 
-from mlc.graph.blocked import dense_packed
+from mlc.graph.kernels.blocked import dense_packed
 from mlc.graph.winograd import conv2d_winograd
 from mlc.target import resolve
 from schedules.cpu import SPACES

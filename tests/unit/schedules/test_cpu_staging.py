@@ -6,7 +6,7 @@ import numpy as np
 from harness import TARGET, Case, SpaceContract, pytest_generate_tests  # noqa: F401 - pytest finds the hook here
 from tvm import te, tirx
 
-from mlc.graph.blocked import conv2d_nchwc
+from mlc.graph.kernels.blocked import conv2d_nchwc
 from schedules.cpu.conv import CONV2D
 from schedules.space import schedule_with
 

@@ -9,7 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx, topi
 
-from mlc.graph.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
 from mlc.target import resolve
 from schedules.cpu.gemm import GEMM
 from schedules.cpu.reduction import REDUCTION

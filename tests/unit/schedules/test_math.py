@@ -122,3 +122,41 @@ def test_no_library_call_remains() -> None:
 
 def test_the_list_of_operators_is_what_the_cases_cover() -> None:
     assert {name.partition("_")[0] for name in CASES} == set(EXPANDED)
+
+
+def _assembly(compute: Callable[[Any], Any], rows: int = 64) -> str:
+    a = te.placeholder((rows, 1024), "float32")
+    func = te.create_prim_func([a, compute(a)])
+    return str(tvm.compile(tvm.IRModule({"main": expand_math(func)}), target=TARGET).mod.inspect_source("s"))
+
+
+@pytest.mark.parametrize("kind", [tirx.Max, tirx.Min])
+def test_an_extremum_of_two_numbers_is_nan_where_one_of_them_is(kind: Any) -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 1.0, -1.0, 0.0], "float32")
+    wanted = np.maximum if kind is tirx.Max else np.minimum
+    half = tirx.const(0.5, "float32")
+    np.testing.assert_array_equal(_run(lambda x: kind(x, half), values)[:6], wanted(values, np.float32(0.5)))
+    # a product is no load: it is computed once and looked at
+    np.testing.assert_array_equal(_run(lambda x: kind(x * 2.0, 3.0 - x), values)[:6], wanted(values * 2, 3 - values))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_an_extremum_of_other_types_keeps_nan_too(dtype: str) -> None:
+    a, b = (te.placeholder((64,), dtype) for _ in range(2))
+    relu = te.compute((64,), lambda i: tirx.Max(tirx.Max(a[i], b[i]), tirx.const(0, dtype)))
+    func = te.create_prim_func([a, b, relu])
+    built = tvm.compile(tvm.IRModule({"main": expand_math(func)}), target=TARGET)
+    arrays = [np.zeros(64, dtype) for _ in range(3)]
+    arrays[0][1], arrays[1][2], arrays[0][3] = np.nan, np.nan, 5.0
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    built["main"](*tensors)
+    found = tensors[2].numpy().astype("float64")
+    np.testing.assert_array_equal(found[:5], [0, np.nan, np.nan, 5, 0])
+
+
+def test_a_relu_and_a_running_maximum_stay_one_instruction() -> None:
+    relu = _assembly(lambda a: te.compute(a.shape, lambda i, j: tirx.Max(a[i, j], tirx.const(0, "float32"))))
+    assert "max" in relu and "cmpunord" not in relu and "ucomis" not in relu
+    k = te.reduce_axis((0, 1024))
+    pool = _assembly(lambda a: te.compute((64,), lambda i: te.max(a[i, k], axis=k)))
+    assert "max" in pool and "cmpunord" not in pool
