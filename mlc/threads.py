@@ -8,8 +8,9 @@ when the first parallel loop runs.
 TVM has a pool for every thread that calls compiled code. When such a thread ends, its pool's workers spin on for a
 while, so a service with a thread a request drowns in them; and where such a thread forks, the child has a pool without
 workers, for which a call, and even the end of the process, waits for ever. So :func:`call` runs a model in the main
-thread, whose pool is emptied before it forks, or hands it to threads of this module: they are few, they are used
-again, and none of them ever forks.
+thread, whose pool is made anew around a fork, or hands it to threads of this module: they are few, they are used
+again, and none of them ever forks. A fork waits until no other thread is in a call: TVM's allocators have locks that
+the child could never take.
 """
 
 from __future__ import annotations
@@ -74,10 +75,14 @@ def call(count: int, function: Callable[_P, _T], *arguments: _P.args, **named: _
     a time as the machine has CPUs (but at least two); others wait for their turn. Ctrl-C is heard when the function has
     ended. A forked child has threads of its own.
     """
-    if threading.get_ident() == _main.ident and _pools() is not None:
+    if _forking.locked():  # a fork that waits comes first
+        with _forking:
+            pass
+    if threading.get_ident() == _main.ident and _main.forks_safely():
         _main.called = True
-        configure(count)
-        return function(*arguments, **named)
+        with _main.calling:
+            configure(count)
+            return function(*arguments, **named)
     return cast(_T, _callers.run(lambda: _configured(count, lambda: function(*arguments, **named))))
 
 
@@ -136,8 +141,18 @@ class _Callers:
     """Threads that call; the one that was busy last, whose workers may still spin, is taken first."""
 
     def __init__(self) -> None:
-        self._free = threading.Semaphore(max(2, os.cpu_count() or 1))
+        self._most = max(2, os.cpu_count() or 1)
+        self._free = threading.Semaphore(self._most)
         self._idle: list[_Caller] = []
+
+    def hold(self) -> None:
+        """Wait until no call goes on, and let none begin."""
+        for _ in range(self._most):
+            self._free.acquire()
+
+    def release(self) -> None:
+        """Let calls begin."""
+        self._free.release(self._most)
 
     def run(self, job: Callable[[], Any]) -> Any:
         with self._free:
@@ -153,54 +168,85 @@ class _Callers:
 
 
 @cache
-def _pools() -> tuple[Callable[[int], None], Callable[[], None]] | None:
-    """TVM's ``SetMaxConcurrency`` and ``ResetThreadPool``, of the calling thread's pool: C++ functions that it exports
-    without a name in its registry. None where they cannot be found."""
+def _reset() -> Callable[[], None] | None:
+    """TVM's ``ResetThreadPool``, which ends the workers of the calling thread's pool and starts others: a C++ function
+    that it exports without a name in its registry. None where it cannot be found."""
     spec = find_spec("tvm")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         try:
             library = ctypes.CDLL(str(Path(folder) / "lib" / "libtvm_runtime.so"))
-            limit = library["_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"]
             reset = library["_ZN3tvm7runtime9threading15ResetThreadPoolEv"]
         except (OSError, AttributeError):
             continue
-        limit.argtypes, limit.restype, reset.argtypes, reset.restype = [ctypes.c_int], None, [], None
-        return limit, reset
+        reset.argtypes, reset.restype = [], None
+        return cast(Callable[[], None], reset)
     return None
 
 
+#: turns for which a worker looks for work before it sleeps: TVM's default, and how many outlast the way to a fork
+_SPINS, _FEWEST_SPINS = 300_000, 50_000
+
+
 class _MainThread:
-    """The thread that calls by itself. Its pool has no workers while it forks: the child could not end them."""
+    """The thread that calls by itself. It starts its pool's workers anew when it forks: the child has none of them, and
+    can throw their queues away only if nobody sleeps there, as new workers do not for a while."""
 
     def __init__(self) -> None:
         self.ident = threading.main_thread().ident
-        self.called = self._emptied = False
+        self.called = self._renewed = False
+        self.calling = threading.RLock()
 
-    def empty(self) -> None:
-        """Before a fork: end the workers of the pool, if the main thread forks and has called."""
-        pools = _pools()
-        if self.called and threading.get_ident() == self.ident and pools is not None:
-            limit, reset = pools
-            limit(1)  # the caller counts as one
+    @staticmethod
+    @cache
+    def forks_safely() -> bool:
+        """Whether that can be done: not where workers are told to sleep at once."""
+        spins = os.environ.get("TVM_THREAD_POOL_SPIN_COUNT", "")
+        return _reset() is not None and (int(spins) if spins.isdigit() else _SPINS) >= _FEWEST_SPINS
+
+    def before_fork(self) -> None:
+        """Renew the workers of the pool, if the main thread forks and has called."""
+        reset = _reset()
+        if self.called and threading.get_ident() == self.ident and reset is not None:
             reset()
-            limit(0)
-            self._emptied = True
+            self._renewed = True
 
-    def refill(self) -> None:
-        """After it, in the parent and in the child, whose main thread is the one that forked."""
-        pools, self.ident = _pools(), threading.main_thread().ident
-        if self._emptied and pools is not None:
-            pools[1]()
+    def after_fork(self) -> None:
+        """Give the child, whose main thread is the one that forked, workers of its own."""
+        reset, self.ident = _reset(), threading.main_thread().ident
+        if self._renewed and reset is not None:
+            reset()
             _reached.clear()
-        self._emptied = False
+        self._renewed = False
+
+    def forked(self) -> None:
+        """In the parent, whose new workers no thread count was asked of yet."""
+        if self._renewed:
+            _reached.clear()
+        self._renewed = False
 
 
-def _after_fork() -> None:
-    global _callers
-    _callers = _Callers()
-    _main.refill()
+def _before_fork() -> None:
+    _forking.acquire()
+    _callers.hold()
+    if threading.get_ident() != _main.ident:
+        _main.calling.acquire()
+    _main.before_fork()
 
 
-_callers, _main = _Callers(), _MainThread()
+def _in_parent() -> None:
+    _main.forked()
+    if threading.get_ident() != _main.ident:
+        _main.calling.release()
+    _callers.release()
+    _forking.release()
+
+
+def _in_child() -> None:
+    global _callers, _forking
+    _callers, _forking, _main.calling = _Callers(), threading.Lock(), threading.RLock()
+    _main.after_fork()
+
+
+_callers, _main, _forking = _Callers(), _MainThread(), threading.Lock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_main.empty, after_in_parent=_main.refill, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

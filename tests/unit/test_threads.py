@@ -16,7 +16,7 @@ import sys
 import threading
 sys.modules["torch"] = None  # tvm_ffi would spend a second on it
 from mlc import threads
-from mlc.build import runtime
+from mlc.artifact import runtime
 count = runtime.function("runtime.NumThreads")  # the library comes before the settings
 threads.configure(1)
 seen = [count()]
