@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
+# Tests run in a process for each core, then those that need the machine for themselves. Python's processes of this suite
+# take 1 to 2 GiB each.
+BESIDE := -n auto --maxprocesses 8 --dist worksteal
 # PyTorch goes first and alone, so that a CPU wheel that pip is configured to find wins over the CUDA one.
 TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
 # how long `make demo` tunes
@@ -29,7 +32,7 @@ help:
 	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each"
 	@echo "make test-all       the slow tests too"
 	@echo "make damage         thousands of damaged and crafted files: none may crash, hang, or give a wrong number (hours)"
-	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and the README"
+	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
@@ -61,19 +64,23 @@ lint: $(STAMP)
 	@$(BIN)/lint-imports --no-cache > build/import-linter.txt 2>&1 || { cat build/import-linter.txt; exit 1; }
 
 test: lint
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) $(BESIDE) -m "not slow and not alone"
+	@$(PYTEST) -m "not slow and alone"
 
 test-all: lint
-	@$(PYTEST)
+	@$(PYTEST) $(BESIDE) -m "not alone"
+	@$(PYTEST) -m "alone"
 
 damage: $(STAMP)
 	@$(BIN)/python -m tests.damage.artifacts --count 1000
 	@$(BIN)/python -m tests.damage.rules --count 200
+	@$(BIN)/python -m tests.damage.certificates --count 1000
+	@$(BIN)/python -m tests.damage.wrong_rules --count 3000
 	@$(BIN)/python -m tests.damage.logs --count 1000
 	@$(BIN)/python -m tests.damage.models --count 10000
 
 bench: $(STAMP)
-	@$(BIN)/python -m tests.performance.table --seconds $(BENCH_SECONDS) --output build/bench --readme
+	@$(BIN)/python -m tests.performance.table --seconds $(BENCH_SECONDS) --output build/bench --publish
 
 bench-kernels: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_kernels
@@ -94,11 +101,11 @@ bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen
 
 shipped-logs: $(STAMP)
-	@$(BIN)/python -m mlc.cli.ship --seconds $(SECONDS)
+	@$(BIN)/python -m tuning_logs.ship --seconds $(SECONDS)
 
 samples: $(STAMP)
-	@$(BIN)/python -m mlc.cli.samples prepare --log $(SAMPLES)
-	@$(BIN)/python -m mlc.cli.samples measure --log $(SAMPLES) --seconds $(SAMPLE_SECONDS)
+	@$(BIN)/python -m tuning_logs.samples prepare --log $(SAMPLES)
+	@$(BIN)/python -m tuning_logs.samples measure --log $(SAMPLES) --seconds $(SAMPLE_SECONDS)
 
 cost-model: $(STAMP)
 	@$(BIN)/mlc log train $(SAMPLES) -o tuning_logs/$(SAMPLED)/cost_model.npz --evaluate --fewest 24

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import tvm
-
-    from mlc.build import Executable
-    from mlc.frontend.model import ImportedModel
-    from mlc.graph.substitute.choose import Decided, Decision, Substitutions
-    from mlc.log import LogReader, Prices
+    from mlc.artifact import Executable
+    from mlc.graph.substitute.choose import Decision
+    from mlc.log import LogReader
     from mlc.measure import Measurer
     from mlc.target import Target
-    from mlc.tune import TuneReport
-    from mlc.tune.joint import Timer
+    from mlc.tuning import TuneReport
 
 __all__ = ["compile", "load", "tune"]
 
-_SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
-_TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
-_BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-#: held by whoever compiles or tunes: TVM's builders keep their scopes in class variables, which all threads share
-_turn = threading.RLock()
-
-
-def _new_turn() -> None:
-    global _turn
-    _turn = threading.RLock()  # in a forked child nobody would ever release the old one
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_turn)
-
-
-def _in_turn(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    @wraps(function)
-    def waiting(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _turn:
-            return function(*args, **kwargs)
-
-    return waiting
-
-
-@_in_turn
 def compile(
     model: Any,
     target: str | Target = "native",
@@ -72,8 +36,8 @@ def compile(
     tuple of tensors), or a Relax ``IRModule``; ``shapes`` fixes free dimensions of an ONNX model's inputs. ``target``
     is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means your own
     log for the target (as does True), read over those that ship, and False none at all. A function that the log does
-    not know gets the schedule that arithmetic on the machine says is good. ``threads`` is how many threads the code is
-    made for and runs on (default: the physical cores).
+    not know gets the first seed of its search space, computed from registers, vectors and caches. ``threads`` is how
+    many threads the code is made for and runs on (default: the physical cores).
 
     3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
     is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.winograd.error_bound`);
@@ -90,31 +54,23 @@ def compile(
     schedule fails in code generation gets another, with a warning.
 
     Nothing has run what comes back: code that the CPU cannot execute would end this process at its first call. ``mlc
-    compile`` runs it once in a process of its own, and so does :func:`mlc.build.trial.save_tried`.
+    compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.trial.save_tried`.
     """
-    from mlc.build import ModelMeta, compile_module
+    from mlc.compilation import Compilation
 
-    imported, resolved = _imported(model, target, example_inputs, shapes, threads)
-    meta = ModelMeta(imported.name, imported.inputs, imported.outputs)
-
-    def built(reader: LogReader | None) -> Executable:
-        from mlc.log import Prices
-
-        rules = _substitutions(substitutions, reader, on_decision, _SEARCH_SECONDS)
-        optimised = _optimised(imported, resolved, Prices(reader), winograd, rules)
-        return compile_module(optimised, resolved, None if reader is None else reader.best, meta)
-
+    compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, threads=threads,
+                                 winograd=winograd, substitutions=substitutions)
     if log is False:
-        return built(None)
+        return compilation.build(None, on_decision)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
-        return built(log)
+        return compilation.build(log, on_decision)
     from mlc.log import layered
 
-    with layered(Path(log) if isinstance(log, str | os.PathLike) else None, resolved) as reader:
-        return built(reader)
+    path = Path(log) if isinstance(log, str | os.PathLike) else None
+    with layered(path, compilation.target) as reader:
+        return compilation.build(reader, on_decision)
 
 
-@_in_turn
 def tune(
     model: Any,
     target: str | Target = "native",
@@ -146,48 +102,17 @@ def tune(
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
     """
-    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.compilation import Compilation
+    from mlc.config import user_log_path
+    from mlc.log import TuningLog
+    from mlc.tuning import TuneOptions
 
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
-    imported, resolved = _imported(model, target, example_inputs, shapes, threads)
-    from mlc.config import user_log_path
-    from mlc.graph.tasks import extract_tasks, with_alternatives
-    from mlc.log import Layers, Prices, TuningLog
-    from mlc.log.layers import shipped
-    from mlc.tune.transfer import Experience
-
-    others = Layers(shipped(resolved))
-    path = Path(log) if log is not None else user_log_path(resolved.canonical)
-    own = measurer is None
-    rules = _substitutions(substitutions, None, None, _TUNED_SEARCH_SECONDS)
-    if rules is not None:
-        from mlc.config import get_flag
-        from mlc.tune.joint import JointTuning
-
-        chosen = measurer if measurer is not None else _local_measurer(resolved)
-        try:
-            with TuningLog(path) as records:
-                with _lowering_errors(imported, resolved):
-                    joint = JointTuning(
-                        imported.mod, resolved, records, options, chosen, rules, on_event, shipped=others,
-                        winograd=get_flag("MLC_WINOGRAD") if winograd is None else winograd,
-                        timer=_timer(resolved) if own and resolved.kind == "llvm" else None,
-                    )
-                return joint.run()
-        finally:
-            if own:
-                chosen.close()
-    asked = Prices(others)  # without the user's log, what would be built untuned comes first among its alternatives
-    optimised = _optimised(imported, resolved, asked, winograd)
-    tasks = with_alternatives(extract_tasks(optimised, resolved), asked.alternatives)
-    chosen = measurer if measurer is not None else _local_measurer(resolved)
-    try:
-        with TuningLog(path) as records:
-            return tune_tasks(tasks, resolved, records, options, chosen, on_event, shipped=others.best,
-                              experience=Experience.of([records, *others.readers], resolved))
-    finally:
-        if own:
-            chosen.close()
+    compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, threads=threads,
+                                 winograd=winograd, substitutions=substitutions)
+    path = Path(log) if log is not None else user_log_path(compilation.target.canonical)
+    with TuningLog(path) as records:
+        return compilation.tune(records, options, measurer=measurer, on_event=on_event)
 
 
 def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
@@ -206,87 +131,6 @@ def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
     Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short,
     damaged or no artifact, and where this machine lacks what it was built for.
     """
-    from mlc.build import load as load_artifact
+    from mlc.artifact import load as load_artifact
 
     return load_artifact(path, verify)
-
-
-def _imported(
-    model: Any,
-    target: str | Target,
-    example_inputs: Sequence[Any] | None,
-    shapes: Mapping[str, Sequence[int]] | None,
-    threads: int | None,
-) -> tuple[ImportedModel, Target]:
-    from mlc.installation import check_pins
-
-    check_pins()
-    from mlc.frontend.load import load_model
-    from mlc.target import resolve
-
-    resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
-    return load_model(model, example_inputs=example_inputs, shapes=shapes), resolved
-
-
-def _substitutions(
-    wanted: bool | None, log: LogReader | None, notify: Callable[[Decision], None] | None, seconds: float
-) -> Substitutions | None:
-    """The shipped rules with what the log has decided; None where they are switched off."""
-    from mlc.config import get_flag
-
-    if not (get_flag("MLC_SUBSTITUTIONS") if wanted is None else wanted):
-        return None
-    from mlc.graph.substitute.choose import Substitutions
-    from mlc.graph.substitute.rules import shipped_patterns
-    from mlc.graph.substitute.search import Options
-
-    def decided(subject: str) -> Decided | None:
-        from mlc.log.decision import decision_of
-
-        return None if log is None else decision_of(log, subject)
-
-    patterns = shipped_patterns()
-    if not patterns:
-        return None
-    options = Options(seconds=seconds)
-    return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
-
-
-def _optimised(
-    imported: ImportedModel, target: Target, prices: Prices, winograd: bool | None, rules: Substitutions | None = None
-) -> tvm.IRModule:
-    """The fused module."""
-    from mlc.graph.pipeline import optimise
-
-    with _lowering_errors(imported, target):
-        return optimise(imported.mod, target, prices, winograd=winograd, substitutions=rules)
-
-
-@contextmanager
-def _lowering_errors(imported: ImportedModel, target: Target) -> Iterator[None]:
-    """Whatever TVM raises on the way becomes one line."""
-    from mlc.errors import BuildError, MlcError
-
-    try:
-        yield
-    except MlcError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BuildError(f"the graph of {imported.name} must be lowered for {target.canonical}, but a pass failed: "
-                         f"{lines[-1].strip()}; MLC_DUMP_DIR=DIR writes the graph after every pass") from error
-
-
-def _timer(target: Target) -> Timer:
-    from mlc.build.compare import times_in_turn
-
-    return lambda modules, lookup: times_in_turn(modules, target, lookup)
-
-
-def _local_measurer(target: Target) -> Measurer:
-    from mlc.config import physical_cores
-    from mlc.measure import Dispatcher, LocalExecutor, LocalMeasurer, MeasureOptions
-
-    workers = max(1, min(physical_cores(), _BUILD_WORKERS))
-    options = MeasureOptions(threads=target.threads)
-    return Dispatcher(LocalExecutor(LocalMeasurer(options, workers)), options)

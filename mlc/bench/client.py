@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlc import children
-from mlc.measure.rest import wait_for_rest
+from mlc.measure.quiescence import wait_until_quiescent
 
 __all__ = ["Worker", "WorkerFailed"]
 
@@ -62,7 +62,7 @@ class Worker:
 
     def settle(self, timeout: float = 2.0) -> None:
         """Wait until no thread of the process runs: pools spin on into the next turn."""
-        wait_for_rest(self.pid, timeout)
+        wait_until_quiescent(self.pid, timeout)
 
     def close(self) -> None:
         """End the process and everything it started."""

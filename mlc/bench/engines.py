@@ -253,7 +253,7 @@ def _tvm_engine(executable: Any, inputs: Sequence[TensorSpec], threads: int) -> 
 
 
 def _mlc(job: Job) -> Engine:
-    from mlc.build import load
+    from mlc.artifact import load
 
     if not job.spec.artifact:
         raise ArtifactError(f"{job.spec.name} needs a compiled module, got none; run `mlc compile` first")

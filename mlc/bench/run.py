@@ -166,7 +166,7 @@ def run_bench(
 
 def _built_for(spec: EngineSpec) -> str:
     """What an engine's module was built for; empty where it has none that can be read."""
-    from mlc.build import artifact
+    from mlc.artifact import artifact
 
     if not spec.artifact:
         return ""
@@ -226,7 +226,7 @@ class _Session:
         self, inputs: Mapping[str, np.ndarray] | None, seed: int, given: Sequence[np.ndarray] | None = None
     ) -> None:
         """Run every engine once on the same inputs and compare the outputs with those given, else the reference's."""
-        from mlc.testing.models import random_inputs
+        from mlc.networks.inputs import random_inputs
 
         running = self._running()
         if not running:

@@ -80,7 +80,7 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     from statistics import median
 
     from mlc import api
-    from mlc.testing.models import random_inputs
+    from mlc.networks.inputs import random_inputs
 
     if args.against or args.onnx:
         raise UsageError("--tasks looks at mlc alone; leave --against and --onnx out")
@@ -149,7 +149,7 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
 
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
     from mlc import api
-    from mlc.build.trial import save_tried
+    from mlc.artifact.trial import save_tried
     from mlc.target import resolve
 
     exe = api.compile(model.source(), target=resolve(args.target, _threads(args)), log=log, winograd=args.winograd,

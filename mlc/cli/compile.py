@@ -20,7 +20,7 @@ from mlc.report import format as fmt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlc.build import Executable
+    from mlc.artifact import Executable
     from mlc.graph.substitute.choose import Decision
 
 __all__ = ["COMMAND"]
@@ -42,7 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
-    from mlc.build.trial import save_tried
+    from mlc.artifact.trial import save_tried
     from mlc.cli.models import find_model
 
     model = find_model(args.model)
@@ -109,7 +109,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     functions = document["functions"]
     with layered(args.log, resolve(args.target)) as log:
         records = {
-            f["key"]: [r for r in log.records(f["key"]) if "verdict" not in r.extra and not is_shipped(r)]
+            f["key"]: [r for r in log.records(f["key"]) if r.verdict is None and not is_shipped(r)]
             for f in functions
         }
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")

@@ -84,7 +84,7 @@ def _write_model(model: Any, directory: Path) -> Path:
 
 def _compile(console: Console, started: float, source: Path, output: Path, target: str, log: Path | bool) -> None:
     from mlc import api
-    from mlc.build.trial import save_tried
+    from mlc.artifact.trial import save_tried
 
     before = time.monotonic()
     save_tried(api.compile(source, target=target, log=log), output, native=target == "native")
@@ -112,7 +112,7 @@ def _check(onnx_path: Path, artifact: Path) -> float:
 
     from mlc import api
     from mlc.bench.run import output_error
-    from mlc.testing.models import random_inputs
+    from mlc.networks.inputs import random_inputs
 
     exe = api.load(artifact)
     inputs: dict[str, np.ndarray] = random_inputs(exe.inputs, seed=1)

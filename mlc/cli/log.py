@@ -133,9 +133,8 @@ def _plot(path: Path, file: Path, text: str | None) -> Outcome:
 
 def _slim(record: Record) -> Record:
     """What a plot needs of a record: nine tenths of it are its trace."""
-    extra = {name: text for name, text in record.extra.items() if name == "verdict"}
     return replace(
-        record, trace="", decisions={}, extra=extra, task_key=sys.intern(record.task_key),
+        record, trace="", decisions={}, code="", extra={}, task_key=sys.intern(record.task_key),
         task_name=sys.intern(record.task_name), space="", machine="", versions="", session=sys.intern(record.session),
     )
 

@@ -78,7 +78,7 @@ def evaluate(args: argparse.Namespace, place: Path) -> Outcome:
 def _samples(args: argparse.Namespace, place: Path) -> list[Sample]:
     from mlc.log import TuningLog
     from mlc.target import resolve
-    from mlc.tune.learn import samples_of
+    from mlc.tuning.learn import samples_of
 
     kind, found = resolve(args.target).kind, []
     for path in args.logs or [place]:
@@ -124,7 +124,7 @@ def _held_out(samples: Sequence[Sample], args: argparse.Namespace, place: Path) 
 def _origins(args: argparse.Namespace, place: Path) -> dict[str, set[str]]:
     """Which models have a task, in whichever log says so."""
     from mlc.log import TuningLog
-    from mlc.tune.learn import origins_of
+    from mlc.tuning.learn import origins_of
 
     found: dict[str, set[str]] = {}
     for path in args.logs or [place]:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelArgument", "find_model"]
 
-_NAMES = ("bert_base", "bert_tiny", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "vit_tiny", "resnet50_b8")
-_BUILTIN = {name.replace("_", "-"): name for name in _NAMES}
-
 
 @dataclass(frozen=True)
 class ModelArgument:
@@ -36,18 +33,20 @@ class ModelArgument:
         """What :func:`mlc.compile` takes."""
         if self.path is not None:
             return self.path
-        from mlc.testing.models import test_model
+        from mlc.networks.models import model_named
 
-        return test_model(str(self.builtin))
+        return model_named(str(self.builtin))
 
 
 def find_model(text: str) -> ModelArgument:
     """Raises :class:`ModelError` for a missing file and :class:`UsageError` for an unknown built-in name."""
-    if text in _BUILTIN:
-        return ModelArgument(text, text, None, _BUILTIN[text])
-    if text.startswith("light:"):
-        from mlc.testing.models import LIGHT_MODELS
+    from mlc.networks.light import LIGHT_MODELS
+    from mlc.networks.models import BATCHED_MODELS, EXPORTED_MODELS
 
+    builtin = {name.replace("_", "-"): name for name in (*EXPORTED_MODELS, *BATCHED_MODELS)}
+    if text in builtin:
+        return ModelArgument(text, text, None, builtin[text])
+    if text.startswith("light:"):
         name = text.removeprefix("light:")
         if name in LIGHT_MODELS:
             return ModelArgument(text, name, None, name)
@@ -55,7 +54,7 @@ def find_model(text: str) -> ModelArgument:
         raise UsageError(f"a light model must be one that the onnx package has, got {name!r}; try {', '.join(near)}")
     path = Path(text)
     if not path.is_file():
-        names = difflib.get_close_matches(text, _BUILTIN, n=1)
+        names = difflib.get_close_matches(text, builtin, n=1)
         hint = f"did you mean {names[0]}?" if names else "give an .onnx file, light:squeezenet, bert-base or gpt2-small"
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"the model must be a file or a built-in name, but {text} {what}; {hint}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from mlc.build import Executable
+    from mlc.artifact import Executable
 
 __all__ = ["COMMAND"]
 
@@ -85,7 +85,7 @@ def _load_array(name: str, path: Path) -> np.ndarray:
 
 def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> list[np.ndarray]:
     """What was given, and seeded random values for the rest, in the model's order."""
-    from mlc.testing.models import random_inputs
+    from mlc.networks.inputs import random_inputs
 
     known = [spec.name for spec in exe.inputs]
     unknown = sorted(arrays.keys() - set(known))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import MeasureError, UsageError
-from mlc.tune.options import STRATEGY_NAMES
+from mlc.tuning.options import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlc.tune.report import GraphReport, TuneReport
+    from mlc.tuning.report import GraphReport, TuneReport
 
 __all__ = ["COMMAND", "refuse_nothing"]
 

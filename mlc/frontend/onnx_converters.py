@@ -202,6 +202,51 @@ def _is_inf(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.equal(x, relax.const(np.inf if signs[0] else -np.inf, dtype_of(x)))
 
 
+def _sign(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """NaN of NaN; TVM's operator is made of comparisons and gives 0."""
+    from tvm import relax
+
+    x = inputs[0]
+    if not dtype_of(x).startswith(("float", "bfloat")):
+        return None
+    unordered = bb.normalize(relax.op.isnan(x))
+    return relax.op.where(unordered, x, bb.normalize(relax.op.sign(x)))
+
+
+def _thresholded_relu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``where(x > alpha, x, 0)``. TVM multiplies by the comparison, which makes NaN of an infinity."""
+    from tvm import relax
+
+    x, dtype = inputs[0], dtype_of(inputs[0])
+    above = bb.normalize(relax.op.greater(x, relax.const(float(attrs.get("alpha", 1.0)), dtype)))
+    return relax.op.where(above, x, relax.const(0.0, dtype))
+
+
+def _bit_shift(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """As numpy shifts by a negative number or by all bits and more: nothing is left but the sign, to the right. What
+    a CPU's instruction makes of such a number depends on the CPU and on the vector's width."""
+    from tvm import relax
+
+    (x, by), dtype = inputs, dtype_of(inputs[0])
+    left = text(attrs, "direction", "") == "LEFT"
+    array, amounts = array_of(x), array_of(by)
+    if array is not None and amounts is not None:
+        return relax.const((np.left_shift if left else np.right_shift)(array, amounts), dtype)
+
+    def emit(operator: Callable[..., Any], *args: Any) -> Any:
+        return bb.normalize(operator(*args))
+
+    info = np.iinfo(dtype)
+    zero = relax.const(0, dtype)
+    inside = emit(relax.op.less, by, relax.const(info.bits, dtype))
+    if info.min < 0:
+        inside = emit(relax.op.logical_and, inside, emit(relax.op.greater_equal, by, zero))
+        if not left:
+            return relax.op.right_shift(x, emit(relax.op.where, inside, by, relax.const(info.bits - 1, dtype)))
+    shift = relax.op.left_shift if left else relax.op.right_shift
+    return relax.op.where(inside, emit(shift, x, emit(relax.op.where, inside, by, zero)), zero)
+
+
 def _hyperbolic(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], sign: int) -> Any:
     """``Sinh`` (``sign`` -1) and ``Cosh`` (1), which TVM's code generators lack: ``(exp(x) + sign exp(-x)) / 2``.
 
@@ -293,6 +338,7 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "BitShift": _bit_shift,
     "Clip": _clip,
     "Col2Im": _col2im,
     "Cosh": functools.partial(_hyperbolic, sign=1),
@@ -313,7 +359,9 @@ CONVERTERS: dict[str, Converter] = {
     "Resize": resize,
     "Sinh": functools.partial(_hyperbolic, sign=-1),
     "STFT": stft,
+    "Sign": _sign,
     "SpaceToDepth": _space_to_depth,
     "Sum": _chain("add"),
+    "ThresholdedRelu": _thresholded_relu,
     "TopK": _top_k,
 }

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mlc.errors import UnsupportedOperators
+from mlc.errors import ModelError, UnsupportedOperators
 from mlc.frontend.onnx_converters import CONVERTERS
+from mlc.text import one_line
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["check_known", "check_supported", "functions_to_inline", "unsupported", "walk_nodes"]
+__all__ = ["check_known", "check_size", "check_supported", "functions_to_inline", "unsupported", "walk_nodes"]
 
 _STANDARD = ("", "ai.onnx")
+#: nodes that are left when all that is constant has been folded; large exported language models have 5,000
+_MOST_NODES = 20_000
+_MOST_READERS = 2_000
 # onnxruntime's own operators among TVM's converters; TVM looks converters up without their domain.
 _MICROSOFT = frozenset({
     "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization",
@@ -79,6 +84,19 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
 def functions_to_inline(nodes: Iterable[onnx.NodeProto], opsets: dict[str, int]) -> set[tuple[str, str]]:
     """``(domain, operator)`` of the nodes that cannot be imported but that ONNX defines by other operators."""
     return {(node.domain, node.op_type) for node in nodes if unsupported(node) and _is_function(node, opsets)}
+
+
+def check_size(nodes: Sequence[onnx.NodeProto], is_constant: Callable[[str], bool], name: str) -> None:
+    """Raise :class:`ModelError` for a graph that would take the compiler hours: the time of several passes grows with
+    the square of a tensor's readers (800 take 14 s)."""
+    if len(nodes) > _MOST_NODES:
+        raise ModelError(f"a graph must have at most {_MOST_NODES} nodes that are not constant, but {name} has "
+                         f"{len(nodes)}; split the model")
+    readers = Counter(value for node in nodes for value in set(node.input) if not is_constant(value))
+    tensor, count = max(readers.items(), key=lambda item: item[1], default=("", 0))
+    if count > _MOST_READERS:
+        raise ModelError(f"a tensor must be read by at most {_MOST_READERS} nodes, but {one_line(tensor)} of {name} is "
+                         f"read by {count}; split the model")
 
 
 def check_supported(nodes: Iterable[onnx.NodeProto]) -> None:

@@ -15,7 +15,7 @@ from mlc.frontend.model import ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
-from mlc.frontend.onnx_operators import check_known, check_supported
+from mlc.frontend.onnx_operators import check_known, check_size, check_supported
 from mlc.frontend.static_shapes import fold_shapes
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
     check_known(model)
     check_model(model, name)
     graph = make_static(model, shapes or {}, name)
+    check_size(graph.nodes, graph.is_constant, name)
     check_supported(graph.nodes)
     mod = _to_relax(graph, name)
     return imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlc.frontend.onnx_values import array_of
+
 if TYPE_CHECKING:
     import tvm
 
@@ -100,9 +102,7 @@ def _folder_class() -> Any:
             return bound if isinstance(bound, tvm.ir.GenericConst | relax.ShapeExpr) else expr
 
         def array(self, expr: Any) -> np.ndarray | None:
-            if not isinstance(expr, tvm.ir.GenericConst):
-                return None
-            array = expr.value.numpy()
-            return array if array.size <= _LARGEST and array.dtype.kind in "biu" else None
+            array = array_of(expr)
+            return array if array is not None and array.size <= _LARGEST and array.dtype.kind in "biu" else None
 
     return Folder

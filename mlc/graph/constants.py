@@ -7,7 +7,12 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-__all__ = ["array_of", "constant", "scalar_of"]
+__all__ = ["array_of", "constant", "scalar_of", "tensor_of"]
+
+
+def tensor_of(expr: relax.Expr) -> tvm.runtime.Tensor | None:
+    """The tensor of a Relax constant; None for any other expression."""
+    return expr.value if isinstance(expr, GenericConst) and isinstance(expr.value, tvm.runtime.Tensor) else None
 
 
 def array_of(expr: relax.Expr) -> np.ndarray | None:
@@ -15,10 +20,11 @@ def array_of(expr: relax.Expr) -> np.ndarray | None:
 
     Types that numpy does not know (bfloat16, float8) give None as well.
     """
-    if not isinstance(expr, GenericConst) or not isinstance(expr.value, tvm.runtime.Tensor):
+    tensor = tensor_of(expr)
+    if tensor is None:
         return None
     try:
-        return np.from_dlpack(expr.value)
+        return np.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError):
         return None
 

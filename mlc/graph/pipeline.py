@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import tvm
@@ -10,20 +13,22 @@ from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get, get_flag
 from mlc.graph import simplify
-from mlc.graph.attention import FuseAttention
-from mlc.graph.concat import PlaceConcats
-from mlc.graph.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
-from mlc.graph.layout import BlockedLayouts
-from mlc.graph.legalise import Legalise
-from mlc.graph.packing import PackWeights
-from mlc.graph.prologue import FoldPrologues
+from mlc.graph.layout.blocked import BlockedLayouts
+from mlc.graph.layout.packing import PackWeights
+from mlc.graph.lowering.attention import FuseAttention
+from mlc.graph.lowering.concat import PlaceConcats
+from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
+from mlc.graph.lowering.legalise import Legalise
+from mlc.graph.lowering.prologue import FoldPrologues
+from mlc.graph.lowering.select import ChooseKernels, Price
+from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.rewrite import check_straight_line
-from mlc.graph.select import ChooseKernels, Price
-from mlc.graph.slices import PlaceSlices
 from mlc.graph.substitute.choose import Substitutions, choose
+from mlc.graph.task import Task
+from mlc.graph.tasks import combined, extract_tasks, with_alternatives
 from mlc.target import Target
 
-__all__ = ["SIMPLIFY", "lowering", "optimise", "passes", "prepare", "simplified"]
+__all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "prepare", "simplified"]
 
 #: one round of simplification; rounds repeat until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
@@ -62,12 +67,14 @@ Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_leve
 
 
 def prepare() -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`optimise` runs before substitutions, and on what they make."""
+    """What :func:`lower` runs before substitutions, and on what they make."""
     return transform.ConvertToDataflow(), transform.CanonicalizeBindings(), Simplify, simplify.ShareCommon
 
 
-def lowering(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`optimise` runs on the graph that is taken."""
+def lowering(
+    target: Target, price: Price | None = None, *, winograd: bool = True, notify: Callable[[Task], None] | None = None
+) -> tuple[tvm.transform.Pass, ...]:
+    """What :func:`lower` runs on the graph that is taken; ``notify`` is as for :func:`ChooseKernels`."""
     return (
         simplify.ShareConcats,
         FuseAttention(target),
@@ -81,34 +88,56 @@ def lowering(target: Target, price: Price | None = None, *, winograd: bool = Tru
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),
         *GROUPING,
-        ChooseKernels(target, price, winograd=winograd),
+        ChooseKernels(target, price, winograd=winograd, notify=notify),
         FoldPrologues(target),
         *MERGING,
     )
 
 
 def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`optimise` runs without substitutions, in order."""
+    """What :func:`lower` runs without substitutions, in order."""
     return (*prepare(), *lowering(target, price, winograd=winograd))
 
 
-def optimise(
+@dataclass(frozen=True)
+class Lowered:
+    """A model as calls of fused tensor functions.
+
+    ``main`` of ``module`` holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``alternatives`` are the
+    tasks that were weighed against each other; ``weight`` is how often the model would run each.
+    """
+
+    module: tvm.IRModule
+    target: Target
+    alternatives: tuple[Task, ...] = ()
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """What the module calls; see :func:`mlc.graph.tasks.extract_tasks`."""
+        return extract_tasks(self.module, self.target)
+
+    def with_alternatives(self) -> list[Task]:
+        """:attr:`tasks` and after them what the module might call instead."""
+        return with_alternatives(self.tasks, self.alternatives)
+
+
+def lower(
     mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
     substitutions: Substitutions | None = None, dump: str | Path | None = None,
-) -> tvm.IRModule:
+) -> Lowered:
     """Lower ``mod`` to calls of fused tensor functions.
 
-    ``main`` of the result holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``price`` gives the
-    seconds of a task, None where it is not known; alternatives without prices are chosen by an analytic estimate.
-    ``winograd`` says whether convolutions may round as :func:`mlc.graph.winograd.error_bound` states; left out,
-    ``MLC_WINOGRAD`` does. ``substitutions`` are the rules that may make another graph of the model; left out, none
-    are. ``dump`` names a folder that gets the module as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises
-    :class:`mlc.errors.ModelError` for control flow or symbolic shapes and :class:`mlc.errors.BuildError` for an
-    operator that cannot be lowered.
+    ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
+    analytic estimate. ``winograd`` says whether convolutions may round as :func:`mlc.graph.winograd.error_bound`
+    states; left out, ``MLC_WINOGRAD`` does. ``substitutions`` are the rules that may make another graph of the model;
+    left out, none are. ``dump`` names a folder that gets the module as text after each pass; left out,
+    ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or symbolic shapes and
+    :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
+    graphs: list[Lowered] = []  # with substitutions, of several graphs
 
     def run(mod: tvm.IRModule, each: tuple[tvm.transform.Pass, ...], first: int = 0) -> tvm.IRModule:
         for index, step in enumerate(each, first):
@@ -117,17 +146,28 @@ def optimise(
                 _dump(mod, Path(folder) / f"{index:02d}_{step.info.name}.py")
         return mod
 
-    def lower(mod: tvm.IRModule) -> tvm.IRModule:
-        return run(mod, lowering(target, price, winograd=allowed), len(prepare()))
+    def lowered(mod: tvm.IRModule) -> tvm.IRModule:
+        weighed: list[Task] = []
+        steps = lowering(target, price, winograd=allowed, notify=weighed.append)
+        graphs.append(Lowered(run(mod, steps, len(prepare())), target, tuple(combined(weighed))))
+        return graphs[-1].module
 
     with target.tvm:
         mod = run(mod, prepare())
         if substitutions is None:
-            mod = lower(mod)
+            mod = lowered(mod)
         else:
-            mod = choose(mod, target, substitutions, price, lambda m: lower(run(m, prepare())), winograd=allowed)
+            mod = choose(mod, target, substitutions, price, lambda m: lowered(run(m, prepare())), winograd=allowed)
     check_lowered(mod)
-    return mod
+    return next(graph for graph in graphs if graph.module.same_as(mod))
+
+
+def optimise(
+    mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
+    substitutions: Substitutions | None = None, dump: str | Path | None = None,
+) -> tvm.IRModule:
+    """The module of :func:`lower`."""
+    return lower(mod, target, price, winograd=winograd, substitutions=substitutions, dump=dump).module
 
 
 def _dump(mod: tvm.IRModule, path: Path) -> None:

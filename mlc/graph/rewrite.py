@@ -25,8 +25,8 @@ from mlc.errors import ModelError
 from mlc.graph.constants import array_of
 
 __all__ = [
-    "PROJECTION", "Rule", "Rules", "Scope", "bindings", "check_straight_line", "dtype_of", "is_constant", "leaves",
-    "op_name", "rebuilt", "replaced", "rewrite", "rewrite_pass", "shape_of",
+    "PROJECTION", "Change", "Rule", "Rules", "Scope", "bindings", "builder_of", "check_straight_line", "dtype_of",
+    "is_constant", "leaves", "op_name", "rebuilt", "replaced", "rewrite", "rewrite_pass", "shape_of",
 ]
 
 Rule = Callable[[relax.Expr, "Scope"], "relax.Expr | None"]
@@ -183,16 +183,21 @@ def replaced(expr: relax.Expr, image: Mapping[relax.Var, relax.Expr]) -> relax.E
     return expr
 
 
+def builder_of(mod: tvm.IRModule) -> relax.BlockBuilder:
+    """A builder with the functions of ``mod`` but for main, which is to be built anew."""
+    return relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions_items() if g.name_hint != "main"}))
+
+
 def rebuilt(
     mod: tvm.IRModule, bound: Mapping[relax.Var, relax.Expr], change: Change | None = None,
-    builder: relax.BlockBuilder | None = None,
+    builder: relax.BlockBuilder | None = None, image: dict[relax.Var, relax.Expr] | None = None,
 ) -> tvm.IRModule:
     """The module with the bindings ``bound`` in main, in their order; ``change`` sees each as it comes, its variables
-    replaced by the new ones. ``builder`` has the other functions (default: one with those of ``mod``)."""
+    replaced by the new ones. ``builder`` has the other functions (default: :func:`builder_of` the module), and
+    ``image`` gets what stands for each variable, for a ``change`` that asks."""
     func = mod["main"]
-    if builder is None:
-        builder = relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions.items() if g.name_hint != "main"}))
-    image: dict[relax.Var, relax.Expr] = {}
+    builder = builder_of(mod) if builder is None else builder
+    image = {} if image is None else image
     with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
         with builder.dataflow():
             for var, before in bound.items():

@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from mlc.graph.narrow import narrowed
+from mlc.graph.ir.narrow import narrowed
 from mlc.target import Target
 
 __all__ = ["Task", "normalise", "task_key"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GenericConst
 
+from mlc.graph.constants import tensor_of
 from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
 from mlc.target import Target
 
-__all__ = ["extract_tasks", "human_name", "with_alternatives"]
+__all__ = ["combined", "extract_tasks", "human_name", "with_alternatives"]
 
 
 #: names longer than this mention each operator once only
@@ -52,17 +52,14 @@ def _calls(mod: tvm.IRModule) -> tuple[dict[str, _Calls], int]:
         value = binding.value
         if not (isinstance(value, relax.Call) and op_name(value) == "relax.call_tir"):
             continue
-        tensors = {i: arg.value for i, arg in enumerate(value.args[1].fields) if _is_tensor(arg)}
+        found = {i: tensor_of(arg) for i, arg in enumerate(value.args[1].fields)}
+        tensors = {i: tensor for i, tensor in found.items() if tensor is not None}
         for tensor in tensors.values():
             size = math.prod(map(int, tensor.shape)) * ((tensor.dtype.bits + 7) // 8)
             sizes[int(tensor.data_ptr()), size] = size
         symbol, call = value.args[0].name_hint, _Calls(1, frozenset(tensors))
         calls[symbol] = calls[symbol].and_(call) if symbol in calls else call
     return calls, sum(sizes.values())
-
-
-def _is_tensor(arg: relax.Expr) -> bool:
-    return isinstance(arg, GenericConst) and isinstance(arg.value, tvm.runtime.Tensor)
 
 
 def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
@@ -85,10 +82,19 @@ def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
     )
 
 
+def combined(tasks: Iterable[Task]) -> list[Task]:
+    """Equal tasks as one that weighs what they weigh together, in the order of their first appearance."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        key = task.key
+        found[key] = found[key].with_weight(found[key].weight + task.weight) if key in found else task
+    return list(found.values())
+
+
 def with_alternatives(tasks: Sequence[Task], alternatives: Iterable[Task]) -> list[Task]:
     """``tasks`` of a module and after them what it might call instead: the other tasks of their choices.
 
-    ``alternatives`` are the tasks that :class:`mlc.graph.select.ChooseKernels` wanted a price of.
+    ``alternatives`` are the tasks that :func:`mlc.graph.lowering.select.ChooseKernels` weighed against each other.
     """
     asked = {task.key: task for task in alternatives}
     taken = [task.competing(asked[task.key].choice) if task.key in asked else task for task in tasks]

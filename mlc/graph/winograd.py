@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 from tvm import te, tirx
 
-from mlc.graph.blocked import pad_spatial
+from mlc.graph.kernels.blocked import pad_spatial
 
 __all__ = ["FILTER", "TILES", "Transforms", "applicable", "conv2d_winograd", "error_bound", "transform_weight",
            "transforms"]

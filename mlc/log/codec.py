@@ -7,11 +7,12 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
 from mlc.errors import LogError
-from mlc.log.record import Record
+from mlc.log.record import Record, Verdict
 
 __all__ = ["MalformedRecord", "canonical_text", "digest", "pack", "parse_text", "unpack", "versions_of"]
 
@@ -26,6 +27,14 @@ _REQUIRED = ("task_key", "task_name", "space", "trace", "decisions")
 _DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(Record) if f.default is not MISSING}, "times": [], "extra": {},
 }
+#: texts of a stored ``extra`` that are fields of a record: the name there, the field, to text and back
+_NAMED: tuple[tuple[str, str, Callable[[Any], str], Callable[[str], Any]], ...] = (
+    ("code", "code", str, str),
+    ("shipped", "made_for", str, str),
+    ("slowness", "slowness", "{:.2f}".format, float),
+    ("verdict", "verdict", lambda verdict: str(verdict.value), Verdict),
+)
+_STORED = tuple(f.name for f in fields(Record) if f.name not in {field for _, field, _, _ in _NAMED})
 _FAILURES = frozenset(("", "build", "run", "timeout", "crash", "wrong"))
 
 
@@ -39,12 +48,12 @@ def canonical_text(record: Record) -> str:
     Fields at their default are left out: a field that a later version adds does not change the old digests.
     Raises :class:`MalformedRecord` for a record that could not be read back.
     """
-    values = {f.name: getattr(record, f.name) for f in fields(Record)}
+    values = {name: getattr(record, name) for name in _STORED}
     for name in (*_COUNTS, *_NUMBERS):
         values[name] = _plain(values[name])
     values["times"] = [_plain(t) for t in record.times]
     values["decisions"] = {k: _plain(v) for k, v in record.decisions.items()}
-    values["extra"] = dict(record.extra)
+    values["extra"] = _with_named(record)
     values = _checked(values)
     return _dump({name: value for name, value in values.items() if name in _REQUIRED or value != _DEFAULTS[name]})
 
@@ -57,12 +66,39 @@ def parse_text(text: str) -> Record:
         raise MalformedRecord(f"a record must be JSON, got {text[:40]!r} ({error})") from None
     if not isinstance(values, dict):
         raise MalformedRecord(f"a record must be a JSON object, got {type(values).__name__}")
-    unknown = sorted(values.keys() - {f.name for f in fields(Record)})
+    unknown = sorted(values.keys() - set(_STORED))
     if unknown:
         raise MalformedRecord(f"a record has only the fields that this mlc knows, got {', '.join(unknown[:4])}")
     values = _checked(values)
     values["times"] = tuple(values.get("times", ()))
-    return Record(**values)
+    return Record(**values, **_named_of(values.get("extra", {})))
+
+
+def _with_named(record: Record) -> dict[str, str]:
+    """What is stored as ``extra``: the fields that have a name there among them."""
+    extra = dict(record.extra)
+    for name, field, written, _ in _NAMED:
+        if name in extra:
+            raise MalformedRecord(f"extra must hold what has no field of its own, got {name}; set {field}")
+        if value := getattr(record, field):
+            extra[name] = written(value)
+    return extra
+
+
+def _named_of(extra: dict[str, str]) -> dict[str, Any]:
+    """The fields that a stored ``extra`` holds, taken out of it."""
+    found: dict[str, Any] = {}
+    for name, field, written, read in _NAMED:
+        if name in extra:
+            text = extra.pop(name)
+            try:
+                found[field] = read(text)
+                exact = bool(text) and written(found[field]) == text
+            except ValueError:
+                exact = False
+            if not exact:  # it could not be written as it was
+                raise MalformedRecord(f"{name} must be written as mlc writes it, got {text[:40]!r}")
+    return found
 
 
 def digest(text: str) -> bytes:

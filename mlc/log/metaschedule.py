@@ -226,7 +226,7 @@ def _forms(func: tirx.PrimFunc) -> Iterator[tirx.PrimFunc]:
 
 
 def _widened(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """The inverse of :func:`mlc.graph.narrow.narrowed`; None where 32-bit integers are also data."""
+    """The inverse of :func:`mlc.graph.ir.narrow.narrowed`; None where 32-bit integers are also data."""
     wide = from_json(to_json(func).replace('"int32"', '"int64"'))
     same = tvm_ffi.structural_hash(normalise(wide), map_free_vars=True)
     return wide if same == tvm_ffi.structural_hash(func, map_free_vars=True) else None

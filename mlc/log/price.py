@@ -13,7 +13,7 @@ __all__ = ["Prices"]
 
 
 class Prices:
-    """A price function for :func:`mlc.graph.pipeline.optimise` that remembers which tasks it was asked for.
+    """A price function for :func:`mlc.graph.pipeline.lower`.
 
     Times of two machines say nothing about each other: alternatives of one choice are priced on the machine of the
     first of them that the log knows.
@@ -22,21 +22,13 @@ class Prices:
     def __init__(self, log: LogReader | None = None) -> None:
         self._log = log
         self._machines: dict[str, str] = {}
-        self._asked: dict[str, Task] = {}
 
     def __call__(self, task: Task) -> float | None:
         """Seconds of the record that the task would be built from, None without one."""
         key = task.key
-        before = self._asked.get(key)
-        self._asked[key] = task if before is None else before.with_weight(before.weight + task.weight)
         record = self._log.best(key) if self._log is not None else None
         if record is None or not record.ok:
             return None
         if self._machines.setdefault(task.choice or key, record.machine) != record.machine:
             return None
         return record.seconds
-
-    @property
-    def alternatives(self) -> tuple[Task, ...]:
-        """Every task that was asked for, in order; ``weight`` is how often the model would run it."""
-        return tuple(self._asked.values())

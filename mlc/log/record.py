@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from statistics import median
 
-__all__ = ["CLEARLY_FASTER", "Record", "best_of"]
+__all__ = ["CLEARLY_FASTER", "Record", "Verdict", "best_of"]
 
 #: a single measurement outweighs an earlier comparison only if it took less than this part of its seconds
 CLEARLY_FASTER = 0.95
+
+
+class Verdict(Enum):
+    """What a comparison with the untuned default, timed in turn, said of a candidate."""
+
+    KEPT = "kept"
+    REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,11 @@ class Record:
     ``times`` are seconds per call, one per repeat, empty on failure. ``failure`` is empty on success, else one
     of ``build``, ``run``, ``timeout``, ``crash``, ``wrong`` and ``detail`` says more. ``decisions`` are the
     knob values by name, ``trace`` the JSON of the schedule's trace, which replays on an equal function.
+
+    ``verdict`` is None for a trial and set for a candidate that was timed once more to be compared. ``code`` is the
+    hash of the machine code, ``slowness`` how many times slower than at its best the machine was meanwhile, 0 where it
+    was not disturbed, and ``made_for`` the target of a record that came with mlc, empty for all others. ``extra`` is
+    what nothing in mlc reads.
     """
 
     task_key: str
@@ -37,6 +50,10 @@ class Record:
     build_seconds: float = 0.0
     when: float = 0.0  # seconds since the epoch
     flops: float = 0.0
+    verdict: Verdict | None = None
+    code: str = ""
+    slowness: float = 0.0
+    made_for: str = ""
     extra: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -47,7 +64,7 @@ class Record:
     @property
     def kept(self) -> bool:
         """Whether this was chosen when the best of its task and the untuned default were timed in turn."""
-        return self.ok and self.extra.get("verdict") == "kept"
+        return self.ok and self.verdict is Verdict.KEPT
 
     @property
     def seconds(self) -> float:

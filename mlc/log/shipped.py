@@ -30,10 +30,8 @@ from schedules.machine import cpu_machine
 from schedules.space import InvalidDecision
 from schedules.trace import replay
 
-__all__ = ["SHIPPED", "family", "for_target", "is_shipped", "schedule_of", "shipped_records"]
+__all__ = ["family", "for_target", "is_shipped", "schedule_of", "shipped_records"]
 
-#: where a shipped record's ``extra`` says for which target it was made
-SHIPPED = "shipped"
 #: the x86 level by bytes of a vector register and the number of them
 _LEVELS = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}
 #: part of the cores that a schedule made for fewer of them must keep busy; below, the machine's own default is better
@@ -56,8 +54,8 @@ def for_target(records: Iterable[Record], target: Target) -> Iterator[Record]:
         digest, _, rest = record.task_key.partition("-")
         versions = versions_of(record.task_key)
         made_for = rest.removesuffix(f"-{versions}")
-        extra = {name: value for name, value in record.extra.items() if name != "verdict"}
-        yield replace(record, task_key=f"{digest}-{target.canonical}-{versions}", extra={**extra, SHIPPED: made_for})
+        key = f"{digest}-{target.canonical}-{versions}"
+        yield replace(record, task_key=key, verdict=None, made_for=made_for)
 
 
 def shipped_records(target: Target) -> list[Record]:
@@ -80,7 +78,7 @@ def shipped_records(target: Target) -> list[Record]:
 
 def is_shipped(record: Record) -> bool:
     """Whether the record came with mlc and not from a run on this machine."""
-    return SHIPPED in record.extra
+    return bool(record.made_for)
 
 
 def schedule_of(task: Task, record: Record) -> s_tir.Schedule:
@@ -90,7 +88,7 @@ def schedule_of(task: Task, record: Record) -> s_tir.Schedule:
     and whose parallel loops would leave too many of the target's idle.
     """
     sch = replay(task.func, record.trace)
-    if is_shipped(record) and task.target.threads > _cores(record.extra[SHIPPED]):
+    if is_shipped(record) and task.target.threads > _cores(record.made_for):
         for extent in _parallel_extents(sch.mod["main"]):
             busy = extent / (task.target.threads * math.ceil(extent / task.target.threads))
             if busy < _BUSY:

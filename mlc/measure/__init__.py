@@ -2,12 +2,12 @@
 
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Executor, Job
-from mlc.measure.here import LocalExecutor
 from mlc.measure.local import LocalMeasurer
+from mlc.measure.local_executor import LocalExecutor, local_measurer
 from mlc.measure.machine import load_warning, machine_id
 from mlc.measure.measurer import MeasureOptions, Measurer, MeasureRequest, MeasureResult
 
 __all__ = [
     "Answer", "Dispatcher", "Executor", "Job", "LocalExecutor", "LocalMeasurer", "MeasureOptions", "MeasureRequest",
-    "MeasureResult", "Measurer", "load_warning", "machine_id",
+    "MeasureResult", "Measurer", "load_warning", "local_measurer", "machine_id",
 ]

@@ -1,13 +1,8 @@
-"""Where candidates are built and run: this machine's workers, devices behind TVM's RPC tracker, a Ray cluster.
+"""What builds and runs candidates: :class:`mlc.measure.local_executor.LocalExecutor`, on this machine.
 
 An executor takes jobs and gives answers, in whatever order they come. It may lose a job with the device that had it,
 and answer one twice: :class:`mlc.measure.dispatch.Dispatcher` submits again what is lost and takes each answer once.
-What a new kind of device needs is the three methods of :class:`Executor`; ``Job`` and ``Answer`` hold plain values.
-
-* RPC tracker: ``submit`` hands each job to a thread that requests a device; ``poll`` empties the queue of answers. A
-  session that breaks is an answer without results.
-* Ray: ``submit`` keeps a reference for each remote call; ``poll`` is ``ray.wait`` with its timeout. A worker that
-  died is an answer without results.
+What a new kind of device needs is the methods of :class:`Executor`; ``Job`` and ``Answer`` hold plain values.
 """
 
 from __future__ import annotations
@@ -57,7 +52,7 @@ class Executor(Protocol):
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take ``jobs`` and return. A job may be submitted again under its id, whatever became of it before.
 
-        Raises :class:`mlc.errors.MeasureError` where no job can ever be done (no tracker, no cluster).
+        Raises :class:`mlc.errors.MeasureError` where no job can ever be done.
         """
 
     def poll(self, timeout: float) -> list[Answer]:

@@ -23,7 +23,7 @@ from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 from mlc.measure.pool import Job, Pool
 from mlc.measure.process import WorkerProcess
 from mlc.measure.protocol import Message
-from mlc.measure.rest import wait_for_rest
+from mlc.measure.quiescence import wait_until_quiescent
 
 __all__ = ["LocalMeasurer"]
 
@@ -187,7 +187,7 @@ class LocalMeasurer:
     def _quiet(self, worker: WorkerProcess) -> None:
         """Wait for whoever ran before ``worker``."""
         if self._ran is not None and self._ran is not worker and self._pool.living(self._ran):
-            wait_for_rest(self._ran.pid)
+            wait_until_quiescent(self._ran.pid)
         self._ran = worker
 
     def _interleave(self, batch: _Batch, candidates: list[_Candidate], rounds: int, slot: int) -> None:

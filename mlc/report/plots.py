@@ -124,7 +124,7 @@ def _progress(
     trials: dict[str, float] = {}
     best: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        if "verdict" in record.extra:  # a winner timed again, no trial
+        if record.verdict is not None:  # a winner timed again, no trial
             continue
         key = record.task_key
         names.setdefault(key, record.task_name)

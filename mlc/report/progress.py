@@ -16,7 +16,7 @@ from rich.text import Text
 from mlc.report import format as fmt
 from mlc.report.session import SessionView, TaskView
 from mlc.report.tables import fitted
-from mlc.tune.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskStopped
+from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskStopped
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

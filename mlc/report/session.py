@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
-from mlc.tune.report import TuneReport
+from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
+from mlc.tuning.report import TuneReport
 
 __all__ = ["SessionView", "TaskView"]
 

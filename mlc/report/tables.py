@@ -17,7 +17,7 @@ from mlc.report import format as fmt
 from mlc.text import visible
 
 if TYPE_CHECKING:
-    from mlc.tune.report import TaskReport, TuneReport
+    from mlc.tuning.report import TaskReport, TuneReport
 
 __all__ = ["bench_table", "fitted", "functions_table", "table", "tuning_table"]
 

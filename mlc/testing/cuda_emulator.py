@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlc.build.cuda import legal_names
+from mlc.artifact.cuda import legal_names
 
 if TYPE_CHECKING:
     import tvm

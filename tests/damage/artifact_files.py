@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.build import artifact, checksum
+from mlc.artifact import artifact, checksum
 
 __all__ = ["CONTENTS", "Written", "parts", "some_range", "whole"]
 
@@ -44,7 +44,7 @@ _COMPILE = """
 import sys
 import numpy as np
 from tvm import relax, topi
-from mlc.build import compile_module
+from mlc.artifact import compile_module
 from mlc.target import resolve
 from mlc.testing.programs import program
 

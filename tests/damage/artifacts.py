@@ -16,8 +16,8 @@ from random import Random
 import numpy as np
 
 import mlc
-from mlc.build import runtime
-from mlc.build.features import host_flags
+from mlc.artifact import runtime
+from mlc.artifact.features import host_flags
 from tests.damage.artifact_files import CONTENTS, Written, parts, some_range, whole
 from tests.damage.harness import Case, Outcome, main
 

@@ -30,7 +30,10 @@ from mlc.errors import MlcError
 
 __all__ = ["BAD", "Case", "Outcome", "Verdict", "cases", "main", "run", "table"]
 
+#: what a case may take of the processors, with its children
 SECONDS = 10.0
+#: how many times as long it may last, on a machine that does other things too
+_PATIENCE = 3
 EXTRA_BYTES = 2 << 30
 
 
@@ -82,7 +85,7 @@ def cases(strategies: Sequence[str], count: int, seed: int = 0) -> list[Case]:
 def run(
     wanted: Iterable[Case], check: Check, seconds: float = SECONDS, extra_bytes: int = EXTRA_BYTES
 ) -> list[Verdict]:
-    """Check every case in a process forked for it, with ``seconds`` to live.
+    """Check every case in a process forked for it, with ``seconds`` of processor time and thrice as long to live.
 
     ``extra_bytes`` is how much its address space may grow (a :class:`MemoryError` that is not made into one line counts
     as a traceback). Import what the check needs before the call, so that every process has it; run no compiled code
@@ -102,12 +105,13 @@ def _verdict(case: Case, check: Check, seconds: float, extra_bytes: int) -> Verd
             _child(case, check, write_end, noise.fileno(), extra_bytes)
         os.close(write_end)
         with os.fdopen(read_end, "rb") as pipe:
-            said, ended = _said(pipe.fileno(), began + seconds)
+            said, ended = _said(pipe.fileno(), began + _PATIENCE * seconds)
         if not ended:
             os.killpg(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        _, status, used = os.wait4(child, 0)
         noise.seek(0)
-        outcome, detail = _seen(said, ended, status, noise.read().decode(errors="replace"))
+        in_time = ended and used.ru_utime + used.ru_stime <= seconds
+        outcome, detail = _seen(said, in_time, status, noise.read().decode(errors="replace"))
     return Verdict(case, outcome, detail, time.monotonic() - began)
 
 
@@ -123,9 +127,9 @@ def _said(pipe: int, deadline: float) -> tuple[bytes, bool]:
     return said, False
 
 
-def _seen(said: bytes, ended: bool, status: int, noise: str) -> tuple[Outcome, str]:
+def _seen(said: bytes, in_time: bool, status: int, noise: str) -> tuple[Outcome, str]:
     lines = noise.strip().splitlines() or [""]
-    if not ended:
+    if not in_time:
         return Outcome.HUNG, lines[-1]
     if os.WIFSIGNALED(status):
         return Outcome.CRASHED, f"{signal.Signals(os.WTERMSIG(status)).name} {lines[-1]}".strip()

@@ -18,7 +18,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from mlc.log import Record, TuningLog, codec
+from mlc.log import Record, TuningLog, Verdict, codec
 from mlc.log.rows import row_of, sealed
 from mlc.target import resolve
 from mlc.testing.programs import program
@@ -48,12 +48,9 @@ def model() -> tvm.IRModule:
 @cache
 def tasks_of() -> list[Any]:
     """The tasks of :func:`model`, as compiling it finds them."""
-    from mlc.api import _imported, _optimised
-    from mlc.graph.tasks import extract_tasks
-    from mlc.log import Prices
+    from mlc.compilation import Compilation
 
-    imported, target = _imported(model(), TARGET, None, None, None)
-    return list(extract_tasks(_optimised(imported, target, Prices(None), None), target))
+    return Compilation.of(model(), TARGET, substitutions=False).lowered().tasks
 
 
 def prepare() -> None:
@@ -80,7 +77,7 @@ def _write_whole(folder: Path) -> None:
     from mlc.log.decision import GraphDecision
     from mlc.log.metaschedule import export_database
     from mlc.testing.measuring import FakeMeasurer
-    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.tuning import TuneOptions, tune_tasks
 
     def seconds(values: tuple[int, ...]) -> float:
         return 1e-5 * (1 + sum(values) % 17)
@@ -217,12 +214,12 @@ def _best(path: Path) -> list[Record]:
 
 def _signed(path: Path, record: Record) -> None:
     with TuningLog(path) as log:
-        log.append_rows([row_of(replace(record, times=(1e-9,), session="", extra={"verdict": "kept"}))])
+        log.append_rows([row_of(replace(record, times=(1e-9,), session="", verdict=Verdict.KEPT))])
 
 
 def _field(rng: Random, path: Path) -> None:
     for record in _best(path):
-        values = json.loads(codec.canonical_text(replace(record, times=(1e-9,), session="", extra={"verdict": "kept"})))
+        values = json.loads(codec.canonical_text(replace(record, times=(1e-9,), session="", verdict=Verdict.KEPT)))
         name = rng.choice(sorted(values))
         values[name] = rng.choice([v for v in _ODD if not isinstance(v, bytes)] + [[], {}, [[]], float("nan"), 10**400])
         sys.set_int_max_str_digits(0)
@@ -232,7 +229,7 @@ def _field(rng: Random, path: Path) -> None:
 
 def _times(rng: Random, path: Path) -> None:
     for record in _best(path):
-        text = codec.canonical_text(replace(record, times=(1e-9,), session="", extra={"verdict": "kept"}))
+        text = codec.canonical_text(replace(record, times=(1e-9,), session="", verdict=Verdict.KEPT))
         time = rng.choice((
             "NaN", "Infinity", "-Infinity", "-1e-9", "0", "1e999", "5e-324", '"1"', "[1]", "null", "true",
         ))

@@ -22,7 +22,7 @@ from mlc.cli.main import main as command
 from mlc.errors import LogError
 from mlc.log import TuningLog
 from mlc.testing.measuring import FakeMeasurer
-from mlc.tune import TuneOptions, tune_tasks
+from mlc.tuning import TuneOptions, tune_tasks
 from tests.damage.harness import SECONDS, Case, Outcome, main
 from tests.damage.log_files import STRATEGIES, TARGET, TRIALS, model, prepare, tasks_of, written
 
@@ -34,8 +34,8 @@ CASE_SECONDS = 5 * SECONDS
 
 #: what a check imports; importing it before the fork saves each case ten seconds
 _NEEDED = (
-    "matplotlib.pyplot", "mlc.build", "mlc.graph.pipeline", "mlc.log.metaschedule", "mlc.report.log_page",
-    "mlc.tune.session", "schedules.cpu", "schedules.lowering", "schedules.math", "tvm.s_tir.meta_schedule", "xgboost",
+    "matplotlib.pyplot", "mlc.artifact", "mlc.graph.pipeline", "mlc.log.metaschedule", "mlc.report.log_page",
+    "mlc.tuning.session", "schedules.cpu", "schedules.lowering", "schedules.math", "tvm.s_tir.meta_schedule", "xgboost",
 )
 
 

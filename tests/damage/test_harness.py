@@ -15,6 +15,7 @@ from tests.damage.harness import Case, Outcome, cases, main, run, table
 
 def _check(case: Case) -> Outcome:
     """Behave as the case's strategy is called."""
+    began = time.process_time()
     match case.strategy:
         case "refuse":
             raise LogError("it must hold, but does not; mend it")
@@ -26,6 +27,9 @@ def _check(case: Case) -> Outcome:
             os._exit(3)
         case "hang":
             time.sleep(60)
+        case "toil":
+            while time.process_time() < began + 0.8:
+                pass
         case "raise":
             raise KeyError("name")
         case "grow":
@@ -46,12 +50,14 @@ def _check(case: Case) -> Outcome:
     ("signal", Outcome.CRASHED, "SIGSEGV"),
     ("leave", Outcome.CRASHED, "exit status 3"),
     ("hang", Outcome.HUNG, ""),
+    ("toil", Outcome.HUNG, ""),
     ("raise", Outcome.TRACEBACK, "KeyError at _check:"),
     ("grow", Outcome.TRACEBACK, "MemoryError at _check:"),
     ("complain", Outcome.TRACEBACK, "SomeError: in a thread"),
 ])
 def test_outcomes(strategy: str, outcome: Outcome, detail: str) -> None:
-    (verdict,) = run([Case(strategy, 0)], _check, seconds=0.5 if strategy == "hang" else 20.0, extra_bytes=1 << 29)
+    seconds = 0.5 if strategy in ("hang", "toil") else 20.0
+    (verdict,) = run([Case(strategy, 0)], _check, seconds=seconds, extra_bytes=1 << 29)
     assert verdict.outcome is outcome and verdict.detail.startswith(detail), verdict
 
 

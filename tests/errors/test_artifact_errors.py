@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlc.build import Executable, artifact, compile_module, features, load, runtime
+from mlc.artifact import Executable, artifact, compile_module, features, load, runtime
 from mlc.errors import ArtifactError
 from mlc.target import resolve
 from mlc.testing.programs import dense
@@ -133,7 +133,7 @@ def test_code_that_does_not_load(built: Path, tmp_path: Path) -> None:
 def test_a_cuda_artifact_without_a_gpu(built: Path, tmp_path: Path) -> None:
     attrs = json.dumps({"kind": "cuda", "arch": "sm_90"})
     path = _changed(built, tmp_path, kind="cuda", target="cuda/sm_90", target_attrs=attrs)
-    code = "import sys, mlc.build as b\ntry: b.load(sys.argv[1])\nexcept Exception as e: print(type(e).__name__, e)"
+    code = "import sys, mlc.artifact as b\ntry: b.load(sys.argv[1])\nexcept Exception as e: print(type(e).__name__, e)"
     done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True, text=True)
     assert done.stdout.startswith("ArtifactError the module was built for cuda (sm_90), but this machine has no NVIDIA")
     assert len(done.stdout.strip().splitlines()) == 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm import te
 
-from mlc.build import Executable, compile_module, load, trial
-from mlc.build.trial import save_tried
+from mlc.artifact import Executable, compile_module, load, trial
+from mlc.artifact.trial import save_tried
 from mlc.errors import ArtifactError, MeasureError
 from mlc.graph.task import Task, normalise
 from mlc.log import TuningLog
@@ -17,7 +17,7 @@ from mlc.measure import LocalMeasurer, MeasureOptions
 from mlc.target import resolve
 from mlc.testing.misbehaving import Saboteur, spoilt
 from mlc.testing.programs import dense
-from mlc.tune import TuneOptions, tune_tasks
+from mlc.tuning import TuneOptions, tune_tasks
 
 TARGET = resolve("llvm", threads=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlc.build import Executable, ModelMeta, compile_module
+from mlc.artifact import Executable, ModelMeta, compile_module
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec
 from mlc.target import resolve

@@ -18,11 +18,13 @@ from mlc.measure import LocalMeasurer, MeasureOptions, MeasureRequest
 from mlc.measure.lowered import compile_hashed
 from mlc.target import resolve
 from mlc.testing.misbehaving import FAILURES, Saboteur, fate_of, spoilt
-from mlc.tune import TuneOptions, tune_tasks
-from mlc.tune.events import BatchMeasured, Event
+from mlc.tuning import TuneOptions, tune_tasks
+from mlc.tuning.events import BatchMeasured, Event
 from schedules import registry
 from schedules.space import best_seed
 from schedules.trace import replay
+
+pytestmark = pytest.mark.alone
 
 TARGET = resolve("native", threads=1)
 OPTIONS = MeasureOptions(threads=1, timeout=3.0, min_repeat_seconds=0.001)
@@ -90,15 +92,15 @@ def test_a_run_in_which_a_tenth_of_the_candidates_misbehave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     """No record is lost, nothing wrong is accepted, the run goes on to its end, and memory stays flat."""
-    monkeypatch.setattr("mlc.tune.allocation.PATIENCE", 10_000)
-    monkeypatch.setattr("mlc.tune.allocation.FAILING", 10_000)
-    monkeypatch.setattr("mlc.tune.allocation.NEAR", 1e9)
+    monkeypatch.setattr("mlc.tuning.allocation.PATIENCE", 10_000)
+    monkeypatch.setattr("mlc.tuning.allocation.FAILING", 10_000)
+    monkeypatch.setattr("mlc.tuning.allocation.NEAR", 1e9)
     tasks = [product(m) for m in (96, 120, 168, 192)]
     path = tmp_path / "log.db"
     memory = Memory(path)
     with LocalMeasurer(OPTIONS, workers=2) as inner, TuningLog(path) as log:
         report = tune_tasks(tasks, TARGET, log, TuneOptions(trials=TRIALS), Saboteur(inner), memory)
-        records = [r for r in log.records() if "verdict" not in r.extra]
+        records = [r for r in log.records() if r.verdict is None]
         best = {task.key: log.best(task.key) for task in tasks}
     assert report.reason == "trials" and report.trials == TRIALS == len(records) and not memory.lost
     assert check(path).records == report.measured

@@ -125,3 +125,21 @@ def test_a_result_that_is_no_tensor_is_refused_in_one_line() -> None:
         builder.emit_func_output(builder.emit(relax.op.shape_of(x)))
     with pytest.raises(ModelError, match=r"every input and output must be a tensor, but .* is a ShapeType"):
         imported(builder.finalize(), "shape")
+
+
+@pytest.mark.parametrize(("readers", "message"), [
+    (False, "at most 20000 nodes .* but wide has 20001; split the model"),
+    (True, "read by at most 2000 nodes, but x of wide is read by 2001; split the model"),
+])
+def test_graphs_that_would_take_hours(readers: bool, message: str) -> None:
+    count = 2000 if readers else 20000
+    nodes = [helper.make_node("Sigmoid", ["x"] if readers else [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
+    parts = [f"v{i + 1}" for i in range(count)] if readers else [f"v{count}"]
+    nodes += [helper.make_node("Sum", ["x", *parts], ["y"])]
+    if not readers:
+        nodes[0].input[0] = "x"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "wide", ends[:1], ends[1:]),
+                              opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(ModelError, match=message):
+        load_model(model)

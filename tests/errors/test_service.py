@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mlc
-from mlc.build import emit
+from mlc.artifact import emit
 from mlc.errors import BuildError, MlcError
 
 HANG = 120.0  # seconds that nothing here comes near

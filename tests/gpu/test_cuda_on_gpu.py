@@ -12,10 +12,11 @@ import pytest
 import tvm
 
 import mlc
-from mlc.build import cuda
+from mlc.artifact import cuda
+from mlc.networks.inputs import random_inputs
+from mlc.networks.light import light_model
 from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES, Case, inputs_of, largest_error
-from mlc.testing.models import light_model, random_inputs
 from schedules import registry
 from schedules.space import InvalidDecision, best_seed, schedule_with
 
@@ -62,7 +63,7 @@ def test_random_decisions(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
-def test_model(name: str, tmp_path: Path) -> None:
+def model_named(name: str, tmp_path: Path) -> None:
     model = light_model(name)
     on_cpu = mlc.compile(model, target="native", log=False)
     mlc.compile(model, target=here(), log=False).save(tmp_path / "model.so")

@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 
 import mlc
-from mlc.testing.architectures import SMALL_ARCHITECTURES
-from mlc.testing.models import random_inputs
+from mlc.networks.architectures import SMALL_ARCHITECTURES
+from mlc.networks.inputs import random_inputs
 
 #: of each kind one
 _QUICK = ("dcgan", "dlrm", "mixer", "qwen2", "roberta", "tcn")

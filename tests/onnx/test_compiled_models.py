@@ -9,8 +9,8 @@ import pytest
 import mlc
 from mlc.cli.models import find_model
 from mlc.frontend import load_model
-from mlc.testing.models import random_inputs, vit_tiny
-from mlc.testing.models import test_model as model_named
+from mlc.networks.inputs import random_inputs
+from mlc.networks.models import model_named, vit_tiny
 
 
 def _compare(model) -> None:

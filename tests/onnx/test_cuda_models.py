@@ -11,10 +11,11 @@ import tvm
 from mlc.frontend import load_model
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
+from mlc.networks.light import light_model
+from mlc.networks.models import bert_base
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cuda_twin import run
-from mlc.testing.models import bert_base, light_model
 from schedules import registry
 from schedules.space import best_seed
 

@@ -12,12 +12,14 @@ import tvm
 from tvm import relax
 
 from mlc.frontend import load_model
-from mlc.testing.models import LIGHT_MODELS, light_model, light_path, random_inputs, test_model
+from mlc.networks.inputs import random_inputs
+from mlc.networks.light import LIGHT_MODELS, light_model, light_path
+from mlc.networks.models import model_named
 
 
 @functools.cache
 def small(name):
-    return test_model(name)
+    return model_named(name)
 
 
 @pytest.mark.parametrize("name", LIGHT_MODELS)

@@ -3,11 +3,11 @@
 Three of them are in the form in which they are trained or written.
 
 ``make bench-ablation``, or ``python -m tests.performance.ablation --models rnn_unrolled --seconds 120``. "Neither" and
-"substitutions only" are compiled without any log: every function gets the schedule that arithmetic on the machine
-proposes. "Schedules only" and "joint" are tuned for ``--seconds`` each, into logs of their own; with ``--seconds 0``
-nothing is tuned, and they use what your own log and the shipped ones have. The four are then timed
-in turns in one run, and their outputs compared with an evaluation in float64 that shares nothing with mlc. Results are
-written after each model; models that are there already are skipped unless ``--again``.
+"substitutions only" are compiled without any log: every function gets the first seed of its search space. "Schedules
+only" and "joint" are tuned for ``--seconds`` each, into logs of their own; with ``--seconds 0`` nothing is tuned, and
+they use what your own log and the shipped ones have. The four are then timed in turns in one run, and their outputs
+compared with an evaluation in float64 that shares nothing with mlc. Results are written after each model; models that
+are there already are skipped unless ``--again``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.performance.results import Results
+from tests.performance.results import Results, publish
 
 ROOT = Path(__file__).parent.parent.parent
 #: the largest error that may come from float32, relative to the largest output
@@ -48,7 +48,7 @@ VARIANTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing, write the table; 1 if an output is wrong."""
-    from mlc.testing.ablation_models import ABLATION_MODELS, WRITTEN_MODELS
+    from mlc.networks.ablation import ABLATION_MODELS, WRITTEN_MODELS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join([*ABLATION_MODELS, *WRITTEN_MODELS]),
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="tuning budget of a tuned variant (default: 300)")
     parser.add_argument("--target", default="native", help="what every variant is built for (default: native)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each variant (default: 12)")
+    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "ablation")
     args = parser.parse_args(argv)
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = results.rows
     text = markdown(list(rows.values()))
     (args.output / "table.md").write_text(text, encoding="utf-8")
+    if args.publish:
+        publish("ablation", text)
     print(text)
     wrong = [f"{row['model']}, {variant}" for row in rows.values() for variant in wrong_variants(row)]
     if wrong:
@@ -79,8 +82,8 @@ def measure(name: str, seconds: float, folder: Path, rounds: int, target: str = 
 
     from mlc.bench import EngineSpec, Timing, run_bench
     from mlc.bench.engines import onnx_inputs
-    from mlc.testing.ablation_models import ablation_model
-    from mlc.testing.models import random_inputs
+    from mlc.networks.ablation import ablation_model
+    from mlc.networks.inputs import random_inputs
     from tests.performance.reference import float64_outputs
 
     path = folder / f"{name}.onnx"
@@ -122,7 +125,7 @@ def wrong_variants(row: Mapping[str, Any]) -> list[str]:
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Medians in milliseconds, what each search gains over "neither", and joint over schedules only; the six networks,
     then those in the form in which they are trained or written."""
-    from mlc.testing.ablation_models import WRITTEN_MODELS
+    from mlc.networks.ablation import WRITTEN_MODELS
 
     columns = ("model", *(f"{variant.name}, ms" for variant in VARIANTS),
                *(f"neither / {variant.name}" for variant in VARIANTS[1:]), "schedules / joint", "largest error")

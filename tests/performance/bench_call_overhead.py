@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlc.build import Executable, compile_module
+from mlc.artifact import Executable, compile_module
 from mlc.target import resolve
 from mlc.testing.programs import dense, twins
 

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tune(tasks: list[Task], target: Target, log: Path, seconds: float) -> None:
     from mlc.measure import LocalMeasurer, MeasureOptions
     from mlc.report.progress import listening
-    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.tuning import TuneOptions, tune_tasks
 
     measurer = LocalMeasurer(MeasureOptions(threads=target.threads), target.threads)
     try:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from mlc.log import Record, TuningLog
+from mlc.log import Record, TuningLog, Verdict
 from mlc.log.codec import canonical_text, digest, pack
 
 _TASKS = 2000
@@ -77,7 +77,7 @@ def _fill(path: Path, count: int) -> None:
     """Distinct records as a tuner writes them. Their texts differ in a few places, so that a million take minutes."""
     rng, form = random.Random(0), replace(_record(0), detail=_TEXT, trial=_UNIQUE, task_key=_TEXT)
     good = canonical_text(replace(form, times=(0.5,)))
-    kept = canonical_text(replace(form, times=(0.5,), extra={"verdict": "kept"}))
+    kept = canonical_text(replace(form, times=(0.5,), verdict=Verdict.KEPT))
     failed = canonical_text(replace(form, times=(), failure="crash"))
     with TuningLog(path) as log:
         for start in range(0, count, _BATCH):

@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tune(model: str, variant: str, seconds: float, folder: Path, target_name: str = "native") -> None:
     """Tune a model with what the variant knows, and build what the log had at each checkpoint."""
-    from mlc import api
     from mlc.log import Layers, TuningLog
     from mlc.log.layers import MemoryLog
+    from mlc.measure import local_measurer
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
-    from mlc.tune import TuneOptions, tune_tasks
-    from mlc.tune.events import BatchMeasured, Event
-    from mlc.tune.transfer import Experience
+    from mlc.tuning import TuneOptions, tune_tasks
+    from mlc.tuning.events import BatchMeasured, Event
+    from mlc.tuning.transfer import Experience
 
     left = LeftOut(model, target_name)
     target = left.target
@@ -86,7 +86,7 @@ def tune(model: str, variant: str, seconds: float, folder: Path, target_name: st
         if isinstance(event, BatchMeasured):
             steps.append((event.trials, event.elapsed, event.latency))
 
-    measurer = api._local_measurer(target)
+    measurer = local_measurer(target)
     try:
         with TuningLog(folder / "log.db") as log, listening(stderr_console()) as listener:
 
@@ -95,7 +95,7 @@ def tune(model: str, variant: str, seconds: float, folder: Path, target_name: st
                 listener(event)
 
             report = tune_tasks(
-                left.tasks(others), target, log, TuneOptions(seconds=seconds), measurer, both,
+                left.compilation.tasks(others), target, log, TuneOptions(seconds=seconds), measurer, both,
                 shipped=others.best, experience=Experience.of(others.readers, target),
             )
             records = list(log.records())
@@ -104,23 +104,15 @@ def tune(model: str, variant: str, seconds: float, folder: Path, target_name: st
     builds = {}
     for trials in [*(c for c in CHECKPOINTS if c < report.trials), report.trials]:
         last = trials == report.trials
-        known = MemoryLog(r for r in records if last or (r.trial <= trials and "verdict" not in r.extra))
+        known = MemoryLog(r for r in records if last or (r.trial <= trials and r.verdict is None))
         layers = Layers([known, *others.readers])
-        exe = _compiled(left, layers)
         file = folder / f"{trials}.so"
-        exe.save(file)
+        left.compilation.build(layers).save(file)
         builds[trials] = str(file)
     write_whole(folder / "run.json", json.dumps({
         "model": model, "variant": variant, "seconds": report.seconds, "trials": report.trials,
         "reason": report.reason, "steps": steps, "builds": builds,
     }))
-
-
-def _compiled(left: LeftOut, layers: Any) -> Any:
-    from mlc.build.compile import compile_module
-    from mlc.log import Prices
-
-    return compile_module(left.optimised(Prices(layers)), left.target, layers.best)
 
 
 def timed(model: str, folder: Path, rounds: int) -> dict[str, Any]:
@@ -129,7 +121,8 @@ def timed(model: str, folder: Path, rounds: int) -> dict[str, Any]:
 
     from mlc.bench import EngineSpec, Timing, run_bench
     from mlc.bench.engines import onnx_inputs
-    from mlc.testing.models import random_inputs, test_model
+    from mlc.networks.inputs import random_inputs
+    from mlc.networks.models import model_named
     from tests.performance.reference import float64_outputs
 
     store = folder / "times.json"
@@ -137,7 +130,7 @@ def timed(model: str, folder: Path, rounds: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(store.read_text())
         return found
     runs = {variant: json.loads((folder / variant / "run.json").read_text()) for variant in VARIANTS}
-    path, source = folder / "model.onnx", test_model(model)
+    path, source = folder / "model.onnx", model_named(model)
     onnx.save(source, path)
     inputs = random_inputs(onnx_inputs(str(path)))
     engines = [EngineSpec("mlc", label=f"{variant} {trials}", artifact=file)

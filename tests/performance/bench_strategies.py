@@ -32,13 +32,12 @@ _ROUNDS = 15
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tune, compare, print the table."""
-    from mlc import api
     from mlc.config import physical_cores
     from mlc.graph.task import Task, normalise, to_json
     from mlc.log import TuningLog
-    from mlc.measure.measurer import MeasureRequest
+    from mlc.measure import MeasureRequest, local_measurer
     from mlc.target import resolve
-    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.tuning import TuneOptions, tune_tasks
     from tests.performance.kernels import kernels
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = resolve(args.target, threads=physical_cores())
     points = [args.trials // 4, args.trials // 2, args.trials]
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
-    measurer = api._local_measurer(target)
+    measurer = local_measurer(target)
     try:
         for kernel in chosen:
             task = Task(kernel.name, normalise(kernel.build(target)), target)

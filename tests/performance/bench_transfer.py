@@ -94,17 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tuned(model: str, trials: int, seeds: Sequence[int], target_name: str = "native") -> dict[str, Any]:
     """Every run of a model: the latencies after 0, 1, 2 ... trials."""
     from cost_model.gbt import RankingModel
-    from mlc import api
     from mlc.log import Layers, TuningLog
-    from mlc.tune import TuneOptions, tune_tasks
-    from mlc.tune.session import EXPLORE
-    from mlc.tune.transfer import Experience
+    from mlc.measure import local_measurer
+    from mlc.tuning import TuneOptions, tune_tasks
+    from mlc.tuning.session import EXPLORE
+    from mlc.tuning.transfer import Experience
 
     left = LeftOut(model, target_name)
-    target, others, tasks = left.target, left.others, left.tasks(Layers([]))
+    target, others, tasks = left.target, left.others, left.compilation.tasks(Layers([]))
     taught = _taught(target, left.own)
     runs: dict[str, list[list[float]]] = {kind: [] for kind in KNOWLEDGE}
-    measurer = _Remembered(api._local_measurer(target))
+    measurer = _Remembered(local_measurer(target))
     try:
         untuned = _untuned(tasks, measurer)
         for seed in seeds:
@@ -132,7 +132,7 @@ def _taught(target: Target, own: set[str]) -> Pretrained:
     from cost_model.pretrained import Pretrained
     from mlc.log import TuningLog
     from mlc.log.shipped import family
-    from mlc.tune.learn import samples_of
+    from mlc.tuning.learn import samples_of
 
     with TuningLog(ROOT / "tuning_logs" / "samples" / f"{family(target)}.db", readonly=True) as log:
         return Pretrained.train([s for s in samples_of(log, target.kind) if s.group not in own])
@@ -141,7 +141,7 @@ def _taught(target: Target, own: set[str]) -> Pretrained:
 def _untuned(tasks: Sequence[Task], measurer: _Remembered) -> dict[str, float]:
     """The seconds of each task's untuned schedule."""
     from cost_model.model import RooflineModel
-    from mlc.tune.search import Search
+    from mlc.tuning.search import Search
 
     searches = [Search(task, index, RooflineModel(), "random", 0, [], None) for index, task in enumerate(tasks)]
     defaults = [search.space.default for search in searches]

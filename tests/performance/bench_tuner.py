@@ -1,12 +1,13 @@
 """The tuner against MetaSchedule on seven kernels: ``make bench-tuner``.
 
-    python -m tests.performance.bench_tuner [--trials N] [--seeds K] [--tasks TEXT] [--output DIR] [--again]
+    python -m tests.performance.bench_tuner [--trials N] [--seeds K] [--tasks TEXT] [--target T] [--output DIR]
+                                               [--again]
 
 Both tune the same tensor functions from nothing, each in a process of its own, at the same number of threads,
 MetaSchedule with the set-up that ``meta_schedule.tune_tir`` has by default. What either of them found, at every
 trial, is then timed in turn by one harness, so that neither is believed its own times. Nothing that is imported
-counts. Each run is written when it is done and not done again, so that a benchmark of hours can be interrupted.
-Results: ``DIR/results.json`` and ``DIR/table.md``.
+counts. Each run is written when it is done and not done again, so that a benchmark of hours can be interrupted; runs
+for different targets lie in different folders. Results: ``DIR/results.json`` and ``DIR/table.md``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from mlc import threads
 from mlc.config import physical_cores
 from mlc.measure.machine import load_warning, machine_id
 from mlc.report import format as fmt
-from tests.performance.results import write_whole
+from mlc.target import resolve
+from tests.performance.results import publish, write_whole
 
 __all__ = ["CHECKPOINTS", "Race", "main", "markdown"]
 
@@ -99,8 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=256, help="of each tuner on each kernel (default: 256)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--tasks", default="", help="only kernels whose names hold this text (alternatives: a|b)")
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-tuner")
+    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="tune and time anew what has results already")
     args = parser.parse_args(argv)
     names = [k.name for k in tuner_kernels() if any(part in k.name for part in args.tasks.split("|"))]
@@ -109,19 +113,27 @@ def main(argv: Sequence[str] | None = None) -> int:
                      f"there are {', '.join(k.name for k in tuner_kernels())}")
     if warning := load_warning():
         print(warning, file=sys.stderr)
-    folder = args.output / f"{args.trials}-trials"
+    resolve(args.target, threads=args.threads)  # refused here and not in the first child
+    folder = args.output / _plain(args.target) / f"{args.trials}-trials"
     races = []
     for name in names:
         for seed in range(args.seeds):
-            races.append(_race(name, seed, args.trials, args.threads, folder, args.again))
+            races.append(_race(name, seed, args.trials, args.target, args.threads, folder, args.again))
             print(f"{name}, seed {seed}: {_sentence(races[-1])}", file=sys.stderr)
-            _write(args.output, races, args.trials, args.threads)
-    print((args.output / "table.md").read_text(encoding="utf-8"))
+            _write(args.output, races, args.trials, args.target, args.threads)
+    text = (args.output / "table.md").read_text(encoding="utf-8")
+    if args.publish:
+        publish("tuner", text)
+    print(text)
     return 0
 
 
-def _race(name: str, seed: int, trials: int, thread_count: int, folder: Path, again: bool) -> Race:
-    place = folder / "".join(c if c.isalnum() else "-" for c in name) / f"seed{seed}"
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name)
+
+
+def _race(name: str, seed: int, trials: int, target: str, thread_count: int, folder: Path, again: bool) -> Race:
+    place = folder / _plain(name) / f"seed{seed}"
     fresh = False
     for tuner in TUNERS:
         own = place / tuner
@@ -129,18 +141,19 @@ def _race(name: str, seed: int, trials: int, thread_count: int, folder: Path, ag
             shutil.rmtree(own, ignore_errors=True)
             own.mkdir(parents=True)
             print(f"{name}, seed {seed}: {tuner} tunes ...", file=sys.stderr)
-            _call(thread_count, own / "output.txt", "tune", tuner, name, seed, trials, thread_count, own)
+            _call(target, thread_count, own / "output.txt", "tune", tuner, name, seed, trials, own)
             fresh = True
     times = place / "times.json"
     if fresh or not times.exists():
-        _call(thread_count, place / "output.txt", "time", name, thread_count, times, *(place / t for t in TUNERS))
+        _call(target, thread_count, place / "output.txt", "time", name, times, *(place / t for t in TUNERS))
     measured = json.loads(times.read_text())
     return Race(name, seed, *(_found(place / tuner, measured[tuner]) for tuner in TUNERS))
 
 
-def _call(thread_count: int, output: Path, *arguments: object) -> None:
+def _call(target: str, thread_count: int, output: Path, *arguments: object) -> None:
     """A job of ``tests.performance.tuners``; what it prints goes to ``output``."""
-    command = [sys.executable, "-m", "tests.performance.tuners", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.performance.tuners", "--target", target, "--threads", str(thread_count),
+               *map(str, arguments)]
     with output.open("w", encoding="utf-8") as file:
         status = subprocess.call(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                  env={**os.environ, **threads.environment(thread_count)})
@@ -159,15 +172,15 @@ def _found(folder: Path, times: Sequence[float]) -> Found:
 # -- results
 
 
-def _write(output: Path, races: Sequence[Race], trials: int, thread_count: int) -> None:
+def _write(output: Path, races: Sequence[Race], trials: int, target: str, thread_count: int) -> None:
     document = {
-        "machine": machine_id(), "threads": thread_count, "trials": trials,
+        "machine": machine_id(), "target": target, "threads": thread_count, "trials": trials,
         "races": [{**asdict(r), "gain": r.gain, "trials_needed": _finite(r.trials_needed),
                    "time_needed": _finite(r.time_needed)} for r in races],
         "summary": summary(races),
     }
     write_whole(output / "results.json", json.dumps(document, indent=1))
-    write_whole(output / "table.md", markdown(races, trials))
+    write_whole(output / "table.md", markdown(races, trials, target))
 
 
 def summary(races: Sequence[Race]) -> dict[str, Any]:
@@ -181,7 +194,7 @@ def summary(races: Sequence[Race]) -> dict[str, Any]:
     }
 
 
-def markdown(races: Sequence[Race], trials: int) -> str:
+def markdown(races: Sequence[Race], trials: int, target: str) -> str:
     """One line for each kernel, medians over its seeds: times after so many trials, and what it took to catch up."""
     points = [k for k in CHECKPOINTS if k <= trials]
     columns = ["kernel", "tuner", *(f"{k} trials" if k > 1 else "1 trial" for k in points), "seconds",
@@ -198,9 +211,9 @@ def markdown(races: Sequence[Race], trials: int) -> str:
             lines.append(f"| {' | '.join([first, label, *cells, f'{median(r.seconds for r in runs):.0f}', *tail])} |")
     total = summary(races)
     seeds = len({r.seed for r in races})
-    lines += ["", f"Geometric mean of the final gains: **{total['gain']:.2f}**. {machine_id()}; medians over {seeds} "
-              f"seed{'s' if seeds > 1 else ''}; times of the kernel that was the best so far, all timed in turn by one "
-              "harness; imports are not counted."]
+    lines += ["", f"Geometric mean of the final gains: **{total['gain']:.2f}**. {machine_id()}, {target}; medians over "
+              f"{seeds} seed{'s' if seeds > 1 else ''}; times of the kernel that was the best so far, all timed in "
+              "turn by one harness; imports are not counted."]
     return "\n".join(lines) + "\n"
 
 

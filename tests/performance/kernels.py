@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from tvm import te, tirx
 
-from mlc.graph.blocked import conv2d_nchwc, dense_packed
 from mlc.graph.channels import ChannelBlocks, merged_groups
-from mlc.graph.transposed import axes, conv2d_transpose_nchwc
+from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.kernels.transposed import axes, conv2d_transpose_nchwc
 from mlc.target import Target
 from tests.performance.kernel import BLOCK, Kernel, blocked, plain, shifted
 from tests.performance.streams import depthwise, softmax, streams
@@ -64,7 +64,7 @@ def _products() -> Iterator[Kernel]:
 
 
 def _dense(name: str, m: int, k: int, n: int, goal: float | None = None, cold: bool = False) -> Kernel:
-    """``x @ w + b`` with a packed weight; columns are padded to whole panels as :mod:`mlc.graph.packing` does."""
+    """``x @ w + b`` with a packed weight; columns padded to whole panels as :mod:`mlc.graph.layout.packing` does."""
     panels = -(-n // BLOCK)
 
     def build(_target: Target) -> tirx.PrimFunc:

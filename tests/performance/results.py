@@ -1,4 +1,7 @@
-"""Results of benchmarks that take hours: each is on disk as soon as it is there, and not measured again."""
+"""Results of benchmarks that take hours: each is on disk as soon as it is there, and not measured again.
+
+Tables that are published go to ``results.md`` beside this file, each between two markers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Results", "write_whole"]
+__all__ = ["PAGE", "Results", "inserted", "publish", "write_whole"]
+
+PAGE = Path(__file__).with_name("results.md")
 
 
 class Results:
@@ -36,3 +41,15 @@ def write_whole(file: Path, text: str) -> None:
     part = file.with_name(f"{file.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)
+
+
+def publish(section: str, text: str, page: Path = PAGE) -> None:
+    """Write a table into ``page``, between the markers of ``section``."""
+    write_whole(page, inserted(page.read_text(encoding="utf-8"), section, text))
+
+
+def inserted(page: str, section: str, text: str) -> str:
+    """``page`` with ``text`` between the markers of ``section``; raises ``ValueError`` where they are gone."""
+    begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->"
+    start = page.index(begin) + len(begin)
+    return page[:start] + text.rstrip("\n") + "\n" + page[page.index(end, start):]

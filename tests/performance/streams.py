@@ -8,7 +8,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.relax import op
 
-from mlc.graph.blocked import depthwise_nchwc
+from mlc.graph.kernels.blocked import depthwise_nchwc
 from mlc.target import Target
 from tests.performance.kernel import BLOCK, STREAM, Kernel, blocked, dims, of_graph, plain, shifted
 

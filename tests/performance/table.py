@@ -1,9 +1,9 @@
-"""The README's measured table: each model untuned, tuned, and in its peers, in one interleaved run.
+"""The measured table: each model untuned, tuned, and in its peers, in one interleaved run.
 
 ``make bench``, or ``python -m tests.performance.table --models squeezenet,resnet50 --seconds 600``. Results are written
 after each model, so that an interrupted run keeps what it has; models that are there already are skipped unless
 ``--again`` measures them anew. With ``--seconds 0`` nothing is tuned: what the log has is used (``--log``, else your
-own over the shipped one). ``--readme`` puts the table into README.md.
+own over the shipped one). ``--publish`` puts the table into ``results.md`` and what it comes to into README.md.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.performance.results import Results
+from tests.performance.results import Results, publish
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
 ROOT = Path(__file__).parent.parent.parent
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "torch-compile": "torch.compile"}
 #: a tuned model may be this much slower than the untuned one, in the medians of one run, and be as fast
 NOISE = 0.02
@@ -32,7 +31,7 @@ NOISE = 0.02
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
-    from mlc.testing.models import BENCHMARK_MODELS
+    from mlc.networks.models import BENCHMARK_MODELS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(BENCHMARK_MODELS), help="comma-separated (default: all)")
@@ -42,32 +41,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument("--against", default=",".join(PEERS), help=f"peers (default: {','.join(PEERS)})")
+    parser.add_argument("--publish", nargs="?", const="models", choices=("models", "models-avx2"),
+                        help="put the table into a section of results.md; `models`, the default, also into README.md")
     args = parser.parse_args(argv)
     results = Results(args.output)
     one = partial(measure, seconds=args.seconds, log=args.log, folder=args.output, rounds=args.rounds,
-                  target=args.target)
+                  target=args.target, peers=args.against.split(","))
     for row in results.fill(args.models.split(","), one, args.again):
         print(markdown([row]), file=sys.stderr)
     rows = results.rows
-    text = markdown([rows[name] for name in (*BENCHMARK_MODELS, *rows.keys() - set(BENCHMARK_MODELS)) if name in rows])
+    known = [rows[name] for name in (*BENCHMARK_MODELS, *rows.keys() - set(BENCHMARK_MODELS)) if name in rows]
+    text = markdown(known)
     (args.output / "table.md").write_text(text, encoding="utf-8")
-    if args.readme:
-        readme = ROOT / "README.md"
-        readme.write_text(inserted(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
+    if args.publish:
+        publish(args.publish, text)
+    if args.publish == "models":
+        publish("measured", summary(known), ROOT / "README.md")
     print(text)
     return 0
 
 
 def measure(
-    name: str, seconds: float, log: Path | None, folder: Path, rounds: int, target: str = "native"
+    name: str, seconds: float, log: Path | None, folder: Path, rounds: int, target: str = "native",
+    peers: Sequence[str] = tuple(PEERS),
 ) -> dict[str, Any]:
     """One of the benchmark models, its errors against float64."""
-    from mlc.testing.models import test_model
+    from mlc.networks.models import model_named
     from tests.performance.reference import float64_outputs
 
-    model, program = test_model(name), _program(name, folder)
-    row = compared(name, model, folder, rounds, seconds, log, program, partial(float64_outputs, model), target)
+    model, program = model_named(name), _program(name, folder) if "torch-compile" in peers else None
+    row = compared(name, model, folder, rounds, seconds, log, program, partial(float64_outputs, model), target, peers)
     if program is not None:
         program.unlink()
     return row
@@ -76,7 +80,7 @@ def measure(
 def compared(
     name: str, model: onnx.ModelProto, folder: Path, rounds: int, seconds: float | None, log: Path | None = None,
     program: Path | None = None, reference: Callable[[dict[str, np.ndarray]], list[np.ndarray]] | None = None,
-    target: str = "native",
+    target: str = "native", peers: Sequence[str] = tuple(PEERS),
 ) -> dict[str, Any]:
     """Build a model for ``target`` untuned, tune it for ``seconds``, build it again, and time everything in turn.
 
@@ -88,9 +92,9 @@ def compared(
     from mlc import api
     from mlc.bench import EngineSpec, Timing, run_bench
     from mlc.bench.engines import onnx_inputs
+    from mlc.networks.inputs import random_inputs
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
-    from mlc.testing.models import random_inputs
 
     path, untuned, tuned = (folder / f"{name}{end}" for end in (".onnx", "-untuned.so", ".so"))
     onnx.save(model, path)
@@ -98,7 +102,7 @@ def compared(
     api.compile(path, target, log=False).save(untuned)
     build_seconds = time.monotonic() - started
     engines = [EngineSpec("mlc-untuned", artifact=str(untuned)),
-               *(EngineSpec(peer) for peer in PEERS if program or not peer.startswith("torch"))]
+               *(EngineSpec(peer) for peer in peers if program or not peer.startswith("torch"))]
     trials, sources = 0, []
     if seconds is not None:
         if seconds > 0:
@@ -123,7 +127,7 @@ def _program(name: str, folder: Path) -> Path | None:
     """The model as an exported PyTorch program where PyTorch defines it: for the ``light_*`` files nothing does."""
     import torch
 
-    from mlc.testing.models import torch_program
+    from mlc.networks.models import torch_program
 
     program = torch_program(name)
     if program is None:
@@ -160,6 +164,26 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", _legend(rows)]) + "\n"
 
 
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The README's table: each model tuned, beside the two peers that ship binaries."""
+    peers = ("onnxruntime", "openvino")
+    lines = [f"| model | mlc | {' | '.join(PEERS[peer] for peer in peers)} | best peer / mlc |", "|---" * 5 + "|"]
+    gains: list[float] = []
+    for row in rows:
+        times = {r["engine"]: r["median_ms"] for r in row["results"]}
+        fastest = min((t for e in ("mlc", *peers) if (t := times.get(e)) is not None), default=None)
+        best = min((times[peer] for peer in peers if times.get(peer)), default=None)
+        gain = best / times["mlc"] if best and times.get("mlc") else None
+        gains += [] if gain is None else [gain]
+        cells = [row["model"], *(cell(times, e, fastest) for e in ("mlc", *peers)),
+                 "-" if gain is None else f"{gain:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(gains) > 1:
+        lines.append(f"| geometric mean |  |  |  | **{geometric_mean(gains):.2f}** |")
+    machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
+    return "\n".join([*lines, "", f"Milliseconds, medians; {machines}."]) + "\n"
+
+
 def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
     machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
     budgets = sorted({row["tuning_seconds"] for row in rows})
@@ -176,12 +200,6 @@ def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
         "Ratios above 1 are in mlc's favour. Errors are the largest difference from float64, relative to the largest "
         "output. A dash: nothing defines the model in PyTorch."
     )
-
-
-def inserted(readme: str, text: str) -> str:
-    """The README with ``text`` between its markers; raises ``ValueError`` where they are gone."""
-    start, end = readme.index(BEGIN) + len(BEGIN), readme.index(END)
-    return readme[:start] + text + readme[end:]
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

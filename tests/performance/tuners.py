@@ -1,14 +1,17 @@
 """One tuner on one kernel in a process of its own, and the harness that times what tuners found.
 
-``python -m tests.performance.tuners tune TUNER KERNEL SEED TRIALS THREADS FOLDER`` leaves ``FOLDER/run.json``: when
-each trial's result was there and what the tuner measured, and each schedule that was the best so far. The clock starts
-once everything is imported and every process has started; where MetaSchedule starts its builders anew for each batch,
-that import is taken off its clock too. ``python -m tests.performance.tuners time KERNEL THREADS OUTPUT FOLDER...``
-times all of the schedules in ``FOLDER``s in turn, whoever found them.
+    python -m tests.performance.tuners [--target T] [--threads N] tune TUNER KERNEL SEED TRIALS FOLDER
+    python -m tests.performance.tuners [--target T] [--threads N] time KERNEL OUTPUT FOLDER...
+
+``tune`` leaves ``FOLDER/run.json``: when each trial's result was there and what the tuner measured, and each schedule
+that was the best so far. The clock starts once everything is imported and every process has started; where
+MetaSchedule starts its builders anew for each batch, that import is taken off its clock too. ``time`` times all of the
+schedules in ``FOLDER``s in turn, whoever found them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -23,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.config import physical_cores
+from mlc.target import Target, resolve
 from tests.performance.kernel import Kernel
 from tests.performance.kernels import tuner_kernels
 from tests.performance.results import write_whole
@@ -99,22 +104,20 @@ class _Recorder:
 # -- the tuners
 
 
-def _tune_mlc(kernel: Kernel, seed: int, trials: int, threads: int, folder: Path) -> Run:
+def _tune_mlc(kernel: Kernel, seed: int, trials: int, target: Target, folder: Path) -> Run:
     """``mlc.tune`` on one task with an empty log."""
     import xgboost  # noqa: F401  (an import that a run would do within its first batches)
 
     from mlc.graph.task import Task, normalise
     from mlc.log import TuningLog
     from mlc.measure import LocalMeasurer, MeasureOptions
-    from mlc.target import resolve
-    from mlc.tune import TuneOptions, tune_tasks
+    from mlc.tuning import TuneOptions, tune_tasks
     from schedules.trace import replay
 
-    target = resolve("native", threads=threads)
     task = Task(kernel.name, normalise(kernel.build(target)), target)
     run = Run("mlc", kernel.name, seed)
     recorder = _Recorder(run, folder)
-    measurer = LocalMeasurer(MeasureOptions(threads=threads), threads)
+    measurer = LocalMeasurer(MeasureOptions(threads=target.threads), target.threads)
     try:
         measurer.wait_until_ready()
         with TuningLog(folder / "log.db") as log:
@@ -122,7 +125,7 @@ def _tune_mlc(kernel: Kernel, seed: int, trials: int, threads: int, folder: Path
             report = tune_tasks([task], target, log, TuneOptions(trials=trials, seed=seed), measurer)
             run.seconds, run.stopped = time.perf_counter() - started, report.tasks[0].stopped or report.reason
             for record in log.records(task.key):
-                if "verdict" not in record.extra:
+                if record.verdict is None:
                     recorder.note(record.when - wall, record.seconds if record.ok else None,
                                   lambda record=record: replay(task.func, record.trace).mod)
             best = log.best(task.key)
@@ -133,7 +136,7 @@ def _tune_mlc(kernel: Kernel, seed: int, trials: int, threads: int, folder: Path
     return run
 
 
-def _tune_metaschedule(kernel: Kernel, seed: int, trials: int, threads: int, folder: Path) -> Run:
+def _tune_metaschedule(kernel: Kernel, seed: int, trials: int, target: Target, folder: Path) -> Run:
     """``meta_schedule.tune_tir`` with its defaults; all that differs is that the builders' imports are not timed."""
     import tvm
     import tvm.s_tir.tensor_intrin
@@ -141,9 +144,7 @@ def _tune_metaschedule(kernel: Kernel, seed: int, trials: int, threads: int, fol
     from tvm.s_tir import meta_schedule as ms
 
     from mlc.graph.task import normalise
-    from mlc.target import resolve
 
-    target = resolve("native", threads=threads)
     run = Run("metaschedule", kernel.name, seed)
     recorder = _Recorder(run, folder)
     builder, runner = _warm_builder(), ms.runner.LocalRunner(timeout_sec=_BUILD_TIMEOUT)
@@ -214,14 +215,12 @@ def _import_builder() -> None:
 # -- the harness
 
 
-def _time_steps(kernel: Kernel, threads: int, folders: Sequence[Path]) -> dict[str, list[float]]:
+def _time_steps(kernel: Kernel, target: Target, folders: Sequence[Path]) -> dict[str, list[float]]:
     """Seconds of every step of every run, timed in turn; raises ``ValueError`` where one computes wrong numbers."""
     import tvm
 
     from mlc.graph.task import normalise
-    from mlc.target import resolve
 
-    target = resolve("native", threads=threads)
     params = normalise(kernel.build(target)).params
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal([int(d) for d in p.shape], dtype="float32") for p in list(params)[:-1]]
@@ -280,22 +279,37 @@ def _timer(built: Any, arguments: Sequence[Any]) -> Callable[[int], float]:
     return seconds
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """See the head of this file."""
     from mlc import threads as pool
 
-    kernels = {kernel.name: kernel for kernel in tuner_kernels()}
-    if argv[0] == "time":
-        name, threads, output, *folders = argv[1:]
-        pool.configure(int(threads))
-        write_whole(Path(output), json.dumps(_time_steps(kernels[name], int(threads), [Path(f) for f in folders])))
-        return 0
-    tuner, name, seed, trials, threads, folder = argv[1:]
-    pool.configure(int(threads))
-    tune = {"mlc": _tune_mlc, "metaschedule": _tune_metaschedule}[tuner]
-    tune(kernels[name], int(seed), int(trials), int(threads), Path(folder)).write(Path(folder))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="native", help="a CPU target that this machine can run")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    jobs = parser.add_subparsers(dest="job", required=True)
+    one = jobs.add_parser("tune", help="leave FOLDER/run.json and the schedules that were the best so far")
+    one.add_argument("tuner", choices=_TUNERS)
+    one.add_argument("kernel")
+    one.add_argument("seed", type=int)
+    one.add_argument("trials", type=int)
+    one.add_argument("folder", type=Path)
+    every = jobs.add_parser("time", help="time the schedules of all FOLDERs in turn")
+    every.add_argument("kernel")
+    every.add_argument("output", type=Path)
+    every.add_argument("folders", type=Path, nargs="+")
+    args = parser.parse_args(argv)
+    pool.configure(args.threads)
+    target = resolve(args.target, threads=args.threads)
+    kernel = next(kernel for kernel in tuner_kernels() if kernel.name == args.kernel)
+    if args.job == "time":
+        write_whole(args.output, json.dumps(_time_steps(kernel, target, args.folders)))
+    else:
+        _TUNERS[args.tuner](kernel, args.seed, args.trials, target, args.folder).write(args.folder)
     return 0
 
 
+_TUNERS = {"mlc": _tune_mlc, "metaschedule": _tune_metaschedule}
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.performance.results import Results, write_whole
+from tests.performance.results import Results, publish, write_whole
 from tests.performance.table import NOISE, ROOT, cell, compared, geometric_mean
 
 ENGINES = {"mlc-untuned": "mlc untuned", "mlc": "mlc tuned", "onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
@@ -23,7 +23,7 @@ PEERS = ("onnxruntime", "openvino")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
-    from mlc.testing.architectures import BENCHMARK_ARCHITECTURES
+    from mlc.networks.architectures import BENCHMARK_ARCHITECTURES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(BENCHMARK_ARCHITECTURES), help="comma-separated (default: all)")
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--log", type=Path, help="the tuning log (default: your own over the shipped one)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
+    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-unseen")
     args = parser.parse_args(argv)
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(markdown([row]), file=sys.stderr)
     text = markdown(list(results.rows.values()))
     write_whole(args.output / "table.md", text)
+    if args.publish:
+        publish("unseen", text)
     print(text)
     return 0
 
@@ -52,7 +55,7 @@ def measure(
 ) -> dict[str, Any]:
     """One architecture; what cannot be built has ``error`` instead of results."""
     from mlc.errors import MlcError
-    from mlc.testing.architectures import BENCHMARK_ARCHITECTURES
+    from mlc.networks.architectures import BENCHMARK_ARCHITECTURES
 
     try:
         return compared(name, BENCHMARK_ARCHITECTURES[name].onnx(), folder, rounds, seconds, log, target=target)

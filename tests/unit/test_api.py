@@ -53,10 +53,10 @@ def test_importing_mlc_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_the_room_tune_and_the_function_tune_share_a_name() -> None:
-    from mlc.tune.options import TuneOptions
+def test_tune_is_a_function_whatever_is_imported() -> None:
+    import mlc.tuning.options
 
-    assert mlc.tune.TuneOptions is TuneOptions
+    assert mlc.tune.__module__ == "mlc.api"
     with pytest.raises(UsageError, match="the trials must be at least 1"):
         mlc.tune("no.onnx", trials=0)
     with pytest.raises(AttributeError, match="no attribute 'tuna'"):
@@ -129,7 +129,7 @@ def test_a_failing_pass_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_args: object, **_options: object) -> None:
         raise RuntimeError("a long story\n  ends with the reason")
 
-    monkeypatch.setattr("mlc.graph.pipeline.optimise", fails)
+    monkeypatch.setattr("mlc.graph.pipeline.lower", fails)
     with pytest.raises(BuildError, match="a pass failed: ends with the reason; MLC_DUMP_DIR=DIR") as caught:
         mlc.compile(_model())
     assert "\n" not in str(caught.value)

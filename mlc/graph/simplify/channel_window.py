@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.constants import constant
+from mlc.graph.ir.movement import window
 from mlc.graph.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
 
 __all__ = ["ConvolveChannelWindows"]
@@ -37,13 +38,10 @@ def _terms(expr: relax.Expr, scope: Scope) -> list[relax.Expr]:
 def _channel_slice(expr: relax.Expr, channels: int, scope: Scope) -> tuple[relax.Var, int] | None:
     """``(p, b)`` of ``p[:, b:b+C]``."""
     part = scope.call(expr, "strided_slice")
-    if part is None or not scope.once(expr) or shape_of(part)[1] != channels:
+    if part is None or not scope.once(expr) or len(shape_of(part)) != 4 or shape_of(part)[1] != channels:
         return None
-    whole, cut = shape_of(part.args[0]), shape_of(part)
-    if len(whole) != 4 or whole[0] != cut[0] or whole[2:] != cut[2:] or len(part.args) > 4:
-        return None  # with strides
-    axes, begins = ([int(v) for v in arg.fields] for arg in part.args[1:3])
-    return (part.args[0], begins[axes.index(1)]) if 1 in axes else None
+    cut = window(part)
+    return (part.args[0], cut[1]) if cut is not None and cut[0] == 1 else None
 
 
 def _padded_channels(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, int] | None:

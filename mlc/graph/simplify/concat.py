@@ -3,7 +3,7 @@
 ``b = concat((x, y)); c = concat((x, y, z))   -->   c = concat((b, z))``
 
 DenseNet joins all earlier layers before each one; made of each other, the joined tensors share one piece of memory
-(:mod:`mlc.graph.concat`) instead of copying every layer again and again.
+(:mod:`mlc.graph.lowering.concat`) instead of copying every layer again and again.
 """
 
 from __future__ import annotations

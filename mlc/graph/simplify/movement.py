@@ -16,17 +16,11 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
+from mlc.graph.ir.movement import permutation
 from mlc.graph.rewrite import PROJECTION, Rules, Scope, rewrite_pass, shape_of
 from mlc.graph.simplify.identities import same_order, same_shape
 
-__all__ = ["MergeMovement", "permutation"]
-
-
-def permutation(call: relax.Call) -> list[int]:
-    """The axes of a ``permute_dims``, each from 0 to rank - 1."""
-    rank = len(shape_of(call))
-    axes = call.attrs.axes
-    return [int(a) % rank for a in axes] if axes is not None else list(range(rank))[::-1]
+__all__ = ["MergeMovement"]
 
 
 def as_reshape(call: relax.Call, scope: Scope) -> relax.Expr | None:

@@ -22,9 +22,9 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.movement import permutation
 from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
 from mlc.graph.simplify.affine import constant_side
-from mlc.graph.simplify.movement import permutation
 
 __all__ = ["SinkShuffles", "shuffle_source"]
 

@@ -24,9 +24,9 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.movement import permutation
 from mlc.graph.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.movement import RULES as MERGING
-from mlc.graph.simplify.movement import permutation
 
 __all__ = ["SinkMovement"]
 

@@ -28,8 +28,8 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.constants import constant
+from mlc.graph.ir.movement import permutation
 from mlc.graph.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
-from mlc.graph.simplify.movement import permutation
 
 __all__ = ["SliceVolumes"]
 

@@ -19,6 +19,7 @@ import tvm
 
 from mlc.config import get_int
 from mlc.graph.rewrite import op_name
+from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
@@ -139,6 +140,8 @@ def _chosen(
         chosen = max(comparisons, key=lambda i: (comparisons[i].saved, -i), default=0)
         won = bool(chosen) and clearly_faster(comparisons[chosen])
         chosen, reason = (chosen, "prices") if won else (0, _why_own(found, trusted))
+    if chosen and same_where_changed(found.candidates[0].graph, found.candidates[chosen].graph) is False:
+        raise AssertionError("the graph that was taken computes something else than the model's own")
     return Decision(found, chosen, comparisons, reason, decided), taken(chosen)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mlc.graph.substitute.padding import named
-from mlc.graph.substitute.terms import Attributes, TermGraph
+from mlc.graph.substitute.terms import Attributes, TermGraph, whole
 from mlc.operators.index import Poly
 from mlc.operators.shapes import infer
 
@@ -39,6 +39,9 @@ class EGraph:
     ``members`` and ``below`` are sets of places in the model, as bits: of the products that a class is or is joined
     of, and of those that it was computed from when it came up. Two products of which one is computed from the other
     cannot become one.
+
+    Whatever a class has for nodes is defined at least where the model's own term is: a rule says so of its sides. So a
+    class of the model may have no node of another one that is defined in fewer places (:meth:`refine`).
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,8 @@ class EGraph:
         self.parents: dict[int, dict[Node, int]] = {}
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.constant: dict[int, bool] = {}
+        #: by class: whether all elements are defined
+        self.whole: dict[int, bool] = {}
         self.members: dict[int, int] = {}
         self.below: dict[int, int] = {}
         #: by class: the rule that joined products to it, if one did
@@ -114,6 +119,7 @@ class EGraph:
         self.nodes[each], self.parents[each] = {node: rule}, {}
         self.shapes[each], self.constant[each], self.members[each] = shape, constant, 0
         self.below[each] = 0
+        self.whole[each] = whole(node.op, node.attributes, (self.whole[i] for i in node.inputs))
         for source in node.inputs:
             self.parents[source][node] = each
             self.below[each] |= self.below[source] | self.members[source]
@@ -137,6 +143,22 @@ class EGraph:
         same = named(node.attributes, self.shapes[node.inputs[0]][2:], window)
         return None if same is None else Node(node.op, same, node.inputs)
 
+    @property
+    def mark(self) -> int:
+        """The number of the next class."""
+        return len(self._parent)
+
+    def refine(self, source: int, target: int, mark: int) -> bool:
+        """Merge a class with what a rule says may stand for it; whether anything was learnt. A class from before
+        ``mark`` that is defined elsewhere than ``source`` is left alone: it may not be replaced by it."""
+        source, target = self.find(source), self.find(target)
+        defined = self.whole[source]
+        if target < mark and self.whole[target] != defined:
+            return False
+        learnt = self.merge(source, target)
+        self.whole[self.find(source)] = defined
+        return learnt
+
     def merge(self, a: int, b: int) -> bool:
         """Make two classes one; whether they were two. :meth:`rebuild` must follow."""
         a, b = self.find(a), self.find(b)
@@ -149,6 +171,7 @@ class EGraph:
         self.parents[a].update(self.parents.pop(b))
         self.constant[a] = self.constant[a] or self.constant[b]
         self.members[a] = self.members[a] or self.members[b]
+        self.whole[a] = self.whole[a] and self.whole[b]
         self._pending.append(a)
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,12 +12,13 @@ from mlc.graph.substitute.egraph import COMMUTATIVE, PRODUCTS, EGraph, Node
 from mlc.graph.substitute.kinds import Kind, kinds_of, places
 from mlc.graph.substitute.terms import freeze
 from mlc.operators import OPERATORS
-from mlc.operators.index import Poly, as_poly
+from mlc.operators.index import Condition, Poly, as_poly
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.compose import compose
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.graph import Node as RuleNode
 from mlc.substitution.rule import Rule
+from mlc.substitution.trust import trusted
 
 __all__ = ["Match", "Pattern", "value_of"]
 
@@ -31,13 +32,16 @@ class Match:
 
 
 class Pattern:
-    """A rule made ready: attributes with their defaults. It matches where it is of use, or ``always``. Raises
-    ValueError for a rule without a certificate."""
+    """A rule made ready: attributes with their defaults. It matches where it is of use, or ``always``. ``turned``: the
+    target is looked for. Raises ValueError for a rule without a certificate; one whose certificate is not valid builds
+    nothing."""
 
-    def __init__(self, rule: Rule, *, always: bool = False) -> None:
+    def __init__(self, rule: Rule, *, always: bool = False, turned: bool = False) -> None:
         if rule.certificate is None:
             raise ValueError(f"the rule {rule.name} has no certificate: only proved rules are applied")
-        self.rule = rule
+        self.proved, self.turned = rule, turned
+        self.rule = rule = replace(rule, name=f"{rule.name} turned", source=rule.target,
+                                   target=rule.source) if turned else rule
         #: what must be constant for it to be of use, and what it is then
         self.kinds = {frozenset[str](): Kind.OTHER} if always else kinds_of(rule)
         self.kind = min(self.kinds.values(), default=Kind.OTHER)
@@ -191,13 +195,41 @@ class Pattern:
             yield from self._operands(graph, wanted[1:], given[1:], further)
 
     def _holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the sizes are such as the proof is about: the precondition holds, and both sides are well-formed as
+        the rule says them. A source may be found where it is not: ``add(x, y)`` of equal sizes where one broadcasts."""
         return all(size >= 1 for size in sizes.values()) and all(
-            condition.poly.symbols <= sizes.keys() and condition.evaluate(sizes) for condition in self.rule.conditions
+            condition.poly.symbols <= sizes.keys() and condition.evaluate(sizes)
+            for condition in (*self.rule.conditions, *self._demands)
         )
+
+    @cached_property
+    def _demands(self) -> tuple[Condition, ...]:
+        """What the operators of both sides demand of sizes; what never holds where a side is ill-formed."""
+        try:
+            both = [d for side in (self.rule.source, self.rule.target) for d in compose(side, self.rule.shapes)[1]]
+        except ShapeError:
+            return (Condition(as_poly(-1), ">="),)
+        return tuple(dict.fromkeys(both))
+
+    @cached_property
+    def _trusted(self) -> bool:
+        """Whether the certificate is valid, and for this direction."""
+        certificate = self.proved.certificate
+        assert certificate is not None
+        return trusted(self.proved) and not (self.turned and certificate["backward"] is None)
+
+    @cached_property
+    def _whole(self) -> tuple[str, ...]:
+        """The inputs of which the target reads elements that the source does not: all must be defined."""
+        assert self.proved.certificate is not None
+        return tuple(self.proved.certificate["whole"]["backward" if self.turned else "forward"])
 
     def build(self, graph: EGraph, match: Match) -> bool:
         """Add the target and merge it with the source; whether the graph learnt anything."""
-        before, made = len(graph), dict(match.classes)
+        if not self._trusted or not all(graph.whole[graph.find(match.classes[name])] for name in self._whole
+                                        if name in match.classes):
+            return False
+        before, mark, made = len(graph), graph.mark, dict(match.classes)
         origin = 0
         for place, node in enumerate(self.source):
             if node.op in PRODUCTS:
@@ -218,7 +250,7 @@ class Pattern:
             new = made[target] if isinstance(target, str) else made[-1, target[0]]
             old = match.classes[source]
             if graph.shapes[graph.find(old)] == graph.shapes[graph.find(new)]:
-                learnt |= graph.merge(old, new)
+                learnt |= graph.refine(old, new, mark)
         return learnt
 
 

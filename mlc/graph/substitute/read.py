@@ -14,8 +14,8 @@ import numpy as np
 from tvm import relax, tirx
 
 from mlc.graph.constants import array_of
+from mlc.graph.ir.movement import permutation
 from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
-from mlc.graph.simplify.movement import permutation
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
 
 __all__ = ["Reading", "read"]
@@ -27,6 +27,9 @@ _POINTWISE = {
 _BINARY = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "maximum": "maximum", "minimum": "minimum",
 }
+#: operators that the table lacks and that are not defined everywhere
+_PARTIAL = ("acos", "acosh", "asin", "atanh", "divide", "floor_divide", "floor_mod", "log", "log10", "log1p", "log2",
+            "mod", "power", "rsqrt", "sqrt", "tan")
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "max"}
 
 
@@ -114,7 +117,10 @@ class _Reader:
             return None
         sources = list(dict.fromkeys(self._tensors(value)))
         self._out.opaques.append(var)
-        return self._build.add(OPAQUE, sources, shape_of(var), id=len(self._out.opaques) - 1)
+        number = len(self._out.opaques) - 1
+        name = op_name(value).removeprefix("relax.") if isinstance(value, relax.Call) else ""
+        marks = {"whole": 0} if name in _PARTIAL else {}
+        return self._build.add(OPAQUE, sources, shape_of(var), id=number, **marks)
 
     def _tensors(self, value: relax.Expr) -> list[int]:
         """The places that an expression reads, through tuples and the like."""
@@ -149,7 +155,8 @@ class _Reader:
             self._ids[key] = len(self._out.constants)
             self._out.constants.append(array)
             self._kept.append(kept)
-        return self._build.add(CONSTANT, (), array.shape, id=self._ids[key])
+        marks = {} if np.isfinite(array).all() else {"whole": 0}
+        return self._build.add(CONSTANT, (), array.shape, id=self._ids[key], **marks)
 
     # -- operators; None where one is used in a way that the language lacks
 

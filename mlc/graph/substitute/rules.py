@@ -24,7 +24,8 @@ def shipped_patterns() -> tuple[Pattern, ...]:
 
 def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
     """Rules with a certificate, both ways where they are; those that leave fewer products first."""
-    found = [Pattern(each) for rule in rules if rule.certificate is not None for each in _directions(rule)]
+    found = [Pattern(rule, turned=turned) for rule in rules if rule.certificate is not None
+             for turned in _directions(rule)]
     return tuple(sorted(found, key=lambda pattern: pattern.kind))
 
 
@@ -42,12 +43,12 @@ def relevant(rules: Sequence[Pattern], graph: TermGraph, offered: Iterable[Place
     return [rule for place, rule in enumerate(rules) if found[place]]
 
 
-def _directions(rule: Rule) -> Iterable[Rule]:
+def _directions(rule: Rule) -> Iterable[bool]:
+    """Whether it is turned, for each direction in which it is applied."""
     if _applies(rule):
-        yield rule
-    turned = replace(rule, name=f"{rule.name} turned", source=rule.target, target=rule.source)
-    if rule.two_way and _applies(turned):
-        yield turned
+        yield False
+    if rule.two_way and _applies(replace(rule, source=rule.target, target=rule.source)):
+        yield True
 
 
 def _grows(rule: Rule) -> bool:

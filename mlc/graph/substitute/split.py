@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermBuilder, TermGraph, freeze
+from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, Term, TermBuilder, TermGraph, freeze
 
 __all__ = ["Region", "joined", "split"]
 
@@ -40,7 +40,8 @@ def split(graph: TermGraph, largest: int) -> list[Region]:
         runs.append(places[start:end])
         start = end
     runs.append(places[start:])
-    return [_region(graph, run) for run in runs if run]
+    whole = graph.whole_places()
+    return [_region(graph, run, whole) for run in runs if run]
 
 
 def _crossing(graph: TermGraph, places: Sequence[int]) -> list[int]:
@@ -65,24 +66,27 @@ def _crossing(graph: TermGraph, places: Sequence[int]) -> list[int]:
     return found
 
 
-def _region(graph: TermGraph, run: Sequence[int]) -> Region:
+def _region(graph: TermGraph, run: Sequence[int], whole: set[int]) -> Region:
     build, image = TermBuilder(), dict[int, int]()
     leaves: dict[str, dict[int, int]] = {INPUT: {}, CONSTANT: {}, OPAQUE: {}}
     inside = set(run)
+
+    def leaf(place: int, number: int) -> Attributes:
+        return freeze(id=number) if place in whole else freeze(id=number, whole=0)
 
     def at(place: int) -> int:
         if place not in image:
             term = graph.terms[place]
             op, name = (CONSTANT, term["id"]) if term.op == CONSTANT else (INPUT, place)
             number = leaves[op].setdefault(name, len(leaves[op]))
-            image[place] = build.add(op, (), term.shape, id=number)
+            image[place] = build.put(Term(op, (), leaf(place, number), term.shape))
         return image[place]
 
     for place in run:
         term = graph.terms[place]
         inputs, attributes = tuple(at(source) for source in term.inputs), term.attributes
         if term.op == OPAQUE:
-            attributes = freeze(id=leaves[OPAQUE].setdefault(term["id"], len(leaves[OPAQUE])))
+            attributes = leaf(place, leaves[OPAQUE].setdefault(term["id"], len(leaves[OPAQUE])))
         image[place] = build.put(Term(term.op, inputs, attributes, term.shape))
     readers = graph.readers()
     outputs = tuple(p for p in run if p in graph.outputs or any(r not in inside for r in readers[p]))
@@ -96,6 +100,7 @@ def joined(graph: TermGraph, regions: Sequence[Region], replacements: Sequence[T
     for place, term in enumerate(graph.terms):
         if term.op in (INPUT, CONSTANT):
             image[place] = build.put(term)
+    leaves = {(term.op, term["id"]): term.attributes for term in graph.terms if term.leaf}
     for region, new in zip(regions, replacements, strict=True):
         names = {CONSTANT: region.constants, OPAQUE: region.opaques}
         own: list[int] = []
@@ -103,7 +108,7 @@ def joined(graph: TermGraph, regions: Sequence[Region], replacements: Sequence[T
             if term.op == INPUT:
                 own.append(image[region.inputs[term["id"]]])
                 continue
-            attributes = freeze(id=names[term.op][term["id"]]) if term.op in names else term.attributes
+            attributes = leaves[term.op, names[term.op][term["id"]]] if term.op in names else term.attributes
             own.append(build.put(Term(term.op, tuple(own[i] for i in term.inputs), attributes, term.shape)))
         for place, output in zip(region.outputs, new.outputs, strict=True):
             image[place] = own[output]

@@ -212,7 +212,7 @@ class _Laws:
 @cache
 def _always(rule: Pattern) -> Pattern:
     """The rule as it matches whatever is constant."""
-    return Pattern(rule.rule, always=True)
+    return Pattern(rule.proved, always=True, turned=rule.turned)
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,17 +6,25 @@ are known too, so that one graph holds a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["CONSTANT", "INPUT", "OPAQUE", "Attributes", "Term", "TermGraph", "freeze"]
+from mlc.operators import OPERATORS
+
+__all__ = ["CONSTANT", "INPUT", "OPAQUE", "Attributes", "Term", "TermGraph", "freeze", "whole"]
 
 #: an attribute: an integer, a word or a tuple of integers, by name and in the order of the names
 Attributes: TypeAlias = "tuple[tuple[str, Any], ...]"
 
-#: the operators of leaves; the attribute ``id`` says which
+#: the operators of leaves; the attribute ``id`` says which, and ``whole=0`` that elements of it may be undefined
 INPUT, CONSTANT, OPAQUE = "input", "constant", "opaque"
+
+
+def whole(op: str, attributes: Attributes, inputs: Iterable[bool]) -> bool:
+    """Whether all elements of a term are defined (finite, but for overflow), given whether those of its inputs are."""
+    known = OPERATORS.get(op)
+    return all(inputs) and not (known is not None and known.partial) and ("whole", 0) not in attributes
 
 
 def freeze(**attributes: Any) -> Attributes:
@@ -66,6 +74,14 @@ class TermGraph:
         for place, term in enumerate(self.terms):
             made = not term.leaf and all(source in known for source in term.inputs)
             if term.op == CONSTANT or made:
+                known.add(place)
+        return known
+
+    def whole_places(self) -> set[int]:
+        """The places of tensors whose elements are all defined."""
+        known: set[int] = set()
+        for place, term in enumerate(self.terms):
+            if whole(term.op, term.attributes, (source in known for source in term.inputs)):
                 known.add(place)
         return known
 

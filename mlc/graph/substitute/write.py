@@ -38,8 +38,25 @@ class _Writer:
         self._readers = graph.readers()
         self._constant = graph.constant_places()
         self._folded: dict[int, np.ndarray] = {}
+        self._keep_finite()
         self._made: dict[int, relax.Expr] = {}
         self._image: dict[relax.Var, relax.Expr] = {}
+
+    def _keep_finite(self) -> None:
+        """Leaves to run time what would make infinities of finite constants: ``x * 1e30 * 1e30`` is finite for small x,
+        ``x * inf`` is not."""
+        for place, term in enumerate(self._graph.terms):
+            if place not in self._constant or term.leaf or not term.inputs:
+                continue
+            known = all(source in self._constant for source in term.inputs)
+            if not known or self._overflows(place, term):
+                self._constant.discard(place)
+
+    def _overflows(self, place: int, term: Term) -> bool:
+        """Whether a term of finite constants is not finite."""
+        finite = (np.isfinite(self._array(each)).all() for each in (*term.inputs, place))
+        *inputs, result = finite
+        return all(inputs) and not result
 
     def run(self) -> tvm.IRModule:
         main = self._mod["main"]

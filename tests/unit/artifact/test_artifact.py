@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlc.build import artifact
-from mlc.build.checksum import CHUNK, checksum, read_checked, sums
-from mlc.build.runtime import ALIGNMENT
+from mlc.artifact import artifact
+from mlc.artifact.checksum import CHUNK, checksum, read_checked, sums
+from mlc.artifact.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
 PAGE = 4096

@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from mlc.build import features
+from mlc.artifact import features
 from mlc.target import resolve
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 extensions")

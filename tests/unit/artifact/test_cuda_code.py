@@ -14,11 +14,12 @@ import tvm
 from tvm import te, tirx
 
 import mlc
-from mlc.build import cuda
+from mlc.artifact import cuda
 from mlc.errors import ArtifactError, BuildError
+from mlc.networks.light import light_model
+from mlc.networks.models import bert_base
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
-from mlc.testing.models import bert_base, light_model
 from schedules import registry
 from schedules.space import best_seed
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from mlc.build import artifact, compile_module, load
+from mlc.artifact import artifact, compile_module, load
 from mlc.config import get
 from mlc.errors import ArtifactError, BuildError
 from mlc.target import resolve

@@ -14,7 +14,7 @@ import pytest
 import tvm_ffi
 from tvm import relax, topi
 
-from mlc.build import Executable, ModelMeta, compile_module, load
+from mlc.artifact import Executable, ModelMeta, compile_module, load
 from mlc.frontend.model import TensorSpec
 from mlc.target import resolve
 from mlc.testing import programs
@@ -252,7 +252,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.script import tirx as T
-from mlc.build import compile_module
+from mlc.artifact import compile_module
 from mlc.target import resolve
 
 seen = set()

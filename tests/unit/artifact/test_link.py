@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlc.build import compile_module, link
+from mlc.artifact import compile_module, link
 from mlc.errors import BuildError
 from mlc.target import resolve
 from mlc.testing.programs import dense

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlc.build import compile_module, metadata
+from mlc.artifact import compile_module, metadata
 from mlc.target import resolve
 from mlc.testing.programs import dense
 

@@ -10,8 +10,8 @@ import pytest
 import tvm
 from tvm import s_tir
 
-from mlc.build import schedule
-from mlc.build.schedule import schedule_functions
+from mlc.artifact import schedule
+from mlc.artifact.schedule import schedule_functions
 from mlc.errors import BuildError
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Record
@@ -79,7 +79,7 @@ def test_a_trace_that_does_not_fit_is_a_warning_and_the_seed() -> None:
 
 
 def _shipped(record: Record, made_for: str) -> Record:
-    return replace(record, machine="theirs", extra={"shipped": made_for})
+    return replace(record, machine="theirs", made_for=made_for)
 
 
 def test_what_ships_is_used_and_told_from_the_users_own_log() -> None:

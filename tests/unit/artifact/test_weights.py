@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax, topi
 
-from mlc.build.weights import aliased_outputs, lift
+from mlc.artifact.weights import aliased_outputs, lift
 from mlc.testing.programs import dense, many_results, program, twins
 
 

@@ -18,7 +18,11 @@ from mlc.bench.client import Worker, WorkerFailed
 from mlc.bench.engines import Job, environment, expand
 from mlc.bench.metaschedule import _drop_torn_records
 from mlc.errors import UsageError
-from mlc.testing.models import bert_tiny, light_model, random_inputs
+from mlc.networks.inputs import random_inputs
+from mlc.networks.light import light_model
+from mlc.networks.models import bert_tiny
+
+pytestmark = pytest.mark.alone
 
 QUICK = Timing(rounds=3, turn=0.02)
 

@@ -41,7 +41,7 @@ def test_means_are_geometric_over_kernels_of_medians_over_seeds() -> None:
     total = summary(races)
     assert total["gain"] == pytest.approx(math.sqrt(1.2 * 4.0))
     assert total["most_trials_needed"] == 30 and total["most_time_needed"] == pytest.approx(0.06)
-    text = markdown(races, 64)
+    text = markdown(races, 64, "native")
     assert "| 16 trials | 64 trials |" in text and "256 trials" not in text
     assert "**2.19**" in text and "after 30 trials, 6.0% of its time" in text
     assert "| never |" not in text

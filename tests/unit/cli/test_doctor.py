@@ -29,6 +29,7 @@ def _doctor(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.alone
 def test_this_installation_is_sound_and_told_in_three_seconds() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = _doctor()

@@ -14,8 +14,8 @@ from mlc.cli.main import main
 from mlc.graph.task import Task, normalise
 from mlc.log import Record, TuningLog, Workload
 from mlc.target import resolve
-from mlc.tune.candidate import TaskSpace
-from mlc.tune.learn import cold_of, note_origin, origins_of, pretrained, samples_of
+from mlc.tuning.candidate import TaskSpace
+from mlc.tuning.learn import cold_of, note_origin, origins_of, pretrained, samples_of
 
 EACH = 12
 
@@ -142,7 +142,7 @@ def test_the_shipped_model_is_of_this_version() -> None:
 
 
 def test_a_shipped_model_of_other_features_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlc.tune import learn
+    from mlc.tuning import learn
 
     learn._read.cache_clear()
     monkeypatch.setattr("cost_model.pretrained.FEATURES", ("other",))

@@ -163,18 +163,18 @@ def merging(monkeypatch) -> None:
     import mlc.graph.substitute.rules as installed
     from mlc.graph.substitute.match import Pattern
     from mlc.substitution.codec import load_rule
+    from mlc.substitution.prove import certified
 
     def node(op: str, *inputs: str, **attributes: object) -> dict:
         return {"op": op, "inputs": list(inputs), "attributes": attributes}
 
-    rule = load_rule({
+    rule = certified(load_rule({
         "name": "merge-columns", "inputs": {"x": ["m", "k"], "u": ["k", "a"], "v": ["k", "b"]},
         "source": {"nodes": [node("matmul", "x", "u"), node("matmul", "x", "v")], "outputs": ["%0", "%1"]},
         "target": {"nodes": [node("concat", "u", "v", axis=1), node("matmul", "x", "%0"),
                              node("slice", "%1", axis=1, begin=0, end="a"),
                              node("slice", "%1", axis=1, begin="a", end="a+b")], "outputs": ["%2", "%3"]},
-        "certificate": {"by": "hand"},
-    })
+    }))
     monkeypatch.setattr(installed, "shipped_patterns", lambda: (Pattern(rule),))
 
 
@@ -278,7 +278,6 @@ def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
 
 
 def test_a_run_in_which_everything_failed_is_a_failure(model_path, tmp_path, capsys, monkeypatch) -> None:
-    from mlc import api
     from mlc.measure.measurer import MeasureResult
 
     class Failing:
@@ -295,18 +294,17 @@ def test_a_run_in_which_everything_failed_is_a_failure(model_path, tmp_path, cap
         def close(self):
             pass
 
-    monkeypatch.setattr(api, "_local_measurer", lambda target: Failing())
+    monkeypatch.setattr("mlc.measure.local_measurer", lambda target: Failing())
     assert main(["tune", str(model_path), "--trials", "4", "--log", str(tmp_path / "own.db")]) == 1
     assert "all 4 failed (4 build)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_that_cannot_work_stops_early_in_one_line(model_path, tmp_path, capsys, monkeypatch) -> None:
-    from mlc import api
     from mlc.log import TuningLog
     from mlc.testing.misbehaving import Refuser
 
     refuser = Refuser("crash", "the worker ended with SIGILL")
-    monkeypatch.setattr(api, "_local_measurer", lambda target: refuser)
+    monkeypatch.setattr("mlc.measure.local_measurer", lambda target: refuser)
     log = tmp_path / "own.db"
     assert main(["tune", str(model_path), "--seconds", "100", "--log", str(log)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
@@ -317,7 +315,7 @@ def test_a_run_that_cannot_work_stops_early_in_one_line(model_path, tmp_path, ca
 
 
 def _report(trials: int, best: float, failed: int):
-    from mlc.tune.report import TaskReport, TuneReport
+    from mlc.tuning.report import TaskReport, TuneReport
 
     task = TaskReport("k", "dense", 1, "cpu.gemm", trials, 1.0, math.inf, best, 5e-4, {"crash": failed}, "", "tuned")
     return TuneReport("trials", "s", trials, 1.0, trials, (task,))
@@ -340,11 +338,10 @@ def test_no_command_succeeds_after_nothing_worked(trials: int, best: float, fail
 
 
 def test_the_demo_fails_where_nothing_works(model_path, tmp_path, capsys, monkeypatch) -> None:
-    from mlc import api
     from mlc.cli import demo
     from mlc.testing.misbehaving import Refuser
 
-    monkeypatch.setattr(api, "_local_measurer", lambda target: Refuser("crash", "the worker ended with SIGILL"))
+    monkeypatch.setattr("mlc.measure.local_measurer", lambda target: Refuser("crash", "the worker ended with SIGILL"))
     words = ["--model", str(model_path), "--seconds", "5", "--directory", str(tmp_path), "--target", "llvm"]
     assert demo.main(words) == 1
     seen = capsys.readouterr()
@@ -353,7 +350,7 @@ def test_the_demo_fails_where_nothing_works(model_path, tmp_path, capsys, monkey
 
 
 def test_compile_refuses_a_module_that_dies(model_path, tmp_path, capsys, monkeypatch) -> None:
-    from mlc.build import trial
+    from mlc.artifact import trial
 
     dying = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     monkeypatch.setattr(trial.children, "command", lambda module, *arguments: [sys.executable, "-c", dying])
@@ -462,7 +459,7 @@ def test_a_run_that_did_not_time_all_untuned_compares_with_nothing(untuned: floa
     from rich.console import Console
 
     from mlc.cli.tune import _render
-    from mlc.tune.report import TaskReport, TuneReport
+    from mlc.tuning.report import TaskReport, TuneReport
 
     task = TaskReport("k", "dense", 1, "cpu.gemm", 4, 1.0, untuned, 1e-3, 5e-4, {}, "", "tuned")
     out = StringIO()

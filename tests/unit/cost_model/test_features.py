@@ -145,6 +145,7 @@ def test_threads_of_a_gpu_are_seen() -> None:
     assert hottest(bound(32), target)[1].occupancy < cost.occupancy
 
 
+@pytest.mark.alone
 def test_reading_a_candidate_takes_milliseconds() -> None:
     mod, target = tiled(matmul()), str(TARGET)
     spent = []

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from mlc.frontend import load_model
-from mlc.testing.models import random_inputs
+from mlc.networks.inputs import random_inputs
 
 
 def build(nodes, inputs, outputs, constants=None, opset=17, functions=(), extra_opsets=()):

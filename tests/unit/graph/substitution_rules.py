@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from mlc.substitution.codec import load_rule
+from mlc.substitution.prove import certified
 from mlc.substitution.rule import Rule
 
 __all__ = ["RULES", "rule"]
@@ -23,9 +24,7 @@ def rule(
         "name": name, "inputs": shapes, "source": _graph(source), "target": _graph(target),
         "conditions": list(conditions),
     }
-    if proved:
-        data["certificate"] = {"by": "hand"}
-    return load_rule(data)
+    return certified(load_rule(data)) if proved else load_rule(data)
 
 
 def _graph(text: str) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import tvm
 from relax_evaluation import assert_same_values, network
 from tvm import relax
 
-from mlc.graph.assign import Alternative, assign
 from mlc.graph.channels import ChannelBlocks
-from mlc.graph.convolutions import name_of
-from mlc.graph.layout import BlockedLayouts
+from mlc.graph.layout.assign import Alternative, assign
+from mlc.graph.layout.blocked import BlockedLayouts
+from mlc.graph.layout.convolutions import name_of
+from mlc.graph.layout.regions import choose_layouts
 from mlc.graph.pipeline import passes
-from mlc.graph.regions import choose_layouts
 from mlc.graph.rewrite import bindings
 from mlc.target import resolve
 
@@ -132,9 +132,10 @@ def test_parts_of_a_concatenation_share_their_blocks() -> None:
     assert names.count("relax.permute_dims") == 2  # into the region and out of it
 
 
+@pytest.mark.alone
 def test_a_large_graph_takes_little_time() -> None:
     from mlc.frontend.load import load_model
-    from mlc.testing.models import light_model
+    from mlc.networks.light import light_model
 
     mod = load_model(light_model("densenet121")).mod
     with AVX512.tvm:

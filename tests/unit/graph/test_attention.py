@@ -8,7 +8,7 @@ from relax_evaluation import assert_same_values, assert_unchanged, module, opera
 from tvm import relax
 from tvm.script import relax as R
 
-from mlc.graph.attention import FuseAttention
+from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.rewrite import op_name
 from mlc.target import resolve
 

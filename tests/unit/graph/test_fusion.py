@@ -10,8 +10,9 @@ from scipy import special
 from tvm import relax
 from tvm.script import relax as R
 
+import mlc
 from mlc.errors import BuildError, ModelError
-from mlc.graph.fuse import check_lowered
+from mlc.graph.lowering.fuse import check_lowered
 from mlc.graph.pipeline import optimise, passes
 from mlc.graph.tasks import extract_tasks, human_name
 from mlc.target import resolve
@@ -49,6 +50,28 @@ def test_elementwise_work_is_not_repeated_inside_reductions() -> None:
         return y
 
     assert _kernels(func) == ["fused_tir_exp_add", "fused_softmax_tir_sin", "matmul"]
+
+
+def test_deep_chains_of_transcendental_functions_are_cut() -> None:
+    """Code generation takes time that is exponential in how deep they are nested: ten would take hours."""
+
+    @R.function(private=True)
+    def func(x: R.Tensor((4, 8), "float32")):
+        with R.dataflow():
+            a = R.sigmoid(R.sigmoid(R.sigmoid(R.sigmoid(R.sigmoid(x)))))
+            y = R.sigmoid(R.sigmoid(R.sigmoid(R.sigmoid(R.sigmoid(R.add(a, x))))))
+            R.output(y)
+        return y
+
+    assert len(_kernels(func)) >= 4
+    x = expected = RNG.standard_normal((4, 8)).astype("float32")
+    for _ in range(5):
+        expected = special.expit(expected)
+    expected = expected + x
+    for _ in range(5):
+        expected = special.expit(expected)
+    (got,) = mlc.compile(module(func), log=False)(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_a_kernel_of_a_product_has_one_shape() -> None:

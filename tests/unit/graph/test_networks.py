@@ -14,9 +14,9 @@ from relax_evaluation import evaluate, operators
 from mlc.frontend import load_model
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
+from mlc.networks.inputs import random_inputs
+from mlc.networks.models import model_named
 from mlc.target import resolve
-from mlc.testing.models import random_inputs
-from mlc.testing.models import test_model as model_named
 
 CPU = resolve("native")
 
@@ -127,6 +127,7 @@ def test_blocks(build: Callable[[], tuple[onnx.ModelProto, int]]) -> None:
     assert _compare(model, 1e-4) == kernels
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", 33), ("bert_tiny", 25), ("gpt2_tiny", 18)])
-def test_networks(name: str, kernels: int) -> None:
-    assert _compare(model_named(name), 1e-4) == kernels
+#: where vectors are short, one conversion of layouts less pays in SqueezeNet
+@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", (32, 33)), ("bert_tiny", (25,)), ("gpt2_tiny", (18,))])
+def test_networks(name: str, kernels: tuple[int, ...]) -> None:
+    assert _compare(model_named(name), 1e-4) in kernels

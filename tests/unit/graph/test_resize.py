@@ -14,7 +14,7 @@ from tvm import relax
 import mlc
 from mlc.frontend import load_model
 from mlc.graph.channels import BLOCK
-from mlc.graph.layout import BlockedLayouts
+from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.rewrite import bindings, op_name, shape_of
 from mlc.target import resolve
 

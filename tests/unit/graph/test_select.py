@@ -11,10 +11,10 @@ from relax_evaluation import evaluate
 from tvm import relax
 
 from mlc.errors import UsageError
-from mlc.graph.pipeline import optimise
-from mlc.graph.select import MARGIN, cheapest
+from mlc.graph.lowering.select import MARGIN, cheapest
+from mlc.graph.pipeline import lower, optimise
 from mlc.graph.task import Task
-from mlc.graph.tasks import extract_tasks, with_alternatives
+from mlc.graph.tasks import extract_tasks
 from mlc.graph.winograd import error_bound
 from mlc.log import Prices, Record
 from mlc.target import resolve
@@ -116,10 +116,9 @@ def test_cheapest(known: list[float | None], estimated: list[float], taken: int)
 
 
 def test_tasks_of_a_choice_are_what_would_be_built() -> None:
-    """The keys that prices are asked for are those of the functions that each choice leads to."""
-    asked = Prices()
-    chosen = extract_tasks(optimise(network(), CPU, asked, winograd=True), CPU)
-    tasks = with_alternatives(chosen, asked.alternatives)
+    """The keys of the tasks that are weighed are those of the functions that each choice leads to."""
+    lowered = lower(network(), CPU, winograd=True)
+    chosen, tasks = lowered.tasks, lowered.with_alternatives()
     assert [t.key for t in tasks[: len(chosen)]] == [t.key for t in chosen]
     choices = {t.choice for t in tasks if t.choice}
     assert len(choices) == 2 and all(sum(t.choice == c for t in tasks) == 3 for c in choices)
@@ -142,9 +141,8 @@ def test_equal_convolutions_are_one_choice_and_weigh_their_calls() -> None:
             y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(y, relax.const(SECOND * 2), padding=1))))
             result = bb.emit_output(relax.op.nn.conv2d(y, relax.const(SECOND), strides=2))
         bb.emit_func_output(result)
-    asked = Prices()
-    optimise(bb.finalize(), CPU, asked, winograd=True)
-    assert [(t.name, t.weight) for t in asked.alternatives] == [
+    lowered = lower(bb.finalize(), CPU, winograd=True)
+    assert [(t.name, t.weight) for t in lowered.alternatives] == [
         ("fused_conv2d_relu", 2), ("fused_winograd_2x2_relu", 2), ("fused_winograd_4x4_relu", 2)
     ]
 

@@ -322,7 +322,7 @@ def test_slices_in_one_piece_are_views() -> None:
         cuts = [emit(op.strided_slice(y, [1], [b], [e])) for b, e in ((0, 32), (32, 64), (65, 96))]
         return emit(relax.Tuple([emit(op.matmul(each, weight(int(each.ty.shape[1]), 8))) for each in cuts]))
 
-    from mlc.build import compile_module
+    from mlc.artifact import compile_module
 
     mod = network({"x": (1, 64)}, body)
     lowered = optimise(mod, CPU)

@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from relax_evaluation import evaluate
 
 from mlc.frontend import load_model
+from mlc.graph.kernels.transposed import Axis, axes, phase_weight
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
-from mlc.graph.transposed import Axis, axes, phase_weight
 from mlc.target import resolve
 
 CPU = resolve("native")

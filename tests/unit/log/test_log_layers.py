@@ -9,7 +9,7 @@ import pytest
 from log_records import VERSIONS, key, record
 
 from mlc.errors import LogError
-from mlc.log import Layers, Record, TuningLog, export_jsonl, layered, shipped
+from mlc.log import Layers, Record, TuningLog, Verdict, export_jsonl, layered, shipped
 from mlc.log.layers import shipped as shipped_readers
 from mlc.target import Target
 
@@ -29,12 +29,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _theirs(made: Record) -> Record:
     """``made`` as the file that ships has it: tuned for the level and kept there."""
     key = made.task_key.replace("znver5", "x86-64-v4")
-    return replace(made, task_key=key, machine="theirs", extra={"verdict": "kept"})
+    return replace(made, task_key=key, machine="theirs", verdict=Verdict.KEPT)
 
 
 def _read(made: Record) -> Record:
     """:func:`_theirs` as a reader for ``TARGET`` gives it."""
-    return replace(made, machine="theirs", extra={"shipped": "llvm/x86-64-v4/2"})
+    return replace(made, machine="theirs", made_for="llvm/x86-64-v4/2")
 
 
 def test_both_forms_ship_and_the_users_own_goes_before(package: Path, tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_the_real_package_can_be_read(level: str) -> None:
         assert all(summary.records == 1 for summary in reader.tasks())
         for summary in reader.tasks():
             found = reader.best(summary.task_key)
-            assert found is not None and found.extra["shipped"].startswith(f"llvm/{level}/") and not found.kept
+            assert found is not None and found.made_for.startswith(f"llvm/{level}/") and not found.kept

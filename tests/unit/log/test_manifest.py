@@ -13,7 +13,7 @@ import tuning_logs
 from mlc.errors import LogError
 from mlc.log import manifest, shipped
 from mlc.target import Target
-from mlc.tune import learn
+from mlc.tuning import learn
 
 SHIPPED = Path(tuning_logs.__file__).parent
 TARGET = Target("x86-64-v4", '{"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}')

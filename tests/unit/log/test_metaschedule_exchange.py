@@ -19,7 +19,7 @@ from mlc.log import Record, TuningLog, Workload
 from mlc.log.metaschedule import SPACE, export_database, import_database, is_database
 from mlc.target import Target, resolve
 from mlc.testing.programs import program
-from mlc.tune.candidate import TaskSpace
+from mlc.tuning.candidate import TaskSpace
 from schedules.trace import replay
 
 ROWS, COLUMNS = 37, 96

@@ -9,7 +9,7 @@ import pytest
 from log_records import key, record
 
 from mlc.errors import LogError
-from mlc.log import TuningLog, check
+from mlc.log import TuningLog, Verdict, check
 from mlc.log.decision import GraphDecision
 from mlc.log.prune import prune
 
@@ -17,7 +17,7 @@ from mlc.log.prune import prune
 def _fill(path: Path) -> None:
     with TuningLog(path) as log:
         log.append(record(i, i % 3, ok=i % 4 > 0) for i in range(600))
-        slow = replace(record(7000), times=(0.5,), extra={"verdict": "kept"})  # chosen, though others looked faster
+        slow = replace(record(7000), times=(0.5,), verdict=Verdict.KEPT)  # chosen, though others looked faster
         log.append([slow])
         log.update_session(log.start_session({"trials": 600}, "s"), trials=600, seconds=9.0)
         log.put_decisions([GraphDecision("subject", "graph", when=1.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ import pytest
 from log_records import VERSIONS, key, record
 
 from mlc.errors import LogError
-from mlc.log import Record, TuningLog
+from mlc.log import Record, TuningLog, Verdict
+from mlc.log.codec import MalformedRecord, canonical_text, parse_text
 from mlc.log.layers import MemoryLog
 
 HERE = Path(__file__).parent  # where the writers find log_records
@@ -42,8 +44,7 @@ def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
 
 def test_best_is_what_was_kept_until_something_is_clearly_faster(tmp_path: Path) -> None:
     def at(trial: int, seconds: float, verdict: str = "") -> Record:
-        extra = {"verdict": verdict} if verdict else {}
-        return replace(record(trial, ok=True), times=(seconds,) * 3, extra=extra)
+        return replace(record(trial, ok=True), times=(seconds,) * 3, verdict=Verdict(verdict) if verdict else None)
 
     lucky, kept, rejected = at(0, 0.5), at(1, 1.0, "kept"), at(2, 1.1, "rejected")
     steps = [
@@ -92,7 +93,21 @@ def test_numpy_scalars_are_numbers(tmp_path: Path) -> None:
         assert next(log.records()) == Record("k", "t", "s", {"tile": 4}, "[]", (0.5, 0.25), seed=3)
 
 
+def test_fields_that_were_texts_among_others_are_stored_as_they_were() -> None:
+    """The text, and with it the digest, of a record that an earlier mlc wrote."""
+    given = replace(record(1), verdict=Verdict.KEPT, code="c0de", slowness=1.5, made_for="llvm/x86-64-v4/2")
+    text = canonical_text(given)
+    stored = {"code": "c0de", "predicted": "1.5e-3", "shipped": "llvm/x86-64-v4/2", "slowness": "1.50",
+              "verdict": "kept"}
+    assert json.loads(text)["extra"] == stored and "verdict" not in json.loads(text)
+    assert parse_text(text) == given
+    for bad in ({"verdict": "liked"}, {"slowness": "much"}, {"slowness": "1.5"}, {"code": ""}):
+        with pytest.raises(MalformedRecord, match=next(iter(bad))):
+            parse_text(json.dumps({**json.loads(text), "extra": bad}))
+
+
 @pytest.mark.parametrize("change", [
+    {"extra": {"verdict": "kept"}},
     {"times": (float("nan"),)}, {"times": (float("inf"),)}, {"times": (-1.0,)}, {"times": (0.0,)}, {"failure": "sad"},
     {"task_key": ""}, {"decisions": {"a": "b"}}, {"decisions": {"a": 1.5}}, {"extra": {"a": 1}}, {"trial": "1"},
     {"when": float("nan")}, {"detail": None}, {"seed": 2**64},
@@ -187,7 +202,7 @@ def test_a_million_records_are_no_slower(tmp_path: Path) -> None:
         assert time.perf_counter() - start_time < 1.0
         spent = _times(lambda i: log.best(key(i % tasks)), 200)
         assert np.median(spent) < 0.010
-        spent = _times(lambda i: log.append([record(i)]), 100)
+        spent = _times(lambda i: log.append([record(tasks + i)]), 100)
         assert np.median(spent) < 0.005
         assert log.count() == 1_000_600 and log.damaged == 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tvm import te, tirx
 from tvm.script import tirx as T
 
-from mlc.graph.blocked import dense_packed
+from mlc.graph.kernels.blocked import dense_packed
 from mlc.graph.task import normalise, task_key, to_json
 from mlc.measure import MeasureRequest
 from mlc.target import resolve

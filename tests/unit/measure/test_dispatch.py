@@ -11,7 +11,7 @@ import pytest
 from mlc.errors import MeasureError
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Executor, Job
-from mlc.measure.here import LocalExecutor
+from mlc.measure.local_executor import LocalExecutor
 from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 from mlc.testing.remote import Clock, Misfortune, RemoteExecutor
 

@@ -20,6 +20,8 @@ from tvm import te, tirx
 from mlc.graph.task import normalise
 from mlc.measure import LocalMeasurer, MeasureOptions
 
+pytestmark = pytest.mark.alone
+
 OPTIONS = MeasureOptions(threads=2, timeout=5.0, min_repeat_seconds=0.002)
 
 
@@ -213,7 +215,7 @@ def test_nobody_is_timed_while_the_last_ones_threads_still_spin(measurer: LocalM
         return prepare(self, batch, candidate)
 
     monkeypatch.setattr(LocalMeasurer, "_run_job", run_job)
-    monkeypatch.setattr("mlc.measure.local.wait_for_rest", rested.append)
+    monkeypatch.setattr("mlc.measure.local.wait_until_quiescent", rested.append)
     results = measurer.measure([tasks.request(func, t) for t in tasks.traces(func, 8)])
     assert all(not r.failure for r in results)
     changes = [a for a, b in pairwise(ran) if a != b]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlc.errors import InstallationError
-from mlc.log.record import Record
+from mlc.log.record import Record, Verdict
 from mlc.report import plots
 
 
@@ -23,7 +23,7 @@ def _record(task: str, seconds: float | None, key: str | None = None) -> Record:
 def test_best_so_far_is_a_falling_step_of_each_task() -> None:
     times = {"a": [4.0, None, 2.0, 3.0, 1.0, 5.0], "b": [None, 3.0, 4.0]}
     records = [_record(task, t) for task, values in times.items() for t in values]
-    records.append(replace(_record("a", 0.5), extra={"verdict": "tuned"}))  # the winner timed again is no trial
+    records.append(replace(_record("a", 0.5), verdict=Verdict.REJECTED))  # the winner timed again is no trial
     (axes,) = plots.best_so_far(records).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert lines["a"] == [[1, 1.0], [3, 0.5], [5, 0.25], [6, 0.25]]

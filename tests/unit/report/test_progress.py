@@ -11,8 +11,8 @@ from rich.console import Console
 
 from mlc.report.progress import LiveTable, line, listening
 from mlc.report.session import SessionView
-from mlc.tune.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
-from mlc.tune.report import TaskReport, TuneReport
+from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
+from mlc.tuning.report import TaskReport, TuneReport
 
 
 def _plan(name: str, weight: int = 1, roofline: float = 1e-4, known: int = 0) -> TaskPlan:

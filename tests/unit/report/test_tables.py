@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from mlc.report.tables import bench_table, tuning_table
-from mlc.tune.report import TaskReport, TuneReport
+from mlc.tuning.report import TaskReport, TuneReport
 
 
 def _lines(renderable: object, width: int = 160) -> list[str]:

@@ -1,0 +1,45 @@
+"""Lowered modules built and timed in turn, as wholes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+
+from mlc.artifact.compile import compile_module
+from mlc.artifact.schedule import Lookup
+from mlc.artifact.trial import sample_input
+from mlc.target import Target
+
+__all__ = ["times_in_turn"]
+
+#: rounds, and seconds of each module in each
+_ROUNDS, _ROUND_SECONDS = 25, 0.03
+
+
+def times_in_turn(modules: Sequence[tvm.IRModule], target: Target, lookup: Lookup) -> list[list[float]]:
+    """Seconds of a call of each module, on random inputs, in rounds in which each has its turn.
+
+    What disturbs the machine in a round disturbs all alike. Raises :class:`mlc.errors.BuildError` where one cannot be
+    built and :class:`mlc.errors.ArtifactError` where this machine cannot run it.
+    """
+    rng = np.random.default_rng(0)
+    calls = []
+    for mod in modules:
+        exe = compile_module(mod, target, lookup)
+        arrays = [sample_input(rng, spec) for spec in exe.inputs]
+        exe(*arrays)
+        started = time.perf_counter()
+        exe(*arrays)
+        count = max(1, round(_ROUND_SECONDS / max(1e-6, time.perf_counter() - started)))
+        calls.append((exe, arrays, count))
+    times: list[list[float]] = [[] for _ in modules]
+    for _ in range(_ROUNDS):
+        for (exe, arrays, count), own in zip(calls, times, strict=True):
+            started = time.perf_counter()
+            for _ in range(count):
+                exe(*arrays)
+            own.append((time.perf_counter() - started) / count)
+    return times

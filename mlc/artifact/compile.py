@@ -1,0 +1,135 @@
+"""From an optimised module to an executable: apply the log, plan, emit."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from mlc.artifact import emit, runtime, weights
+from mlc.artifact.executable import Executable
+from mlc.artifact.features import required_features
+from mlc.artifact.repair import replace_refused
+from mlc.artifact.schedule import Lookup, schedule_functions
+from mlc.config import get
+from mlc.errors import CodeGenerationError
+from mlc.frontend.model import TensorSpec, imported
+from mlc.graph.tasks import extract_tasks
+from mlc.target import Target
+
+__all__ = ["ModelMeta", "compile_module"]
+
+
+@dataclass(frozen=True)
+class ModelMeta:
+    """What an artifact says of its model: a name, and names, shapes and types at its border, in ``main``'s order."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def compile_module(
+    mod: tvm.IRModule, target: Target, lookup: Lookup | None = None, meta: ModelMeta | None = None
+) -> Executable:
+    """Compile what :func:`mlc.graph.optimise` made.
+
+    ``lookup`` gives the log's best record of a task; where it has none, the function's space decides by itself.
+    What fails in code generation gets another schedule, with a warning (see :mod:`mlc.artifact.repair`). ``meta`` left
+    out is read from ``main``. Raises :class:`mlc.errors.BuildError` in one line, with the name of the function that
+    cannot be scheduled or compiled. ``MLC_DUMP_DIR`` names a folder for what is compiled.
+    """
+    if meta is None:
+        model = imported(mod, "module")
+        meta = ModelMeta(model.name, model.inputs, model.outputs)
+    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None))
+    try:
+        made = _generate(scheduled, twins, target)
+    except CodeGenerationError as error:
+        scheduled, functions = replace_refused(scheduled, functions, extract_tasks(mod, target), target, error)
+        made = _generate(scheduled, twins, target)
+    metadata = {
+        **_border(meta, made.aliased), **_place(target),
+        "functions": [function.to_json() for function in functions],
+        "weights": [{"shape": [int(d) for d in t.shape], "dtype": str(t.dtype)} for t in made.tensors],
+    }
+    return Executable(made.code, metadata, [_bytes(tensor) for tensor in made.tensors])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A shared library, the weights that it is called with, and which outputs are its own memory."""
+
+    code: bytes
+    tensors: Sequence[tvm.runtime.Tensor]
+    aliased: Sequence[bool]
+
+
+def _generate(scheduled: tvm.IRModule, twins: Mapping[str, str], target: Target) -> _Made:
+    lifted, tensors = weights.lift(scheduled, twins)
+    aliased = weights.aliased_outputs(lifted["main"])
+    _dump("scheduled", scheduled)
+    final = emit.finalise(lifted, target)
+    _dump("final", final)
+    return _Made(emit.shared_library(final, target), tensors, aliased)
+
+
+def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
+    def entry(spec: TensorSpec) -> dict[str, Any]:
+        return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+    return {
+        "name": meta.name,
+        "inputs": [entry(spec) for spec in meta.inputs],
+        "outputs": [{**entry(spec), "aliased": own} for spec, own in zip(meta.outputs, aliased, strict=True)],
+    }
+
+
+def _place(target: Target) -> dict[str, Any]:
+    """Where the code runs, and what made it."""
+    return {
+        "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
+        "machine": _machine(target), "features": list(required_features(target.tvm)), "versions": _versions(),
+    }
+
+
+def _machine(target: Target) -> str:
+    host = target.tvm.host or target.tvm
+    triple = str(host.attrs.get("mtriple", ""))
+    return triple.partition("-")[0] or platform.machine()
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    return {
+        "mlc": metadata.version("mlc"), "tvm": runtime.version(),
+        "llvm": str(tvm.target.codegen.llvm_version_major(allow_none=True)),
+    }
+
+
+def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    """A tensor's memory as bytes; copied only where it is not aligned as compiled code wants it."""
+    size = int(np.prod(tensor.shape, dtype=np.int64)) * ((tensor.dtype.bits + 7) // 8)
+    if not size:
+        return np.empty(0, np.uint8)
+    data = np.from_dlpack(runtime.view(tensor, (size,), "uint8"))
+    if data.ctypes.data % runtime.ALIGNMENT:
+        aligned = np.from_dlpack(runtime.empty_tensor((size,), "uint8"))
+        aligned[...] = data
+        return aligned
+    return data
+
+
+def _dump(name: str, mod: tvm.IRModule) -> None:
+    if get("MLC_DUMP_DIR"):
+        folder = Path(get("MLC_DUMP_DIR"))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"build_{name}.py").write_text(mod.script(show_meta=False), encoding="utf-8")

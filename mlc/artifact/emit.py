@@ -1,0 +1,146 @@
+"""Scheduled functions and the calls between them become a shared library."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import transform
+
+from mlc.artifact.link import find_linker, link_shared
+from mlc.artifact.memory import ViewConcats, ViewSlices
+from mlc.artifact.schedule import last_line
+from mlc.errors import BuildError, CodeGenerationError, MlcError
+from mlc.target import Target
+from schedules.lowering import PIPELINE
+
+__all__ = ["FINALISE", "finalise", "refusal", "shared_library"]
+
+#: from calls in the dataflow form to the virtual machine's instructions; nothing here chooses or schedules anything
+FINALISE: tuple[tvm.transform.Pass, ...] = (
+    transform.ToNonDataflow(),
+    transform.RemovePurityChecking(),
+    transform.CallTIRRewrite(),
+    ViewConcats,
+    ViewSlices,
+    transform.StaticPlanBlockMemory(),
+    transform.LowerAllocTensor(),
+    transform.KillAfterLastUse(),
+    transform.LowerRuntimeBuiltin(),
+    transform.ComputePrimValue(),
+    transform.VMShapeLower(),
+    transform.AttachGlobalSymbol(),
+)
+
+#: what TVM's export calls them: tensor functions of one target or two, and the calls between them
+_OBJECTS = ("lib0.o", "lib1.o", "devc.o")
+
+
+def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Plan the memory of ``main`` and lower it to calls of the virtual machine; raises :class:`BuildError`."""
+    try:
+        with target.tvm:
+            return tvm.transform.Sequential(list(FINALISE))(mod)
+    except Exception as error:
+        raise BuildError(f"the calls of main must lower for {target.canonical}, but a pass failed: {last_line(error)}; "
+                         "MLC_DUMP_DIR=DIR writes what it was given") from error
+
+
+def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
+    """Compile and link a module of scheduled functions.
+
+    TVM's lowering is called without the pipelines around it, which would legalise and schedule once more. Raises
+    :class:`CodeGenerationError` where some function cannot be compiled (:func:`refusal` tells which) and
+    :class:`BuildError` where the code cannot be linked.
+    """
+    find_linker()  # says what is missing before minutes are spent
+    if target.kind == "cuda":
+        mod = _with_legal_names(mod)
+    with _code_generation(target):
+        try:
+            executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline=_pipeline(target))
+        except MlcError:
+            raise
+        except Exception as error:
+            raise CodeGenerationError(f"the module must compile for {target.canonical}, but TVM refused it: "
+                                      f"{last_line(error)}; MLC_DUMP_DIR=DIR writes what it was given") from error
+        try:
+            return _linked(executable)
+        except MlcError:
+            raise
+        except OSError as error:
+            raise BuildError(f"the compiled code must fit into the folder for temporary files, but {error}; make room, "
+                             "or name another folder in TMPDIR") from error
+        except Exception as error:
+            raise BuildError(f"the code for {target.canonical} must be written as a library, but that failed: "
+                             f"{last_line(error)}") from error
+
+
+def refusal(func: tirx.PrimFunc, target: Target) -> str:
+    """Why a scheduled function does not compile alone, in one line; empty where it does."""
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    try:
+        with _code_generation(target):
+            tirx.build(_with_legal_names(mod) if target.kind == "cuda" else mod, target=target.tvm,
+                       pipeline=_pipeline(target))
+    except Exception as error:
+        return last_line(error)
+    return ""
+
+
+def _linked(executable: relax.VMExecutable) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="mlc-build-") as folder, _objects_in_memory(Path(folder)) as files:
+        path = Path(folder, "code.so")
+        executable.export_library(str(path), fcompile=partial(link_shared, files=files), workspace_dir=folder)
+        return path.read_bytes()
+
+
+@contextmanager
+def _objects_in_memory(folder: Path) -> Iterator[Sequence[int]]:
+    """The object files that TVM will write into ``folder`` as links to files in memory, where the system has such.
+
+    LLVM ends the whole process where an object file finds no room. Yields the descriptors that a linker must inherit.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield ()
+        return
+    with ExitStack() as stack:
+        files = []
+        for name in _OBJECTS:
+            files.append(os.memfd_create(name))
+            stack.callback(os.close, files[-1])
+            Path(folder, name).symlink_to(f"/proc/self/fd/{files[-1]}")
+        yield files
+
+
+def _pipeline(target: Target) -> str:
+    """The name of TVM's lowering for a target's tensor functions."""
+    return PIPELINE if target.kind == "llvm" else "default"
+
+
+@contextmanager
+def _code_generation(target: Target) -> Iterator[None]:
+    """What must be set while code is generated for a target."""
+    with ExitStack() as stack:
+        if target.kind == "cuda":
+            from mlc.artifact import cuda
+
+            stack.enter_context(cuda.code_generation(cuda.architectures(target)))
+            stack.enter_context(tvm.transform.PassContext(opt_level=3, config=cuda.PASS_CONFIG))
+        stack.enter_context(target.tvm)
+        yield
+
+
+def _with_legal_names(mod: tvm.IRModule) -> tvm.IRModule:
+    from mlc.artifact import cuda
+
+    functions = {
+        var: cuda.legal_names(func) if isinstance(func, tirx.PrimFunc) else func for var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)

@@ -1,0 +1,273 @@
+"""A compiled model in memory: call it with arrays, save it, time it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from mlc import threads
+from mlc.artifact import artifact, runtime
+from mlc.artifact import metadata as description
+from mlc.artifact.features import missing_features
+from mlc.artifact.inputs import InputSlot, in_order
+from mlc.artifact.places import Place, place_of
+from mlc.artifact.stopwatch import Stopwatch
+from mlc.config import physical_cores
+from mlc.errors import ArtifactError, InputError
+from mlc.frontend.model import TensorSpec
+
+__all__ = ["Executable", "load"]
+
+_BOUND = "main_with_weights"
+
+
+class Executable:
+    """A compiled model. ``exe(*arrays, **named)`` runs it; inputs come by position, by name, or both.
+
+    Names that are no Python identifiers go through a dictionary: ``exe(**{"input.1": x})``. Several threads may
+    call it; they take turns. A forked process may too. ``metadata`` is what the artifact says of itself: name, target,
+    threads, versions, and under ``functions`` what each tensor function was made of.
+    """
+
+    def __init__(self, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray]) -> None:
+        """``weights`` are bytes in the order of ``metadata["weights"]``."""
+        self.metadata = metadata
+        self.inputs = _specs(metadata["inputs"])
+        self.outputs = _specs(metadata["outputs"])
+        self._code, self._weights = code, weights
+        self._results = [(spec.shape, np.dtype(spec.dtype)) for spec in self.outputs]
+        self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
+        self._threads = min(int(metadata["threads"]), physical_cores())
+        self._lock = threading.Lock()
+        self._slots = [InputSlot(spec) for spec in self.inputs]
+        self._running: tuple[Callable[..., Any], Place] | None = None
+        self._machine: Any = None
+        _living.add(self)
+
+    def __call__(self, /, *arrays: Any, **named: Any) -> list[np.ndarray]:
+        """Run the model; the outputs, in the model's order, are the caller's own.
+
+        Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
+        :class:`mlc.errors.ArtifactError` where this machine cannot run the code.
+        """
+        values = arrays if not named and len(arrays) == len(self.inputs) else in_order(self.inputs, arrays, named)
+        with self._lock:
+            main, place = self._running or self._start()
+            return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, place)), place)
+
+    def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
+        """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
+
+        Getting arrays in and out is not counted. An input named like an option goes by position.
+        """
+        _check_options(repeats=repeats, warmup=warmup)
+        values = in_order(self.inputs, arrays, named)
+        with self._lock:
+            main, place = self._running or self._start()
+            tensors = self._tensors(values, place)
+            return threads.call(self._threads, self._times, main, tensors, place, warmup, repeats)
+
+    def profile(self, /, *arrays: Any, repeats: int = 10, **named: Any) -> dict[str, float]:
+        """Seconds that each tensor function takes in one run, all its calls together: the median of ``repeats`` runs.
+
+        Keys are the ``symbol`` of ``metadata["functions"]``. Watching costs some 10 us a call, not counted here.
+        An input named ``repeats`` goes by position.
+        """
+        _check_options(repeats=repeats)
+        values = in_order(self.inputs, arrays, named)
+        with self._lock:
+            _, place = self._running or self._start()
+            machine, main = self.machine(place)  # one of its own, since what watches cannot be taken out again
+            watch = Stopwatch([entry["symbol"] for entry in self.metadata["functions"]], place.synchronise)
+            machine["set_instrument"](watch)
+            tensors = self._tensors(values, place)
+            return threads.call(self._threads, watch.medians, lambda: self._run(main, tensors), repeats)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
+        try:
+            description.check_model(self.metadata)
+        except ValueError as error:
+            raise ArtifactError(f"{self._name} must be what a file can describe: {error}; name the model's "
+                                "parts otherwise") from error
+        artifact.write(Path(path), self._code, self.metadata, self._weights)
+
+    def __repr__(self) -> str:
+        takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<Executable {self.metadata['name']} for {self.metadata['target']}: ({takes}) -> ({gives})>"
+
+    def _start(self) -> tuple[Callable[..., Any], Place]:
+        """Load the code and bind the weights; happens once, at the first call or in :func:`load`."""
+        check_machine(self.metadata)
+        place = place_of(self.metadata)
+        self._machine, main = self.machine(place)  # kept, since `main` does not keep it
+        self._running = main, place
+        return self._running
+
+    def _forked(self) -> None:
+        """In a forked child: what another thread was running will never end, so its machine and lock are left."""
+        if self._lock.locked():
+            self._lock, self._running = threading.Lock(), None
+
+    def machine(self, place: Place) -> tuple[Any, Callable[..., Any]]:
+        """A new virtual machine for the code, and its ``main`` with the weights bound.
+
+        Raises :class:`mlc.errors.ArtifactError` with whatever the system's loader or the machine has to say.
+        """
+        try:
+            machine = _module(self._code)["vm_load_executable"]()
+            machine["vm_initialization"](*place.devices)
+            if not self._weights:
+                return machine, machine["main"]
+            machine["save_function"]("main", _BOUND, 1, *self._bound_weights())
+            return machine, machine[_BOUND]
+        except Exception as error:
+            raise self._refused("load", error) from error
+
+    @property
+    def _name(self) -> str:
+        """The model's name, which may be any text, in one line."""
+        return " ".join(str(self.metadata["name"]).split())
+
+    def _refused(self, what: str, error: Exception) -> ArtifactError:
+        """Whatever TVM's runtime raises, in one line."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: "
+                             f"{lines[-1].strip()}; compile the model again")
+
+    def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
+        tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
+        return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+
+    def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        try:
+            return main(*tensors)
+        except Exception as error:  # the virtual machine compares arguments with what the code was made for
+            raise self._refused("run on what its metadata describes", error) from error
+
+    def _times(
+        self, main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int
+    ) -> tuple[float, ...]:
+        for _ in range(warmup):
+            self._run(main, tensors)
+        place.synchronise()
+        return tuple(self._seconds(main, tensors, place) for _ in range(repeats))
+
+    def _seconds(self, main: Callable[..., Any], tensors: Sequence[Any], place: Place) -> float:
+        started = time.perf_counter()
+        self._run(main, tensors)
+        place.synchronise()
+        return time.perf_counter() - started
+
+    def _bound_weights(self) -> list[Any]:
+        import tvm_ffi
+
+        table = self.metadata["weights"]
+        return [
+            runtime.view(tvm_ffi.from_dlpack(data), tuple(entry["shape"]), entry["dtype"])
+            for data, entry in zip(self._weights, table, strict=True)
+        ]
+
+    def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
+        tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
+        arrays = [place.left(tensor) for tensor in tensors]
+        if [(array.shape, array.dtype) for array in arrays] != self._results:
+            raise ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
+                                "compile the model again")
+        return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+
+
+_living: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for exe in list(_living):
+        exe._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _check_options(**options: Any) -> None:
+    """Options of a method share their names with inputs: raise where one got what is meant for an input."""
+    for name, value in options.items():
+        if not isinstance(value, int | np.integer):
+            raise InputError(f"the option {name} must be a whole number, got {type(value).__name__}; give an input of "
+                             "that name by position")
+
+
+def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
+
+
+_loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them
+_places = itertools.count(1)
+
+
+def _module(code: bytes) -> Any:
+    """The shared library as a module of TVM's runtime, from a copy of it that nothing can overwrite.
+
+    Each copy has a name of its own: the system's loader goes by the name and would hand out what it loaded before, and
+    two modules must not share one library's variables.
+    """
+    runtime.function("runtime.NumThreads")  # the library must be there before code that calls it
+    with _private_file() as file:
+        file.write(code)
+        file.flush()
+        module = runtime.function("ffi.Module.load_from_file.so")(_name(file), "so")
+    _loaded.append(module)
+    return module
+
+
+def _private_file() -> IO[bytes]:
+    """A file in memory, which needs no folder that may be written to and executed from, else a temporary one."""
+    if os.path.isdir("/proc/self/fd"):
+        with suppress(AttributeError, OSError):
+            return os.fdopen(os.memfd_create("mlc"), "wb")
+    return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="mlc-", suffix=".so"))
+
+
+def _name(file: IO[bytes]) -> str:
+    if isinstance(file.name, str):
+        return file.name
+    # descriptors are used again and names must not be: "./" and ".//", which mean nothing, spell the next number
+    unique = "".join(".//" if bit == "1" else "./" for bit in f"{next(_places):b}")
+    return f"/proc/self/fd/{unique}{file.fileno()}"
+
+
+def check_machine(metadata: dict[str, Any]) -> None:
+    """Raise :class:`ArtifactError` where this machine's CPU or TVM cannot run the code."""
+    lacking = missing_features(metadata["machine"], tuple(metadata["features"]))
+    if lacking:
+        what = f"a {lacking[0]} CPU" if lacking[0] == metadata["machine"] else f"the instructions {', '.join(lacking)}"
+        raise ArtifactError(f"the module was built for {metadata['target']} and needs {what}, which this "
+                            f"{platform.machine()} CPU does not have; compile the model on it, or for an older level "
+                            "such as --target x86-64-v3")
+    built, here = metadata["versions"]["tvm"], runtime.version()
+    if built != here:
+        raise ArtifactError(f"the module was built with TVM {built}, but TVM {here} is installed; compile the model "
+                            f"again, or `pip install apache-tvm=={built}`")
+
+
+def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
+    """Load what :meth:`Executable.save` wrote, ready to run; :func:`mlc.load` says the rest."""
+    found = artifact.read(path, verify)
+    try:
+        description.check_model(found.metadata)
+    except ValueError as error:
+        raise artifact.nonsense(found.path, error) from error
+    exe = Executable(found.code, found.metadata, found.weights)
+    exe._start()
+    return exe

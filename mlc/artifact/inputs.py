@@ -1,0 +1,84 @@
+"""Arrays that a caller gives, checked and handed to compiled code without a copy wherever that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlc.artifact.runtime import ALIGNMENT, empty_tensor
+from mlc.errors import InputError
+from mlc.frontend.model import TensorSpec
+
+__all__ = ["InputSlot", "in_order"]
+
+
+class InputSlot:
+    """One input of a compiled model. Not safe for several threads: its owner holds a lock."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        import tvm_ffi
+
+        self.spec = spec
+        self._shape = spec.shape
+        self._dtype = np.dtype(spec.dtype)
+        self._from_dlpack = tvm_ffi.from_dlpack
+        self._staged: tuple[np.ndarray, Any] | None = None
+
+    def tensor(self, value: Any) -> Any:
+        """``value`` as a tensor that compiled code may read during this call.
+
+        An array that is contiguous, writable (DLPack asks for it) and aligned is shared; any other is copied into a
+        buffer that is kept. Raises :class:`InputError`.
+        """
+        array = value if type(value) is np.ndarray else _as_array(value, self.spec)
+        if array.shape != self._shape or array.dtype != self._dtype:
+            raise _mismatch(self.spec, array)
+        flags = array.flags
+        if flags.c_contiguous and flags.writeable and not array.ctypes.data % ALIGNMENT:
+            return self._from_dlpack(array)
+        if self._staged is None:
+            tensor = empty_tensor(self._shape, self.spec.dtype)
+            self._staged = np.from_dlpack(tensor), tensor
+        np.copyto(self._staged[0], array)
+        return self._staged[1]
+
+
+def _as_array(value: Any, spec: TensorSpec) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # a tensor on a GPU, one that needs a gradient, a ragged list
+        raise InputError(f"input {spec.name} must be an array in this machine's memory, got {type(value).__name__} "
+                         f"({str(error).splitlines()[0]}); convert it to numpy") from error
+
+
+def _mismatch(spec: TensorSpec, array: np.ndarray) -> InputError:
+    if array.dtype != np.dtype(spec.dtype):
+        return InputError(f"input {spec.name} must be {spec.dtype}, got {array.dtype}; "
+                          f"convert it with .astype('{spec.dtype}')")
+    want, got = list(spec.shape), list(array.shape)
+    remedy = "reshape it" if array.size == int(np.prod(spec.shape)) else "compile the model again for this shape"
+    return InputError(f"input {spec.name} must have shape {want}, got {got}; {remedy}")
+
+
+def in_order(specs: Sequence[TensorSpec], arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Positional arguments, then named ones, in the model's order; raises :class:`InputError` for a wrong set."""
+    names = [spec.name for spec in specs]
+    unknown = [name for name in named if name not in names]
+    if unknown:
+        raise InputError(f"an input's name must be one of {_listed(names)}, got {_listed(unknown)}")
+    if len(arrays) > len(specs):
+        raise InputError(f"the model takes {len(specs)} inputs ({_listed(names)}), got {len(arrays)} arrays")
+    twice = [name for name in names[: len(arrays)] if name in named]
+    if twice:
+        raise InputError(f"each input must be given once, but {_listed(twice)} came by position and by name")
+    missing = [name for name in names[len(arrays) :] if name not in named]
+    if missing:
+        raise InputError(f"every input must be given, but {_listed(missing)} is missing; the model takes "
+                         f"{'; '.join(map(str, specs))}")
+    return [*arrays, *(named[name] for name in names[len(arrays) :])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

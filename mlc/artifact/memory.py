@@ -1,0 +1,109 @@
+"""Tensors that are views of others: the parts of a concatenation that needs no copy, and slices in one piece.
+
+After :func:`mlc.graph.lowering.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel,
+and is part of nothing else. After :func:`mlc.graph.lowering.slices.PlaceSlices`, each slice left there is contiguous.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from mlc.graph.ir.movement import SLICE
+from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
+from mlc.graph.lowering.slices import offset_of
+from mlc.graph.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
+
+__all__ = ["ViewConcats", "ViewSlices"]
+
+_ALLOC = "relax.builtin.alloc_tensor"
+
+
+def _view_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    if not any(_named(b.value, "relax.concat") for b in bindings(mod["main"])):
+        return mod
+    return _Views(mod).rewritten()
+
+
+def _named(value: relax.Expr | None, name: str) -> bool:
+    return isinstance(value, relax.Call) and op_name(value) == name
+
+
+class _Views:
+    """Where each allocated tensor lies: ``(whole, bytes)``, for those that are part of another one."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(mod["main"])}
+        self._place: dict[relax.Var, tuple[relax.Var, int]] = {}
+        for var, value in reversed(list(self._bound.items())):
+            if _named(value, "relax.concat"):
+                whole, start = self._place.get(var, (var, 0))
+                for part, offset in parts_of(value):
+                    source = self._made(part)
+                    assert source not in self._place, f"{source.name} must be part of one tensor only"
+                    self._place[source] = whole, start + offset
+
+    def _made(self, part: relax.Expr) -> relax.Var:
+        """The tensor allocated for a part, or the concatenation that it is."""
+        source = origin(part, self._bound)
+        value = self._bound.get(source)
+        if isinstance(value, relax.TupleGetItem):
+            source = origin(self._bound[value.tuple_value].fields[value.index], self._bound)
+            value = self._bound.get(source)
+        assert _named(value, _ALLOC) or _named(value, "relax.concat"), f"{part} must be made by a kernel"
+        return source
+
+    def rewritten(self) -> tvm.IRModule:
+        func = self._mod["main"]
+        builder = builder_of(self._mod)
+        image: dict[relax.Var, relax.Expr] = {}
+        wholes: dict[relax.Var, relax.Expr] = {}
+        with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
+            for var, value in self._bound.items():
+                if var in self._place or _named(value, "relax.concat"):
+                    whole, offset = self._place.get(var, (var, 0))
+                    if whole not in wholes:
+                        wholes[whole] = builder.emit(_allocation(whole), whole.name)
+                    image[var] = wholes[whole] if var.same_as(whole) else _view(builder, wholes[whole], var, offset)
+                else:
+                    image[var] = builder.emit(replaced(value, image), var.name)
+            builder.emit_func_output(replaced(func.body.body, image))
+        made = builder.finalize()
+        return made.with_attrs(dict(self._mod.attrs)) if self._mod.attrs else made
+
+
+def _allocation(whole: relax.Var) -> relax.Expr:
+    shape = relax.ShapeExpr(shape_of(whole))
+    return relax.op.builtin.alloc_tensor(shape, dtype_of(whole), 0)
+
+
+def _view(builder: relax.BlockBuilder, whole: relax.Expr, part: relax.Var, offset: int) -> relax.Expr:
+    """``part`` at ``offset`` bytes of ``whole``, as kernels take it: they want pointers to the first element."""
+    assert not offset % ALIGNMENT, "a view must start where compiled code can read it"
+    view = builder.emit(relax.op.memory.view(whole, shape_of(part), dtype_of(part), offset), part.name)
+    return builder.emit(relax.op.memory.ensure_zero_offset(view)) if offset else view
+
+
+def _view_slices(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    func = mod["main"]
+    if not any(_named(b.value, SLICE) for b in bindings(func)):
+        return mod
+    builder = builder_of(mod)
+    image: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
+        for binding in bindings(func):
+            value = replaced(binding.value, image)
+            if _named(binding.value, SLICE):
+                offset = offset_of(binding.value)
+                assert offset is not None, f"{binding.var.name} must lie in one piece"
+                image[binding.var] = _view(builder, value.args[0], binding.var, offset)
+            else:
+                image[binding.var] = builder.emit(value, binding.var.name)
+        builder.emit_func_output(replaced(func.body.body, image))
+    made = builder.finalize()
+    return made.with_attrs(dict(mod.attrs)) if mod.attrs else made
+
+
+ViewSlices = tvm.transform.module_pass(_view_slices, opt_level=0, name="ViewSlices")
+ViewConcats = tvm.transform.module_pass(_view_concats, opt_level=0, name="ViewConcats")

@@ -1,0 +1,217 @@
+"""The metadata of an artifact, taken for hostile: its checksum says that it was written so, not that it makes sense.
+
+Every function here raises ``ValueError`` with what must hold and what came.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from mlc.artifact.runtime import ALIGNMENT
+from mlc.frontend.model import ARRAY_TYPES
+
+__all__ = ["MOST_BYTES", "check_model", "checked_sums", "encoded", "parsed", "payload_bytes"]
+
+#: no model comes near; text within both is read in about a second, whatever is in it
+MOST_BYTES = 8 << 20
+_MOST_LISTS = 1 << 18
+_MOST_ELEMENTS = 1 << 48
+_MOST_DIMENSIONS = 64
+#: names of element types; the number is the bits of one
+_DTYPE = re.compile(r"(?:u?int|b?float)(\d{1,3})(?:_[a-z0-9_]{1,16})?")
+_LONGEST_WORD = 4096
+
+Check = Callable[[Any, str], None]
+
+
+def encoded(metadata: Mapping[str, Any]) -> bytes:
+    """Metadata as text for :func:`parsed`."""
+    text = json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
+    _must(len(text) <= MOST_BYTES, "its text", f"at most {MOST_BYTES} bytes long", len(text))
+    parsed(text)
+    return text
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """A JSON object of finite numbers, without two values under one name."""
+    lists = text.count(b"[") + text.count(b"{")
+    _must(lists <= _MOST_LISTS, "its text", f"of at most {_MOST_LISTS} lists and objects", lists)
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("its text must be JSON, got lists in lists too deep to read") from None
+    _must(isinstance(found, dict), "its text", "a JSON object", found)
+    return dict(found)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("each name must have one value, got one twice in an object")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"numbers must be finite, got {name}")
+
+
+def payload_bytes(table: Any) -> int:
+    """The bytes of all weights, one after the other as the writer lays them out.
+
+    There is one layout for given shapes and types, so that no crafted table makes weights overlap or swap places.
+    """
+    _list_of(_WEIGHT)(table, "weights")
+    end = 0
+    for i, entry in enumerate(table):
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        size = math.prod(entry["shape"]) * _item_bytes(entry["dtype"])
+        _must(entry["offset"] == start, f"weights[{i}].offset", str(start), entry["offset"])
+        _must(entry["bytes"] == size, f"weights[{i}].bytes", str(size), entry["bytes"])
+        end = start + size
+    return end
+
+
+def _item_bytes(dtype: str) -> int:
+    found = _DTYPE.fullmatch(dtype)
+    return 1 if found is None else (int(found[1]) + 7) // 8  # none for bool
+
+
+def check_model(metadata: Mapping[str, Any]) -> None:
+    """What a compiled model says of itself, but for its weights."""
+    _MODEL(metadata, "")
+    for side in ("inputs", "outputs"):
+        names = [entry["name"] for entry in metadata[side]]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        _must(twice is None, f"names of {side}", "distinct", twice)
+    attrs = metadata["target_attrs"]
+    try:
+        place = json.loads(attrs)
+    except (ValueError, RecursionError):
+        place = None
+    fits = isinstance(place, dict) and place.get("kind") == metadata["kind"]
+    _must(fits and metadata["target"].startswith(metadata["kind"]), "target_attrs", f"of {metadata['kind']}", attrs)
+    if metadata["kind"] == "cuda":
+        _word(place.get("arch"), "target_attrs.arch")
+
+
+def checked_sums(value: Any, chunks: Mapping[str, int]) -> dict[str, list[int]]:
+    """The checksums of the chunks of each part of the file, which has as many of them as ``chunks`` says."""
+    _fields(dict.fromkeys(chunks, _SUMS))(value, "checksums")
+    for name, count in chunks.items():
+        _must(len(value[name]) == count, f"checksums.{name}", f"{count} of them", len(value[name]))
+    return dict(value)
+
+
+def _must(holds: bool, place: str, what: str, got: Any) -> None:
+    if not holds:
+        raise ValueError(f"{place or 'it'} must be {what}, got {reprlib.repr(got)}")
+
+
+def _any_text(value: Any, place: str) -> None:
+    _must(isinstance(value, str), place, "text", value)
+
+
+def _text(value: Any, place: str) -> None:
+    """Any text that can be written down; a lone surrogate cannot."""
+    _must(isinstance(value, str) and not re.search("[\ud800-\udfff]", value), place, "text", value)
+
+
+def _word(value: Any, place: str) -> None:
+    """Text that messages show: in one line, and not a page long."""
+    fits = isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_WORD
+    _must(fits, place, "printable text in one line", value)
+
+
+def _one_of(*allowed: str) -> Check:
+    return lambda value, place: _must(isinstance(value, str) and value in allowed, place,
+                                      f"one of {', '.join(sorted(allowed))}", value)
+
+
+def _whole(least: int, most: int) -> Check:
+    return lambda value, place: _must(type(value) is int and least <= value <= most, place,
+                                      f"a whole number from {least} to {most}", value)
+
+
+def _boolean(value: Any, place: str) -> None:
+    _must(isinstance(value, bool), place, "true or false", value)
+
+
+def _number(value: Any, place: str) -> None:
+    fits = type(value) in (int, float) and 0 <= value < math.inf
+    _must(fits, place, "a finite number, not negative", value)
+
+
+def _number_or_none(value: Any, place: str) -> None:
+    if value is not None:
+        _number(value, place)
+
+
+def _shape(value: Any, place: str) -> None:
+    _list_of(_whole(0, _MOST_ELEMENTS))(value, place)
+    fits = len(value) <= _MOST_DIMENSIONS and math.prod(value) <= _MOST_ELEMENTS
+    _must(fits, place, f"at most {_MOST_DIMENSIONS} sizes, of {_MOST_ELEMENTS} elements", value)
+
+
+def _dtype(value: Any, place: str) -> None:
+    _must(isinstance(value, str) and (value == "bool" or bool(_DTYPE.fullmatch(value))), place, "a type", value)
+
+
+def _list_of(check: Check) -> Check:
+    def checked(value: Any, place: str) -> None:
+        _must(isinstance(value, list), place, "a list", value)
+        for i, item in enumerate(value):
+            check(item, f"{place}[{i}]")
+
+    return checked
+
+
+def _map_of(check: Check) -> Check:
+    def checked(value: Any, place: str) -> None:
+        _must(isinstance(value, dict), place, "an object", value)
+        for name, item in value.items():
+            _text(name, f"a name in {place}")
+            check(item, f"{place}.{reprlib.repr(name)}")
+
+    return checked
+
+
+def _fields(checks: Mapping[str, Check]) -> Check:
+    def checked(value: Any, place: str) -> None:
+        _must(isinstance(value, dict), place, "an object", value)
+        for name, check in checks.items():
+            _must(name in value, place, f"an object with {name}", sorted(value))
+            check(value[name], f"{place}.{name}" if place else name)
+
+    return checked
+
+
+def _versions(value: Any, place: str) -> None:
+    _map_of(_word)(value, place)
+    _must("tvm" in value, place, "an object with tvm", sorted(value))
+
+
+def _anything(_value: Any, _place: str) -> None:
+    pass
+
+
+_WEIGHT = _fields({
+    "shape": _shape, "dtype": _dtype, "offset": _whole(0, 1 << 62), "bytes": _whole(0, 1 << 62),
+})
+_SUMS = _list_of(_whole(0, (1 << 64) - 1))
+_TENSOR: Mapping[str, Check] = {"name": _text, "shape": _shape, "dtype": _one_of(*ARRAY_TYPES)}
+_FUNCTION = _fields({
+    **dict.fromkeys(("name", "symbol", "key", "space", "source"), _text), "calls": _whole(0, 1 << 31),
+    "seconds": _number_or_none, "flops": _number, "roofline_seconds": _number, "decisions": _map_of(_anything),
+    "tuned": _boolean,
+})
+_MODEL = _fields({
+    "name": _any_text, "inputs": _list_of(_fields(_TENSOR)),
+    "outputs": _list_of(_fields({**_TENSOR, "aliased": _boolean})),
+    "target": _word, "target_attrs": _text, "kind": _one_of("llvm", "cuda"), "threads": _whole(1, 1 << 16),
+    "machine": _word, "features": _list_of(_word), "versions": _versions, "functions": _list_of(_FUNCTION),
+})

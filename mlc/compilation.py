@@ -1,0 +1,194 @@
+"""A model on its way to a target: imported once, then lowered, tuned and built as often as one likes.
+
+:mod:`mlc.api` is one call of it; benchmarks and the tools that make shipped logs ask for what lies in between.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+    from mlc.artifact import Executable
+    from mlc.frontend.model import ImportedModel
+    from mlc.graph.pipeline import Lowered
+    from mlc.graph.substitute.choose import Decided, Decision, Substitutions
+    from mlc.graph.task import Task
+    from mlc.log import LogReader, Prices, Record, TuningLog
+    from mlc.measure import Measurer
+    from mlc.target import Target
+    from mlc.tuning import TuneOptions, TuneReport
+    from mlc.tuning.events import Listener
+
+__all__ = ["Compilation"]
+
+_SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
+_TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
+
+#: held by whoever compiles or tunes: TVM's builders keep their scopes in class variables, which all threads share
+_turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # in a forked child nobody would ever release the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Waits until no other thread of this process compiles or tunes; may be nested."""
+    with _turn:
+        yield
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A model and how it is to be compiled; :meth:`of` makes one.
+
+    ``winograd`` says whether 3x3 convolutions may run by Winograd's algorithm, ``substitutions`` whether proved rules
+    may make another graph of the model. Any thread may call what is here; the threads of a process take turns.
+    """
+
+    model: ImportedModel
+    target: Target
+    winograd: bool = True
+    substitutions: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        target: str | Target = "native",
+        *,
+        example_inputs: Sequence[Any] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        threads: int | None = None,
+        winograd: bool | None = None,
+        substitutions: bool | None = None,
+    ) -> Compilation:
+        """Import a model; what the arguments mean and what is raised is as for :func:`mlc.compile`."""
+        from mlc.installation import check_pins
+
+        check_pins()
+        from mlc.config import get_flag
+        from mlc.frontend.load import load_model
+        from mlc.target import resolve
+
+        resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
+        with _one_at_a_time():
+            imported = load_model(model, example_inputs=example_inputs, shapes=shapes)
+        return cls(
+            imported, resolved, get_flag("MLC_WINOGRAD") if winograd is None else winograd,
+            get_flag("MLC_SUBSTITUTIONS") if substitutions is None else substitutions,
+        )
+
+    def prices(self, log: LogReader | None) -> Prices:
+        """The seconds of a task that alternatives are chosen by: the log's, unknown without one."""
+        from mlc.log import Prices
+
+        return Prices(log)
+
+    def lowered(
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+    ) -> Lowered:
+        """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line."""
+        from mlc.graph.pipeline import lower
+
+        rules = self._rules(_SEARCH_SECONDS, log, on_decision)
+        with _one_at_a_time(), self._errors():
+            return lower(self.model.mod, self.target, self.prices(log), winograd=self.winograd, substitutions=rules)
+
+    def tasks(self, log: LogReader | None = None) -> list[Task]:
+        """The tensor functions of :meth:`lowered`, and those that it might call instead of some."""
+        return self.lowered(log).with_alternatives()
+
+    def build(
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+    ) -> Executable:
+        """Compile with the best schedules of ``log``; see :func:`mlc.compile`."""
+        from mlc.artifact import ModelMeta, compile_module
+
+        with _one_at_a_time():
+            module = self.lowered(log, on_decision).module
+            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs)
+            return compile_module(module, self.target, None if log is None else log.best, meta)
+
+    def tune(
+        self, log: TuningLog, options: TuneOptions, *, measurer: Measurer | None = None,
+        on_event: Listener | None = None,
+    ) -> TuneReport:
+        """Search schedules, and graphs where rules may make some, and keep every measurement in ``log``.
+
+        ``measurer`` stays open; left out, this machine measures. See :func:`mlc.tune`.
+        """
+        from mlc.log import Layers
+        from mlc.log.layers import shipped
+        from mlc.measure import local_measurer
+        from mlc.tuning.joint import JointTuning
+
+        chosen = measurer if measurer is not None else local_measurer(self.target)
+        timer = self._times if measurer is None and self.target.kind == "llvm" else None
+        try:
+            with _one_at_a_time():
+                with self._errors():
+                    run = JointTuning(
+                        self.model.mod, self.target, log, options, chosen, self._rules(_TUNED_SEARCH_SECONDS), on_event,
+                        shipped=Layers(shipped(self.target)), winograd=self.winograd, timer=timer,
+                    )
+                return run.run()
+        finally:
+            if measurer is None:
+                chosen.close()
+
+    def _times(
+        self, modules: Sequence[tvm.IRModule], lookup: Callable[[str], Record | None]
+    ) -> list[list[float]]:
+        from mlc.artifact.compare import times_in_turn
+
+        return times_in_turn(modules, self.target, lookup)
+
+    def _rules(
+        self, seconds: float, log: LogReader | None = None, notify: Callable[[Decision], None] | None = None
+    ) -> Substitutions | None:
+        """The shipped rules with what ``log`` has decided; None where they are switched off."""
+        if not self.substitutions:
+            return None
+        from mlc.graph.substitute.choose import Substitutions
+        from mlc.graph.substitute.rules import shipped_patterns
+        from mlc.graph.substitute.search import Options
+
+        def decided(subject: str) -> Decided | None:
+            from mlc.log.decision import decision_of
+
+            return None if log is None else decision_of(log, subject)
+
+        patterns = shipped_patterns()
+        if not patterns:
+            return None
+        options = Options(seconds=seconds)
+        return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Whatever TVM raises on the way becomes one line."""
+        from mlc.errors import BuildError, MlcError
+
+        try:
+            yield
+        except MlcError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise BuildError(
+                f"the graph of {self.model.name} must be lowered for {self.target.canonical}, but a pass failed: "
+                f"{lines[-1].strip()}; MLC_DUMP_DIR=DIR writes the graph after every pass") from error

@@ -1,0 +1,1 @@
+"""Small helpers on Relax and TIR that passes share."""

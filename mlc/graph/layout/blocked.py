@@ -1,0 +1,303 @@
+"""Blocked layouts for whole regions of the graph.
+
+Convolutions run in ``NCHW[c]c`` (:mod:`mlc.graph.kernels.blocked`), and everything between them that can work on that
+layout stays in it: pooling, resizing, elementwise operators, concatenation by whole blocks, means over the image. Which
+regions, and in which blocks, is chosen for the whole graph at once (:mod:`mlc.graph.layout.regions`). Each value is
+kept in the layouts that somebody asked for; conversions are ordinary operators at the borders, made once, and fuse with
+the data movement around them. Weights are rearranged here, so the compiled module holds them ready for use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from mlc.graph.channels import ChannelBlocks, block_diagonal, merged_groups
+from mlc.graph.constants import array_of, constant
+from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc, depthwise_nchwc
+from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
+from mlc.graph.layout.convolutions import CONVOLUTIONS, name_of, transposed_axes
+from mlc.graph.layout.regions import (
+    BINARY,
+    BINARY_EXACT,
+    UNARY,
+    UNARY_EXACT,
+    Choice,
+    call_of,
+    channel_slice,
+    choose_layouts,
+    moves_batch,
+)
+from mlc.graph.rewrite import bindings, builder_of, leaves, replaced, shape_of
+from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.target import Target
+
+__all__ = ["BlockedLayouts"]
+
+
+@dataclass
+class _Value:
+    """One value of the graph in the layouts made of it so far."""
+
+    plain: relax.Expr | None = None
+    blocked: dict[ChannelBlocks, relax.Expr] = field(default_factory=dict)
+
+
+def BlockedLayouts(target: Target, *, winograd: bool = True) -> tvm.transform.Pass:
+    """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts where that pays.
+
+    ``winograd`` says whether convolutions may become Winograd's, which makes blocks pay more.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if target.kind != "llvm" or not _has_convolution(mod["main"]):
+            return mod
+        return _Rewriter(mod, choose_layouts(mod["main"], target, winograd=winograd)).run()
+
+    return run
+
+
+def _has_convolution(func: relax.Function) -> bool:
+    return any(name_of(b.value) in CONVOLUTIONS for b in bindings(func))
+
+
+class _Rewriter:
+    """Emits the function again, binding by binding, each in the layout that was chosen for it."""
+
+    def __init__(self, mod: tvm.IRModule, choices: Mapping[Hashable, Choice]) -> None:
+        self._mod, self._choices = mod, choices
+        self._bb = builder_of(mod)
+        self._values: dict[relax.Var, _Value] = {}
+        self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
+            "relax.nn.conv2d": self._conv2d,
+            "relax.nn.conv2d_transpose": self._conv2d_transpose,
+            "relax.nn.max_pool2d": self._pool,
+            "relax.nn.avg_pool2d": self._pool,
+            "relax.image.resize2d": self._resize,
+            "relax.concat": self._concat,
+            "relax.strided_slice": self._slice,
+            "relax.take": self._batch,
+            "relax.nn.pad": self._batch,
+            "relax.mean": self._mean,
+            **dict.fromkeys(UNARY | UNARY_EXACT, self._unary),
+            **dict.fromkeys(BINARY | BINARY_EXACT, self._binary),
+        }
+
+    def run(self) -> tvm.IRModule:
+        func = self._mod["main"]
+        bb = self._bb
+        self._bound = {binding.var: binding.value for binding in bindings(func)}
+        for param in func.params:
+            self._values[param] = _Value(plain=param)
+        with bb.function("main", list(func.params), attrs=dict(func.attrs) if func.attrs else {}):
+            with bb.dataflow():
+                for binding in bindings(func):
+                    if binding.var in self._choices:
+                        self._values[binding.var] = self._bind(binding, self._choices[binding.var])
+                result = bb.emit_output(self._substitute(func.body.body))
+            bb.emit_func_output(result)
+        return relax.transform.DeadCodeElimination()(bb.finalize())
+
+    def _bind(self, binding: relax.VarBinding, choice: Choice) -> _Value:
+        value = binding.value
+        if choice.layout is not None:
+            made = self._rules[name_of(value)](value, choice.layout, choice)
+            return _Value(blocked={choice.layout: self._bb.emit(made)})
+        return _Value(plain=self._bb.emit(self._substitute(value), name_hint=binding.var.name))
+
+    # -- values and their layouts
+
+    def _value(self, expr: relax.Expr) -> _Value:
+        return self._values.get(expr, _Value(plain=expr)) if isinstance(expr, relax.Var) else _Value(plain=expr)
+
+    def _substitute(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` with every variable in its plain layout."""
+        return replaced(expr, {var: self._plain(var) for var in leaves(expr)})
+
+    def _plain(self, var: relax.Var) -> relax.Expr:
+        value = self._value(var)
+        if value.plain is None:
+            layout, expr = next(iter(value.blocked.items()))
+            value.plain = self._bb.emit(self._unblock(expr, layout))
+        return value.plain
+
+    def _as(self, expr: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+        value = self._value(expr)
+        if layout not in value.blocked:
+            plain = self._plain(expr) if isinstance(expr, relax.Var) else expr
+            value.blocked[layout] = self._bb.emit(self._block(plain, layout))
+        return value.blocked[layout]
+
+    def _block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+        n, c, h, w = shape_of(x)
+        each, full = c // layout.groups, layout.per_group * layout.size
+        op = relax.op
+        if layout.padded:
+            x = self._bb.emit(op.reshape(x, (n, layout.groups, each, h, w)))
+            x = self._bb.emit(op.nn.pad(x, [0, 0, 0, 0, 0, full - each, 0, 0, 0, 0]))
+        if h == w == 1:
+            return op.reshape(x, (n, layout.blocks, 1, 1, layout.size))
+        x = self._bb.emit(op.reshape(x, (n, layout.blocks, layout.size, h, w)))
+        return op.permute_dims(x, [0, 1, 3, 4, 2])
+
+    def _unblock(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+        n, _, h, w, _ = shape_of(x)
+        op = relax.op
+        each, full = layout.channels // layout.groups, layout.per_group * layout.size
+        if not h == w == 1:
+            x = self._bb.emit(op.permute_dims(x, [0, 1, 4, 2, 3]))
+        if layout.padded:
+            x = self._bb.emit(op.reshape(x, (n, layout.groups, full, h, w)))
+            x = self._bb.emit(op.strided_slice(x, [2], [0], [each]))
+        return op.reshape(x, (n, layout.channels, h, w))
+
+    # -- rules: the call that makes an operator's result in the layout that was chosen
+
+    def _conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        data, weight = call.args
+        attrs = call.attrs
+        array = array_of(weight)
+        assert array is not None
+        channels, groups = shape_of(data)[1], int(attrs.groups)
+        strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
+        pads = [int(p) for p in attrs.padding]
+        if groups > 1 and groups == channels == array.shape[0]:
+            packed = out.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
+            te_args = (self._as(data, out), constant(packed), strides, pads, dilation)
+            return self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
+        inner = choice.reads.get(data)
+        if groups > 1 and inner is not None and not (inner.padded or out.padded):
+            merged = merged_groups(groups, inner, out)
+            array, groups = block_diagonal(array, groups, merged), groups // merged
+        cut = ChannelBlocks(array.shape[0], groups, out.size).cut(array, 0)
+        if isinstance(data, relax.Var) and data not in choice.reads:
+            return self._shuffled_conv2d(data, cut, strides, pads, dilation, groups, choice)
+        inner = choice.reads[data] if isinstance(data, relax.Var) else ChannelBlocks(channels, groups).canonical()
+        if inner is None:
+            x, packed = self._narrow(data), cut.transpose(0, 3, 4, 2, 1)[:, None]
+        else:
+            x = self._as(data, inner)
+            packed = ChannelBlocks(channels // groups, size=inner.size).cut(cut, 2).transpose(0, 2, 4, 5, 3, 1)
+        args = (x, constant(packed), strides, pads, dilation, groups)
+        convolution = {"strides": strides, "pads": pads, "dilation": dilation, "groups": groups}
+        return self._bb.call_te(
+            conv2d_nchwc, *args, primfunc_name_hint="conv2d", primfunc_attrs={CONVOLUTION: convolution}
+        )
+
+    def _shuffled_conv2d(
+        self, data: relax.Expr, weight: np.ndarray, strides: list[int], pads: list[int], dilation: list[int],
+        groups: int, choice: Choice,
+    ) -> relax.Expr:
+        """The convolution of a channel shuffle, which reads each channel where it is before the shuffle.
+
+        ``weight`` is ``[OC/o, o, IC/groups, KH, KW]``.
+        """
+        found = shuffle_source(data, partial(call_of, self._bound))
+        assert found is not None
+        (x, ways), channels = found, shape_of(data)[1]
+        layout = choice.reads[x]
+        assert layout is not None
+
+        def source(group: tirx.Expr, channel: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+            place = group * (channels // groups) + channel
+            return layout.place(tirx.floormod(place, ways), tirx.floordiv(place, ways), channels // ways)
+
+        packed = constant(weight.transpose(0, 3, 4, 2, 1)[:, None])
+        convolve = partial(conv2d_nchwc, strides=strides, pads=pads, dilation=dilation, groups=groups, source=source)
+        return self._bb.call_te(convolve, self._as(x, layout), packed, primfunc_name_hint="conv2d")
+
+    def _conv2d_transpose(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        data, weight = call.args
+        array, groups = array_of(weight), int(call.attrs.groups)
+        assert array is not None
+        inner = choice.reads[data] if isinstance(data, relax.Var) else ChannelBlocks(array.shape[0], groups).canonical()
+        assert inner is not None
+        rows, columns = transposed_axes(call)
+        phases = phase_weight(array, rows, columns, groups)
+        cut = ChannelBlocks(phases.shape[1], groups, out.size).cut(phases, 1)
+        cut = ChannelBlocks(array.shape[0] // groups, size=inner.size).cut(cut, 3)  # [P, OC/o, o, IC/i, i, TH, TW]
+        packed = constant(cut.transpose(0, 1, 3, 5, 6, 4, 2).reshape(-1, *(cut.shape[i] for i in (3, 5, 6, 4, 2))))
+        convolve = partial(conv2d_transpose_nchwc, rows=rows, columns=columns, groups=groups)
+        image = self._bb.call_te(convolve, self._as(data, inner), packed, primfunc_name_hint="conv2d_transpose")
+        if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
+            return image
+        return relax.op.strided_slice(self._bb.emit(image), [2, 3], [0, 0], [rows.out, columns.out])
+
+    def _narrow(self, data: relax.Expr) -> relax.Expr:
+        n, c, h, w = shape_of(data)
+        x = self._bb.emit(relax.op.permute_dims(self._substitute(data), [0, 2, 3, 1]))
+        return self._bb.emit(relax.op.reshape(x, (n, 1, h, w, c)))
+
+    def _pool(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        attrs = call.attrs
+        make = relax.op.nn.max_pool2d if name_of(call) == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
+        blocked = f"NCHW{layout.size}c"
+        return make(
+            self._as(call.args[0], layout), pool_size=list(attrs.pool_size), strides=list(attrs.strides),
+            padding=list(attrs.padding), dilation=list(attrs.dilation), ceil_mode=attrs.ceil_mode,
+            count_include_pad=attrs.count_include_pad, layout=blocked, out_layout=blocked,
+        )
+
+    def _resize(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        attrs = call.attrs
+        return relax.op.image.resize2d(
+            self._as(call.args[0], layout), call.args[1], roi=tuple(map(float, attrs.roi)),
+            layout=f"NCHW{layout.size}c", method=attrs.method,
+            coordinate_transformation_mode=attrs.coordinate_transformation_mode,
+            rounding_method=attrs.rounding_method, cubic_alpha=attrs.cubic_alpha, cubic_exclude=attrs.cubic_exclude,
+            extrapolation_value=attrs.extrapolation_value,
+        )
+
+    def _unary(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        data, *rest = call.args
+        return relax.Call(call.op, [self._as(data, layout), *rest], call.attrs)
+
+    def _binary(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        return relax.Call(call.op, [self._operand(arg, layout) for arg in call.args], call.attrs)
+
+    def _operand(self, expr: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+        array = array_of(expr)
+        if array is None:
+            return self._as(expr, layout)
+        if array.size == 1:
+            return relax.const(array.reshape(()))
+        array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+        return constant(layout.cut(array, 1).transpose(0, 1, 3, 4, 2))
+
+    def _concat(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        (parts,) = call.args
+        blocked = [self._as(f, ChannelBlocks(shape_of(f)[1], size=layout.size)) for f in parts.fields]
+        return relax.op.concat(blocked, axis=1)
+
+    def _batch(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        data, *rest = call.args
+        if name_of(call) == "relax.nn.pad":
+            return self._between(call, self._as(data, layout))
+        return relax.Call(call.op, [self._as(data, layout), *rest], call.attrs, call.ty_args)
+
+    def _between(self, pad: relax.Call, images: relax.Expr) -> relax.Expr:
+        """Images of one value around others: a concatenation, into which the others are written where they are made."""
+        before, after = (int(width) for width in pad.attrs.pad_width[:2])
+        shape, value = shape_of(images)[1:], relax.const(float(pad.attrs.pad_value), "float32")
+        front, back = (
+            [self._bb.emit(relax.op.full((count, *shape), value))] if count else [] for count in (before, after)
+        )
+        return relax.op.concat([*front, images, *back], axis=0)
+
+    def _slice(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
+        if moves_batch(call):
+            return self._batch(call, layout, choice)
+        found = channel_slice(call)
+        assert found is not None
+        source, begin, end = found
+        blocked = self._as(source, ChannelBlocks(shape_of(source)[1], size=layout.size))
+        return relax.op.strided_slice(blocked, [1], [begin // layout.size], [end // layout.size])
+
+    def _mean(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        return relax.op.mean(self._as(call.args[0], layout), axis=[2, 3], keepdims=True)

@@ -1,0 +1,89 @@
+"""The convolutions of a graph, as the choice of layouts and the blocked kernels see them."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from mlc.graph.channels import ChannelBlocks
+from mlc.graph.constants import array_of
+from mlc.graph.estimate import Convolution
+from mlc.graph.kernels.transposed import Axis, axes
+from mlc.graph.rewrite import dtype_of, op_name, shape_of
+
+__all__ = ["CONVOLUTIONS", "TRANSPOSED", "convolution", "is_depthwise", "is_image", "name_of", "phases",
+           "transposed_axes", "weight_of", "with_zeros"]
+
+TRANSPOSED = "relax.nn.conv2d_transpose"
+CONVOLUTIONS = ("relax.nn.conv2d", TRANSPOSED)
+
+
+def name_of(expr: relax.Expr) -> str:
+    """The operator's name, empty for anything but a call of one."""
+    return op_name(expr) if isinstance(expr, relax.Call) else ""
+
+
+def is_image(expr: relax.Expr) -> bool:
+    """Whether the expression is a float32 tensor of rank 4."""
+    ty = expr.ty
+    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) == "float32"
+
+
+def weight_of(call: relax.Call) -> np.ndarray | None:
+    """The weight of a convolution that blocked kernels can compute, else None."""
+    data, weight = call.args
+    attrs, transposed = call.attrs, name_of(call) == TRANSPOSED
+    plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == ("IOHW" if transposed else "OIHW") and is_image(data)
+    if transposed and (any(int(d) > 1 for d in attrs.dilation) or int(attrs.groups) == shape_of(data)[1]):
+        return None
+    return array_of(weight) if plain else None
+
+
+def is_depthwise(call: relax.Call) -> bool:
+    """Whether every channel is convolved by itself."""
+    groups = int(call.attrs.groups)
+    return groups > 1 and groups == shape_of(call.args[0])[1] == shape_of(call.args[1])[0]
+
+
+def transposed_axes(call: relax.Call) -> tuple[Axis, Axis]:
+    """Rows and columns of a transposed convolution of images."""
+    attrs, (_, _, *size), (_, _, *kernel) = call.attrs, shape_of(call.args[0]), shape_of(call.args[1])
+    strides, pads, extra = ([int(v) for v in each] for each in (attrs.strides, attrs.padding, attrs.output_padding))
+    return axes(size, kernel, strides, pads, extra)
+
+
+def convolution(call: relax.Call, inner: ChannelBlocks | None = None, out: ChannelBlocks | None = None) -> Convolution:
+    """What is convolved; channels that only pad are counted where a layout is blocked."""
+    n, channels, *size = shape_of(call.args[0])
+    filters, _, *kernel = shape_of(call.args[1])
+    attrs = call.attrs
+    strides, pads, dilation = (tuple(int(v) for v in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
+    return Convolution(
+        n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
+        (kernel[0], kernel[1]), strides, pads, dilation, int(attrs.groups), inner.size if inner else 1,
+        out.size if out else 1,
+    )
+
+
+def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convolution:
+    """What is convolved for all phases of a transposed convolution together: each is a set of filters."""
+    n, _, *size = shape_of(call.args[0])
+    rows, columns = transposed_axes(call)
+    filters, groups = rows.stride * columns.stride * out.lanes, int(call.attrs.groups)
+    more = [axis.steps + axis.taps - 1 - axis.size for axis in (rows, columns)]
+    return Convolution(
+        n, inner.lanes, filters, (size[0], size[1]), (rows.taps, columns.taps), (1, 1), (*more, 0, 0), (1, 1), groups,
+        inner.size, out.size,
+    )
+
+
+def with_zeros(call: relax.Call) -> Convolution:
+    """What the plain kernel of a transposed convolution computes: it convolves an image of mostly zeros."""
+    n, channels, *_ = shape_of(call.args[0])
+    filters = shape_of(call)[1]
+    rows, columns = transposed_axes(call)
+    size = (rows.out + rows.kernel - 1, columns.out + columns.kernel - 1)
+    return Convolution(
+        n, channels, filters, size, (rows.kernel, columns.kernel), (1, 1), (0,) * 4, (1, 1), int(call.attrs.groups), 1,
+        1,
+    )

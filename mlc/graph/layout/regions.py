@@ -1,0 +1,359 @@
+"""The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
+
+:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.assign.assign`. Layouts spread
+along operators that keep the channels; a convolution may read one blocking and write another. Prices are analytic:
+arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from mlc.graph.channels import BLOCK, ChannelBlocks, merged_groups
+from mlc.graph.constants import array_of
+from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.movement import window
+from mlc.graph.layout.assign import Alternative, assign
+from mlc.graph.layout.convolutions import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    convolution,
+    is_depthwise,
+    is_image,
+    name_of,
+    phases,
+    transposed_axes,
+    weight_of,
+    with_zeros,
+)
+from mlc.graph.rewrite import bindings, leaves, shape_of
+from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.graph.winograd import TILES, applicable
+from mlc.target import Target
+
+__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
+           "moves_batch"]
+
+#: blocks of channels, or None for the plain layout
+Layout = ChannelBlocks | None
+#: what is chosen for a value
+Choice = Alternative[Layout]
+
+#: below this many input channels a convolution may read one narrow block ``[N, 1, H, W, C]`` instead of padding
+NARROW = 8
+
+# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
+UNARY = {
+    "relax.nn.relu", "relax.nn.leakyrelu", "relax.sigmoid", "relax.tanh", "relax.clip", "relax.nn.silu",
+    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf",
+}
+BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
+
+# operators that could make them infinite, for layouts without padding lanes
+UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
+BINARY_EXACT = {"relax.divide", "relax.power"}
+
+_RESIZE = "relax.image.resize2d"
+#: of pixels, each channel by itself
+_IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", _RESIZE)
+#: how many times slower windows slide over the plain layout, whose vectors run along the row
+_PLAIN_WINDOWS = 2.0
+#: and how many times slower interpolation is there, whose neighbours do not lie in vectors
+_PLAIN_INTERPOLATION = 8.0
+
+
+def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) -> relax.Call | None:
+    """The call that a variable is bound to, if it is of the operator ``name`` (without ``relax.``)."""
+    value = bound.get(expr) if isinstance(expr, relax.Var) else None
+    return value if value is not None and name_of(value) == f"relax.{name}" else None
+
+
+def choose_layouts(func: relax.Function, target: Target, *, winograd: bool) -> dict[Hashable, Choice]:
+    """The alternative of each variable of a straight-line function that is needed; the result is plain."""
+    planner = _Planner(func, target, winograd)
+    wanted = [(var, None) for var in dict.fromkeys(leaves(func.body.body))]
+    return assign(planner.values(), wanted, planner.conversion)
+
+
+@dataclass
+class _Family:
+    """Values whose channels are the same, and the layouts that somebody could use one of them in."""
+
+    layouts: dict[ChannelBlocks, None]
+
+
+class _Planner:
+    def __init__(self, func: relax.Function, target: Target, winograd: bool) -> None:
+        self._func = func
+        self._bound = {binding.var: binding.value for binding in bindings(func)}
+        self._winograd = winograd
+        weights = [array_of(arg) for value in self._bound.values() if isinstance(value, relax.Call)
+                   for arg in value.args]
+        self._estimate = Estimate(target.tvm, sum(array.nbytes for array in weights if array is not None))
+        self._families: dict[relax.Var, _Family] = {}
+        for var, value in self._bound.items():
+            self._relate(var, value)
+        for _ in range(2):  # a part of a concatenation may be one itself
+            for var, value in self._bound.items():
+                self._spread(var, value)
+
+    def values(self) -> dict[Hashable, list[Choice]]:
+        """Every variable with its alternatives, the plain one last: an epilogue stays with its convolution.
+
+        Elementwise operators and concatenations are free, since they become part of other kernels.
+        """
+        made: dict[Hashable, list[Choice]] = {param: [Alternative(None)] for param in self._func.params}
+        for var, value in self._bound.items():
+            made[var] = [*self._blocked(var, value), self._plain(var, value)]
+        return made
+
+    def conversion(self, var: Hashable, layout: Layout) -> float:
+        """Seconds of having a value in one more layout."""
+        assert isinstance(var, relax.Var)
+        if not is_image(var):
+            return 0.0
+        blocks = layout or ChannelBlocks(shape_of(var)[1])
+        if shape_of(var)[2:] == (1, 1) and not any(each.padded for each in [blocks, *self._family(var).layouts]):
+            return 0.0  # a view
+        return self._estimate.copy(self._bytes(var, None) + self._bytes(var, blocks))
+
+    # -- which layouts there are to choose from
+
+    def _family(self, var: relax.Var) -> _Family:
+        return self._families.setdefault(var, _Family({}))
+
+    def _join(self, a: relax.Var, b: relax.Var) -> None:
+        first, second = self._family(a), self._family(b)
+        if first is second:
+            return
+        first.layouts.update(second.layouts)
+        for var, family in self._families.items():
+            if family is second:
+                self._families[var] = first
+
+    def _relate(self, var: relax.Var, value: relax.Expr) -> None:
+        """Join what keeps its channels, and note the layouts that a convolution wants."""
+        name = name_of(value)
+        kept = name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean"
+        if kept or moves_batch(value):
+            for arg in value.args if is_image(var) else ():
+                if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
+                    self._join(var, arg)
+        elif name in CONVOLUTIONS and weight_of(value) is not None:
+            data, groups = value.args[0], int(value.attrs.groups)
+            if is_depthwise(value):
+                if isinstance(data, relax.Var):
+                    self._join(var, data)
+                groups = 1
+            for layout in _blockings(shape_of(var)[1], groups):
+                self._family(var).layouts[layout] = None
+            if isinstance(data, relax.Var):
+                for layout in _blockings(shape_of(data)[1], groups):
+                    self._family(data).layouts[layout] = None
+                for image, layout in zip((data, var), _merging(value), strict=False):
+                    self._family(image).layouts[layout] = None
+
+    def _spread(self, var: relax.Var, value: relax.Expr) -> None:
+        """Parts of a concatenation, and of a tensor that is cut, are blocked alike where that leaves no padding."""
+        fields = _concatenated(value)
+        cut = channel_slice(value) if is_image(var) else None
+        if cut is not None:
+            source, begin, end = cut
+            for size in (BLOCK, BLOCK // 2):
+                if all(c % size == 0 for c in (begin, end, shape_of(source)[1])):
+                    for each in (source, var):
+                        self._family(each).layouts[ChannelBlocks(shape_of(each)[1], size=size)] = None
+                    return
+        sizes = [size for size in (BLOCK, BLOCK // 2) if fields and all(shape_of(f)[1] % size == 0 for f in fields)]
+        if not sizes or not any(self._family(f).layouts for f in [*fields, var] if isinstance(f, relax.Var)):
+            return
+        for each in [*fields, var]:
+            if isinstance(each, relax.Var):
+                self._family(each).layouts[ChannelBlocks(shape_of(each)[1], size=sizes[0])] = None
+
+    # -- alternatives
+
+    def _plain(self, var: relax.Var, value: relax.Expr) -> Choice:
+        reads: dict[Hashable, Layout] = dict.fromkeys(leaves(value))
+        return Alternative(None, reads, self._plain_seconds(var, value))
+
+    def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
+        name = name_of(value)
+        if name == "relax.nn.conv2d" and is_image(var) and is_image(value.args[0]):
+            return self._estimate.plain(convolution(value))
+        if name == TRANSPOSED and is_image(var):
+            return self._estimate.plain(with_zeros(value))
+        if name in _IMAGES and is_image(var):
+            between = name == _RESIZE and value.attrs.method != "nearest_neighbor"
+            factor = _PLAIN_INTERPOLATION if between else _PLAIN_WINDOWS
+            return factor * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
+        if name == "relax.permute_dims":
+            return self._estimate.copy(8.0 * math.prod(shape_of(var)))
+        return 0.0
+
+    def _blocked(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
+        name = name_of(value)
+        if not is_image(var):
+            return
+        if name in CONVOLUTIONS:
+            yield from self._convolutions(var, value)
+        elif name == "relax.concat":
+            yield from self._concatenations(var, value)
+        elif (cut := channel_slice(value)) is not None:
+            source, begin, _ = cut
+            for layout in self._family(var).layouts:
+                whole = ChannelBlocks(shape_of(source)[1], size=layout.size)
+                if not layout.padded and not whole.padded and begin % layout.size == 0:
+                    yield Alternative(layout, {source: whole})
+        elif var in self._families:
+            for layout in self._families[var].layouts:
+                reads = self._reads(name, value, layout)
+                if reads is not None:
+                    yield Alternative(layout, reads, self._blocked_seconds(name, var, value, layout))
+
+    def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
+        """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
+        exact = name in UNARY_EXACT | BINARY_EXACT
+        if name in UNARY | UNARY_EXACT or name in _IMAGES or name == "relax.mean" or moves_batch(value):
+            data = value.args[0]
+            suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
+            return {data: layout} if suits and not (exact and layout.padded) else None
+        if name in BINARY | BINARY_EXACT and not (exact and layout.padded):
+            operands = [_operand(arg, layout) for arg in value.args]
+            if all(operands):
+                return {arg: layout for arg in value.args if isinstance(arg, relax.Var)}
+        return None
+
+    def _blocked_seconds(self, name: str, var: relax.Var, value: relax.Call, layout: ChannelBlocks) -> float:
+        if name in _IMAGES:
+            return self._estimate.copy(self._bytes(value.args[0], layout) + self._bytes(var, layout))
+        return 0.0
+
+    def _convolutions(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        data, weight = value.args[0], weight_of(value)
+        if weight is None:
+            return
+        key = {data: None} if isinstance(data, relax.Var) else {}
+        channels, groups = shape_of(data)[1], int(value.attrs.groups)
+        if name_of(value) == TRANSPOSED:
+            for out in self._blockings(var, groups):
+                for inner in self._blockings(data, groups):
+                    seconds = self._estimate.direct(phases(value, inner, out)) + self._cropping(var, value, out)
+                    yield Alternative(out, dict.fromkeys(key, inner), seconds)
+            return
+        if is_depthwise(value):
+            for layout in self._family(var).layouts:
+                conv = convolution(value, layout, layout)
+                yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
+            return
+        whole = _merging(value)
+        if whole and key:  # several groups in a block, as one with zeros between them
+            inner, out = whole
+            conv = convolution(value, inner, out)
+            conv = replace(conv, groups=groups // merged_groups(groups, inner, out))
+            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
+        shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
+        for out in self._blockings(var, groups):
+            for inner in self._blockings(data, groups):
+                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(convolution(value, inner, out)))
+            if groups == 1 and channels < NARROW:
+                moved = self._estimate.copy(2 * self._bytes(data, None))
+                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out)) + moved)
+            if shuffled is not None and isinstance(shuffled[0], relax.Var):
+                seconds = self._kernel(convolution(value, None, out))
+                for layout in self._family(shuffled[0]).layouts:
+                    yield Alternative(out, {shuffled[0]: layout}, seconds)
+
+    def _cropping(self, var: relax.Var, call: relax.Call, layout: ChannelBlocks) -> float:
+        """Seconds of cutting off what the phases of a transposed convolution compute beyond its result."""
+        whole = all(axis.out % axis.stride == 0 for axis in transposed_axes(call))
+        return 0.0 if whole else self._estimate.copy(2.0 * self._bytes(var, layout))
+
+    def _blockings(self, image: relax.Expr, groups: int) -> list[ChannelBlocks]:
+        """What a convolution could read or write: what suits it, and in the block sizes that suit its neighbours."""
+        channels = shape_of(image)[1]
+        family = self._family(image).layouts if isinstance(image, relax.Var) else ()
+        sizes = [layout.size for layout in [*_blockings(channels, groups), *family]]
+        return [ChannelBlocks(channels, groups, size).canonical() for size in dict.fromkeys(sizes)]
+
+    def _kernel(self, conv: Convolution) -> float:
+        """The faster of the direct and Winograd's kernel; which one is decided where the epilogue is known."""
+        blocks = conv.block_in == conv.block_out == BLOCK
+        fits = applicable(conv.channels, conv.filters, conv.kernel, conv.strides, conv.dilation, conv.groups)
+        others = [self._estimate.winograd(conv, m) for m in TILES] if self._winograd and blocks and fits else []
+        return min([self._estimate.direct(conv), *others])
+
+    def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        fields = _concatenated(value)
+        for size in dict.fromkeys(layout.size for layout in self._family(var).layouts) if fields else ():
+            if all(shape_of(field)[1] % size == 0 for field in fields):
+                reads = {f: ChannelBlocks(shape_of(f)[1], size=size) for f in fields if isinstance(f, relax.Var)}
+                layout = ChannelBlocks(shape_of(var)[1], size=size)
+                yield Alternative(layout, reads)
+
+    # -- prices
+
+    def _bytes(self, expr: relax.Expr, layout: Layout) -> float:
+        n, channels, height, width = shape_of(expr)
+        return 4.0 * n * (layout.lanes if layout else channels) * height * width
+
+
+def _blockings(channels: int, groups: int) -> list[ChannelBlocks]:
+    """Whole blocks, and half ones where they save lanes."""
+    rest = (channels // groups) % BLOCK
+    sizes = (BLOCK, BLOCK // 2) if 0 < rest <= BLOCK // 2 else (BLOCK,)
+    return [ChannelBlocks(channels, groups, size).canonical() for size in sizes]
+
+
+def _merging(call: relax.Call) -> tuple[ChannelBlocks, ...]:
+    """The blocks that a convolution reads and writes if groups too narrow for a block share one; else nothing."""
+    groups = int(call.attrs.groups)
+    inner, out = (ChannelBlocks(shape_of(image)[1]) for image in (call.args[0], call))
+    narrow = name_of(call) == "relax.nn.conv2d" and not is_depthwise(call)
+    return (inner, out) if narrow and merged_groups(groups, inner, out) > 1 else ()
+
+
+def _concatenated(value: relax.Expr) -> list[relax.Expr]:
+    """The parts of a concatenation of images along their channels, else nothing."""
+    if name_of(value) != "relax.concat" or not isinstance(value.args[0], relax.Tuple):
+        return []
+    fields = list(value.args[0].fields)
+    return fields if int(value.attrs.axis) in (1, -3) and all(map(is_image, fields)) else []
+
+
+def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
+    """``(x, begin, end)`` of a slice of an image's channels."""
+    cut = window(value)
+    if cut is None or cut[0] != 1 or not is_image(value) or not isinstance(value.args[0], relax.Var):
+        return None
+    return value.args[0], cut[1], cut[2]
+
+
+def _keeps_channels(call: relax.Call) -> bool:
+    if name_of(call) == "relax.mean":
+        return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
+    return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"
+
+
+def moves_batch(value: relax.Expr) -> bool:
+    """Whether whole images are picked from a batch, or images of one value put around it."""
+    name = name_of(value)
+    if name == "relax.nn.pad":
+        return is_image(value) and str(value.attrs.pad_mode) == "constant" and not any(value.attrs.pad_width[2:])
+    if name == "relax.take":
+        return is_image(value) and value.attrs.axis is not None and int(value.attrs.axis) == 0
+    if name != "relax.strided_slice" or not isinstance(value.args[1], relax.Tuple):
+        return False
+    return is_image(value) and [int(axis) for axis in value.args[1].fields] == [0]
+
+
+def _operand(expr: relax.Expr, layout: ChannelBlocks) -> bool:
+    """Whether an operand of elementwise arithmetic can be had in ``layout``."""
+    array = array_of(expr)
+    if array is not None:
+        return array.size == 1 or (1,) * (4 - array.ndim) + array.shape == (1, layout.channels, 1, 1)
+    return isinstance(expr, relax.Var) and is_image(expr) and shape_of(expr)[1] == layout.channels

@@ -1,0 +1,332 @@
+"""Attention as one tensor function, with the movement around it folded into its reads and writes.
+
+Before::
+
+    S = R.matmul(Q, K) * scale + mask        # Q [.., N, D], K [.., D, M]
+    Y = R.matmul(R.nn.softmax(S, axis=-1), V)
+
+where Q, K and V are slices, reshapes and transposes of projections, and Y is transposed. After: one ``call_tir`` that
+reads the projections where they lie and writes Y as its reader wants it. Projections of one input by constant weights
+become one product, whose columns the function picks out.
+
+The function never holds all of S: see :mod:`schedules.cpu.attention` for how it is scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from mlc.graph.constants import array_of, constant, scalar_of
+from mlc.graph.ir.movement import permutation
+from mlc.graph.ir.patterns import OPAQUE
+from mlc.graph.ir.views import Graph, View, i64
+from mlc.graph.layout.packing import PANEL
+from mlc.graph.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
+from mlc.target import Target
+
+__all__ = ["QUERIES", "FuseAttention", "attention"]
+
+#: queries of one block: one AVX-512 or two AVX2 vectors of float32
+QUERIES = 16
+
+#: features that the narrowest vectors hold
+_NARROWEST = 4
+
+#: an element by its indices
+Load = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One attention: ``batch`` dimensions in front, ``tokens`` queries and ``keys`` keys of ``depth`` features, values
+    of ``features`` features."""
+
+    batch: tuple[int, ...]
+    tokens: int
+    keys: int
+    depth: int
+    features: int
+
+
+def attention(
+    sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int]
+) -> te.Tensor:
+    """``softmax(scale * Q K' + mask) V`` as a tensor expression.
+
+    ``query``, ``key`` and ``value`` load an element of ``[*batch, token, feature]``; ``mask`` one of
+    ``[*batch, key, query]``, where ``query`` runs to the next multiple of :data:`QUERIES`. ``order`` are the axes of
+    ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
+    zeros; scores are laid out ``[*batch, block, key, query]``.
+    """
+    n = len(sizes.batch)
+    batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
+    tokens, keys, depth, features, width = map(i64, (sizes.tokens, sizes.keys, sizes.depth, sizes.features, QUERIES))
+    one, zero, factor = (tirx.const(v, "float32") for v in (1.0, 0.0, scale))
+    rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
+                      ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
+
+    def row(*x: Any) -> Any:
+        i = x[n] * QUERIES + x[n + 1]
+        loaded = query(*x[:n], i, x[-1])
+        loaded = loaded if scale == 1.0 else loaded * factor
+        return loaded if sizes.tokens % QUERIES == 0 else tirx.if_then_else(i < tokens, loaded, zero)
+
+    def score(*x: Any) -> Any:
+        return te.sum(key(*x[:n], x[-2], rd.var) * queries(*x[: n + 1], rd.var, x[-1]), axis=[rd])
+
+    def logit(*x: Any) -> Any:
+        return scores(*x) if mask is None else scores(*x) + mask(*x[:n], x[-2], x[n] * QUERIES + x[-1])
+
+    def weighted(*x: Any) -> Any:
+        return te.sum(powers(*x[:-2], rv.var, x[-2]) * value(*x[:n], rv.var, x[-1]), axis=[rv])
+
+    def result(*index: Any) -> Any:
+        at = [index[list(order).index(axis)] for axis in range(n + 2)]
+        block, lane = at[n] // QUERIES, at[n] % QUERIES
+        return values(*at[:n], block, lane, at[-1]) * inverse(*at[:n], block, lane)
+
+    front = (*batch, i64(-(-sizes.tokens // QUERIES)))
+    rows = te.compute((*front, width, depth), row, name="rows")
+    queries = te.compute((*front, depth, width), lambda *x: rows(*x[:-2], x[-1], x[-2]), name="queries")
+    scores = te.compute((*front, keys, width), score, name="scores", attrs={"mlc.op": "attention"})
+    logits = te.compute(scores.shape, logit, name="logits")
+    peak = te.compute((*front, width), lambda *x: te.max(logits(*x[:-1], rj, x[-1]), axis=[rj]), name="peak")
+    powers = te.compute(scores.shape, lambda *x: tirx.exp(logits(*x) - peak(*x[:-2], x[-1])), name="powers")
+    total = te.compute((*front, width), lambda *x: te.sum(powers(*x[:-1], rs, x[-1]), axis=[rs]), name="total")
+    inverse = te.compute(total.shape, lambda *x: one / total(*x), name="inverse")
+    values = te.compute((*front, width, features), weighted, name="values")
+    shape = (*batch, tokens, features)
+    return te.compute([shape[axis] for axis in order], result, name="attention")
+
+
+@dataclass
+class _Scores:
+    """``scale * product + sum(factor * mask)``."""
+
+    product: relax.Call
+    scale: float
+    masks: list[tuple[relax.Expr, float]]
+
+    def scaled(self, factor: float) -> _Scores:
+        return _Scores(self.product, self.scale * factor, [(mask, f * factor) for mask, f in self.masks])
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """``data @ weight + bias``."""
+
+    data: relax.Var
+    weight: np.ndarray
+    bias: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Query ``[*batch, token, feature]``, key ``[*batch, feature, key]`` and value ``[*batch, key, feature]``; the
+    scales of the views are part of ``scale``."""
+
+    sizes: Sizes
+    scale: float
+    query: View
+    key: View
+    value: View
+    masks: list[tuple[relax.Expr, float]]
+    order: tuple[int, ...]
+
+
+def FuseAttention(target: Target) -> tvm.transform.Pass:
+    """Module pass: every attention of a CPU target becomes one tensor function.
+
+    Only softmax along the keys, in float32, of at least half a block of queries, whose scores nothing else uses.
+    Scales move from the scores to the queries, which rounds differently.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        fuser = _Fuser(mod) if target.kind == "llvm" else None
+        return fuser.run() if fuser is not None and fuser.found else mod
+
+    return run
+
+
+class _Fuser:
+    """Looks for attentions in ``main`` as it is, then emits it again with each as one call."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._graph = Graph(mod["main"])
+        self._masks: dict[Any, relax.Expr] = {}
+        #: by the variable that is bound to the result
+        self.found: dict[relax.Var, _Attention] = {}
+        for var, value in self._graph.bound.items():
+            attention = self._attention(value)
+            if attention is not None:
+                reader, order = self._turned(var, attention.order)
+                self.found[reader] = replace(attention, order=order)
+
+    def run(self) -> tvm.IRModule:
+        self._builder = builder_of(self._mod)
+        self._image: dict[relax.Var, relax.Expr] = {}
+
+        def attended(_builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+            return self._emitted(self.found[var]) if var in self.found else value
+
+        fused = rebuilt(self._mod, self._graph.bound, attended, self._builder, self._image)
+        return relax.transform.DeadCodeElimination()(fused)
+
+    # what is there
+
+    def _attention(self, value: relax.Expr) -> _Attention | None:
+        product = self._graph.call(value, "matmul")
+        weights = self._graph.call(product.args[0], "nn.softmax") if product is not None else None
+        if product is None or weights is None or not self._graph.once(product.args[0]):
+            return None
+        shape, last = shape_of(weights), len(shape_of(weights)) - 1
+        scores = self._scores(weights.args[0]) if int(weights.attrs.axis) in (-1, last) else None
+        if scores is None or last < 2 or dtype_of(product) != "float32":
+            return None
+        (left, right), value = scores.product.args, product.args[1]
+        same_rank = all(len(shape_of(operand)) == last + 1 for operand in (left, right, value))
+        if not same_rank or shape_of(scores.product) != shape or shape_of(product)[:-1] != shape[:-1]:
+            return None
+        sizes = Sizes(shape[:-2], shape[-2], shape[-1], shape_of(left)[-1], shape_of(value)[-1])
+        if 2 * sizes.tokens < QUERIES or sizes.features % _NARROWEST:
+            return None
+        query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
+        scale = scores.scale * query.scale * key.scale
+        return _Attention(sizes, scale, query, key, self._graph.view(value), scores.masks, tuple(range(last + 1)))
+
+    def _scores(self, expr: relax.Expr) -> _Scores | None:
+        """What softmax is taken of, if it is a product with scales and masks on it that nothing else uses."""
+        if not self._graph.once(expr):
+            return None
+        product, call = self._graph.call(expr, "matmul"), self._graph.call(expr, "multiply", "divide", "add")
+        if product is not None:
+            return _Scores(product, 1.0, [])
+        if call is None or dtype_of(call) != "float32":
+            return None
+        for arg, other in (call.args, reversed(call.args)):
+            inner = self._scores(arg) if shape_of(arg) == shape_of(call) else None
+            number = scalar_of(other)
+            if inner is None:
+                continue
+            if op_name(call) == "relax.add":
+                return _Scores(inner.product, inner.scale, [*inner.masks, (other, 1.0)])
+            if op_name(call) == "relax.multiply" and number:
+                return inner.scaled(number)
+            if op_name(call) == "relax.divide" and number and arg.same_as(call.args[0]):
+                return inner.scaled(1.0 / number)
+        return None
+
+    def _turned(self, var: relax.Var, order: tuple[int, ...]) -> tuple[relax.Var, tuple[int, ...]]:
+        """A transpose that alone reads ``var`` and leaves the last axis in place, and its order of axes."""
+        reader = self._graph.reader(var)
+        move = self._graph.call(reader, "permute_dims") if reader is not None else None
+        if reader is None or move is None or permutation(move)[-1] != order[-1]:
+            return var, order
+        return reader, tuple(permutation(move))
+
+    # what comes instead
+
+    def _emitted(self, found: _Attention) -> relax.Expr:
+        views = self._merge_projections((found.query, found.key, found.value))
+        sources = list(dict.fromkeys(view.source for view in views))
+        mask = self._mask(found.sizes, found.masks)
+        n = len(found.sizes.batch)
+
+        def compute(tensors: list[te.Tensor], masks: list[te.Tensor]) -> te.Tensor:
+            query, key, value = (tensors[sources.index(view.source)] for view in views)
+            return attention(
+                found.sizes, found.scale, lambda *x: views[0].at(query, *x),
+                lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]), lambda *x: views[2].at(value, *x),
+                (lambda *x: _broadcast(masks[0], x)) if masks else None, found.order,
+            )
+
+        arguments = [replaced(source, self._image) for source in sources], [mask] if mask is not None else []
+        return self._builder.call_te(
+            compute, *arguments, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
+        )
+
+    def _mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr | None:
+        """The sum of the masks as one tensor ``[.., key, query]``, made once for all attentions that use it."""
+        if not masks:
+            return None
+        key = (*((mask, factor) for mask, factor in masks), sizes.tokens)
+        if key not in self._masks:
+            self._masks[key] = self._made_mask(sizes, masks)
+        return self._masks[key]
+
+    def _made_mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr:
+        emit, op = self._builder.emit, relax.op
+        total = None
+        for mask, factor in masks:
+            term = replaced(mask, self._image)
+            term = term if factor == 1.0 else emit(op.multiply(term, relax.const(factor, "float32")))
+            total = term if total is None else emit(op.add(total, term))
+        shape = (1,) * (2 - len(shape_of(total))) + shape_of(total)
+        rank, pad = len(shape), -sizes.tokens % QUERIES if shape[-2] > 1 else 0
+        array = array_of(total)
+        if array is not None:
+            turned = np.swapaxes(array.reshape(shape), -1, -2)
+            return constant(np.pad(turned, [(0, 0)] * (rank - 1) + [(0, pad)]), "float32")
+        total = emit(op.permute_dims(emit(op.reshape(total, shape)), [*range(rank - 2), rank - 1, rank - 2]))
+        return emit(op.nn.pad(total, [0] * (2 * rank - 1) + [pad])) if pad else total
+
+    def _merge_projections(self, views: tuple[View, ...]) -> tuple[View, ...]:
+        """Products of one input by constant weights that only this attention reads become one product."""
+        projections = [self._projection(view) for view in views]
+        merged: dict[relax.Expr, tuple[relax.Expr, int]] = {}  # source -> what it is columns of, and the first of them
+        for data in dict.fromkeys(p.data for p in projections if p is not None):
+            parts = {
+                v.source: p for v, p in zip(views, projections, strict=True) if p is not None and p.data.same_as(data)
+            }
+            if len(parts) > 1 and sum(p.weight.shape[1] for p in parts.values()) % PANEL == 0:
+                merged.update(self._product(data, parts))
+        return tuple(
+            replace(view, source=merged[view.source][0],
+                    indices=(*view.indices[:-1], view.indices[-1] + merged[view.source][1]))
+            if view.source in merged else view
+            for view in views
+        )
+
+    def _projection(self, view: View) -> _Projection | None:
+        """``data @ weight + bias`` that only ``view`` is made of; its last index counts the columns."""
+        total = self._graph.call(view.source, "add")
+        product = self._graph.call(total.args[0] if total is not None else view.source, "matmul")
+        if product is None or not view.exclusive or not isinstance(product.args[0], relax.Var):
+            return None
+        weight, bias = array_of(product.args[1]), array_of(total.args[1]) if total is not None else None
+        if weight is None or weight.ndim != 2 or (total is not None and not self._graph.once(total.args[0])):
+            return None
+        if total is not None and (bias is None or bias.shape != weight.shape[1:]):
+            return None
+        return _Projection(product.args[0], weight, bias)
+
+    def _product(
+        self, data: relax.Var, parts: dict[relax.Expr, _Projection]
+    ) -> dict[relax.Expr, tuple[relax.Expr, int]]:
+        """The merged product of ``parts``, and where each of them begins in it."""
+        weight = np.concatenate([p.weight for p in parts.values()], axis=1)
+        product = self._builder.emit(relax.op.matmul(replaced(data, self._image), constant(weight)))
+        if any(p.bias is not None for p in parts.values()):
+            bias = [p.bias if p.bias is not None else np.zeros(p.weight.shape[1], "float32") for p in parts.values()]
+            product = self._builder.emit(relax.op.add(product, constant(np.concatenate(bias))))
+        columns = np.cumsum([0, *(p.weight.shape[1] for p in parts.values())])
+        return {source: (product, int(column)) for source, column in zip(parts, columns, strict=False)}
+
+
+def _at_least_2d(array: np.ndarray) -> np.ndarray:
+    return array.reshape((1,) * (2 - array.ndim) + array.shape)
+
+
+def _broadcast(tensor: te.Tensor, point: Sequence[Any]) -> Any:
+    """The element of ``tensor`` that broadcasts to ``point``."""
+    shape = [int(extent) for extent in tensor.shape]
+    trailing = point[len(point) - len(shape) :]
+    return tensor(*(i64(0) if extent == 1 else i for i, extent in zip(trailing, shape, strict=True)))

@@ -1,0 +1,206 @@
+"""From tensor functions to kernels: merge those that should be one.
+
+A heavy operator takes in what follows it elementwise (bias, activation, a residual sum); chains of elementwise
+operators and copies become one function. Nothing is ever merged *into* a reduction or product from before it, since
+its loops would repeat that work. A reshape is a view and stays ``R.reshape``, unless it stands between two copies,
+where it would keep them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import tvm
+from tvm import relax, s_tir, tirx, topi
+from tvm.relax import transform
+
+from mlc.errors import BuildError
+from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
+from mlc.graph.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
+from schedules.analysis import expensive_calls
+
+__all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
+
+#: operators that only copy elements somewhere else
+_COPIES = {
+    f"relax.{name}"
+    for name in ("broadcast_to", "concat", "flip", "gather_elements", "gather_nd", "nn.pad", "permute_dims", "repeat",
+                 "strided_slice", "take", "tile")
+}
+#: operators that no copy before them is merged with
+_HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
+          "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")
+#: transcendental functions of each other in one kernel
+_DEEPEST = 3
+#: what main may call in the end
+_LOWERED = {"relax.call_tir", "relax.concat", "relax.reshape", "relax.strided_slice"}
+
+
+def _values(func: relax.Function) -> list[relax.Expr]:
+    return [binding.value for binding in bindings(func)]
+
+
+def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
+    """The reshapes of a copy's result, used by nothing else, for operators that a copy can be merged into."""
+    bound = {b.var: b.value for b in bindings(func)}
+    users: dict[relax.Var, list[relax.Expr]] = defaultdict(list)
+    for value in [*_values(func), func.body.body]:
+        for leaf in leaves(value):
+            users[leaf].append(value)
+
+    def between_copies(var: relax.Var, value: relax.Expr) -> bool:
+        if not isinstance(value, relax.Call) or op_name(value) != "relax.reshape":
+            return False
+        source = bound.get(value.args[0])
+        copied = isinstance(source, relax.Call) and op_name(source) in _COPIES and len(users[value.args[0]]) == 1
+        return copied and all(
+            isinstance(user, relax.Call) and not op_name(user).startswith(_HEAVY) for user in users[var]
+        )
+
+    return {var for var, value in bound.items() if between_copies(var, value)}
+
+
+def _with_changed(mod: tvm.IRModule, chosen: set[relax.Var], change: Change) -> tvm.IRModule:
+    """The module with what the ``chosen`` variables of main are bound to replaced by ``change`` of it."""
+    if not chosen:
+        return mod
+
+    def changed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        return change(builder, var, value) if var in chosen else value
+
+    return rebuilt(mod, {b.var: b.value for b in bindings(mod["main"])}, changed)
+
+
+def _lower_inner_reshapes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    def lower(builder: relax.BlockBuilder, _var: relax.Var, value: relax.Expr) -> relax.Expr:
+        return builder.call_te(topi.reshape, *value.args, primfunc_name_hint="reshape")
+
+    return _with_changed(mod, _inner_reshapes(mod["main"]), lower)
+
+
+def _blocks(stmt: tirx.Stmt) -> Iterator[s_tir.SBlock]:
+    """The computing blocks of a function as a tensor expression makes it: loops around blocks, one after another."""
+    if isinstance(stmt, s_tir.SBlockRealize):
+        inner = list(_blocks(stmt.block.body))
+        yield from inner or [stmt.block]
+    elif isinstance(stmt, tirx.SeqStmt):
+        for each in stmt.seq:
+            yield from _blocks(each)
+    elif isinstance(stmt, tirx.For):
+        yield from _blocks(stmt.body)
+
+
+def _is_product(func: tirx.PrimFunc) -> bool:
+    """Whether the function holds a convolution or matrix product: a reduction that reads two tensors."""
+    return any(
+        any(var.iter_type == tirx.IterVar.CommReduce for var in block.iter_vars)
+        and len({region.source for region in block.reads}) > 1
+        for block in _blocks(func.body)
+    )
+
+
+def _elements(expr: relax.Expr) -> int:
+    return math.prod(shape_of(expr))
+
+
+def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """Tell FuseOps to keep what has another shape out of a product's kernel.
+
+    The kernel of a product has one shape: that of the product and of everything after it. An operator that broadcasts
+    its result (the gate of a squeeze and excitation block times a whole image) is not merged with it, and neither is
+    something small that the epilogue reads (an attention mask), which would be computed again for every element.
+    """
+    pattern = {
+        gvar: pattern_of(func)
+        for gvar, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)
+    }
+    products = {gvar for gvar in pattern if _is_product(mod[gvar])}
+    uses = Counter(leaf for value in [*_values(mod["main"]), mod["main"].body.body] for leaf in leaves(value))
+    inside: set[relax.Var] = set()  # results of products, and what would become their epilogue
+    injective: set[relax.Var] = set()
+    changed: dict[relax.Var, int] = {}
+    for binding in bindings(mod["main"]):
+        call, var = binding.value, binding.var
+        if not isinstance(call, relax.Call) or op_name(call) != "relax.call_tir":
+            continue
+        gvar, args = call.args[0], set(leaves(call.args[1]))
+        if pattern[gvar] <= INJECTIVE:
+            injective.add(var)
+        small = {arg for arg in args if _elements(arg) < _elements(var)}
+        if gvar in products:
+            inside.add(var)
+        elif pattern[gvar] <= BROADCAST and small & inside:
+            changed[var] = INJECTIVE
+        elif pattern[gvar] <= BROADCAST and args & inside:
+            inside.add(var)
+            changed.update((arg, OPAQUE) for arg in small & injective if uses[arg] == 1)
+
+    return _with_patterns(mod, changed)
+
+
+def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """Tell FuseOps to keep chains of transcendental functions of each other in kernels of few.
+
+    Their expansions hold their argument several times, by name; TVM's simplifier puts the value there, and takes time
+    that is exponential in the depth: two nested sigmoids 0.03 s, four 1 s, eight more than 45 s.
+    """
+    depth: dict[relax.Var, int] = {}
+    changed: dict[relax.Var, int] = {}
+    for binding in bindings(mod["main"]):
+        call, var = binding.value, binding.var
+        if not isinstance(call, relax.Call) or op_name(call) != "relax.call_tir":
+            continue
+        func = mod[call.args[0]]
+        if pattern_of(func) > INJECTIVE:
+            continue
+        slow = bool(expensive_calls(func.body))
+        depth[var] = slow + max((depth.get(arg, 0) for arg in leaves(call.args[1])), default=0)
+        if slow and depth[var] > _DEEPEST:
+            changed[var], depth[var] = OPAQUE, 0
+    return _with_patterns(mod, changed)
+
+
+def _with_patterns(mod: tvm.IRModule, changed: dict[relax.Var, int]) -> tvm.IRModule:
+    """The module with other FuseOps patterns for the functions that make the variables ``changed``."""
+
+    def with_pattern(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        gvar = value.args[0]
+        copy = builder.add_func(mod[gvar].with_attr("op_pattern", changed[var]), gvar.name_hint)
+        return relax.Call(value.op, [copy, *value.args[1:]], value.attrs, value.ty_args)
+
+    return _with_changed(mod, set(changed), with_pattern)
+
+
+def check_lowered(mod: tvm.IRModule) -> None:
+    """Raise :class:`BuildError` if main calls anything but tensor functions and reshapes."""
+    left: Counter[str] = Counter()
+    for binding in bindings(mod["main"]):
+        value = binding.value
+        if isinstance(value, relax.Call) and op_name(value) not in _LOWERED:
+            left[op_name(value) or str(value.op)] += 1
+    if left:
+        names = ", ".join(f"{name} ({count} calls)" for name, count in sorted(left.items()))
+        raise BuildError(
+            f"every operator must be lowered to a tensor function, but these are left: {names}; "
+            "replace them in the model, or add a legalisation for them"
+        )
+
+
+CutDeepChains = tvm.transform.module_pass(_cut_deep_chains, opt_level=0, name="CutDeepChains")
+SeparateProducts = tvm.transform.module_pass(_separate_products, opt_level=0, name="SeparateProducts")
+LowerInnerReshapes = tvm.transform.module_pass(_lower_inner_reshapes, opt_level=0, name="LowerInnerReshapes")
+
+#: tensor functions that become one kernel to functions of their own, in this order
+GROUPING: tuple[tvm.transform.Pass, ...] = (
+    transform.AnnotateTIROpPattern(),
+    SeparateProducts,
+    CutDeepChains,
+    transform.FuseOps(),
+)
+#: those functions to kernels
+MERGING: tuple[tvm.transform.Pass, ...] = (
+    transform.FuseTIR(),
+    transform.DeadCodeElimination(),
+)

@@ -1,0 +1,59 @@
+"""Every operator as a tensor function: TVM's own definitions, but for those whose shape suits no schedule.
+
+Transcendental functions stay calls here; :func:`schedules.math.expand_math` makes them vector arithmetic after
+scheduling, so that tasks, traces and the reference of a measurement speak of ``exp`` itself.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.transform import LegalizeOps
+
+from mlc.graph.kernels.resize import is_exact, resize2d
+from mlc.graph.rewrite import dtype_of
+from mlc.target import Target
+
+__all__ = ["Legalise", "softmax"]
+
+
+def softmax(x: te.Tensor, axis: int) -> te.Tensor:
+    """``exp(x - max) / sum`` along ``axis``: two reductions, each exponential computed once."""
+    axis %= len(x.shape)
+    rows = [dim for i, dim in enumerate(x.shape) if i != axis]
+
+    def along(row: tuple[tirx.Var, ...], k: tirx.Var) -> tuple[tirx.Var, ...]:
+        return (*row[:axis], k, *row[axis:])
+
+    def row_of(i: tuple[tirx.Var, ...]) -> tuple[tirx.Var, ...]:
+        return (*i[:axis], *i[axis + 1 :])
+
+    k = te.reduce_axis((0, x.shape[axis]), name="k")
+    peak = te.compute(rows, lambda *r: te.max(x(*along(r, k)), axis=k), name="softmax_max")
+    powers = te.compute(x.shape, lambda *i: tirx.exp(x(*i) - peak(*row_of(i))), name="softmax_exp")
+    j = te.reduce_axis((0, x.shape[axis]), name="k")
+    total = te.compute(rows, lambda *r: te.sum(powers(*along(r, j)), axis=j), name="softmax_sum")
+    return te.compute(x.shape, lambda *i: powers(*i) / total(*row_of(i)), name="softmax_norm")
+
+
+def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if dtype_of(call) != "float32":
+        return tvm.ir.Op.get("relax.nn.softmax").get_attr("FLegalize")(builder, call)
+    return builder.call_te(softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
+
+
+def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if not is_exact(call):
+        return tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")(builder, call)
+    attrs, size = call.attrs, tuple(int(extent) for extent in call.args[1].values)
+    return builder.call_te(
+        resize2d, call.args[0], size, str(attrs.layout), str(attrs.method),
+        str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), primfunc_name_hint="resize2d",
+    )
+
+
+def Legalise(target: Target) -> tvm.transform.Pass:
+    """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
+    ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
+    custom = {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d} if target.kind == "llvm" else {}
+    return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

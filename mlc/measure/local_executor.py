@@ -1,0 +1,69 @@
+"""This machine's workers as an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlc.config import physical_cores
+from mlc.measure.dispatch import Dispatcher
+from mlc.measure.executor import Answer, Job
+from mlc.measure.local import LocalMeasurer
+from mlc.measure.measurer import MeasureOptions, Measurer
+from mlc.target import Target
+
+__all__ = ["LocalExecutor", "local_measurer"]
+
+_BATCH = 64  # jobs that are built together before the first is timed
+_BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
+
+
+def local_measurer(target: Target) -> Measurer:
+    """What measures candidates for ``target`` on this machine; to be closed."""
+    workers = max(1, min(physical_cores(), _BUILD_WORKERS))
+    options = MeasureOptions(threads=target.threads)
+    return Dispatcher(LocalExecutor(LocalMeasurer(options, workers)), options)
+
+
+class LocalExecutor:
+    """Implements :class:`mlc.measure.executor.Executor` with a measurer of this machine, which loses nothing.
+
+    Nothing here runs by itself: what was submitted is done, all together, by the next :meth:`poll` that may wait.
+    Jobs of one candidate are one batch for the measurer, which builds some while others rest.
+    """
+
+    def __init__(self, measurer: Measurer) -> None:
+        self._measurer = measurer
+        self._jobs: dict[str, Job] = {}
+        self._done: list[Answer] = []
+
+    @property
+    def capacity(self) -> int:
+        return _BATCH
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self._jobs.update((job.id, job) for job in jobs)
+
+    def poll(self, timeout: float) -> list[Answer]:
+        if timeout > 0:
+            self._run()
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._measurer.close()
+
+    def _run(self) -> None:
+        jobs, self._jobs = list(self._jobs.values()), {}
+        single = [job for job in jobs if not job.rounds and len(job.requests) == 1]
+
+        def done(index: int, result: object) -> None:
+            self._done.append(Answer(single[index].id, (result,)))  # type: ignore[arg-type]
+
+        if single:
+            self._measurer.measure([job.requests[0] for job in single], done)
+        for job in jobs:
+            if job.rounds:
+                self._done.append(Answer(job.id, tuple(self._measurer.compare(job.requests, job.rounds))))
+            elif job not in single:
+                self._done.append(Answer(job.id, tuple(self._measurer.measure(job.requests))))

@@ -1,0 +1,1 @@
+"""Networks that ship as code: built-in names, the demo's, the benchmarks' and those of the ablation."""

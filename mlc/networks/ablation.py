@@ -1,0 +1,264 @@
+"""Networks whose graphs leave something to substitutions: parallel branches, groups, shared operands, unrolled steps.
+
+Each is an ``onnx.ModelProto`` with seeded random weights, of the sizes that such networks have, written so that
+products which could be one product are several, as model files have them. Those of :data:`WRITTEN_MODELS` are in the
+form in which they are trained or in which a paper writes them, which is not the form in which they should run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlc.networks.models import model_named
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["ABLATION_MODELS", "WRITTEN_MODELS", "ablation_model", "bert_qkv", "inception_like", "lora_bert",
+           "nasnet_like", "repvgg_training", "resnext_branches", "resnext_like", "rnn_unrolled"]
+
+_OPSET = 20
+
+
+class _Writer:
+    """Writes an ONNX graph node by node; every method returns the name of its result."""
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        self.name, self.rng = name, np.random.default_rng(seed)
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        result = f"{op.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [result], **attributes))
+        return result
+
+    def constant(self, values: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def weight(self, *shape: int, fan_in: int, gain: float = 1.0) -> str:
+        return self.constant((self.rng.standard_normal(shape) * math.sqrt(gain / fan_in)).astype(np.float32))
+
+    def bias(self, size: int) -> str:
+        return self.constant((0.1 * self.rng.standard_normal(size)).astype(np.float32))
+
+    def conv(self, x: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1,
+             relu: bool = True, gain: float = 2.0, bias: bool = True) -> str:
+        filters = self.weight(outputs, inputs // groups, kernel, kernel, fan_in=inputs // groups * kernel**2, gain=gain)
+        found = self.node("Conv", x, filters, *([self.bias(outputs)] if bias else []), kernel_shape=[kernel, kernel],
+                          group=groups, strides=[stride, stride], pads=[kernel // 2] * 4)
+        return self.node("Relu", found) if relu else found
+
+    def pool(self, op: str, x: str, kernel: int = 3, stride: int = 1) -> str:
+        return self.node(op, x, kernel_shape=[kernel, kernel], strides=[stride, stride], pads=[kernel // 2] * 4)
+
+    def normalised(self, x: str, channels: int) -> str:
+        """A batch normalisation with statistics of its own."""
+        given = [self.rng.uniform(0.5, 1.5, channels), 0.1 * self.rng.standard_normal(channels),
+                 0.1 * self.rng.standard_normal(channels), self.rng.uniform(0.5, 1.5, channels)]
+        return self.node("BatchNormalization", x, *(self.constant(values.astype(np.float32)) for values in given),
+                         epsilon=1e-5)
+
+    def dense(self, x: str, inputs: int, outputs: int, gain: float = 1.0) -> str:
+        product = self.node("MatMul", x, self.weight(inputs, outputs, fan_in=inputs, gain=gain))
+        return self.node("Add", product, self.bias(outputs))
+
+    def model(self, inputs: dict[str, Sequence[int]], outputs: dict[str, Sequence[int]]) -> onnx.ModelProto:
+        from onnx import TensorProto, checker, helper
+
+        def values(border: dict[str, Sequence[int]]) -> list[Any]:
+            return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in border.items()]
+
+        graph = helper.make_graph(self.nodes, self.name, values(inputs), values(outputs), self.weights)
+        made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", _OPSET)])
+        checker.check_model(made)
+        return made
+
+
+def inception_like(size: int = 28) -> onnx.ModelProto:
+    """Four modules of parallel 1x1, 3x3, 5x5 and pooling branches (Szegedy et al., 2015), 192 channels in."""
+    w = _Writer("inception_like")
+    x, channels = "x", 192
+    for module, (a, b1, b, c1, c, d) in enumerate([(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64),
+                                                   (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64)]):
+        if module == 2:
+            x, size = w.pool("MaxPool", x, 3, 2), (size + 1) // 2
+        branches = [w.conv(x, channels, a), w.conv(w.conv(x, channels, b1), b1, b, 3),
+                    w.conv(w.conv(x, channels, c1), c1, c, 5), w.conv(w.pool("MaxPool", x), channels, d)]
+        x, channels = w.node("Concat", *branches, axis=1), a + b + c + d
+    return w.model({"x": (1, 192, 28, 28)}, {x: (1, channels, size, size)})
+
+
+def resnext_like(size: int = 56, groups: int = 32) -> onnx.ModelProto:
+    """Two bottleneck blocks in each of three stages, their 3x3 convolutions in 32 groups (Xie et al., 2017)."""
+    w = _Writer("resnext_like")
+    x, channels = "x", 64
+    for stage, width in enumerate((128, 256, 512)):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            inner = w.conv(w.conv(x, channels, width), width, width, 3, stride, groups)
+            branch = w.conv(inner, width, 2 * width, relu=False, gain=0.5)
+            trunk = w.conv(x, channels, 2 * width, 1, stride, relu=False, gain=1.0) if not block else x
+            x, channels = w.node("Relu", w.node("Add", branch, trunk)), 2 * width
+    return w.model({"x": (1, 64, size, size)}, {x: (1, channels, size // 4, size // 4)})
+
+
+def bert_qkv(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8) -> onnx.ModelProto:
+    """Encoder layers with three separate products for queries, keys and values (Devlin et al., 2019)."""
+    w = _Writer("bert_qkv")
+    return _encoder(w, w.dense, layers, seq, hidden, heads)
+
+
+def lora_bert(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8, rank: int = 8) -> onnx.ModelProto:
+    """The encoder layers of :func:`bert_qkv` with adapters of a low rank beside the products of their attention, not
+    merged with them (Hu et al., "LoRA", 2022)."""
+    w = _Writer("lora_bert")
+    scale = w.constant(np.array(2.0, dtype=np.float32))
+
+    def project(x: str, inputs: int, outputs: int) -> str:
+        low = w.node("MatMul", x, w.weight(inputs, rank, fan_in=inputs))
+        high = w.node("MatMul", low, w.weight(rank, outputs, fan_in=rank, gain=0.01))
+        return w.node("Add", w.dense(x, inputs, outputs), w.node("Mul", high, scale))
+
+    return _encoder(w, project, layers, seq, hidden, heads)
+
+
+def _encoder(w: _Writer, project: Callable[[str, int, int], str], layers: int, seq: int, hidden: int,
+             heads: int) -> onnx.ModelProto:
+    """Encoder layers; ``project`` writes the products of attention with what is added to them."""
+    x, depth = "x", hidden // heads
+    split, merged = w.constant(np.array([1, seq, heads, depth])), w.constant(np.array([1, seq, hidden]))
+    scale, one, half, root = (w.constant(np.array(v, dtype=np.float32)) for v in (depth**-0.5, 1.0, 0.5, 2**0.5))
+
+    def norm(value: str) -> str:
+        factor = w.constant(w.rng.uniform(0.8, 1.2, hidden).astype(np.float32))
+        return w.node("LayerNormalization", value, factor, w.bias(hidden), axis=-1, epsilon=1e-5)
+
+    for _ in range(layers):
+        q, k, v = (w.node("Reshape", project(x, hidden, hidden), split) for _ in range(3))
+        keys = w.node("Transpose", k, perm=[0, 2, 3, 1])
+        scores = w.node("Mul", w.node("MatMul", w.node("Transpose", q, perm=[0, 2, 1, 3]), keys), scale)
+        mixed = w.node("MatMul", w.node("Softmax", scores, axis=-1), w.node("Transpose", v, perm=[0, 2, 1, 3]))
+        rows = w.node("Reshape", w.node("Transpose", mixed, perm=[0, 2, 1, 3]), merged)
+        x = norm(w.node("Add", x, project(rows, hidden, hidden)))
+        inner = w.dense(x, hidden, 4 * hidden)
+        tail = w.node("Add", w.node("Erf", w.node("Div", inner, root)), one)
+        active = w.node("Mul", w.node("Mul", inner, half), tail)
+        x = norm(w.node("Add", x, w.dense(active, 4 * hidden, hidden)))
+    return w.model({"x": (1, seq, hidden)}, {x: (1, seq, hidden)})
+
+
+def repvgg_training(size: int = 56, widths: Sequence[int] = (48, 96, 192)) -> onnx.ModelProto:
+    """Blocks as they are trained: a 3x3 and a 1x1 convolution and the image itself, each with a batch normalisation of
+    its own, summed (Ding et al., "RepVGG", 2021; the first widths are those of A0)."""
+    w = _Writer("repvgg_training")
+    x, channels, extent = "x", widths[0], size
+    for stage, width in enumerate(widths):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            extent = (extent + stride - 1) // stride
+            parts = [w.normalised(w.conv(x, channels, width, kernel, stride, relu=False, bias=False, gain=1.0), width)
+                     for kernel in (3, 1)]
+            if stride == 1:
+                parts.append(w.normalised(x, width))
+            total = parts[0]
+            for part in parts[1:]:
+                total = w.node("Add", total, part)
+            x, channels = w.node("Relu", total), width
+    return w.model({"x": (1, widths[0], size, size)}, {x: (1, channels, extent, extent)})
+
+
+def resnext_branches(size: int = 28, channels: int = 256, branches: int = 32, width: int = 4,
+                     blocks: int = 2) -> onnx.ModelProto:
+    """Bottleneck blocks of many branches that are summed, which is form (a) of Xie et al. (2017); form (c) of the same
+    is a convolution in groups."""
+    w = _Writer("resnext_branches")
+    x = "x"
+    for _ in range(blocks):
+        total = x
+        for _ in range(branches):
+            inner = w.conv(w.conv(x, channels, width), width, width, 3)
+            total = w.node("Add", total, w.conv(inner, width, channels, relu=False, gain=1.0 / branches))
+        x = w.node("Relu", total)
+    return w.model({"x": (1, channels, size, size)}, {x: (1, channels, size, size)})
+
+
+def nasnet_like(size: int = 28, channels: int = 88, cells: int = 3) -> onnx.ModelProto:
+    """Cells of separable convolutions, average pools and sums of branches (NASNet-A's, Zoph et al., 2018)."""
+    w = _Writer("nasnet_like")
+
+    def separable(x: str, kernel: int) -> str:
+        for _ in range(2):
+            spatial = w.conv(w.node("Relu", x), channels, channels, kernel, groups=channels, relu=False)
+            x = w.conv(spatial, channels, channels, relu=False, gain=1.0)
+        return x
+
+    previous, x, width, before = "x", "x", channels, channels
+    for _ in range(cells):
+        h = w.conv(w.node("Relu", x), width, channels, relu=False)
+        p = w.conv(w.node("Relu", previous), before, channels, relu=False)
+        parts = [
+            w.node("Add", separable(h, 3), h),
+            w.node("Add", separable(p, 3), separable(h, 5)),
+            w.node("Add", w.pool("AveragePool", h), p),
+            w.node("Add", w.pool("AveragePool", p), w.pool("AveragePool", p)),
+            w.node("Add", separable(p, 5), separable(p, 3)),
+        ]
+        previous, before = x, width
+        x, width = w.node("Concat", p, *parts, axis=1), 6 * channels
+    return w.model({"x": (1, channels, size, size)}, {x: (1, width, size, size)})
+
+
+def rnn_unrolled(steps: int = 6, hidden: int = 512, batch: int = 1) -> onnx.ModelProto:
+    """An LSTM cell over ``steps`` inputs: eight products a step, two for every gate (Hochreiter and Schmidhuber)."""
+    w = _Writer("rnn_unrolled")
+    gates = {gate: (w.weight(hidden, hidden, fan_in=hidden), w.weight(hidden, hidden, fan_in=hidden), w.bias(hidden))
+             for gate in ("input", "forget", "output", "cell")}
+    h, c = "h0", "c0"
+    for step in range(steps):
+        opened = {}
+        for gate, (from_x, from_h, bias) in gates.items():
+            total = w.node("Add", w.node("MatMul", f"x{step}", from_x), w.node("MatMul", h, from_h))
+            opened[gate] = w.node("Tanh" if gate == "cell" else "Sigmoid", w.node("Add", total, bias))
+        kept, new = w.node("Mul", opened["forget"], c), w.node("Mul", opened["input"], opened["cell"])
+        c = w.node("Add", kept, new)
+        h = w.node("Mul", opened["output"], w.node("Tanh", c))
+    shape = (batch, hidden)
+    return w.model({**{f"x{step}": shape for step in range(steps)}, "h0": shape, "c0": shape}, {h: shape, c: shape})
+
+
+#: the six models of the ablation table
+ABLATION_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "inception_like": inception_like,
+    "resnext_like": resnext_like,
+    "squeezenet": lambda: model_named("squeezenet"),
+    "bert_qkv": bert_qkv,
+    "nasnet_like": nasnet_like,
+    "rnn_unrolled": rnn_unrolled,
+}
+
+
+#: three more, in the form in which they are trained or written
+WRITTEN_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "repvgg_training": repvgg_training,
+    "lora_bert": lora_bert,
+    "resnext_branches": resnext_branches,
+}
+
+
+def ablation_model(name: str) -> onnx.ModelProto:
+    """A model of either table by its name; raises ``KeyError`` with the names for any other."""
+    models = {**ABLATION_MODELS, **WRITTEN_MODELS}
+    if name not in models:
+        raise KeyError(f"the name must be one of {', '.join(models)}, got {name!r}")
+    return models[name]()

@@ -1,0 +1,40 @@
+"""Seeded random inputs of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["random_inputs"]
+
+
+class _Spec(Protocol):
+    """What :func:`random_inputs` needs of ``mlc.frontend.TensorSpec``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def random_inputs(specs: Iterable[_Spec], seed: int = 0) -> dict[str, np.ndarray]:
+    """One array per input, the same for the same seed: standard normal floats, integers in [0, 100), random booleans.
+
+    Masks and token types are 0 or 1. Integers are taken for token ids: a model that needs others is given its own.
+    """
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for spec in specs:
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            arrays[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
+        elif dtype.kind == "b":
+            arrays[spec.name] = rng.integers(0, 2, spec.shape).astype(dtype)
+        else:
+            high = 2 if "mask" in spec.name or "type" in spec.name else 100
+            arrays[spec.name] = rng.integers(0, high, spec.shape).astype(dtype)
+    return arrays

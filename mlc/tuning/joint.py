@@ -1,0 +1,343 @@
+"""Graph and schedules together: candidates are extracted, what they need is tuned, and they are extracted again.
+
+The tasks of every graph that may still win are tuned in one run, so that trials go where they gain most. What the log
+then says of the model's products corrects the estimates that extraction adds up; a graph that is found only then has
+its own tasks tuned as well. In the end the fastest by its tasks' measured times is built and timed in turn with the
+unsubstituted model, and kept only if it wins; the log keeps the decision.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import tvm
+
+from mlc.graph.pipeline import lower, prepare
+from mlc.graph.products import product_of
+from mlc.graph.substitute.check import agree
+from mlc.graph.substitute.choose import MARGIN, Substitutions, digest, failed, find, subject
+from mlc.graph.substitute.costs import CALL_SECONDS
+from mlc.graph.substitute.price import bound, compare, estimated
+from mlc.graph.substitute.read import Reading, read
+from mlc.graph.substitute.search import Candidate, Found
+from mlc.graph.task import Task
+from mlc.log.decision import GraphDecision
+from mlc.log.layers import Layers
+from mlc.log.price import Prices
+from mlc.log.record import Record
+from mlc.log.store import TuningLog
+from mlc.measure.measurer import Measurer
+from mlc.target import Target
+from mlc.tuning.confirm import faster
+from mlc.tuning.events import Finished, Listener
+from mlc.tuning.hopeless import HopelessRun
+from mlc.tuning.options import TuneOptions
+from mlc.tuning.report import GraphReport, TaskReport, TuneReport
+from mlc.tuning.rounds import Rounds
+from mlc.tuning.session import tune_tasks
+from mlc.tuning.transfer import Experience
+
+__all__ = ["JointTuning", "Timer"]
+
+#: seconds of a call of each lowered module in each of several rounds, built from the records that the function gives
+Timer = Callable[[Sequence[tvm.IRModule], "Callable[[str], Record | None]"], "list[list[float]]"]
+
+#: a graph whose untuned estimate is this many times that of the model's own is not tuned
+_HOPELESS = 1.15
+#: part of the budget for the first extraction's graphs; what is left is for those that are found with the log's help
+_FIRST = 0.8
+#: part of the seconds that each of the two searches may take
+_SEARCH = 0.25
+#: seconds of building one function for the last comparison, and the part of the budget that is kept back for it at most
+_BUILD_SECONDS, _RESERVED = 0.2, 0.2
+
+
+@dataclass
+class _Entrant:
+    """A graph and its module: ``tasks`` are what the model would call, ``every`` with their alternatives. The model's
+    own graph has no ``candidate``."""
+
+    candidate: Candidate | None
+    module: tvm.IRModule
+    tasks: list[Task]
+    every: list[Task]
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each task would be called, were it the fastest of its alternatives."""
+        found: dict[str, int] = {}
+        for task in self.every:
+            found[task.key] = found.get(task.key, 0) + task.weight
+        return found
+
+
+@dataclass
+class _Joint:
+    mod: tvm.IRModule
+    target: Target
+    log: TuningLog
+    shipped: Layers
+    rules: Substitutions | None
+    winograd: bool
+    entrants: dict[str, _Entrant] = field(default_factory=dict)
+    #: whether a search had less time than one for a compile has, and used it up
+    cut: bool = False
+
+    def entrant(self, candidate: Candidate | None, module: tvm.IRModule) -> _Entrant:
+        """A graph lowered as a run without the user's log would build it."""
+        lowered = lower(module, self.target, Prices(self.shipped), winograd=self.winograd)
+        return _Entrant(candidate, module, lowered.tasks, lowered.with_alternatives())
+
+    def promising(self, found: Found, own: _Entrant) -> list[_Entrant]:
+        """The graphs besides the model's own that are not clearly slower untuned and could become faster."""
+        kept = []
+        for candidate in found.candidates[1:]:
+            key = digest(candidate.graph)
+            if key not in self.entrants:
+                self.entrants[key] = self.entrant(candidate, found.module(candidate))
+            entrant = self.entrants[key]
+            untuned = compare(entrant.tasks, own.tasks, None)
+            least, known = bound(entrant.tasks, own.tasks, self.price)
+            if untuned.ours <= _HOPELESS * untuned.theirs and (known is None or least < known):
+                kept.append(entrant)
+        return kept
+
+    def found(self, reading: Reading, seconds: float | None, scale: Mapping[str, float] | None = None) -> Found:
+        """A search that leaves most of ``seconds`` for tuning. Most take a few seconds and are not cut short."""
+        assert self.rules is not None
+        whole = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
+        options = whole if seconds is None else replace(whole, seconds=min(whole.seconds, _SEARCH * seconds))
+        found = find(self.mod, self.target, replace(self.rules, options=options), reading=reading,
+                     winograd=self.winograd)
+        self.cut |= options.seconds < whole.seconds and (
+            found.seconds > options.seconds or any(report.reason == "seconds" for report in found.reports))
+        return found
+
+    def price(self, task: Task) -> float | None:
+        record = self.log.best(task.key) or self.shipped.best(task.key)
+        return record.seconds if record is not None and record.ok else None
+
+    def seconds(self, entrants: Sequence[_Entrant]) -> list[float]:
+        """Each graph's time by its tasks', each the fastest of its alternatives. What nobody has measured is as much
+        slower than estimated as what was."""
+        tasks = {task.key: task for entrant in entrants for task in entrant.every}
+        known = {key: seconds for key, task in tasks.items() if (seconds := self.price(task)) is not None}
+        ratios = [seconds / estimated(tasks[key]) for key, seconds in known.items()]
+        usual = median(ratios) if ratios else 1.0
+        times = {key: known[key] if key in known else usual * estimated(task) for key, task in tasks.items()}
+        return [_sum(entrant, times) for entrant in entrants]
+
+    def fastest(self, entrants: Sequence[_Entrant]) -> _Entrant:
+        """By the tasks' times; the model's own, which comes first, unless another is faster."""
+        times = self.seconds(entrants)
+        return entrants[min(range(len(entrants)), key=times.__getitem__)]
+
+
+def _sum(entrant: _Entrant, times: Mapping[str, float]) -> float:
+    best: dict[str, tuple[float, int]] = {}
+    for task in entrant.every:
+        group = task.choice or task.key
+        seconds, weight = best.get(group, (times[task.key], 0))
+        best[group] = min(times[task.key], seconds), max(task.weight, weight)
+    return sum((seconds + CALL_SECONDS) * weight for seconds, weight in best.values())
+
+
+class JointTuning:
+    """A run on a model (``mod``, as imported) and on the graphs that ``rules`` make of it, within one budget.
+
+    Without ``rules`` the model's own graph is tuned alone, and nothing is decided. ``timer`` builds modules and times
+    them in turn; without one the tasks' times decide. Making one lowers the model's own graph and raises what goes
+    wrong there; what goes wrong with other graphs is a warning, and the model's own is tuned alone.
+    """
+
+    def __init__(
+        self, mod: tvm.IRModule, target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
+        rules: Substitutions | None, on_event: Listener | None = None, *, shipped: Layers, winograd: bool = True,
+        timer: Timer | None = None,
+    ) -> None:
+        with target.tvm:
+            for step in prepare():
+                mod = step(mod)
+        self._joint = joint = _Joint(mod, target, log, shipped, rules, winograd)
+        self._options, self._measurer, self._timer = options, measurer, timer
+        self._rounds, self._reports = Rounds(on_event, options), list[TuneReport]()
+        self._own = joint.entrant(None, mod)
+
+    def run(self) -> TuneReport:
+        """Tune and decide. The report is of the graph that is kept; the log has which one that is, unless the run was
+        interrupted."""
+        self._began = time.monotonic()  # lowering the model is no part of the budget
+        joint, entrants = self._joint, [self._own]
+        if joint.rules is None:
+            self._tune(entrants, self._options)
+            return self._report(self._own, None)
+        reading: Reading | None = None
+        try:
+            reading = read(joint.mod["main"])
+            first = joint.found(reading, self._options.seconds)
+            entrants += joint.promising(first, self._own)
+        except Exception as error:
+            failed(error)
+        several = len(entrants) > 1
+        self._tune(entrants, self._budget(_FIRST if several and not self._options.resume else 1.0))
+        if not several or reading is None:
+            if reading is not None and not self._interrupted:
+                self._decide(reading, self._own, {})
+            return self._report(self._own, GraphReport(0, False) if reading is not None else None)
+        scale = {} if self._interrupted else _scale(joint, self._own)
+        try:
+            # with the same estimates the search would find the same
+            again = [] if all(factor == 1.0 for factor in scale.values()) else joint.promising(
+                joint.found(reading, self._options.seconds, scale), self._own)
+        except Exception as error:
+            failed(error)
+            again = []
+        further = [e for e in again if e not in entrants and _may_win(joint, e, entrants)]
+        left = self._budget(1.0, self._reserve([*entrants, *further]))
+        if left is not None and not self._interrupted:  # the new graphs first of all, and whoever still gains
+            try:
+                self._tune([*entrants, *further], left)
+            except HopelessRun as error:  # candidates did work before: what fails is new in these graphs
+                warnings.warn(f"graphs that were found with the log's help stay untuned: {error}", stacklevel=2)
+        entrants += further
+        winner = joint.fastest(entrants)
+        if self._interrupted:
+            return self._report(winner, GraphReport(len(entrants) - 1, winner is not self._own))
+        own_seconds = seconds = None
+        if winner is not self._own:
+            won, own_seconds, seconds = self._confirmed(winner)
+            winner = winner if won else self._own
+        self._decide(reading, winner, scale if winner in further else {}, own_seconds, seconds)
+        return self._report(winner, GraphReport(len(entrants) - 1, winner is not self._own, own_seconds, seconds))
+
+    @property
+    def _interrupted(self) -> bool:
+        return bool(self._reports) and self._reports[-1].reason == "interrupted"
+
+    def _budget(self, part: float, reserved: float = 0.0) -> TuneOptions | None:
+        """What is left of a part of the budget; None where nothing is."""
+        trials, seconds = self._options.trials, self._options.seconds
+        if trials is not None:
+            spent = self._rounds.spent_trials + sum(report.trials for report in self._reports)
+            trials = max(1 if not self._reports else 0, round(part * trials) - spent)
+        if seconds is not None:
+            spent_seconds = self._rounds.spent_seconds + (time.monotonic() - self._began)
+            seconds = max(1.0 if not self._reports else 0.0, part * seconds - spent_seconds - reserved)
+        if (trials is not None and trials < 1) or (seconds is not None and seconds < 1.0):
+            return None
+        return replace(self._options, trials=trials, seconds=seconds, resume=self._options.resume and not self._reports)
+
+    def _reserve(self, entrants: Sequence[_Entrant]) -> float:
+        """Seconds for building the best graph and the model's own and timing them in turn."""
+        if self._options.seconds is None or self._timer is None:
+            return 0.0
+        tasks = len(self._own.tasks) + max(len(entrant.tasks) for entrant in entrants)
+        return min(_BUILD_SECONDS * tasks, _RESERVED * self._options.seconds)
+
+    def _tune(self, entrants: Sequence[_Entrant], options: TuneOptions | None) -> None:
+        assert options is not None
+        joint, tasks = self._joint, dict[str, Task]()
+        for entrant in entrants:
+            for task in entrant.every:
+                seen = tasks.get(task.key)
+                tasks[task.key] = task if seen is None else replace(
+                    seen, weight=max(seen.weight, task.weight), choice=seen.choice or task.choice)
+        spent = sum(report.trials for report in self._reports)
+        elapsed = time.monotonic() - self._began if len(entrants) > 1 else 0.0
+        graphs = [entrant.calls for entrant in entrants]
+        self._rounds.begin(graphs, spent, elapsed)
+        self._reports.append(tune_tasks(
+            list(tasks.values()), joint.target, joint.log, options, self._measurer, self._rounds,
+            shipped=joint.shipped.best, experience=Experience.of([joint.log, *joint.shipped.readers], joint.target),
+            graphs=graphs,
+        ))
+
+    def _confirmed(self, winner: _Entrant) -> tuple[bool, float | None, float | None]:
+        """Whether the winner computes the same and is faster as a whole, and the seconds of the own graph and of it."""
+        joint = self._joint
+        try:
+            assert winner.candidate is not None
+            if not agree(winner.candidate.graph, read(joint.mod["main"]).graph.live()):
+                raise AssertionError(f"a graph must compute what the model does, but one made by "
+                                     f"{', '.join(winner.candidate.rules)} does not")
+            if self._timer is None:
+                own, ours = joint.seconds([self._own, winner])
+                return ours < MARGIN * own, None, None
+            log = Layers([joint.log, *joint.shipped.readers])
+            modules = [lower(entrant.module, joint.target, Prices(log), winograd=joint.winograd).module
+                       for entrant in (winner, self._own)]
+            ours_, theirs = self._timer(modules, log.best)
+            return faster(ours_, theirs), median(theirs), median(ours_)
+        except Exception as error:
+            failed(error)
+            return False, None, None
+
+    def _decide(
+        self, reading: Reading, winner: _Entrant, scale: Mapping[str, float], own_seconds: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        joint, rules = self._joint, self._joint.rules
+        assert rules is not None
+        if winner is self._own and joint.cut:
+            return  # a compile, which has more time to search, may find what this run did not
+        try:
+            name = subject(reading, joint.target, rules.patterns, winograd=joint.winograd)
+            graph = reading.graph.live() if winner.candidate is None else winner.candidate.graph
+            decision = GraphDecision(name, digest(graph), scale, own_seconds, seconds, time.time())
+        except Exception as error:
+            failed(error)
+            return
+        joint.log.put_decisions([decision])
+
+    def _report(self, winner: _Entrant, graph: GraphReport | None) -> TuneReport:
+        """One report of all runs, with the tasks of the graph that is kept."""
+        reports = self._reports
+        tasks: dict[str, TaskReport] = {}
+        for each in (task for report in reports for task in report.tasks):
+            tasks[each.key] = _both(tasks[each.key], each) if each.key in tasks else each
+        wanted = {task.key: task for task in winner.every}
+        kept = tuple(
+            replace(tasks[key], weight=task.weight, choice=task.choice, name=task.name)
+            for key, task in wanted.items() if key in tasks
+        )
+        seconds = time.monotonic() - self._began if len(reports) > 1 else reports[0].seconds
+        report = TuneReport(
+            reports[-1].reason, reports[0].session, sum(r.trials for r in reports), seconds,
+            sum(r.measured for r in reports), kept, graph,
+        )
+        self._rounds.finish(Finished(report))
+        return report
+
+
+def _both(first: TaskReport, second: TaskReport) -> TaskReport:
+    """A task in two runs, of which the second goes on where the first ended."""
+    failures = {reason: first.failures.get(reason, 0) + second.failures.get(reason, 0)
+                for reason in sorted({*first.failures, *second.failures})}
+    return replace(
+        second, trials=first.trials + second.trials, seconds=first.seconds + second.seconds, failures=failures,
+        stopped=second.stopped or first.stopped,
+        verdict=second.verdict if second.trials or second.verdict != "unconfirmed" else first.verdict,
+    )
+
+
+def _may_win(joint: _Joint, entrant: _Entrant, others: Sequence[_Entrant]) -> bool:
+    best = joint.fastest(others)
+    least, known = bound(entrant.tasks, best.tasks, joint.price)
+    return known is None or least < MARGIN * known
+
+
+def _scale(joint: _Joint, entrant: _Entrant) -> dict[str, float]:
+    """How much longer than estimated the model's products take, by kind, where the log knows them."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for task in entrant.tasks:
+        product, seconds = product_of(task.func), joint.price(task)
+        if product is not None and seconds is not None:
+            times.setdefault(product, []).append((seconds * task.weight, estimated(task) * task.weight))
+    return {
+        product: round(min(4.0, max(0.25, sum(a for a, _ in pairs) / sum(b for _, b in pairs))), 1)
+        for product, pairs in times.items()
+    }

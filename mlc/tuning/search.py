@@ -1,0 +1,177 @@
+"""One task while it is tuned: its space, its strategy, its allocation state, and what is known of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from cost_model.model import CostModel, Sample, sample
+from cost_model.roofline import Roofline, analyse
+from mlc.graph.task import Task
+from mlc.log.record import Record, Verdict
+from mlc.measure.measurer import MeasureRequest, MeasureResult
+from mlc.tuning import strategy as strategies
+from mlc.tuning.allocation import TaskState
+from mlc.tuning.candidate import Candidate, TaskSpace
+from mlc.tuning.learn import cold_of
+from mlc.tuning.report import Outcome, TaskReport
+from mlc.tuning.transfer import Experience
+
+__all__ = ["Search"]
+
+#: points of other tasks that a search begins with
+_HINTS = 6
+#: records of a task whose features are computed anew when the stored model does not know them
+_REPLAYED = 128
+
+
+class Search:
+    """``records`` are the task's records in the log when the run begins, ``earlier`` the one compiled code uses.
+
+    ``shipped`` is the record that compiled code would use without the log, ``budget`` the trials that the task may
+    expect, if they are bounded. ``experience`` is with other tasks.
+
+    Raises whatever a defective space raises on this function; the run then leaves the task alone.
+    """
+
+    def __init__(
+        self, task: Task, index: int, model: CostModel, strategy: str, seed: int, records: Sequence[Record],
+        earlier: Record | None, shipped: Record | None = None, budget: int | None = None,
+        experience: Experience | None = None,
+    ) -> None:
+        self.task = task
+        self.roofline: Roofline = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
+        self.state = TaskState(index, task.name, task.weight, max(self.roofline.seconds, 1e-9), task.choice)
+        if shipped is not None and shipped.ok:
+            self.state.shipped = shipped.seconds
+        self.earlier = earlier
+        self.final: Record | None = None
+        self.verdict: Outcome = "unconfirmed"
+        self.space = TaskSpace(task, shipped=shipped)
+        if experience is not None:
+            self.space.hints = tuple(islice(experience.points(self.space, self.roofline.flops), _HINTS))
+        self.known = len(records)
+        self.default: Record | None = None
+        self._request = MeasureRequest.of(task, "")
+        self._model = model
+        self._successes: list[Record] = []
+        self._codes: set[str] = set()  # lowered code that was measured
+        # a run that starts from other records must not draw the same candidates again
+        rng = random.Random(f"{seed}/{task.key}/{len(records)}")
+        self.strategy = strategies.create(strategy, self.space, rng, self._score, budget)
+        self._recall(records)
+
+    def ask(self, n: int) -> list[Candidate]:
+        """The strategy's next candidates."""
+        return self.strategy.ask(n)
+
+    def request(self, trace: str) -> MeasureRequest:
+        """What a measurer needs to build and run a trace of this task."""
+        best = self.state.best
+        return replace(self._request, trace=trace, best=best if math.isfinite(best) else 0.0)
+
+    def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
+        """Let the strategy and the cost model know the results."""
+        self.strategy.tell(candidates, results)
+        self._model.fit(self._samples(candidates, [_median(r) for r in results]))
+
+    def is_new(self, result: MeasureResult) -> bool:
+        """Whether no earlier candidate lowered to the same code: then the result tells something."""
+        return not result.code_hash or result.code_hash not in self._codes
+
+    def note(self, record: Record) -> None:
+        """Take a record of this task into account."""
+        self._codes.add(record.code)
+        if record.failure:
+            self.state.failures[record.failure] += 1
+        if not record.ok:
+            return
+        self._successes.append(record)
+        default = self.space.default
+        if default is not None and record.decisions == default.decisions:
+            self.default = record
+            self.state.default = record.seconds
+
+    @property
+    def best(self) -> Record | None:
+        """The record to use: the confirmed one, else the fastest that is known."""
+        return self.final or min(self._successes, key=lambda r: r.seconds, default=None)
+
+    def finalists(self, count: int) -> list[Record]:
+        """The ``count`` fastest, the default, and the earlier best: distinct decisions, fastest first."""
+        rivals: list[Record] = []
+        for record in sorted(self._successes, key=lambda r: r.seconds):
+            if len(rivals) < count and not _among(record, rivals):
+                rivals.append(record)
+        known = [r for r in (self.default, self.earlier) if r is not None]
+        for record in known:
+            if not _among(record, rivals):
+                rivals.append(record)
+        return rivals
+
+    @property
+    def open(self) -> bool:
+        """Whether a comparison could change what is used: the fastest is not what is confirmed already."""
+        fastest = self.best
+        if fastest is None or (self.default is not None and fastest.decisions == self.default.decisions):
+            return self.earlier is not None and fastest is not None and fastest.decisions != self.earlier.decisions
+        confirmed = self.earlier is not None and self.earlier.verdict is Verdict.KEPT
+        return not (confirmed and self.earlier is not None and fastest.decisions == self.earlier.decisions)
+
+    def report(self, expected: float = math.inf) -> TaskReport:
+        """The task's line in the run's report; ``expected`` are its seconds where it had no trial."""
+        best, state = self.best, self.state
+        return TaskReport(
+            key=self.task.key, name=self.task.name, weight=self.task.weight, space=self.space.space.name,
+            trials=state.trials, seconds=state.spent, default_seconds=state.default,
+            best_seconds=best.seconds if best else math.inf, roofline_seconds=state.roofline,
+            failures=dict(sorted(state.failures.items())), stopped=state.stopped, verdict=self.verdict,
+            choice=self.task.choice, expected_seconds=expected,
+        )
+
+    def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        modules = [c.module for c in candidates if c.module is not None]
+        assert len(modules) == len(candidates), "only scheduled candidates can be scored"
+        return self._model.score(self.task.func, self.task.target.tvm, modules, cold_of(self.task))
+
+    def _samples(self, candidates: Sequence[Candidate], seconds: Sequence[float]) -> list[Sample]:
+        target = self.task.target.tvm
+        return [
+            sample(self.task.key, c.module, target, s, cold_of(self.task))
+            for c, s in zip(candidates, seconds, strict=True) if c.module is not None
+        ]
+
+    def _recall(self, records: Sequence[Record]) -> None:
+        """Tell the strategy what the log knows, and the model what it has not stored."""
+        recalled = [(r, c) for r in records if (c := self.space.recall(r)) is not None]
+        results = [
+            MeasureResult(r.times, r.failure, r.detail, code_hash=r.code) for r, _ in recalled
+        ]
+        self.strategy.tell([c for _, c in recalled], results)
+        for record, _ in recalled:
+            self.note(record)
+        self.state.failures.clear()  # the report counts this run's
+        best = self.best
+        self.state.best = best.seconds if best else math.inf
+        missing = len(recalled) - self._model.known(self.task.key)
+        if missing <= 0:
+            return
+        newest = recalled[-min(missing, _REPLAYED) :]
+        replayed = [(r, self.space.realise(c.point)) for r, c in newest]
+        usable = [(r, c) for r, c in replayed if c is not None]
+        self._model.fit(self._samples([c for _, c in usable], [r.seconds for r, _ in usable]))
+
+
+def _among(record: Record, others: Sequence[Record]) -> bool:
+    return any(record.decisions == other.decisions and record.space == other.space for other in others)
+
+
+def _median(result: MeasureResult) -> float:
+    if result.failure or not result.times:
+        return math.inf
+    return float(np.median(result.times))

@@ -1,0 +1,411 @@
+"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up; then confirm the winners."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from cost_model.gbt import RankingModel
+from cost_model.model import CostModel
+from mlc.errors import MlcError
+from mlc.graph.task import Task
+from mlc.graph.tasks import combined
+from mlc.log.record import Record, Verdict
+from mlc.log.store import TuningLog
+from mlc.measure.measurer import Measurer, MeasureResult
+from mlc.target import Target
+from mlc.tuning.allocation import Allocator
+from mlc.tuning.candidate import Candidate
+from mlc.tuning.confirm import as_alone, choose
+from mlc.tuning.events import (
+    BatchMeasured,
+    Event,
+    Finished,
+    Listener,
+    SessionStarted,
+    TaskConfirmed,
+    TaskPlan,
+    TaskStopped,
+)
+from mlc.tuning.hopeless import FirstResults, HopelessRun
+from mlc.tuning.journal import Journal
+from mlc.tuning.learn import pretrained
+from mlc.tuning.options import TuneOptions
+from mlc.tuning.report import TaskReport, TuneReport, first_of_choices, latency
+from mlc.tuning.search import Search
+from mlc.tuning.transfer import Experience
+
+__all__ = ["EXPLORE", "tune_tasks"]
+
+#: rivals beside the default and the earlier best in the last comparison
+_FINALISTS = 2
+#: trials that take as long as comparing a task's rivals: most of their code is there already (measured: 2.3)
+_COMPARISON = 2.5
+#: alternatives within this factor of the fastest are timed in turn: at different moments the machine is not the same
+_CLOSE = 1.3
+#: largest part of the seconds that is kept back for the last comparison
+_RESERVED = 0.25
+#: standard deviations of the pre-trained model that count in a candidate's favour
+EXPLORE = 0.25
+
+
+def tune_tasks(
+    tasks: Sequence[Task],
+    target: Target,
+    log: TuningLog,
+    options: TuneOptions,
+    measurer: Measurer,
+    on_event: Listener | None = None,
+    model: CostModel | None = None,
+    shipped: Callable[[str], Record | None] | None = None,
+    experience: Experience | None = None,
+    graphs: Sequence[Mapping[str, int]] = (),
+) -> TuneReport:
+    """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
+
+    ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
+    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
+    begin near what ``experience`` found best for other tasks. ``graphs``, where the tasks are those of several graphs
+    of one model, say how often each calls the task of which key; the budget then goes to those that may still become
+    the fastest of all. A keyboard interrupt ends the run with what was found; no single candidate ever ends it. Raises
+    what the log or the measurer raise when they cannot go on at all, and :class:`HopelessRun` with the
+    likely cause where the first candidates of several tasks all fail alike; the log has them.
+    """
+    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
+               shipped or (lambda _key: None), experience, graphs)
+    return run.run()
+
+
+def _default_model(target: Target, options: TuneOptions) -> CostModel:
+    """On top of the pre-trained model that ships for the target, where there is one of this version."""
+    return RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
+
+
+def _ignore(event: Event) -> None:
+    """The listener of a caller that wants the report alone."""
+
+
+class _Run:
+    def __init__(
+        self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
+        emit: Listener, model: CostModel, shipped: Callable[[str], Record | None], experience: Experience | None,
+        graphs: Sequence[Mapping[str, int]],
+    ) -> None:
+        self._shipped, self._experience, self._graphs = shipped, experience, graphs
+        self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
+        self._tasks = combined(tasks)
+        self._journal = Journal(log, self._tasks, target, options)
+        self._searches: list[Search] = []
+        self._allocator: Allocator | None = None
+        self._broken: list[TaskReport] = []
+        self._batches = 0
+        self._first = FirstResults(target, len(self._tasks))
+        self._put_off: dict[int, list[Candidate]] = {}
+
+    def run(self) -> TuneReport:
+        """The whole run; see :func:`tune_tasks`."""
+        try:
+            self._prepare()
+            reason = self._search()
+            if not self._first.hopeless:
+                self._confirm()
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        self._journal.store_model(self._model, always=True)
+        self._journal.finish(reason, {s.task.key: s.state.stopped for s in self._searches if s.state.stopped})
+        report = TuneReport(
+            reason, self._journal.session, self._journal.trials, self._journal.elapsed, self._journal.records,
+            tuple(s.report(self._expected(s)) for s in self._searches) + tuple(self._broken),
+        )
+        self._emit(Finished(report))
+        if self._first.hopeless:
+            raise HopelessRun(self._first.diagnosis())
+        return report
+
+    # -- before
+
+    def _prepare(self) -> None:
+        self._journal.load_model(self._model)
+        plans = []
+        left = self._journal.trials_left
+        budget = None if left is None else left // max(1, len(self._tasks))
+        for task in self._tasks:
+            records = list(self._journal.log.records(task.key))
+            try:
+                search = Search(
+                    task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
+                    self._journal.log.best(task.key), self._shipped(task.key), budget, self._experience,
+                )
+            except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
+                self._broken.append(_broken(task, error))
+                continue
+            self._searches.append(search)
+            plans.append(TaskPlan(
+                task.key, task.name, task.weight, search.space.space.name, len(search.space.knobs),
+                search.space.size, search.state.roofline, search.known, task.choice,
+            ))
+        journal = self._journal
+        self._emit(SessionStarted(
+            journal.session, tuple(plans), journal.trials_left, journal.seconds_left, journal.spent_trials,
+            journal.spent_seconds,
+        ))
+        for report in self._broken:
+            self._emit(TaskStopped(report.key, report.name, report.stopped, 0, None))
+
+    # -- the search
+
+    def _search(self) -> str:
+        """Batches until a budget is used up; the reason why it ended."""
+        journal = self._journal
+        allocator = self._allocator = Allocator(
+            [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left,
+            self._by_index(),
+        )
+        while True:
+            trials, seconds = journal.trials_left, journal.seconds_left
+            if trials is not None and trials < 1:
+                return "trials"
+            if seconds is not None and seconds <= self._reserve():
+                return "seconds"
+            turn = allocator.next(trials, [s.state for s in self._searches if self._first.seen(s.task.key)])
+            if turn is None:
+                return "finished"
+            self._batch(self._searches[turn[0].index], turn[1], allocator)
+            if self._first.hopeless:
+                return "failing"
+
+    def _by_index(self) -> list[dict[int, int]]:
+        """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
+        one."""
+        places = {search.task.key: search.state.index for search in self._searches}
+        return [] if self._broken else [{places[key]: n for key, n in graph.items()} for graph in self._graphs]
+
+    def _reserve(self) -> float:
+        """Seconds to keep back so that the winners can be confirmed."""
+        if not self._options.confirm_rounds or self._options.seconds is None:
+            return 0.0
+        each = self._journal.elapsed / max(1, self._journal.trials)
+        compared = [s for s in self._searches if s.open and not self._lost(s)]
+        wanted = each * _COMPARISON * (len(compared) + sum(bool(s.task.choice) for s in compared) / 2)
+        return min(wanted, self._options.seconds * _RESERVED)
+
+    def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
+        start = time.monotonic()
+        try:
+            candidates = self._put_off.pop(search.state.index, [])[:n] or search.ask(n)
+        except MlcError:
+            raise
+        except Exception as error:
+            self._stop(search, allocator.stop(search.state, _reason(error)))
+            return
+        if not candidates:
+            self._stop(search, allocator.stop(search.state, "exhausted"))
+            return
+        results, trials = self._begin(search, candidates)
+        candidates, later = candidates[: len(results)], candidates[len(results) :]
+        self._put_off[search.state.index] = later
+        problem = _learn(search, candidates, results)
+        self._journal.store_model(self._model)
+        best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
+        reason = allocator.update(search.state, trials, best, time.monotonic() - start)
+        if problem:
+            reason = allocator.stop(search.state, problem)
+        self._batches += 1
+        self._announce(search)
+        if reason:
+            self._stop(search, reason)
+
+    def _begin(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
+        """Measure candidates, the first few alone as long as nothing has worked; where they fail too, no more of them.
+
+        The results so far, and how many of them were trials.
+        """
+        count = self._first.count(len(candidates))
+        results, trials = self._measure(search, candidates[:count])
+        self._first.note(search.task.key, results)
+        if len(results) < len(candidates) and not self._first.open:
+            more, further = self._measure(search, candidates[count:])
+            results, trials = results + more, trials + further
+        return results, trials
+
+    def _measure(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
+        """Measure and record; the results, and how many of them were trials.
+
+        What is known when an interrupt comes is recorded before it goes on.
+        """
+        known: dict[int, MeasureResult] = {}
+        requests = [search.request(c.trace) for c in candidates]
+        try:
+            results = self._measurer.measure(requests, known.__setitem__)
+        except BaseException:
+            self._record(search, [(candidates[i], known[i]) for i in sorted(known)])
+            raise
+        return results, self._record(search, list(zip(candidates, results, strict=True)))
+
+    def _record(self, search: Search, measured: Sequence[tuple[Candidate, MeasureResult]]) -> int:
+        """Write down what is new; candidates that lowered to known code were not run and are no trials."""
+        records = []
+        for candidate, result in measured:
+            default = search.space.default
+            if search.is_new(result) or (default is not None and candidate.point == default.point):
+                records.append(self._journal.trial(
+                    search.task, candidate.space, candidate.decisions, candidate.trace, result, search.roofline.flops
+                ))
+                search.note(records[-1])
+        self._journal.append(records)
+        return len(records)
+
+    def _expected(self, search: Search) -> float:
+        return math.inf if self._allocator is None else self._allocator.expected(search.state)
+
+    def _stop(self, search: Search, reason: str) -> None:
+        state = search.state
+        self._emit(TaskStopped(search.task.key, search.task.name, reason, state.trials, _known(state.best)))
+
+    def _announce(self, search: Search) -> None:
+        state, best = search.state, search.best
+        states, guess = [s.state for s in self._searches], [self._expected(s) for s in self._searches]
+        self._emit(BatchMeasured(
+            task=search.task.key, name=search.task.name, batch=self._batches, task_trials=state.trials,
+            trials=self._journal.trials, best_seconds=_known(state.best), default_seconds=_known(state.default),
+            roofline_fraction=state.fraction, share=state.cost / (latency((s.choice, s.cost) for s in states) or 1.0),
+            latency=latency((s.choice, s.weight * min(s.best, guess[s.index])) for s in states),
+            default_latency=latency(
+                (s.choice, s.weight * min(s.default, guess[s.index])) for s in first_of_choices(states)
+            ),
+            failures=dict(sorted(state.failures.items())), elapsed=self._journal.elapsed, eta=self._eta(),
+            best_decisions=dict(best.decisions) if best else {},
+        ))
+
+    def _eta(self) -> float | None:
+        """Seconds until the first of the two budgets ends."""
+        journal = self._journal
+        ends = [] if journal.seconds_left is None else [journal.seconds_left]
+        if journal.trials_left is not None and journal.trials:
+            ends.append(journal.trials_left * journal.elapsed / journal.trials)
+        return min(ends, default=None)
+
+    # -- after
+
+    def _confirm(self) -> None:
+        """Time each winner in turn with the default and the earlier best, the largest saving first."""
+        if not self._options.confirm_rounds:
+            return
+        for search in sorted(self._searches, key=lambda s: (self._lost(s), -_saving(s))):
+            best = search.best
+            if not search.open:
+                if best is not None:
+                    search.verdict = "default" if _same(best, search.default) else "earlier"
+                continue
+            left = self._journal.seconds_left
+            if left is not None and left <= 0:
+                return
+            if not self._lost(search):  # asked again: its rivals have been compared by now
+                self._compare(search)
+        for rivals in self._contests():
+            left = self._journal.seconds_left
+            if left is not None and left <= 0:
+                return
+            self._decide(rivals)
+
+    def _contests(self) -> list[list[Search]]:
+        """Alternatives that this run tuned and that are so close that times of different moments do not tell which is
+        the fastest."""
+        groups: dict[str, list[Search]] = {}
+        for search in self._searches:
+            if search.task.choice and search.best is not None:
+                groups.setdefault(search.task.choice, []).append(search)
+        found = []
+        for group in groups.values():
+            least = min(search.state.best for search in group)
+            close = [search for search in group if search.state.best <= _CLOSE * least]
+            if len(close) > 1 and any(search.state.trials for search in close) and not all(map(self._lost, close)):
+                found.append(close)
+        return found
+
+    def _decide(self, alternatives: Sequence[Search]) -> None:
+        """Time alternatives in turn: from now on the log has times of them that can be compared."""
+        records = [search.best for search in alternatives if search.best is not None]
+        requests = [search.request(record.trace) for search, record in zip(alternatives, records, strict=True)]
+        results = self._measurer.compare(requests, self._options.confirm_rounds)
+        results = as_alone(results, [record.seconds for record in records])
+        again = {
+            search.task.key: self._journal.again(record, result, Verdict.KEPT)
+            for search, record, result in zip(alternatives, records, results, strict=True) if not result.failure
+        }
+        self._journal.append(again.values())
+        for search in alternatives:
+            if search.task.key in again:
+                search.final = again[search.task.key]
+                search.state.best = search.final.seconds
+
+    def _lost(self, search: Search) -> bool:
+        return self._allocator is not None and self._allocator.lost(search.state)
+
+    def _compare(self, search: Search) -> None:
+        rivals = search.finalists(_FINALISTS)
+        results = self._measurer.compare([search.request(r.trace) for r in rivals], self._options.confirm_rounds)
+        choice = choose(results, _place(search.default, rivals), _place(search.earlier, rivals))
+        results = as_alone(results, [self._journal.undisturbed(record) for record in rivals])
+        if choice.index is None:
+            return
+        again = [
+            self._journal.again(record, result, Verdict.KEPT if i == choice.index else Verdict.REJECTED)
+            for i, (record, result) in enumerate(zip(rivals, results, strict=True))
+        ]
+        # the one that is kept comes last: whatever is read later than all others is the decision
+        again.append(again.pop(choice.index))
+        self._journal.append(again)
+        search.final, search.verdict = again[-1], choice.verdict
+        search.state.best = search.final.seconds
+        default = next((r for r in again if search.default is not None and _same(r, search.default)), None)
+        if default is not None and default.ok:
+            search.state.default = default.seconds
+        self._emit(TaskConfirmed(
+            search.task.key, search.task.name, choice.verdict, _known(search.state.default), search.final.seconds
+        ))
+
+
+def _learn(search: Search, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> str:
+    """Tell the search what was measured; why that failed, which costs the task its turns and nobody else's."""
+    try:
+        search.learn(candidates, results)
+    except MlcError:
+        raise
+    except Exception as error:
+        return _reason(error)
+    return ""
+
+
+def _saving(search: Search) -> float:
+    best = search.best
+    if best is None or not math.isfinite(search.state.default):
+        return 0.0
+    return search.task.weight * (search.state.default - best.seconds)
+
+
+def _same(a: Record, b: Record | None) -> bool:
+    return b is not None and a.decisions == b.decisions and a.space == b.space
+
+
+def _place(record: Record | None, among: Sequence[Record]) -> int | None:
+    return next((i for i, other in enumerate(among) if _same(other, record)), None)
+
+
+def _known(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def _reason(error: Exception) -> str:
+    return f"broken: {type(error).__name__}: {error}".splitlines()[0]
+
+
+def _broken(task: Task, error: Exception) -> TaskReport:
+    return TaskReport(
+        task.key, task.name, task.weight, "", 0, 0.0, math.inf, math.inf, math.inf, {}, _reason(error), "unconfirmed",
+        task.choice,
+    )
+
+

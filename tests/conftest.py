@@ -1,0 +1,20 @@
+"""Options of the test command, and what lets tests run beside each other in several processes."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the files of tests/golden anew")
+
+
+@pytest.fixture(autouse=True)
+def own_random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test draws from its module's ``RNG`` does not depend on which tests ran before it in its process."""
+    if isinstance(getattr(request.module, "RNG", None), np.random.Generator):
+        seed = zlib.crc32(request.node.nodeid.encode())
+        monkeypatch.setattr(request.module, "RNG", np.random.default_rng(seed))

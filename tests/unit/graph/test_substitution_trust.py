@@ -1,0 +1,165 @@
+"""What a compile applies was checked in it, fits the proof at the sizes at hand, and is compared with the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from substitution_rules import rule
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.substitute.check import same_where_changed
+from mlc.graph.substitute.egraph import EGraph
+from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.read import read
+from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph
+from mlc.graph.substitute.write import write
+from mlc.substitution import trust
+from mlc.substitution.prove import certified
+
+TWICE = ("x[n,m]", "relu(relu(x))", "relu(x)")
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(trust, "_verdicts", {})
+    trust._remembered.cache_clear()
+
+
+def built(pattern: Pattern, graph: TermGraph) -> list[bool]:
+    """What came of every match of a pattern."""
+    egraph, _ = EGraph.of(graph)
+    return [pattern.build(egraph, match) for match in list(pattern.matches(egraph))]
+
+
+def twice(size: int = 4) -> TermGraph:
+    build = TermBuilder()
+    once = build.add("relu", (build.add("input", (), (size, size), id=0),), (size, size))
+    return build.graph([build.add("relu", (once,), (size, size))])
+
+
+@pytest.mark.parametrize("certificate", [{}, {"format": 1}, {"by": "hand"}, [], "yes"])
+def test_rule_without_a_valid_certificate_is_not_applied(certificate: object) -> None:
+    bare = replace(rule("twice", *TWICE, proved=False), certificate=certificate)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="a rule must have a valid certificate to be applied, but rule twice"):
+        assert built(Pattern(bare, always=True), twice()) == [False]
+
+
+def test_wrong_rule_with_the_certificate_of_a_right_one_is_not_applied() -> None:
+    right = rule("twice", *TWICE)
+    wrong = replace(rule("wrong", "x[n,m]", "relu(relu(x))", "neg(x)", proved=False), certificate=right.certificate)
+    assert built(Pattern(right, always=True), twice()) == [True]
+    with pytest.warns(UserWarning, match="hash differs"):
+        assert built(Pattern(wrong, always=True), twice()) == [False]
+
+
+def test_certificate_is_checked_once_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr("mlc.substitution.check.check_rule", lambda one: checked.append(one.name))
+    one = rule("twice", *TWICE)
+    for _ in range(3):
+        trust._verdicts.clear()  # another process
+        trust._remembered.cache_clear()
+        assert trust.trusted(one)
+    assert checked == ["twice"]
+    assert trust.trusted(certified(replace(rule("other", "x[n]", "relu(relu(x))", "relu(x)"), certificate=None)))
+    assert len(checked) == 2
+
+
+def test_demands_of_the_source_hold_where_it_is_found() -> None:
+    """In ``sum(x + y) - sum(y)`` one of them must not broadcast."""
+    sums = Pattern(rule("sums", "x[n] y[m]", "sub(sum(add(x, y), axes=(0,)), sum(y, axes=(0,)))", "sum(x, axes=(0,))"),
+                   always=True)
+    for n, m, fires in ((5, 5, True), (1, 5, False), (5, 1, False), (1, 1, True)):
+        build = TermBuilder()
+        x, y = build.add("input", (), (n,), id=0), build.add("input", (), (m,), id=1)
+        one = build.add("sum", (build.add("add", (x, y), (max(n, m),)),), (), axes=(0,), keepdims=0)
+        other = build.add("sum", (y,), (), axes=(0,), keepdims=0)
+        assert any(built(sums, build.graph([build.add("sub", (one, other), ())]))) == fires
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_reading_more_needs_a_tensor_that_is_defined(partial: bool) -> None:
+    """A convolution of some channels as one of all, with zeros in its filter."""
+    one = certified(rule("cut", "x[n,c,h,w] u[o,d,1,1]", "conv2d(slice(x, axis=1, begin=0, end=d), u)",
+                         "conv2d(x, pad(u, before=(0,0,0,0), after=(0,c-d,0,0)))", conditions=("c >= d",),
+                         proved=False))
+    assert one.certificate is not None and one.certificate["whole"]["forward"] == ["x"]
+    build = TermBuilder()
+    x = build.add("input", (), (1, 6, 2, 2), id=0)
+    data = build.add("reciprocal" if partial else "relu", (x,), (1, 6, 2, 2))
+    cut = build.add("slice", (data,), (1, 4, 2, 2), axis=1, begin=0, end=4)
+    w = build.add("constant", (), (3, 4, 1, 1), id=0)
+    given = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+    graph = build.graph([build.add("conv2d", (cut, w), (1, 3, 2, 2), **given)])
+    found = built(Pattern(one, always=True), graph)
+    assert found and any(found) != partial
+
+
+def pair(change: bool) -> tuple[TermGraph, TermGraph]:
+    """``relu(x @ w) @ v`` and the same, or not, by a longer way."""
+    build = TermBuilder()
+    x, w = build.add("input", (), (4, 6), id=0), build.add("constant", (), (6, 6), id=0)
+    first = build.add("relu", (build.add("matmul", (x, w), (4, 6)),), (4, 6))
+    own = build.graph([build.add("matmul", (first, w), (4, 6))])
+    turned = build.add("transpose", (first,), (6, 4), perm=(1, 0))
+    other = build.add("transpose", (w,), (6, 6), perm=(1, 0))
+    product = build.add("matmul", (w if change else other, turned), (6, 4))
+    return own, build.graph([build.add("transpose", (product,), (4, 6), perm=(1, 0))])
+
+
+def test_graph_that_was_taken_is_compared_with_the_models_own() -> None:
+    assert same_where_changed(*pair(change=False)) is True
+    assert same_where_changed(*pair(change=True)) is False
+
+
+def test_element_that_is_defined_no_more_is_seen() -> None:
+    build = TermBuilder()
+    x = build.add("input", (), (3, 3), id=0)
+    own = build.graph([build.add("relu", (x,), (3, 3))])
+    one = build.add("reciprocal", (x,), (3, 3))
+    zero = build.add("sub", (one, one), (3, 3))
+    assert same_where_changed(own, build.graph([build.add("add", (own.outputs[0], zero), (3, 3))])) is False
+
+
+def test_what_is_too_large_to_compare_is_not_judged() -> None:
+    build = TermBuilder()
+    x, w = build.add("input", (), (2**14, 2**13), id=0), build.add("constant", (), (2**13, 2**14), id=0)
+    one = build.add("matmul", (x, w), (2**14, 2**14))
+    other = build.add("matmul", (build.add("relu", (x,), (2**14, 2**13)), w), (2**14, 2**14))
+    assert same_where_changed(build.graph([one]), build.graph([other])) is None
+
+
+def test_constants_are_not_folded_into_infinities() -> None:
+    """``x * (c * c)`` is 0 or infinite where ``x * c * c`` is neither, or at least not always."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 2), "float32"))
+    c = relax.const(np.full((2, 2), 1e30, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(op.multiply(builder.emit(op.multiply(x, c)), c)))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    reading = read(mod["main"])
+    leaf = {term.op: place for place, term in enumerate(reading.graph.terms) if term.leaf}
+    terms = [*reading.graph.terms, Term("mul", (leaf["constant"],) * 2, (), (2, 2))]
+    terms.append(Term("mul", (leaf["input"], len(terms) - 1), (), (2, 2)))
+    text = write(mod, reading, TermGraph(tuple(terms), (len(terms) - 1,))).script()
+    assert text.count("R.multiply(") == 2
+
+
+def test_constant_that_is_not_finite_is_not_whole() -> None:
+    for value, known in ((1.0, True), (-np.inf, False)):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((2, 2), "float32"))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                result = builder.emit_output(op.add(x, relax.const(np.full((2, 2), value, "float32"))))
+            builder.emit_func_output(result)
+        graph = read(builder.finalize()["main"]).graph
+        assert (graph.outputs[0] in graph.whole_places()) == known
+
