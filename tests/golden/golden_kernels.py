@@ -1,0 +1,81 @@
+"""One small function for each search space, as the graph hands them to it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from mlc.graph.pipeline import lower
+from mlc.target import Target, resolve
+from mlc.testing.cuda_cases import CASES
+from schedules.registry import find
+
+__all__ = ["CPU_TARGETS", "CUDA_TARGET", "function_of", "target_named"]
+
+#: both vector widths; the threads are part of the target, so that parallel loops are the same everywhere
+CPU_TARGETS = ("x86-64-v3", "x86-64-v4")
+CUDA_TARGET = "cuda:sm_80"
+_THREADS = 2
+
+
+def target_named(name: str) -> Target:
+    """A CPU target has a fixed number of threads."""
+    return resolve(name, threads=None if name.startswith("cuda") else _THREADS)
+
+
+def function_of(space: str, target: Target) -> tirx.PrimFunc:
+    """What ``space`` schedules; raises ``KeyError`` for a space that no function here is for."""
+    if target.kind == "cuda":
+        return {case.space: case for case in reversed(CASES)}[space].func()
+    return _by_space(target)[space]
+
+
+@cache
+def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
+    """Of the network's tasks and their alternatives, the first that each CPU space takes."""
+    found = {"cpu.contraction": _plain_convolution()}  # in the network, blocked layouts leave none
+    for task in lower(_network(), target, winograd=True).with_alternatives():
+        found.setdefault(find(task.func, target.tvm).name, task.func)
+    return found
+
+
+def _plain_convolution() -> tirx.PrimFunc:
+    """3x3 over ``NCHW``, 8 channels to 16."""
+    data, weight = te.placeholder((1, 8, 18, 18), name="data"), te.placeholder((16, 8, 3, 3), name="weight")
+    c, i, j = (te.reduce_axis((0, extent), name) for extent, name in ((8, "c"), (3, "i"), (3, "j")))
+    result = te.compute(
+        (1, 16, 16, 16), lambda n, f, y, x: te.sum(data[n, c, y + i, x + j] * weight[f, c, i, j], axis=[c, i, j]),
+        name="conv2d",
+    )
+    return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+def _network() -> tvm.IRModule:
+    """An image through convolutions and pooling, a product with a weight, attention, and what has no template."""
+    rng = np.random.default_rng(0)
+
+    def weight(*shape: int) -> relax.Expr:
+        return relax.const(rng.standard_normal(shape).astype("float32"))
+
+    op, bb = relax.op, relax.BlockBuilder()
+    image = relax.Var("image", relax.TensorType((1, 64, 28, 28), "float32"))
+    query, key, value = (relax.Var(name, relax.TensorType((1, 4, 128, 32), "float32")) for name in ("q", "k", "v"))
+    rows = relax.Var("rows", relax.TensorType((24, 48), "float32"))
+    with bb.function("main", [image, query, key, value, rows]):
+        with bb.dataflow():
+            x = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(image, weight(64, 64, 3, 3), padding=1))))
+            x = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(x, weight(64, 1, 3, 3), padding=1, groups=64))))
+            x = bb.emit(op.nn.max_pool2d(x, pool_size=(2, 2), strides=(2, 2)))
+            x = bb.emit(op.mean(x, axis=[2, 3]))
+            scores = bb.emit(op.add(bb.emit(op.matmul(x, weight(64, 96))), weight(96)))
+            turned = bb.emit(op.permute_dims(key, [0, 1, 3, 2]))
+            weights = bb.emit(op.nn.softmax(bb.emit(op.matmul(query, turned))))
+            attended = bb.emit(op.matmul(weights, value))
+            scaled = bb.emit(op.tanh(rows))
+            summed = bb.emit(op.cumsum(rows, axis=1))
+            result = bb.emit_output(relax.Tuple([scores, attended, scaled, summed]))
+        bb.emit_func_output(result)
+    return bb.finalize()
