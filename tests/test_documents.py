@@ -1,4 +1,4 @@
-"""Nothing stands in the README that does not run: its Python blocks, its commands, its links and its names."""
+"""Nothing stands in the README and the guides that does not run: Python blocks, commands, links and names."""
 
 from __future__ import annotations
 
@@ -12,25 +12,42 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "tutorials" / "guides").glob("*.md"))]
+TEXTS = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in DOCUMENTS}
+TEXT = "\n".join(TEXTS.values())
 
 
-def _blocks(pattern: str) -> list[str]:
-    return re.findall(pattern + r"```\w+\n(.*?)```", TEXT, flags=re.DOTALL)
+def _blocks(text: str, start: str) -> list[str]:
+    return re.findall(start + r"\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_python_blocks_run_in_order(tmp_path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert len(blocks) >= 4
-    script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
+def _having(start: str) -> pytest.MarkDecorator:
+    """The documents that have such blocks."""
+    return pytest.mark.parametrize("document", [d for d, text in TEXTS.items() if _blocks(text, start)], ids=str)
+
+
+PYTHON, RUN = "```python", "<!-- run -->\n```bash"
+
+
+def test_there_are_documents_with_blocks() -> None:
+    assert len(DOCUMENTS) > 8
+    assert sum(len(_blocks(text, PYTHON)) for text in TEXTS.values()) >= 7
+
+
+@_having(PYTHON)
+def test_python_blocks_run_in_order(document: Path, tmp_path: Path) -> None:
+    script = tmp_path / "document.py"
+    script.write_text("\n".join(_blocks(TEXTS[document], PYTHON)))
+    environment = {**os.environ, "MLC_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_run_in_order(tmp_path) -> None:
-    lines = [line for block in _blocks(r"<!-- run -->\n") for line in block.splitlines() if line.strip()]
-    assert {shlex.split(line, comments=True)[1] for line in lines} >= {"tune", "compile", "run", "bench", "log"}
+@_having(RUN)
+def test_commands_run_in_order(document: Path, tmp_path: Path) -> None:
+    lines = [line for block in _blocks(TEXTS[document], RUN) for line in block.splitlines() if line.strip()]
+    assert {shlex.split(line, comments=True)[1] for line in lines} >= {"tune", "compile"}
     environment = {**os.environ, "MLC_DATA_DIR": str(tmp_path / "data"),
                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for line in lines:
@@ -48,9 +65,10 @@ def test_make_targets_exist(target) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT))
-def test_links_lead_somewhere(link) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("document", TEXTS, ids=str)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXTS[document])
+    assert [link for link in links if not (ROOT / document.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:mlc|schedules|cost_model|tuning_logs)/[\w/.]*)`", TEXT))))
@@ -63,7 +81,7 @@ def test_every_command_and_flag_in_the_text_exists() -> None:
 
     mentioned = set(re.findall(r"`?mlc ([a-z]+)\b", re.sub(r"```python.*?```", "", TEXT, flags=re.DOTALL)))
     assert mentioned & {c.name for c in COMMANDS} == {c.name for c in COMMANDS}, "every command is mentioned"
-    flags = {flag for flag in re.findall(r"--[a-z][\w-]*", TEXT)}
+    flags = set(re.findall(r"--[a-z][\w-]*", re.sub(r"`pytest [^`]*`", "", TEXT)))
     import contextlib
     import io
 
