@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import zlib
 
 import numpy as np
 import pytest
+
+
+# what the shell that runs the tests may have set: the width of tables, and that jobs in the background ignore Ctrl-C
+os.environ.pop("COLUMNS", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
