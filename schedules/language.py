@@ -81,6 +81,7 @@ _FORMS: Mapping[str, _Form] = {
     "AddUnitLoop": _Form("[bl]", (), "l"),
     "Annotate": _Form("[bl].", (_is_name,)),
     "Bind": _Form("l", (_THREADS,)),
+    "Blockize": _Form("l", (_FLAG,), "b"),  # TVM proves that the blocks are whole
     "CacheRead": _Form("bB", (_BUFFER, _SCOPE), "b"),
     "CacheWrite": _Form("bB", (_BUFFER, _SCOPE), "b"),
     "ComputeAt": _Form("bl", (_FLAG, _POSITION)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from schedules.cpu.attention import ATTENTION
 from schedules.cpu.contraction import CONTRACTION
-from schedules.cpu.conv import CONV2D
+from schedules.cpu.conv import CONV2D, CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
-from schedules.cpu.gemm import GEMM
+from schedules.cpu.gemm import GEMM, GEMM_INTEGER
 from schedules.cpu.pooling import POOLING
 from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.winograd import WINOGRAD
@@ -17,5 +17,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION, CONV2D, WINOGRAD, GEMM, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION, CONV2D, CONV2D_INTEGER, WINOGRAD, GEMM, GEMM_INTEGER, DEPTHWISE, POOLING, CONTRACTION, REDUCTION,
+    ELEMENTWISE, FALLBACK,
 )

@@ -16,9 +16,9 @@ from math import prod
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.analysis import analyse, remembered
+from schedules.analysis import BlockInfo, analyse, remembered
+from schedules.cpu.steps import FLOAT, Step, has_dot, step_of, with_dots
 from schedules.cpu.tiling import (
-    BUSY_ACCUMULATORS,
     OP_ANNOTATION,
     accumulate,
     check_tile,
@@ -31,9 +31,10 @@ from schedules.cpu.tiling import (
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["CONV2D"]
+__all__ = ["CONV2D", "CONV2D_INTEGER"]
 
 _PHASES = "conv2d_phases"
+_INTEGER = "conv2d_nchwc_integer"
 _OPS = ("conv2d_nchwc", _PHASES)
 #: the widest register tile, and the most rows and channel blocks of a parallel chunk
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
@@ -51,7 +52,8 @@ _ROW = 60.0
 
 @dataclass(frozen=True)
 class _Shape:
-    """The extents of the convolution block's axes and whether its input is padded by a block of its own."""
+    """The extents of the convolution block's axes and whether its input is padded by a block of its own. ``ic`` are
+    the steps of a block of input channels."""
 
     n: int
     oc_blocks: int
@@ -67,6 +69,7 @@ class _Shape:
     per_group: int  # output blocks that read the same input channels
     weight: int  # number of the parameter that holds the weights, -1 if none does
     phases: tuple[int, int] = (1, 1)  # rows and columns that a transposed convolution interleaves
+    step: Step = FLOAT
 
     @property
     def groups(self) -> int:
@@ -76,15 +79,15 @@ class _Shape:
 
 @remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
-    block = next((b for b in analyse(func).blocks if b.annotation in _OPS), None)
+    block = _block(func)
     extra = 2 if block is not None and block.annotation == _PHASES else 0
-    if block is None or len(block.extents) != 9 + extra:
+    if block is None or len(block.extents) < 9 + extra:
         return None
-    n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = (block.extents[0], *block.extents[1 + extra :])
+    n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = (block.extents[0], *block.extents[1 + extra :][:8])
     phases = (block.extents[1], block.extents[2]) if extra else (1, 1)
     output, column, lane = (position + extra for position in (1, 3, 4))
     data = next(a for a in block.reads if not a.depends(lane))
-    step = data.strides[column] or data.buffer.shape[-1]
+    stride = data.strides[column] or data.buffer.shape[-1]
     # the blocks of a group read the same channels: the index stays until the next group
     stays = data.strides[output] == 0
     per_group = oc_blocks if stays else data.periods[output] or 1
@@ -92,9 +95,13 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
     weights = next(a.buffer for a in block.reads if a.depends(lane))
     weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
     return _Shape(
-        n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(step) // int(data.buffer.shape[-1]), per_group,
-        weight, phases,
+        n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(stride) // int(data.buffer.shape[-1]), per_group,
+        weight, phases, step_of(weights),
     )
+
+
+def _block(func: tirx.PrimFunc) -> BlockInfo | None:
+    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER)), None)
 
 
 class Conv2d(Space):
@@ -107,8 +114,14 @@ class Conv2d(Space):
     name = "cpu.conv2d_nchwc"
     target_kind = "llvm"
 
+    ops: tuple[str, ...] = _OPS
+
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        return _shape(func) is not None
+        block, shape = _block(func), _shape(func)
+        if block is None or shape is None or block.annotation not in self.ops:
+            return False
+        width = vectors_in(shape.oc, cpu_machine(target).lanes())[1]
+        return not shape.step.form or has_dot(block, shape.step, width, target)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = _shape(func)
@@ -131,7 +144,7 @@ class Conv2d(Space):
         yield from _seeds(shape, cpu_machine(target))
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        block, shape = find_annotated(sch, _OPS), _shape(sch.mod["main"])
+        block, shape = find_annotated(sch, self.ops), _shape(sch.mod["main"])
         assert block is not None and shape is not None
         lanes = cpu_machine(target).lanes()
         pad = staged_input(sch, block) if shape.padded else None
@@ -144,7 +157,7 @@ class Conv2d(Space):
         if rows % oh_tile or groups % oc_tile:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
-        check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll)
+        check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll * shape.step.weights)
         n, *phases, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
@@ -157,7 +170,7 @@ class Conv2d(Space):
             sch.unroll(loop)
         if shape.ow % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
-        start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched)
+        start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched, shape.step)
         if pad is not None and pad_at == 1 and order == 0:
             sch.compute_at(pad, chunk_oh, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
@@ -167,7 +180,16 @@ class Conv2d(Space):
                 _parallel_padding(sch, pad)
             parallel = sch.fuse(n, *chunks)
         sch.parallel(parallel)
-        sch.decompose_reduction(block, start)
+        with_dots(sch, block, start, shape.step)
+
+
+class IntegerConv2d(Conv2d):
+    """The same for blocks annotated ``"conv2d_nchwc_integer"``, whose sums run over uint8 data and packed weights of
+    the forms of :mod:`schedules.intrin.dot`: ``[OC/c, IC/c, KH, KW, c/4, c, 4]`` or ``[OC/c, IC/c, KH, KW, c/4, 2, c,
+    2]``. ``ic`` counts steps of four channels."""
+
+    name = "cpu.conv2d_integer"
+    ops = (_INTEGER,)
 
 
 def _by_phase(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, out: s_tir.schedule.SBlockRV, shape: _Shape) -> None:
@@ -192,7 +214,7 @@ def _columns(ow: int) -> list[int]:
     return sorted({-(-ow // tiles) for tiles in range(-(-ow // _MAX_COLUMNS), ow + 1)})
 
 
-def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int) -> bool:
+def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int, step: Step) -> bool:
     """Whether a tile's accumulators and the operands beside them stay in registers.
 
     LLVM keeps the broadcast pixels of a tile with several channel blocks, else the weights of its only block. Measured
@@ -200,7 +222,7 @@ def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int) -> bool:
     3 x 2, which leaves one register, at 48%.
     """
     accumulators = pixels * blocks * vectors
-    operands = pixels if blocks > 1 else vectors
+    operands = (pixels if blocks > 1 and not step.form else vectors) + step.held
     registers = machine.vector_registers
     return accumulators <= registers * 3 // 4 and accumulators + operands <= registers - 2
 
@@ -231,7 +253,7 @@ class _Cost:
         self._shape, self._machine = shape, machine
         self._vectors = vectors_in(shape.oc, machine.lanes())[0]
         self._steps = shape.ic_blocks * shape.kh * shape.kw * shape.ic
-        self._block = shape.oc * self._steps * 4  # bytes of the weights of one channel block
+        self._block = shape.oc * self._steps * shape.step.weight_bytes  # bytes of the weights of one channel block
 
     def _rows(self, rows: int) -> int:
         """Bytes of the input that ``rows`` rows of the output read, in one group's channels."""
@@ -241,10 +263,11 @@ class _Cost:
 
     def _tile(self, columns: int, chunk: _Chunk, rate: float) -> float:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
-        vectors, pixels = chunk.oc * self._vectors, columns * chunk.oh
-        loads = vectors + pixels * -(-chunk.oc // self._shape.per_group)
-        step = max(pixels * vectors / 2, loads / 2, BUSY_ACCUMULATORS / 2, chunk.oc * self._shape.oc * 4 / rate)
-        return self._steps * step + 2 * pixels * vectors + _TILE * chunk.oh
+        vectors, pixels, step = chunk.oc * self._vectors, columns * chunk.oh, self._shape.step
+        loads = vectors * step.weights + pixels * -(-chunk.oc // self._shape.per_group)
+        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack
+        cycles = max(arithmetic / 2, loads / 2, chunk.oc * self._shape.oc * step.weight_bytes / rate)
+        return self._steps * cycles + 2 * pixels * vectors + _TILE * chunk.oh
 
     def tile(self, chunk: _Chunk, rate: float = float("inf")) -> float:
         """Cycles of the tiles of one row, the ragged last one included."""
@@ -287,7 +310,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     tiles = [
         _Chunk(ow, oh, oc, oh, oc, 0, 0)
         for ow in _columns(shape.ow) for oh in divisors(shape.oh, 4) for oc in divisors(shape.oc_blocks, 8)
-        if _fits(machine, ow * oh, oc, vectors)
+        if _fits(machine, ow * oh, oc, vectors, shape.step)
     ] or [_Chunk(1, 1, 1, 1, 1, 0, 0)]
     # the weights of a tile of many pixels and few channels come from a near cache: keep tiles of each width
     best: list[_Chunk] = []
@@ -305,7 +328,8 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
 def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
     """Whether the weights are too many to wait in the second level for the next tile. Measured with weights in memory:
     2048 -> 512 channels of 49 pixels gain 20%, of 784 pixels nothing, and what fits the level loses nothing."""
-    weights = prod(shape.phases) * shape.oc_blocks * shape.oc * shape.ic_blocks * shape.ic * shape.kh * shape.kw * 4
+    steps = shape.ic_blocks * shape.ic * shape.kh * shape.kw
+    weights = prod(shape.phases) * shape.oc_blocks * shape.oc * steps * shape.step.weight_bytes
     return shape.weight >= 0 and weights > machine.l2_bytes // 2
 
 
@@ -321,4 +345,4 @@ def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:
                 yield replace(tile, rows=rows, groups=count, order=order, pad=pad)
 
 
-CONV2D = Conv2d()
+CONV2D, CONV2D_INTEGER = Conv2d(), IntegerConv2d()

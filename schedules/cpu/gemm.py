@@ -15,6 +15,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from schedules.analysis import analyse
 from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import (
     columns,
@@ -27,12 +28,13 @@ from schedules.cpu.gemm_seeds import (
     sum_chains,
     sum_parts,
 )
-from schedules.cpu.gemm_shape import GemmShape, gemm_shape, read
-from schedules.cpu.tiling import accumulate, check_tile, consumers_inlined, divisors, vectors_in
+from schedules.cpu.gemm_shape import INTEGER, GemmShape, gemm_shape, integer_shape, read
+from schedules.cpu.steps import FLOAT, has_dot, with_dots
+from schedules.cpu.tiling import accumulate, check_tile, consumers_inlined, divisors, find_annotated, vectors_in
 from schedules.machine import cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["GEMM"]
+__all__ = ["GEMM", "GEMM_INTEGER"]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,18 @@ class Gemm(Space):
         shape = gemm_shape(func)
         return shape is not None and (packable(shape) or not (shape.transposed[1] or shape.n % 4))
 
+    def shape(self, func: tirx.PrimFunc) -> GemmShape | None:
+        """The extents of ``func``, if it is a product of this space's kind."""
+        return gemm_shape(func)
+
+    def product(self, sch: s_tir.Schedule) -> tuple[SBlockRV, GemmShape]:
+        """The block of the product and its extents, in a function that :meth:`matches`."""
+        found = read(sch)
+        assert found is not None
+        return found
+
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        shape = gemm_shape(func)
+        shape = self.shape(func)
         assert shape is not None
         machine = cpu_machine(target)
         widths, heights = columns(shape, machine), rows(shape)
@@ -93,33 +105,31 @@ class Gemm(Space):
         return (*always, *(Knob(name, values) for name, values in sums.items() if len(values) > 1))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape = gemm_shape(func)
+        shape = self.shape(func)
         assert shape is not None
         yield from gemm_seeds(shape, cpu_machine(target))
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         names = [knob.name for knob in self.knobs(sch.mod["main"], target)]
-        found = read(sch)
-        assert found is not None
-        block, shape = found
+        block, shape = self.product(sch)
         machine = cpu_machine(target)
         lanes = machine.lanes(shape.dtype)
         for producer in sch.get_producers(block):
             sch.compute_inline(producer)
         tile = _Tile(**{name: pick(name) for name in names})
         _check(tile, shape)
-        check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k)
+        check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k * shape.step.weights)
         panels = _packed(sch, block, shape, tile.n, padded(shape, machine)) if tile.pack else None
         whole = block
         if tile.parts > 1:  # each part of the sum is a product of its own, of which there is one more batch
-            part, _ = sch.split(sch.get_loops(block)[-1], [tile.parts, None])
+            part, _ = sch.split(_sum(sch, block, shape), [tile.parts, None])
             block = sch.rfactor(part, 0)
             result, out = consumers_inlined(sch, whole), _copied(sch, block)
         else:
             out = consumers_inlined(sch, block)
         chains = None
         if tile.chains > 1:
-            _, chain = sch.split(sch.get_loops(block)[-1], [None, tile.chains])
+            _, chain = sch.split(_sum(sch, block, shape), [None, tile.chains])
             block, chains = sch.rfactor(chain, 0), block
             sch.set_scope(block, 0, "local")
         parallel, start = _product(sch, block, chains, out, shape, tile, lanes)
@@ -135,9 +145,36 @@ class Gemm(Space):
             if tile.parts * shape.batch * shape.m * shape.n >= PARALLEL_WORK:
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
-            sch.decompose_reduction(summed, loop)
+            with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)
         if panels is not None:
             schedule_injective(sch, panels, machine, InjectiveTile())
+
+
+class IntegerGemm(Gemm):
+    """The same for blocks annotated ``"dense_integer"``, of uint8 by packed weights of the forms of
+    :mod:`schedules.intrin.dot`. ``k`` counts steps of four products."""
+
+    name = "cpu.gemm_integer"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        shape = integer_shape(func)
+        if shape is None:
+            return False
+        block = next(b for b in analyse(func).blocks if b.annotation == INTEGER)
+        return has_dot(block, shape.step, cpu_machine(target).lanes(shape.dtype), target)
+
+    def shape(self, func: tirx.PrimFunc) -> GemmShape | None:
+        return integer_shape(func)
+
+    def product(self, sch: s_tir.Schedule) -> tuple[SBlockRV, GemmShape]:
+        block, shape = find_annotated(sch, (INTEGER,)), integer_shape(sch.mod["main"])
+        assert block is not None and shape is not None
+        return block, shape
+
+
+def _sum(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape) -> LoopRV:
+    """The loop over the steps of the sum."""
+    return sch.get_loops(block)[-1 - shape.step.axes]
 
 
 def _check(tile: _Tile, shape: GemmShape) -> None:
@@ -177,27 +214,32 @@ def _product(
     if shape.n % tile.n:
         sch.annotate(outer_j, "pragma_loop_partition_hint", True)
     if tile.kb > 1:
-        return [*batch, *chunks], _blocked_sum(sch, block, chunks[-1], tile, width)
+        return [*batch, *chunks], _blocked_sum(sch, block, chunks[-1], shape, tile, width)
     if chains is not None:
         sch.compute_at(chains, tiles[-1], preserve_unit_loops=True)
     blocks = tile.n // shape.packed if shape.packed else 0
     fetched = (shape.weight, blocks, blocks) if tile.prefetch and tile.n % shape.packed == 0 else None
-    spatial = len(sch.get(block).iter_vars) - 1
-    return [*batch, *chunks], accumulate(sch, block, tiles[-1], spatial, width, tile.k, fetched)
+    spatial = len(sch.get(block).iter_vars) - 1 - shape.step.axes
+    start = accumulate(sch, block, tiles[-1], spatial, width, tile.k, fetched, shape.step)
+    return [*batch, *chunks], start
 
 
-def _blocked_sum(sch: s_tir.Schedule, block: SBlockRV, chunk: LoopRV, tile: _Tile, width: int) -> LoopRV:
+def _blocked_sum(
+    sch: s_tir.Schedule, block: SBlockRV, chunk: LoopRV, shape: GemmShape, tile: _Tile, width: int
+) -> LoopRV:
     """Compute a chunk of ``block`` one part of the sum after the other, each tile by tile: what a part reads of both
     operands stays in the second cache, and so do the sums."""
     sch.compute_at(block, chunk, preserve_unit_loops=True)
-    *rest, i, j, k = sch.get_loops(block)
-    rest = rest[len(rest) + 3 - len(sch.get(block).iter_vars) :]
+    axes = shape.step.axes
+    *rest, i, j, k = sch.get_loops(block)[: -axes or None]
+    rest = rest[len(rest) + 3 + axes - len(sch.get(block).iter_vars) :]
     outer_i, tile_i = sch.split(i, [None, tile.m])
     outer_j, vectors, vector = sch.split(j, [None, tile.n // width, width])
     part, step, inner = sch.split(k, [tile.kb, None, tile.k])
     tiles = (outer_i, outer_j) if tile.inner == 0 else (outer_j, outer_i)
     sch.reorder(*rest, part, *tiles, step, inner, tile_i, vectors, vector)
-    sch.vectorize(vector)
+    if not shape.step.form:
+        sch.vectorize(vector)
     for loop in (inner, tile_i, vectors):
         sch.unroll(loop)
     return part
@@ -241,4 +283,4 @@ def _packed(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape, tile: int, w
     return copied
 
 
-GEMM = Gemm()
+GEMM, GEMM_INTEGER = Gemm(), IntegerGemm()

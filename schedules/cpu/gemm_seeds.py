@@ -7,7 +7,7 @@ from itertools import product
 from math import gcd
 
 from schedules.cpu.gemm_shape import GemmShape
-from schedules.cpu.tiling import BUSY_ACCUMULATORS, divisors, tile_fits
+from schedules.cpu.tiling import divisors, tile_fits
 from schedules.lowering import lines_per_step
 from schedules.machine import CpuMachine
 from schedules.space import Decisions
@@ -86,15 +86,15 @@ def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 
 def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """How many sums a register tile may hold for each element: more than one where it has few elements."""
-    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= BUSY_ACCUMULATORS:
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= shape.step.busy:
         return (1,)
-    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= BUSY_ACCUMULATORS))
+    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= shape.step.busy))
 
 
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """Into how many blocks a chunk may cut the sum: several where three vectors of columns overflow the second cache
     and are used often enough."""
-    if shape.m < 16 or shape.k * 3 * machine.vector_bytes <= machine.l2_bytes:
+    if shape.m < 16 or shape.k * 3 * machine.vector_bytes * shape.step.weights <= machine.l2_bytes:
         return (1,)
     return tuple(b for b in divisors(shape.k, 128) if b == 1 or _SHORTEST_SUM <= shape.k // b <= 4096)
 
@@ -132,17 +132,20 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     """Time of a register tile's multiply-adds over that at peak, estimated; None for one that spills."""
     lanes = machine.lanes(shape.dtype)
     vectors = -(-n // lanes)
-    if not tile_fits(machine, m, vectors, chains):
+    if not tile_fits(machine, m, vectors, chains, shape.step):
         return None
     # beside more than a load for each multiply-add, fewer accumulators suffice
-    busy = BUSY_ACCUMULATORS / max(1.0, 1 / m + 1 / vectors)
+    step = shape.step
+    busy = step.busy / max(1.0, 1 / m + 1 / vectors)
     streamed, broadcast = _STREAMED.get(machine.vector_registers, 0.8), _BROADCAST
     if shape.transposed[1]:  # narrow panels are written in fewer streams
         streamed, broadcast = streamed * (1 + 0.2 * vectors), broadcast * (1 + 0.2 * vectors)
 
     def steps(height: int) -> float:
         """Multiply-adds in the time of one step of the sum of a tile with so many rows."""
-        return max(float(height * vectors), busy / chains) * (1 + broadcast / vectors) + streamed * vectors
+        products = max(float(height * vectors), busy / chains)
+        unpacked = products / vectors * (broadcast + step.unpack)
+        return products * step.multiply + unpacked + streamed * vectors * step.weights
 
     full, left = divmod(shape.m, m)
     cost = (full * steps(m) + (steps(left) if left else 0.0)) / (shape.m * vectors)
@@ -168,9 +171,10 @@ def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n
     a chunk of ``height`` rows, and in columns of which two fit that cache."""
     if shape.weight < 0 or n % shape.packed:
         return False
-    column = shape.k * n * 4
+    column = shape.k * n * shape.step.weight_bytes
     lines, steps = column // 64, -(-height // m) * (shape.k // k)
-    return shape.k * shape.n * 4 > machine.l2_bytes and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
+    large = shape.n // n * column > machine.l2_bytes
+    return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
 
 
 def _chunks(
@@ -182,16 +186,17 @@ def _chunks(
     the chunks should be a multiple of the cores with at least two for each.
     """
     options = []
-    item, depth = 4, shape.k // parts
+    row, column, depth = 4, shape.step.weight_bytes, shape.k // parts
     tile_flops = m * n * depth
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
     cycles = shape.batch * shape.m * shape.n * shape.k / (2 * machine.lanes(shape.dtype) * machine.cores)
+    cycles *= shape.step.multiply
     for mb in divisors(-(-shape.m // m), 64):
         for nb in divisors(-(-shape.n // n), 64):
             chunks = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))
             idle = -(-chunks // machine.cores) * machine.cores / chunks
             traffic = 1 / (mb * m) + 1 / (nb * n)
-            footprint = (mb * m + nb * n) * depth // kb * item
+            footprint = (mb * m * row + nb * n * column) * depth // kb
             overflow = max(0.0, footprint / room - 1)
             grain = 20_000 / (tile_flops * mb * nb + 20_000)
             few = 0.05 if chunks < 2 * machine.cores else 0.0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.analysis import remembered
+from schedules.analysis import analyse, remembered
+from schedules.cpu.steps import FLOAT, Step, step_of
 
-__all__ = ["GemmShape", "gemm_shape", "read"]
+__all__ = ["INTEGER", "GemmShape", "gemm_shape", "integer_shape", "read"]
+
+#: the annotation of a product of integers with a packed weight
+INTEGER = "dense_integer"
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class GemmShape:
     """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand.
     ``weight`` is the number of the parameter that holds the packed weight, -1 if none does. ``transposed`` tells for
     the two operands whether the sum runs along their other axis: ``[k, m]`` and ``[n, k]``. ``separate`` is False where
-    both are the same buffer."""
+    both are the same buffer. ``k`` counts the steps of the sum: four products each where these are of integers."""
 
     batch: int
     m: int
@@ -28,6 +33,7 @@ class GemmShape:
     transposed: tuple[bool, bool]
     separate: bool
     dtype: str
+    step: Step = FLOAT
 
 
 def read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, GemmShape] | None:
@@ -108,3 +114,18 @@ def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
     """The extents of ``func``, if it is a matrix product."""
     found = read(s_tir.Schedule(tvm.IRModule({"main": func})))
     return found[1] if found else None
+
+
+@remembered
+def integer_shape(func: tirx.PrimFunc) -> GemmShape | None:
+    """The extents of a product of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or ``[N/n, K/4, 2, n, 2]``,
+    annotated ``"dense_integer"``; None for any other function."""
+    block = next((b for b in analyse(func).blocks if b.annotation == INTEGER), None)
+    if block is None:
+        return None
+    *batch, m, n = (block.extents[i] for i in block.spatial)
+    column = block.spatial[-1]
+    packed = next(a.buffer for a in block.reads if a.depends(column))
+    weight = next((i for i, param in enumerate(func.params) if param.same_as(packed)), -1)
+    steps, width = int(packed.shape[1]), int(packed.shape[-2])
+    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, "int32", step_of(packed))

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from tvm import s_tir
 
+from schedules.cpu.steps import FLOAT, Step
 from schedules.lowering import prefetch_ahead
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "BUSY_ACCUMULATORS", "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors",
+    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors",
     "find_annotated", "staged_input", "vectors_in",
 ]
 
@@ -90,7 +91,7 @@ def accumulator_budget(machine: CpuMachine) -> int:
     return machine.vector_registers - (6 if machine.vector_registers >= 32 else 2)
 
 
-def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1) -> bool:
+def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1, step: Step = FLOAT) -> bool:
     """Whether a tile of ``rows`` broadcast values by ``vectors`` stays in registers with the operands it needs.
 
     Measured: 8x3, 6x4 and 12x2 of 32 registers run at one speed, 26x1 spills. With 16 registers LLVM keeps the vectors
@@ -98,15 +99,12 @@ def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1) -> 
     Vectors that one row alone reads are operands in memory. ``chains`` sums are held for each element.
     """
     accumulators, wide = rows * vectors * chains, machine.vector_registers >= 32
+    if accumulators + step.held >= machine.vector_registers - (0 if wide else 1):
+        return False
     if accumulators > machine.vector_registers * 3 // 4:
         return False
     return min(rows * chains, vectors) <= 4 if wide else rows == 1 or accumulators + vectors < machine.vector_registers
 
-
-#: Accumulators that keep two multiply-add units of four cycles busy: eight by their latency, and one that makes up for
-#: what an out-of-order core schedules late. Measured on AVX2: direct convolutions with tiles of 8 run at 0.88 of those
-#: of 10 and 12, matrix products of 128 rows at 0.91.
-BUSY_ACCUMULATORS = 9
 
 #: multiply-adds of one unrolled loop body: beyond this the build takes seconds and the code leaves the µop cache
 _MAX_BODY = 512
@@ -128,20 +126,21 @@ def accumulate(
     lanes: int,
     unroll_reduction: int,
     fetched: tuple[int, int, int] | None = None,
+    step: Step = FLOAT,
 ) -> s_tir.schedule.LoopRV:
     """Compute ``block`` at loop ``at`` with its tile in registers; returns the loop to initialise it before.
 
     ``spatial`` is the number of the block's data-parallel axes, the last of which is cut into vectors of ``lanes``;
-    the others are unrolled. The innermost reduction axis is unrolled ``unroll_reduction`` times. ``fetched`` is a
-    parameter's number, how many of its blocks a tile reads and how many further the next tile's lie, to be fetched
-    meanwhile. The caller ends with ``sch.decompose_reduction(block, loop)``, after which TVM refuses primitives on
-    the enclosing loops.
+    the others are unrolled. The innermost axis of the sum outside a ``step`` is unrolled ``unroll_reduction`` times.
+    ``fetched`` is a parameter's number, how many of its blocks a tile reads and how many further the next tile's lie,
+    to be fetched meanwhile. The caller ends with ``sch.decompose_reduction(block, loop)``, which
+    :func:`schedules.cpu.steps.with_dots` does for any step, after which TVM refuses primitives on the enclosing loops.
     """
     sch.compute_at(block, at, preserve_unit_loops=True)
     loops = sch.get_loops(block)
     depth = len(sch.get_loops(block)) - len(sch.get(block).iter_vars)
     tile = loops[depth : depth + spatial]
-    reduction = loops[depth + spatial :]
+    reduction = loops[depth + spatial : len(loops) - step.axes]
     count, width = vectors_in(int(sch.get(tile[-1]).extent), lanes)
     vectors, vector = sch.split(tile[-1], [count, width])
     inner_extent = int(sch.get(reduction[-1]).extent)
@@ -149,7 +148,8 @@ def accumulate(
         raise InvalidDecision(f"the reduction axis of {inner_extent} must be a multiple of {unroll_reduction}")
     outer, inner = sch.split(reduction[-1], [None, unroll_reduction])
     sch.reorder(*reduction[:-1], outer, inner, *tile[:-1], vectors, vector)
-    sch.vectorize(vector)
+    if not step.form:
+        sch.vectorize(vector)
     for loop in (inner, *tile[:-1], vectors):
         sch.unroll(loop)
     if fetched is not None:

@@ -38,7 +38,7 @@ class Intrinsic:
             raise ValueError(f"an intrinsic's name must begin with '{PREFIX}', got {self.name!r}")
 
 
-_FAMILIES = ("transpose",)
+_FAMILIES = ("dot", "transpose")
 _DECLARED: dict[str, Intrinsic] = {}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from mlc.graph.kernels import integer
 from mlc.graph.pipeline import lower
 from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES
@@ -36,7 +37,12 @@ def function_of(space: str, target: Target) -> tirx.PrimFunc:
 @cache
 def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
     """Of the network's tasks and their alternatives, the first that each CPU space takes."""
-    found = {"cpu.contraction": _plain_convolution()}  # in the network, blocked layouts leave none
+    form = integer.dot_form(target)
+    found = {  # in the network, blocked layouts leave no plain convolution
+        "cpu.contraction": _plain_convolution(),
+        "cpu.conv2d_integer": _integer_convolution(form),
+        "cpu.gemm_integer": _integer_product(form),
+    }
     for task in lower(_network(), target, winograd=True).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
     return found
@@ -51,6 +57,32 @@ def _plain_convolution() -> tirx.PrimFunc:
         name="conv2d",
     )
     return te.create_prim_func([data, weight, result], index_dtype_override="int64")
+
+
+def _integer_convolution(form: str) -> tirx.PrimFunc:
+    """3x3 over a padded image, 32 channels to 64."""
+    data = te.placeholder((1, 2, 14, 14, 16), "uint8", name="data")
+    packed = integer.pack_conv(np.zeros((64, 32, 3, 3), "int8"), 16, 16, 1, form)
+    weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
+    sums = integer.conv2d_nchwc_integer(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero=128)
+    return te.create_prim_func([data, weight, sums])
+
+
+def _integer_product(form: str) -> tirx.PrimFunc:
+    """Rows that no tile divides, and sums that become uint8 again."""
+    data = te.placeholder((50, 64), "uint8", name="data")
+    packed = integer.pack_dense(np.zeros((64, 96), "int8"), form)
+    weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
+    scale = te.placeholder((96,), name="scale")
+    sums = integer.dense_integer(data, weight)
+
+    def requantised(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        value = tirx.nearbyint(sums[i, j].astype("float32") * scale[j])
+        low, high = tirx.const(0.0, "float32"), tirx.const(255.0, "float32")
+        return tirx.max(tirx.min(value, high), low).astype("uint8")
+
+    result = te.compute(sums.shape, requantised, name="requantised")
+    return te.create_prim_func([data, weight, scale, result])
 
 
 def _network() -> tvm.IRModule:

@@ -19,17 +19,18 @@ CONVOLUTION = "mlc.convolution"
 ChannelSource = Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, tirx.Expr]]
 
 
-def pad_spatial(data: te.Tensor, pads: Sequence[int]) -> te.Tensor:
-    """Zero-pad the two spatial axes of ``[N, C, H, W, c]`` by ``(top, left, bottom, right)``; no padding, no block."""
+def pad_spatial(data: te.Tensor, pads: Sequence[int], value: float = 0) -> te.Tensor:
+    """Pad the two spatial axes of ``[N, C, H, W, c]`` by ``(top, left, bottom, right)`` with ``value``; no padding, no
+    block."""
     top, left, bottom, right = pads
     if not any(pads):
         return data
     n, cb, h, w, c = data.shape
-    zero = tirx.const(0.0, data.dtype)
+    around = tirx.const(value, data.dtype)
 
     def padded(ni, ci, hi, wi, li):  # type: ignore[no-untyped-def]
         inside = tirx.all(hi >= top, hi < h + top, wi >= left, wi < w + left)
-        return tirx.if_then_else(inside, data[ni, ci, hi - top, wi - left, li], zero)
+        return tirx.if_then_else(inside, data[ni, ci, hi - top, wi - left, li], around)
 
     return te.compute((n, cb, h + top + bottom, w + left + right, c), padded, name="padded")
 

@@ -1,0 +1,160 @@
+"""Tensor expressions of products of 8-bit integers, and the packings of their weights.
+
+Activations are uint8, weights int8, results the exact int32 sums: zero points, scales and biases are the business of
+whoever reads them. Where a sum could leave int32 (more than 66,051 products), it wraps. Sums run over steps of four
+products, in the form that :func:`dot_form` names for a target; see :mod:`schedules.intrin.dot` for the instructions.
+Blocked layouts are those of :mod:`mlc.graph.kernels.blocked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from mlc.graph.kernels.blocked import pad_spatial
+from mlc.target import Target
+from schedules.intrin import dot
+
+__all__ = [
+    "PANEL", "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "dot_form", "pack_conv",
+    "pack_dense",
+]
+
+#: columns of one panel of a packed weight
+PANEL = 16
+#: products of one step of a sum
+STEP = 4
+
+#: a weight's element for a step, a lane and a place in the step
+_Weight = Callable[[Any, Any, Sequence[Any]], tirx.Expr]
+
+
+def dot_form(target: Target | tvm.target.Target) -> str:
+    """``"quads"`` where the target has a dot product of four bytes, else ``"pairs"`` of 16-bit numbers."""
+    return dot.dot_form(target.tvm if isinstance(target, Target) else target)
+
+
+def pack_dense(weight: np.ndarray, form: str) -> np.ndarray:
+    """``[K, N]`` int8 as ``[N/16, K/4, 16, 4]`` int8 for quads, ``[N/16, K/4, 2, 16, 2]`` int16 for pairs.
+
+    Both extents are padded with zeros, ``K`` to whole steps and ``N`` to whole panels.
+    """
+    depth, columns = weight.shape
+    weight = np.pad(weight, ((0, -depth % STEP), (0, -columns % PANEL)))
+    steps = weight.reshape(-(-depth // STEP), STEP, -(-columns // PANEL), PANEL).transpose(2, 0, 1, 3)
+    return _packed(steps, form)
+
+
+def pack_conv(weight: np.ndarray, inner: int, outer: int, groups: int, form: str) -> np.ndarray:
+    """``[O, I/groups, KH, KW]`` int8 as ``[O/o, I/groups/i, KH, KW, i/4, o, 4]`` int8 for quads, and
+    ``[O/o, I/groups/i, KH, KW, i/4, 2, o, 2]`` int16 for pairs.
+
+    ``inner`` is ``i``, a multiple of 4, and ``outer`` is ``o``; each group's channels are padded with zeros to whole
+    blocks on both sides. A weight that is in blocks already is ``[O/o, I/groups/i, KH, KW, i, o]``.
+    """
+    if weight.ndim == 4:
+        filters, channels, height, width = weight.shape
+        each, depth = filters // groups, -(-channels // inner)
+        weight = weight.reshape(groups, each, channels, height, width)
+        weight = np.pad(weight, ((0, 0), (0, -each % outer), (0, -channels % inner), (0, 0), (0, 0)))
+        weight = weight.reshape(-1, outer, depth, inner, height, width).transpose(0, 2, 4, 5, 3, 1)
+    *blocks, channels, lanes = weight.shape
+    if (channels, lanes) != (inner, outer) or inner % STEP:
+        raise ValueError(f"blocks must be [..., {inner}, {outer}] with whole steps of {STEP}, got {weight.shape}")
+    return _packed(weight.reshape(*blocks, inner // STEP, STEP, outer), form)
+
+
+def _packed(steps: np.ndarray, form: str) -> np.ndarray:
+    """The four weights of a step, ``[..., 4, o]``, in the order in which the form's instruction takes them."""
+    if form == dot.QUADS:
+        return np.ascontiguousarray(steps.swapaxes(-1, -2))
+    *others, step, lanes = steps.shape
+    pairs = steps.astype(np.int16).reshape(*others, 2, step // 2, lanes)  # the pairs are (0, 2) and (1, 3)
+    return np.ascontiguousarray(np.moveaxis(pairs, -3, -1))
+
+
+def _step(weight: te.Tensor) -> tuple[list[tirx.IterVar], tirx.Expr, _Weight]:
+    """The sum's axes within a step, the place in the step that they name, and how to read the weight."""
+    if str(weight.dtype) == "int8":
+        re = te.reduce_axis((0, STEP), name="re")
+        return [re], re, lambda step, lane, block: weight[(*block, step, lane, re)]
+    rp, re = te.reduce_axis((0, 2), name="rp"), te.reduce_axis((0, 2), name="re")
+    return [rp, re], rp + re * 2, lambda step, lane, block: weight[(*block, step, rp, lane, re)]
+
+
+def _wide(value: tirx.Expr) -> tirx.Expr:
+    return value.astype("int32")
+
+
+def conv2d_nchwc_integer(
+    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    groups: int, zero: int,
+) -> te.Tensor:
+    """2-D convolution: uint8 ``[N, IC/i, H, W, i]`` with a weight of :func:`pack_conv` to int32
+    ``[N, OC/o, OH, OW, o]``.
+
+    ``pads`` is ``(top, left, bottom, right)``, filled with ``zero``, the activation's zero point. With groups, a
+    group's channels fill whole blocks on both sides.
+    """
+    padded = pad_spatial(data, pads, zero)
+    n, _, h, w, _ = padded.shape
+    oc_blocks, ic_blocks, kh, kw, steps = weight.shape[:5]
+    oc = weight.shape[-2]
+    (sh, sw), (dh, dw) = strides, dilation
+    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    per_group = oc_blocks // groups
+    rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
+    rw, rq = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, steps), name="rq")
+    within, place, read = _step(weight)
+
+    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
+        block = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
+        value = padded[ni, block, hi * sh + rh * dh, wi * sw + rw * dw, rq * STEP + place]
+        return te.sum(_wide(value) * _wide(read(rq, ci, (bi, rb, rh, rw))), axis=[rb, rh, rw, rq, *within])
+
+    shape = (n, oc_blocks, out_h, out_w, oc)
+    return te.compute(shape, product, name="conv2d_integer", attrs={"mlc.op": "conv2d_nchwc_integer"})
+
+
+def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` to int32
+    ``[..., M, N]``, ``N`` whole panels."""
+    panels, steps = weight.shape[:2]
+    rk = te.reduce_axis((0, steps), name="rk")
+    within, place, read = _step(weight)
+
+    def product(*index):  # type: ignore[no-untyped-def]
+        *rows, j = index
+        value = _wide(data[(*rows, rk * STEP + place)])
+        return te.sum(value * _wide(read(rk, j % PANEL, (j // PANEL,))), axis=[rk, *within])
+
+    shape = (*data.shape[:-1], panels * PANEL)
+    return te.compute(shape, product, name="dense_integer", attrs={"mlc.op": "dense_integer"})
+
+
+def depthwise_nchwc_integer(
+    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    zero: int,
+) -> te.Tensor:
+    """Depthwise convolution: uint8 ``[N, C/c, H, W, c]`` with int8 ``[C/c, 1, KH, KW, 1, c]`` to int32
+    ``[N, C/c, OH, OW, c]``; ``zero`` fills the ``pads``.
+
+    LLVM multiplies what fits 16 bits by ``pmaddwd``.
+    """
+    padded = pad_spatial(data, pads, zero)
+    n, cb, h, w, c = padded.shape
+    _, _, kh, kw, _, _ = weight.shape
+    (sh, sw), (dh, dw) = strides, dilation
+    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
+
+    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
+        value = _wide(padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci])
+        return te.sum(value * _wide(weight[bi, 0, rh, rw, 0, ci]), axis=[rh, rw])
+
+    shape = (n, cb, out_h, out_w, c)
+    return te.compute(shape, product, name="depthwise_integer", attrs={"mlc.op": "depthwise_nchwc_integer"})

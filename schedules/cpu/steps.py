@@ -1,0 +1,87 @@
+"""What a step of a register tile's sum is: one multiply-add of float32, or four of 8-bit integers.
+
+A step of integers reads four bytes of the activations and four products' weights for every lane, so that a sum of
+``K`` products is to its tile what one of ``K / 4`` float32 is: the same bytes, vectors and loops. What differs is
+written down here, in units of one float32 multiply-add of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.analysis import BlockInfo
+from schedules.intrin import available, use
+from schedules.intrin.dot import PAIRS, QUADS, dot
+
+__all__ = ["FLOAT", "Step", "has_dot", "step_of", "with_dots"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """``form`` is that of a dot product, empty for a multiply-add, and ``axes`` how many of the sum's innermost axes
+    lie within a step.
+
+    ``multiply`` is the time of the vector units for each accumulator, ``unpack`` for each value that is broadcast.
+    ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers that a step needs beside
+    the accumulators and the operands of a multiply-add, ``busy`` the accumulators that hide the latency.
+    """
+
+    form: str = ""
+    axes: int = 0
+    multiply: float = 1.0
+    unpack: float = 0.0
+    weights: int = 1
+    held: int = 0
+    busy: int = 9
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one lane's weights."""
+        return 4 * self.weights
+
+
+#: Two units of four cycles need eight accumulators, and one that makes up for what an out-of-order core schedules
+#: late. Measured on AVX2: direct convolutions with tiles of 8 run at 0.88 of those of 10 and 12, matrix products of 128
+#: rows at 0.91.
+FLOAT = Step()
+#: a dot product of bytes is issued like a multiply-add; its broadcast operand is never one in memory
+_QUADS = Step(QUADS, axes=1, held=1)
+#: two multiplications and two additions, of which four units take one each; additions of one cycle are all that
+#: follows one another
+_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4)
+
+
+def step_of(weight: tirx.Buffer) -> Step:
+    """The step of a block that reads weights of this type."""
+    return {"int8": _QUADS, "int16": _PAIRS}.get(str(weight.dtype), FLOAT)
+
+
+def has_dot(block: BlockInfo, step: Step, width: int, target: tvm.target.Target) -> bool:
+    """Whether ``target`` has the instruction for a step of ``width`` lanes of a block of integers."""
+    return block.reduces[-step.axes :] == (True,) * step.axes and dot(step.form, width) in available(target)
+
+
+def with_dots(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.schedule.LoopRV, step: Step) -> None:
+    """Set the sums of ``block`` to zero before the loop ``start``, and make its innermost loops, over one vector of
+    lanes and the products of a step, dot products.
+
+    The block becomes one of whole vectors first: the condition of a ragged tile then stands outside of what must look
+    like the intrinsic.
+    """
+    if not step.form:
+        sch.decompose_reduction(block, start)
+        return
+    vector = sch.get_loops(block)[-1 - step.axes]
+    lanes = int(sch.get(vector).extent)
+    whole = sch.blockize(vector)
+    initial = sch.decompose_reduction(whole, start)
+    for outer in (initial, whole):
+        (inner,) = sch.get_child_blocks(outer)
+        loops = sch.get_loops(inner)
+        if outer is initial:
+            sch.vectorize(loops[-1])
+        else:
+            sch.tensorize(loops[0], use(dot(step.form, lanes)))
