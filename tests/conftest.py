@@ -9,7 +9,6 @@ import zlib
 import numpy as np
 import pytest
 
-
 # what the shell that runs the tests may have set: the width of tables, and that jobs in the background ignore Ctrl-C
 os.environ.pop("COLUMNS", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import tvm
@@ -12,7 +12,7 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get, get_flag
-from mlc.graph import simplify
+from mlc.graph import precision, simplify
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
 from mlc.graph.lowering.attention import FuseAttention
@@ -66,9 +66,19 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
 Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_level=0, name="Simplify")
 
 
-def prepare() -> tuple[tvm.transform.Pass, ...]:
+def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs before substitutions, and on what they make."""
-    return transform.ConvertToDataflow(), transform.CanonicalizeBindings(), Simplify, simplify.ShareCommon
+    return (
+        transform.ConvertToDataflow(),
+        transform.CanonicalizeBindings(),
+        *((precision.WidenFloats,) if target.kind == "llvm" else ()),
+        precision.UnsignedActivations,
+        precision.MoveQuantisation,
+        *((precision.IntegerProducts,) if target.kind == "llvm" else ()),
+        precision.SpellOutQuantisation,
+        Simplify,
+        simplify.ShareCommon,
+    )
 
 
 def lowering(
@@ -96,7 +106,7 @@ def lowering(
 
 def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs without substitutions, in order."""
-    return (*prepare(), *lowering(target, price, winograd=winograd))
+    return (*prepare(target), *lowering(target, price, winograd=winograd))
 
 
 @dataclass(frozen=True)
@@ -149,15 +159,16 @@ def lower(
     def lowered(mod: tvm.IRModule) -> tvm.IRModule:
         weighed: list[Task] = []
         steps = lowering(target, price, winograd=allowed, notify=weighed.append)
-        graphs.append(Lowered(run(mod, steps, len(prepare())), target, tuple(combined(weighed))))
+        graphs.append(Lowered(run(mod, steps, len(prepare(target))), target, tuple(combined(weighed))))
         return graphs[-1].module
 
     with target.tvm:
-        mod = run(mod, prepare())
+        mod = run(mod, prepare(target))
         if substitutions is None:
             mod = lowered(mod)
         else:
-            mod = choose(mod, target, substitutions, price, lambda m: lowered(run(m, prepare())), winograd=allowed)
+            others = partial(run, each=prepare(target))
+            mod = choose(mod, target, substitutions, price, lambda m: lowered(others(m)), winograd=allowed)
     check_lowered(mod)
     return next(graph for graph in graphs if graph.module.same_as(mod))
 

@@ -160,7 +160,7 @@ class JointTuning:
         timer: Timer | None = None,
     ) -> None:
         with target.tvm:
-            for step in prepare():
+            for step in prepare(target):
                 mod = step(mod)
         self._joint = joint = _Joint(mod, target, log, shipped, rules, winograd)
         self._options, self._measurer, self._timer = options, measurer, timer

@@ -20,6 +20,7 @@ from tvm import relax, tirx
 from mlc.graph.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.constants import array_of, constant
 from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc, depthwise_nchwc
+from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
 from mlc.graph.layout.convolutions import CONVOLUTIONS, name_of, transposed_axes
 from mlc.graph.layout.regions import (
@@ -32,8 +33,10 @@ from mlc.graph.layout.regions import (
     channel_slice,
     choose_layouts,
     moves_batch,
+    pads_space,
 )
-from mlc.graph.rewrite import bindings, builder_of, leaves, replaced, shape_of
+from mlc.graph.precision.integer import is_integer_product
+from mlc.graph.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.target import Target
 
@@ -58,7 +61,7 @@ def BlockedLayouts(target: Target, *, winograd: bool = True) -> tvm.transform.Pa
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm" or not _has_convolution(mod["main"]):
             return mod
-        return _Rewriter(mod, choose_layouts(mod["main"], target, winograd=winograd)).run()
+        return _Rewriter(mod, target, choose_layouts(mod["main"], target, winograd=winograd)).run()
 
     return run
 
@@ -70,8 +73,8 @@ def _has_convolution(func: relax.Function) -> bool:
 class _Rewriter:
     """Emits the function again, binding by binding, each in the layout that was chosen for it."""
 
-    def __init__(self, mod: tvm.IRModule, choices: Mapping[Hashable, Choice]) -> None:
-        self._mod, self._choices = mod, choices
+    def __init__(self, mod: tvm.IRModule, target: Target, choices: Mapping[Hashable, Choice]) -> None:
+        self._mod, self._target, self._choices = mod, target, choices
         self._bb = builder_of(mod)
         self._values: dict[relax.Var, _Value] = {}
         self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
@@ -83,7 +86,7 @@ class _Rewriter:
             "relax.concat": self._concat,
             "relax.strided_slice": self._slice,
             "relax.take": self._batch,
-            "relax.nn.pad": self._batch,
+            "relax.nn.pad": self._pad,
             "relax.mean": self._mean,
             **dict.fromkeys(UNARY | UNARY_EXACT, self._unary),
             **dict.fromkeys(BINARY | BINARY_EXACT, self._binary),
@@ -167,9 +170,12 @@ class _Rewriter:
         channels, groups = shape_of(data)[1], int(attrs.groups)
         strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
         pads = [int(p) for p in attrs.padding]
+        integer = is_integer_product(call)
         if groups > 1 and groups == channels == array.shape[0]:
             packed = out.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
             te_args = (self._as(data, out), constant(packed), strides, pads, dilation)
+            if integer:
+                return self._bb.call_te(depthwise_nchwc_integer, *te_args, 0, primfunc_name_hint="depthwise")
             return self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
         inner = choice.reads.get(data)
         if groups > 1 and inner is not None and not (inner.padded or out.padded):
@@ -180,11 +186,16 @@ class _Rewriter:
             return self._shuffled_conv2d(data, cut, strides, pads, dilation, groups, choice)
         inner = choice.reads[data] if isinstance(data, relax.Var) else ChannelBlocks(channels, groups).canonical()
         if inner is None:
-            x, packed = self._narrow(data), cut.transpose(0, 3, 4, 2, 1)[:, None]
+            size = -(-channels // STEP) * STEP if integer else channels
+            x = self._narrow(data, size)
         else:
-            x = self._as(data, inner)
-            packed = ChannelBlocks(channels // groups, size=inner.size).cut(cut, 2).transpose(0, 2, 4, 5, 3, 1)
+            x, size = self._as(data, inner), inner.size
+        packed = ChannelBlocks(channels // groups, size=size).cut(cut, 2).transpose(0, 2, 4, 5, 3, 1)
+        if integer:
+            packed = pack_conv(packed, size, out.size, groups, dot_form(self._target))
         args = (x, constant(packed), strides, pads, dilation, groups)
+        if integer:
+            return self._bb.call_te(conv2d_nchwc_integer, *args, 0, primfunc_name_hint="conv2d")
         convolution = {"strides": strides, "pads": pads, "dilation": dilation, "groups": groups}
         return self._bb.call_te(
             conv2d_nchwc, *args, primfunc_name_hint="conv2d", primfunc_attrs={CONVOLUTION: convolution}
@@ -229,10 +240,13 @@ class _Rewriter:
             return image
         return relax.op.strided_slice(self._bb.emit(image), [2, 3], [0, 0], [rows.out, columns.out])
 
-    def _narrow(self, data: relax.Expr) -> relax.Expr:
+    def _narrow(self, data: relax.Expr, size: int) -> relax.Expr:
+        """All channels, padded to ``size``, as one block."""
         n, c, h, w = shape_of(data)
         x = self._bb.emit(relax.op.permute_dims(self._substitute(data), [0, 2, 3, 1]))
-        return self._bb.emit(relax.op.reshape(x, (n, 1, h, w, c)))
+        if size > c:
+            x = self._bb.emit(relax.op.nn.pad(x, [0, 0, 0, 0, 0, 0, 0, size - c]))
+        return self._bb.emit(relax.op.reshape(x, (n, 1, h, w, size)))
 
     def _pool(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         attrs = call.attrs
@@ -277,14 +291,18 @@ class _Rewriter:
 
     def _batch(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         data, *rest = call.args
-        if name_of(call) == "relax.nn.pad":
-            return self._between(call, self._as(data, layout))
         return relax.Call(call.op, [self._as(data, layout), *rest], call.attrs, call.ty_args)
+
+    def _pad(self, call: relax.Call, layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        data = self._as(call.args[0], layout)
+        if not pads_space(call):
+            return self._between(call, data)
+        return relax.op.nn.pad(data, [*map(int, call.attrs.pad_width), 0, 0], pad_value=float(call.attrs.pad_value))
 
     def _between(self, pad: relax.Call, images: relax.Expr) -> relax.Expr:
         """Images of one value around others: a concatenation, into which the others are written where they are made."""
         before, after = (int(width) for width in pad.attrs.pad_width[:2])
-        shape, value = shape_of(images)[1:], relax.const(float(pad.attrs.pad_value), "float32")
+        shape, value = shape_of(images)[1:], relax.const(float(pad.attrs.pad_value), dtype_of(images))
         front, back = (
             [self._bb.emit(relax.op.full((count, *shape), value))] if count else [] for count in (before, after)
         )

@@ -9,6 +9,7 @@ from mlc.graph.channels import ChannelBlocks
 from mlc.graph.constants import array_of
 from mlc.graph.estimate import Convolution
 from mlc.graph.kernels.transposed import Axis, axes
+from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.rewrite import dtype_of, op_name, shape_of
 
 __all__ = ["CONVOLUTIONS", "TRANSPOSED", "convolution", "is_depthwise", "is_image", "name_of", "phases",
@@ -16,6 +17,8 @@ __all__ = ["CONVOLUTIONS", "TRANSPOSED", "convolution", "is_depthwise", "is_imag
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 CONVOLUTIONS = ("relax.nn.conv2d", TRANSPOSED)
+#: of images: float32, what integer products take and make, and what it is cast to and from
+_TYPES = ("float32", "uint8", "int8", "int32")
 
 
 def name_of(expr: relax.Expr) -> str:
@@ -24,9 +27,9 @@ def name_of(expr: relax.Expr) -> str:
 
 
 def is_image(expr: relax.Expr) -> bool:
-    """Whether the expression is a float32 tensor of rank 4."""
+    """Whether the expression is a tensor of rank 4 of a type that blocked kernels take or make."""
     ty = expr.ty
-    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) == "float32"
+    return isinstance(ty, relax.TensorType) and ty.ndim == 4 and dtype_of(expr) in _TYPES
 
 
 def weight_of(call: relax.Call) -> np.ndarray | None:
@@ -35,6 +38,9 @@ def weight_of(call: relax.Call) -> np.ndarray | None:
     attrs, transposed = call.attrs, name_of(call) == TRANSPOSED
     plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == ("IOHW" if transposed else "OIHW") and is_image(data)
     if transposed and (any(int(d) > 1 for d in attrs.dilation) or int(attrs.groups) == shape_of(data)[1]):
+        return None
+    floats = dtype_of(data) == dtype_of(weight) == dtype_of(call) == "float32"
+    if not floats and (transposed or not is_integer_product(call)):
         return None
     return array_of(weight) if plain else None
 

@@ -9,6 +9,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.constants import array_of, constant
 from mlc.graph.kernels.blocked import dense_packed
+from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense
+from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.rewrite import dtype_of, op_name, shape_of
 from mlc.target import Target
 
@@ -19,14 +21,15 @@ PANEL = 16
 
 
 def PackWeights(target: Target) -> tvm.transform.Pass:
-    """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets.
+    """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets, or as
+    :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers.
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="PackWeights")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _Packer(mod).run() if target.kind == "llvm" else mod
+        return _Packer(mod, target).run() if target.kind == "llvm" else mod
 
     return run
 
@@ -42,9 +45,9 @@ def _pack(weight: np.ndarray) -> np.ndarray:
 
 @mutator
 class _Packer(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule, target: Target) -> None:
         super().__init__(mod)
-        self._mod = mod
+        self._mod, self._target = mod, target
         #: by the address of a weight: unrolled recurrences read one at every step
         self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
 
@@ -60,13 +63,20 @@ class _Packer(PyExprMutator):
         data, weight = call.args
         array = array_of(weight)
         rank = len(shape_of(data))
-        if array is None or array.ndim != 2 or rank < 2 or not array.dtype == dtype_of(data) == "float32":
+        if array is None or array.ndim != 2 or rank < 2:
             return call
-        columns = array.shape[1]
+        integer = is_integer_product(call)
+        if not integer and not array.dtype == dtype_of(data) == "float32":
+            return call
+        depth, columns = array.shape
         place = (array.ctypes.data, array.shape)
         if place not in self._packed:
-            self._packed[place] = constant(_pack(array))
-        product = self.builder_.call_te(dense_packed, data, self._packed[place], primfunc_name_hint="dense")
+            packed = pack_dense(array, dot_form(self._target)) if integer else _pack(array)
+            self._packed[place] = constant(packed)
+        if integer and depth % STEP:
+            data = self.builder_.emit(relax.op.nn.pad(data, [0] * (2 * rank - 1) + [-depth % STEP]))
+        kernel = dense_integer if integer else dense_packed
+        product = self.builder_.call_te(kernel, data, self._packed[place], primfunc_name_hint="dense")
         if columns % PANEL == 0:
             return product
         return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])

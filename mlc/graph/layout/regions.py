@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 from tvm import relax
 
 from mlc.graph.channels import BLOCK, ChannelBlocks, merged_groups
@@ -30,13 +31,14 @@ from mlc.graph.layout.convolutions import (
     weight_of,
     with_zeros,
 )
-from mlc.graph.rewrite import bindings, leaves, shape_of
+from mlc.graph.precision.integer import is_integer_product
+from mlc.graph.rewrite import bindings, dtype_of, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.graph.winograd import TILES, applicable
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
-           "moves_batch"]
+           "moves_batch", "pads_space"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -49,7 +51,7 @@ NARROW = 8
 # operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
 UNARY = {
     "relax.nn.relu", "relax.nn.leakyrelu", "relax.sigmoid", "relax.tanh", "relax.clip", "relax.nn.silu",
-    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf",
+    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf", "relax.astype", "relax.round",
 }
 BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
 
@@ -139,7 +141,7 @@ class _Planner:
         """Join what keeps its channels, and note the layouts that a convolution wants."""
         name = name_of(value)
         kept = name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean"
-        if kept or moves_batch(value):
+        if kept or moves_batch(value) or pads_space(value):
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
@@ -218,7 +220,8 @@ class _Planner:
     def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
         """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
         exact = name in UNARY_EXACT | BINARY_EXACT
-        if name in UNARY | UNARY_EXACT or name in _IMAGES or name == "relax.mean" or moves_batch(value):
+        within = name in _IMAGES or name == "relax.mean" or moves_batch(value) or pads_space(value)
+        if name in UNARY | UNARY_EXACT or within:
             data = value.args[0]
             suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
             return {data: layout} if suits and not (exact and layout.padded) else None
@@ -251,20 +254,22 @@ class _Planner:
                 yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
             return
         whole = _merging(value)
+        winograd = self._winograd and not is_integer_product(value)
         if whole and key:  # several groups in a block, as one with zeros between them
             inner, out = whole
             conv = convolution(value, inner, out)
             conv = replace(conv, groups=groups // merged_groups(groups, inner, out))
-            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
+            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv, winograd))
         shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
         for out in self._blockings(var, groups):
             for inner in self._blockings(data, groups):
-                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(convolution(value, inner, out)))
+                conv = convolution(value, inner, out)
+                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv, winograd))
             if groups == 1 and channels < NARROW:
                 moved = self._estimate.copy(2 * self._bytes(data, None))
-                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out)) + moved)
-            if shuffled is not None and isinstance(shuffled[0], relax.Var):
-                seconds = self._kernel(convolution(value, None, out))
+                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out), winograd) + moved)
+            if shuffled is not None and isinstance(shuffled[0], relax.Var) and not is_integer_product(value):
+                seconds = self._kernel(convolution(value, None, out), winograd)
                 for layout in self._family(shuffled[0]).layouts:
                     yield Alternative(out, {shuffled[0]: layout}, seconds)
 
@@ -280,11 +285,11 @@ class _Planner:
         sizes = [layout.size for layout in [*_blockings(channels, groups), *family]]
         return [ChannelBlocks(channels, groups, size).canonical() for size in dict.fromkeys(sizes)]
 
-    def _kernel(self, conv: Convolution) -> float:
+    def _kernel(self, conv: Convolution, winograd: bool) -> float:
         """The faster of the direct and Winograd's kernel; which one is decided where the epilogue is known."""
         blocks = conv.block_in == conv.block_out == BLOCK
         fits = applicable(conv.channels, conv.filters, conv.kernel, conv.strides, conv.dilation, conv.groups)
-        others = [self._estimate.winograd(conv, m) for m in TILES] if self._winograd and blocks and fits else []
+        others = [self._estimate.winograd(conv, m) for m in TILES] if winograd and blocks and fits else []
         return min([self._estimate.direct(conv), *others])
 
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
@@ -299,7 +304,8 @@ class _Planner:
 
     def _bytes(self, expr: relax.Expr, layout: Layout) -> float:
         n, channels, height, width = shape_of(expr)
-        return 4.0 * n * (layout.lanes if layout else channels) * height * width
+        size = np.dtype(dtype_of(expr)).itemsize
+        return float(size * n * (layout.lanes if layout else channels) * height * width)
 
 
 def _blockings(channels: int, groups: int) -> list[ChannelBlocks]:
@@ -337,6 +343,13 @@ def _keeps_channels(call: relax.Call) -> bool:
     if name_of(call) == "relax.mean":
         return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
     return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"
+
+
+def pads_space(value: relax.Expr) -> bool:
+    """Whether rows and columns of one value are put around images."""
+    if name_of(value) != "relax.nn.pad" or not is_image(value) or str(value.attrs.pad_mode) != "constant":
+        return False
+    return not any(value.attrs.pad_width[:4])
 
 
 def moves_batch(value: relax.Expr) -> bool:

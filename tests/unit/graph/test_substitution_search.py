@@ -127,7 +127,7 @@ NETWORKS = {f.__name__: f for f in (attention, inception, grouped, recurrent, un
 
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     with CPU.tvm:
-        for step in prepare():
+        for step in prepare(CPU):
             mod = step(mod)
     return mod
 

@@ -1,0 +1,182 @@
+"""Dequantising moves towards the result, past what moves elements, and meets the quantising that undoes it.
+
+Every rule is bit-exact:
+
+====================================================  ========================================================
+before                                                after
+====================================================  ========================================================
+``dequantize(q: int8, s, z)``                         ``dequantize(q + 128: uint8, s, z + 128)``
+``f(dequantize(q))``, ``f`` moves or picks elements   ``dequantize(f(q))``
+``max_pool(dequantize(q))``, ``relu`` likewise        ``dequantize(max_pool(q))``, ``dequantize(maximum(q, z))``
+``concat(dequantize(a), dequantize(b))``, alike       ``dequantize(concat(a, b))``
+``quantize(concat(a, b))``                            ``concat(quantize(a), quantize(b))``
+``quantize(dequantize(q, s, z), s, z)``               ``q``
+``quantize(relu(x), s, least)``                       ``quantize(x, s, least)``
+====================================================  ========================================================
+
+``(k * s) / s`` with two roundings of float32 is within half of ``k`` for all integers of 16 bits, so that a pair
+cancels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.movement import permutation
+from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised
+from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
+
+__all__ = ["MoveQuantisation", "UnsignedActivations"]
+
+#: operators that only move elements of their first argument
+_MOVERS = ("broadcast_to", "expand_dims", "flatten", "permute_dims", "repeat", "reshape", "squeeze", "strided_slice",
+           "take", "tile")
+#: half of what 8 bits tell apart
+_HALF = 128
+
+
+def _dequantise(data: relax.Expr, affine: Affine, dtype: str) -> relax.Expr:
+    """``dequantize`` of ``data`` whose zero points are of the type ``dtype``."""
+    scale, zero = (a.reshape(()) if affine.single else a for a in (affine.scale, affine.zero))
+    return op.dequantize(data, constant(scale), constant(zero, dtype), affine.axis, "float32")
+
+
+def _quantise(data: relax.Expr, affine: Affine, dtype: str) -> relax.Expr:
+    scale, zero = (a.reshape(()) if affine.single else a for a in (affine.scale, affine.zero))
+    return op.quantize(data, constant(scale), constant(zero, dtype), affine.axis, dtype)
+
+
+def unsigned(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``dequantize(q: int8) --> dequantize(q + 128: uint8)``: dot products take unsigned activations."""
+    found = dequantised(call, scope)
+    if found is None or found.dtype != "int8" or is_constant(found.data) or not found.affine.single:
+        return None
+    shifted = Affine(found.affine.scale, found.affine.zero + _HALF, found.affine.axis)
+    source = quantised(found.data, scope)
+    if source is not None:
+        data = _quantise(source[0], Affine(source[1].scale, source[1].zero + _HALF, source[1].axis), "uint8")
+    else:
+        wide = scope.emit(op.astype(found.data, "int16"))
+        data = op.astype(scope.emit(op.add(wide, constant(np.array(_HALF, "int16")))), "uint8")
+    return _dequantise(scope.emit(data), shifted, "uint8")
+
+
+def after_movement(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``f(dequantize(q)) --> dequantize(f(q))``."""
+    found = dequantised(call.args[0], scope)
+    if found is None or dtype_of(call) != "float32":
+        return None
+    affine = found.affine
+    if not affine.single:
+        if str(call.op.name) != "relax.permute_dims":
+            return None
+        affine = Affine(affine.scale, affine.zero, permutation(call).index(affine.axis))
+    moved = relax.Call(call.op, [found.data, *call.args[1:]], call.attrs, call.ty_args)
+    return _dequantise(scope.emit(moved), affine, found.dtype)
+
+
+def after_maximum(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``max_pool2d(dequantize(q)) --> dequantize(max_pool2d(q))``: scales are positive."""
+    found = dequantised(call.args[0], scope)
+    if found is None or not found.affine.single or found.dtype not in ("uint8", "int8"):
+        return None
+    pooled = relax.Call(call.op, [found.data], call.attrs, call.ty_args)
+    return _dequantise(scope.emit(pooled), found.affine, found.dtype)
+
+
+def after_rectifier(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``relu(dequantize(q)) --> dequantize(maximum(q, zero))``."""
+    found = dequantised(call.args[0], scope)
+    if found is None or not found.affine.single or found.dtype not in ("uint8", "int8"):
+        return None
+    zero = found.affine.zero.item()
+    data = found.data
+    if zero > np.iinfo(found.dtype).min:
+        data = scope.emit(op.maximum(data, constant(np.array(zero, found.dtype))))
+    return _dequantise(data, found.affine, found.dtype)
+
+
+def after_padding(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``pad(dequantize(q), 0) --> dequantize(pad(q, zero))``."""
+    found = dequantised(call.args[0], scope)
+    if found is None or not found.affine.single or str(call.attrs.pad_mode) != "constant":
+        return None
+    if float(call.attrs.pad_value) != 0.0:
+        return None
+    widths = [int(width) for width in call.attrs.pad_width]
+    padded = op.nn.pad(found.data, widths, pad_value=float(found.affine.zero.item()))
+    return _dequantise(scope.emit(padded), found.affine, found.dtype)
+
+
+def after_concat(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``concat(dequantize(a), dequantize(b)) --> dequantize(concat(a, b))`` where both are read alike."""
+    parts = scope.value(call.args[0])
+    if not isinstance(parts, relax.Tuple):
+        return None
+    found = [dequantised(part, scope) for part in parts.fields]
+    if not found or any(each is None for each in found):
+        return None
+    first, *others = [each for each in found if each is not None]
+    if not all(each.dtype == first.dtype and each.affine.same(first.affine) for each in others) or (
+        not first.affine.single
+    ):
+        return None
+    whole = scope.emit(op.concat([first.data, *(each.data for each in others)], call.attrs.axis))
+    return _dequantise(whole, first.affine, first.dtype)
+
+
+def before_concat(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``quantize(concat(a, b)) --> concat(quantize(a), quantize(b))``: the parts are made in few bits."""
+    found, concat = quantised(call, scope), scope.call(call.args[0], "concat")
+    if found is None or concat is None or not found[1].single or not scope.once(call.args[0]):
+        return None
+    parts = scope.value(concat.args[0])
+    if not isinstance(parts, relax.Tuple):
+        return None
+    made = [scope.emit(_quantise(part, found[1], dtype_of(call))) for part in parts.fields]
+    return op.concat(made, concat.attrs.axis)
+
+
+def undone(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``quantize(dequantize(q, s, z), s, z) --> q``."""
+    here, before = affine_of(call), dequantised(call.args[0], scope)
+    if here is None or before is None or before.dtype != dtype_of(call):
+        return None
+    return before.data if here.same(before.affine) else None
+
+
+def rectified(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``quantize(relu(x)) --> quantize(x)`` where zero is the least integer."""
+    here, relu = affine_of(call), scope.call(call.args[0], "nn.relu")
+    dtype = dtype_of(call)
+    if here is None or relu is None or dtype not in ("uint8", "int8"):
+        return None
+    if not (here.zero == np.iinfo(dtype).min).all():
+        return None
+    return relax.Call(call.op, [relu.args[0], *call.args[1:]], call.attrs, call.ty_args)
+
+
+def constant_moved(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``permute_dims`` of constant integers is done at once, so that a product sees its weight."""
+    array = array_of(call.args[0])
+    if array is None or array.dtype.kind not in "iu" or array.dtype.itemsize > 1:
+        return None
+    return constant(array.transpose(permutation(call)))
+
+
+UnsignedActivations = rewrite_pass("UnsignedActivations", {"relax.dequantize": (unsigned,)})
+
+RULES: Rules = {
+    **{f"relax.{name}": (after_movement,) for name in _MOVERS if name != "permute_dims"},
+    "relax.permute_dims": (constant_moved, after_movement),
+    "relax.nn.max_pool2d": (after_maximum,),
+    "relax.nn.relu": (after_rectifier,),
+    "relax.nn.pad": (after_padding,),
+    "relax.concat": (after_concat,),
+    "relax.quantize": (undone, rectified, before_concat),
+}
+
+MoveQuantisation = rewrite_pass("MoveQuantisation", RULES)

@@ -1,0 +1,142 @@
+"""16-bit floats are what is stored; arithmetic is float32.
+
+CPUs convert float16 and bfloat16 in a cycle and add and multiply them slowly or not at all, and sums of many 16-bit
+floats lose what the model needs. So every tensor of 16-bit floats becomes one of float32, but for the model's inputs
+and outputs and for casts that the model itself asks for:
+
+``f(x: f16, W: f16) -> f16``   -->   ``f16(f(float(x), float(W)))``, ``W`` a constant of float32 with 16-bit values
+
+No intermediate result is rounded to 16 bits, so that the result is nearer to exact arithmetic than the model's own,
+and what would overflow float16 does not. Constants keep the values that 16 bits can hold where nothing is folded into
+them, so that an artifact may store those bits alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from mlc.graph.constants import constant, tensor_of
+from mlc.graph.rewrite import bindings, builder_of, dtype_of, op_name
+
+__all__ = ["WidenFloats"]
+
+_NARROW = ("float16", "bfloat16")
+_CAST = "relax.astype"
+
+
+def _is_narrow(expr: relax.Expr) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and dtype_of(expr) in _NARROW
+
+
+def _has_narrow(ty: Any) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return any(map(_has_narrow, ty.fields))
+    return isinstance(ty, relax.TensorType) and str(ty.dtype) in _NARROW
+
+
+def _run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    func = mod["main"]
+    expressions = [*func.params, *(arg for b in bindings(func) for arg in _arguments(b.value))]
+    if not any(map(_is_narrow, expressions)) and not any(_has_narrow(b.var.ty) for b in bindings(func)):
+        return mod
+    return _Widening(mod).run()
+
+
+def _arguments(value: relax.Expr) -> list[relax.Expr]:
+    if isinstance(value, relax.Call):
+        return [field for arg in value.args for field in _arguments(arg)] if value.args else []
+    if isinstance(value, relax.Tuple):
+        return [field for arg in value.fields for field in _arguments(arg)]
+    return [value]
+
+
+class _Widening:
+    """Emits main again with 16-bit floats as float32."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod, self._builder = mod, builder_of(mod)
+        self._image: dict[relax.Var, relax.Expr] = {}
+
+    def run(self) -> tvm.IRModule:
+        func, builder = self._mod["main"], self._builder
+        with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
+            with builder.dataflow():
+                for param in func.params:
+                    if _is_narrow(param):
+                        self._image[param] = self._cast(param, "float32")
+                for binding in bindings(func):
+                    self._image[binding.var] = builder.emit(self._value(binding.value), binding.var.name)
+                result = builder.emit_output(self._result(func.body.body))
+            builder.emit_func_output(result)
+        return relax.transform.CanonicalizeBindings()(builder.finalize())
+
+    def _cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
+        return self._builder.emit(relax.op.astype(expr, dtype))
+
+    def _result(self, expr: relax.Expr) -> relax.Expr:
+        """What the function returns, of the types that it had."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._result(field) for field in expr.fields])
+        if isinstance(expr.ty, relax.TupleType):
+            parts = [self._builder.emit(relax.TupleGetItem(self._wide(expr), i)) for i in range(len(expr.ty.fields))]
+            narrow = [_has_narrow(ty) for ty in expr.ty.fields]
+            return relax.Tuple([
+                self._cast(part, str(ty.dtype)) if few else part
+                for part, few, ty in zip(parts, narrow, expr.ty.fields, strict=True)
+            ])
+        return self._cast(self._wide(expr), dtype_of(expr)) if _is_narrow(expr) else self._wide(expr)
+
+    def _wide(self, expr: relax.Expr) -> relax.Expr:
+        """The expression with what it is made of in float32."""
+        if isinstance(expr, relax.Var):
+            return self._image.get(expr, expr)
+        tensor = tensor_of(expr)
+        if tensor is not None and _is_narrow(expr):
+            return constant(tensor.numpy().astype(np.float32))
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._wide(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._wide(expr.tuple_value), expr.index)
+        return expr
+
+    def _value(self, value: relax.Expr) -> relax.Expr:
+        if not isinstance(value, relax.Call):
+            return self._wide(value)
+        args = [self._wide(arg) for arg in value.args]
+        if op_name(value) == _CAST:
+            return self._rounded(value, args[0])
+        return relax.Call(value.op, args, _wide_attrs(value.attrs), value.ty_args)
+
+    def _rounded(self, cast: relax.Call, x: relax.Expr) -> relax.Expr:
+        """A cast that the model has: one to 16 bits rounds."""
+        dtype = dtype_of(cast)
+        if dtype in _NARROW and dtype_of(cast.args[0]) != dtype:
+            return relax.op.astype(self._cast(x, dtype), "float32")
+        return relax.op.astype(x, "float32" if dtype in _NARROW else dtype)
+
+
+def _wide_attrs(attrs: Any) -> Any:
+    """Attributes with float32 wherever they name a type of 16-bit floats."""
+    if attrs is None:
+        return None
+    fields = {field.name: getattr(attrs, field.name) for field in _fields(attrs)}
+    changed = {name: "float32" for name, value in fields.items() if str(value) in _NARROW}
+    if not changed:
+        return attrs
+    return tvm.ir.make_node(type(attrs).__tvm_ffi_type_info__.type_key, **{**fields, **changed})
+
+
+def _fields(attrs: Any) -> list[Any]:
+    info: list[Any] = []
+    for kind in type(attrs).__mro__:
+        found = kind.__dict__.get("__tvm_ffi_type_info__")
+        if found is not None:
+            info.extend(found.fields or ())
+    return info
+
+
+WidenFloats = tvm.transform.module_pass(_run, opt_level=0, name="WidenFloats")
