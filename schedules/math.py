@@ -244,6 +244,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "sigmoid": _sigmoid,
     "pow": _pow,
     "rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
+    # TVM does not vectorise the operator itself; every target has an instruction
+    "nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
 }
 
 #: the operators that are replaced

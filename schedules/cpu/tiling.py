@@ -41,7 +41,7 @@ def find_annotated(sch: s_tir.Schedule, ops: Sequence[str]) -> s_tir.schedule.SB
 def consumers_inlined(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> s_tir.schedule.SBlockRV:
     """Fold the elementwise consumers of ``block`` into one and return it; a local copy where there is none.
 
-    ``C = A @ B; D = C + bias; E = relu(D)   -->   C = A @ B; E = relu(C + bias)``
+    ``C = A @ B; R = X * 2; D = C + R; E = relu(D)   -->   C = A @ B; E = relu(C + X * 2)``
     """
     last = block
     while True:
@@ -60,6 +60,9 @@ def consumers_inlined(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> s_
         sch.cache_write(block, 0, "local")
         (last,) = sch.get_consumers(block)
         return last
+    while beside := [p for p in sch.get_producers(last) if not sch.get(p).same_as(sch.get(block))]:
+        for producer in beside:
+            sch.compute_inline(producer)
     sch.set_scope(block, 0, "local")
     return last
 
