@@ -1,4 +1,5 @@
-"""The number systems to evaluate in: float64 and float32 as numpy has them, and the prime field of 2^61 - 1 elements, in which nothing rounds.
+"""The number systems to evaluate in: float64 and float32 as numpy has them, and the prime field of 2^61 - 1 elements,
+in which nothing rounds.
 
 Polynomials that differ agree at a random point of the field with a probability of at most degree / 2^61 (Schwartz,
 Zippel). Functions that are not polynomial are fixed maps of the field that keep the laws of :mod:`mlc.operators.laws`:
@@ -55,7 +56,7 @@ class Arithmetic(Protocol):
 class Real:
     """float64, as numpy computes it."""
 
-    dtype = np.float64
+    dtype: Any = np.float64
     lowest = -np.inf
 
     add, sub, mul, neg, reciprocal = np.add, np.subtract, np.multiply, np.negative, np.reciprocal

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from mlc.operators.index import Poly
 from mlc.operators.laws import LAWS, Laws
-from mlc.operators.relax import Relax
+from mlc.operators.relax import FOREIGN, Foreign, Relax
 from mlc.operators.scalar import Scalar
 from mlc.operators.tensor import Requirements, ShapeError, Tensor
 
-__all__ = ["OPERATORS", "Attributes", "Operator", "Value", "named", "operator"]
+__all__ = ["OPERATORS", "Attributes", "Operator", "Value", "operator", "operators_where", "relax_where"]
 
 #: an attribute: an integer, a size expression, a rational number, a word, or a tuple of these
 Value: TypeAlias = "int | str | Poly | Fraction | tuple[Value, ...]"
@@ -129,6 +129,13 @@ def operator(
     return enter
 
 
-def named(holds: Callable[[Operator], object]) -> tuple[str, ...]:
+def relax_where(holds: Callable[[Operator | Foreign], object]) -> tuple[str, ...]:
+    """The names in Relax, without ``relax.``, of the operators of which something holds, the table's and others."""
+    known: dict[str, Operator | Foreign] = {**FOREIGN}
+    known |= {each.relax.name: each for each in OPERATORS.values() if each.relax is not None}
+    return tuple(name for name, each in known.items() if holds(each))
+
+
+def operators_where(holds: Callable[[Operator], object]) -> tuple[str, ...]:
     """The names of the operators of which something holds, in the order of the table."""
     return tuple(name for name, each in OPERATORS.items() if holds(each))

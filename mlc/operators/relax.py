@@ -51,9 +51,11 @@ class Foreign:
 
 #: by name, without ``relax.``
 FOREIGN: dict[str, Foreign] = {
-    **dict.fromkeys(("abs", "clip", "nn.gelu_tanh", "nn.leakyrelu"), Foreign(pointwise=True, tame=True)),
     **dict.fromkeys(
-        ("astype", "ceil", "cos", "floor", "nn.relu6", "nn.selu", "nn.softplus", "round", "sign", "sin", "square"),
+        ("abs", "astype", "clip", "nn.gelu_tanh", "nn.leakyrelu", "round"), Foreign(pointwise=True, tame=True)
+    ),
+    **dict.fromkeys(
+        ("ceil", "cos", "floor", "nn.relu6", "nn.selu", "nn.softplus", "sign", "sin", "square"),
         Foreign(pointwise=True),
     ),
     **dict.fromkeys(

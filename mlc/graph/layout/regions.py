@@ -35,6 +35,7 @@ from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.rewrite import bindings, dtype_of, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.graph.winograd import TILES, applicable
+from mlc.operators import relax_where
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
@@ -48,16 +49,16 @@ Choice = Alternative[Layout]
 #: below this many input channels a convolution may read one narrow block ``[N, 1, H, W, C]`` instead of padding
 NARROW = 8
 
-# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
-UNARY = {
-    "relax.nn.relu", "relax.nn.leakyrelu", "relax.sigmoid", "relax.tanh", "relax.clip", "relax.nn.silu",
-    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf", "relax.astype", "relax.round",
-}
-BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
+def _elementwise(arity: int, tame: bool) -> set[str]:
+    return {f"relax.{name}" for name in relax_where(
+        lambda each: each.pointwise and each.arity == arity and each.tame is tame
+    )}
 
+
+# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
+UNARY, BINARY = _elementwise(1, True), _elementwise(2, True)
 # operators that could make them infinite, for layouts without padding lanes
-UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
-BINARY_EXACT = {"relax.divide", "relax.power"}
+UNARY_EXACT, BINARY_EXACT = _elementwise(1, False), _elementwise(2, False)
 
 _RESIZE = "relax.image.resize2d"
 #: of pixels, each channel by itself

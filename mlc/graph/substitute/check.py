@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlc.graph.substitute.terms import INPUT, OPAQUE, Term, TermGraph, freeze
+from mlc.operators import OPERATORS
 from mlc.operators.evaluate import FIELD, REAL, STRICT, evaluate
 
 __all__ = ["agree", "difference", "identical", "same_where_changed"]
@@ -111,9 +112,9 @@ def _products(graph: TermGraph) -> float:
     """Multiplications of the graph's matrix products and convolutions."""
     total = 0.0
     for term in graph.terms:
-        if term.op in ("matmul", "conv2d"):
-            weight = graph.terms[term.inputs[1]].shape
-            total += math.prod(term.shape) * (weight[-2] if term.op == "matmul" else math.prod(weight[1:]))
+        products = None if term.leaf else OPERATORS[term.op].products
+        if products is not None:
+            total += math.prod(term.shape) * products(*(graph.terms[place].shape for place in term.inputs))
     return total
 
 

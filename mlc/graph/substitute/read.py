@@ -17,15 +17,14 @@ from mlc.graph.constants import array_of
 from mlc.graph.ir.movement import cuts
 from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
-from mlc.operators import OPERATORS
-from mlc.operators.relax import FOREIGN
+from mlc.operators import OPERATORS, relax_where
 
 __all__ = ["Reading", "read"]
 
 #: operators by their names in Relax. What other operators define (GELU) stays as it is: no rule speaks of it
 _KNOWN = {each.relax.name: each for each in OPERATORS.values() if each.relax is not None and not each.expansion}
 #: those that are not defined everywhere, of the table and of the others
-_PARTIAL = {name for table in (FOREIGN, _KNOWN) for name, each in table.items() if each.partial}
+_PARTIAL = relax_where(lambda each: each.partial)
 
 
 @dataclass

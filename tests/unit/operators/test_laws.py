@@ -8,6 +8,7 @@ from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, PRIME, REAL, STRICT, Arithmetic
 from mlc.operators.evaluate import evaluate
 from mlc.operators.laws import LAWS
+from mlc.substitution.check.terms import GROWING, IDEMPOTENT, POSITIVE
 
 POSITIVE_DOMAIN = ("log", "sqrt")
 
@@ -91,3 +92,10 @@ def test_a_function_of_the_field_is_not_additive(function: str) -> None:
     assert np.mean(FIELD.call(function, values) == values) < 0.01
     for another in set(OPAQUE) - {function}:
         assert np.mean(FIELD.call(another, x) == values) < 0.01
+
+
+def test_checker_grants_what_the_laws_say() -> None:
+    """The checker of certificates has facts of its own, so that a slip in the table cannot make it believe a proof."""
+    assert {name for name, laws in LAWS.items() if laws.grows} == GROWING
+    assert {name for name, laws in LAWS.items() if laws.idempotent} == IDEMPOTENT
+    assert {name for name, laws in LAWS.items() if laws.positive} == POSITIVE
