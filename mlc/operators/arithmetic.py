@@ -20,7 +20,8 @@ import numpy as np
 from mlc.operators.laws import LAWS
 from mlc.operators.operator import OPERATORS
 
-__all__ = ["FIELD", "PRIME", "REAL", "SINGLE", "STRICT", "Arithmetic", "Array", "Field", "Real", "Single", "Strict"]
+__all__ = ["FIELD", "PRIME", "REAL", "SINGLE", "STRICT", "STRICT_SINGLE", "Arithmetic", "Array", "Field", "Real",
+           "Single", "Strict"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 PRIME = 2**61 - 1
@@ -84,6 +85,20 @@ class Real:
         return rng.standard_normal(shape)
 
 
+class Strict(Real):
+    """float64 with NaN for what is not defined: a reciprocal of 0, a logarithm, a root outside of its domain. Being
+    computed of it, nothing is defined then, as the specifications say: an infinity would be lost in a maximum."""
+
+    def reciprocal(self, a: Any) -> Any:  # type: ignore[override]
+        return np.where(np.asarray(a) == 0, np.nan, np.reciprocal(a))
+
+    def call(self, function: str, a: Any) -> Any:
+        value, domain = super().call(function, a), LAWS[function].domain
+        if not domain:
+            return value
+        return np.where(np.asarray(a) > 0 if domain == "> 0" else np.asarray(a) >= 0, value, np.nan)
+
+
 class Single(Real):
     """float32, in which models compute."""
 
@@ -99,18 +114,8 @@ class Single(Real):
         return rng.standard_normal(shape, dtype=np.float32)
 
 
-class Strict(Real):
-    """float64 with NaN for what is not defined: a reciprocal of 0, a logarithm, a root outside of its domain. Being
-    computed of it, nothing is defined then, as the specifications say: an infinity would be lost in a maximum."""
-
-    def reciprocal(self, a: Any) -> Any:  # type: ignore[override]
-        return np.where(np.asarray(a) == 0, np.nan, np.reciprocal(a))
-
-    def call(self, function: str, a: Any) -> Any:
-        value, domain = super().call(function, a), LAWS[function].domain
-        if not domain:
-            return value
-        return np.where(np.asarray(a) > 0 if domain == "> 0" else np.asarray(a) >= 0, value, np.nan)
+class StrictSingle(Single, Strict):
+    """float32 with NaN for what is not defined."""
 
 
 def _u(value: int) -> np.uint64:
@@ -252,4 +257,5 @@ def _field_function(function: str) -> Callable[[Any], Any]:
     return apply
 
 
-REAL, FIELD, STRICT, SINGLE = Real(), Field(), Strict(), Single()
+REAL, SINGLE, FIELD = Real(), Single(), Field()
+STRICT, STRICT_SINGLE = Strict(), StrictSingle()

@@ -23,7 +23,8 @@ def numbers(value: Any) -> Any:
 
 @lru_cache(maxsize=1 << 14)
 def _windows(extent: Shape, kernel: Shape, size: Shape, stride: Shape, padding: Any, dilation: Shape) -> Any:
-    """Flat places ``[windows, places of one]`` in a padded plane, the plane's size, the padding before its elements."""
+    """Flat places ``[places of a window, windows]`` in a padded plane, its size, the padding before its elements;
+    no places where windows are the elements themselves."""
     before, planes, axes = [], [], []
     for axis in (0, 1):
         reach = (kernel[axis] - 1) * dilation[axis] + 1
@@ -32,17 +33,19 @@ def _windows(extent: Shape, kernel: Shape, size: Shape, stride: Shape, padding: 
         low = max(0, span - extent[axis]) // 2 if padding == "same" else explicit
         before.append(low)
         planes.append(max(span, low + extent[axis]))
-        axes.append(np.arange(size[axis])[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis])
+        axes.append(np.arange(kernel[axis])[:, None] * dilation[axis] + np.arange(size[axis]) * stride[axis])
     flat = axes[0][:, None, :, None] * planes[1] + axes[1][None, :, None, :]
-    return flat.reshape(size[0] * size[1], kernel[0] * kernel[1]), tuple(planes), tuple(before)
+    plain = kernel == (1, 1) and size == extent == tuple(planes)
+    return None if plain else flat.reshape(kernel[0] * kernel[1], size[0] * size[1]), tuple(planes), tuple(before)
 
 
 def gathered(x: Any, kernel: Shape, shape: Shape, given: Mapping[str, Any], dilation: Shape, fill: Any) -> Any:
     """The elements under each window of ``x`` for a result of ``shape``, ``fill`` in the padding:
-    ``[n, c, out rows * out columns, window]``."""
+    ``[n, c, window, out rows * out columns]``."""
     places, planes, before = _windows(
         x.shape[2:], kernel, shape[2:], numbers(given["stride"]), numbers(given["padding"]), dilation
     )
     if planes != x.shape[2:]:
         x = padded(x, (0, 0, *before), (*x.shape[:2], *planes), fill)
-    return x.reshape(*x.shape[:2], -1)[:, :, places]
+    flat = x.reshape(*x.shape[:2], -1)
+    return flat[:, :, None] if places is None else np.take(flat, places, axis=2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mlc.operators.gather import gathered, numbers
 from mlc.operators.index import Poly, as_poly, divides, equal, integer
 from mlc.operators.operator import operator
@@ -49,12 +51,10 @@ def _conv2d(number: Any, shape: Shape, inputs: Any, given: Mapping[str, Any]) ->
     x, w = inputs
     groups, (n, outputs) = integer(given["groups"]), shape[:2]
     windows = gathered(x, w.shape[2:], shape, given, numbers(given["dilation"]), 0)
-    spots, window = windows.shape[2:]
-    # [group, n * spots, channels * window] by [group, channels * window, outputs]
-    left = windows.reshape(n, groups, -1, spots, window).transpose(1, 0, 3, 2, 4).reshape(groups, n * spots, -1)
-    right = w.reshape(groups, outputs // groups, -1).transpose(0, 2, 1)
-    found = number.matmul(left, right).reshape(groups, n, spots, -1)
-    return found.transpose(1, 0, 3, 2).reshape(shape)
+    # [n, group, outputs, channels * window] by [n, group, channels * window, spots]
+    filters = w.reshape(groups, outputs // groups, -1)
+    images = windows.reshape(n, *filters.shape[:-2], filters.shape[-1], -1)
+    return number.matmul(np.broadcast_to(filters, (n, *filters.shape)), images).reshape(shape)
 
 
 def _read(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ def _write(given: Mapping[str, Any], shapes: Shapes, shape: Shape) -> dict[str, 
 
 def _max_pool2d(number: Any, shape: Shape, inputs: Any, given: Mapping[str, Any]) -> Any:
     windows = gathered(inputs[0], numbers(given["kernel"]), shape, given, (1, 1), number.lowest)
-    return np.asarray(number.largest(windows, (3,))).reshape(shape)
+    return np.asarray(number.largest(windows, (2,))).reshape(shape)
 
 
 @operator(
@@ -76,12 +76,12 @@ def max_pool2d(require: Requirements, x: Tensor, kernel: Pair, stride: Pair, pad
 def _avg_pool2d(number: Any, shape: Shape, inputs: Any, given: Mapping[str, Any]) -> Any:
     (x,) = inputs
     kernel = numbers(given["kernel"])
-    total = np.asarray(number.total(gathered(x, kernel, shape, given, (1, 1), 0), (3,))).reshape(shape)
+    total = np.asarray(number.total(gathered(x, kernel, shape, given, (1, 1), 0), (2,))).reshape(shape)
     if given["count_include_pad"]:
         count: Any = np.asarray(kernel[0] * kernel[1])
     else:
         elements = np.ones((1, 1, *x.shape[2:]), dtype=np.int64)
-        count = gathered(elements, kernel, (1, 1, *shape[2:]), given, (1, 1), 0).sum(3).reshape(1, 1, *shape[2:])
+        count = gathered(elements, kernel, (1, 1, *shape[2:]), given, (1, 1), 0).sum(2).reshape(1, 1, *shape[2:])
     return number.mul(total, number.reciprocal(number.integers(count)))
 
 
