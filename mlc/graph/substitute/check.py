@@ -135,7 +135,7 @@ def _reduced(graph: TermGraph, names: list[int], roots: list[int], common: set[i
     terms = []
     for place, term in enumerate(graph.terms):
         if term.op == OPAQUE or (names[place] in common and not below[place]):
-            term = Term(INPUT, (), freeze(id=names[place]), term.shape)
+            term = Term(INPUT, (), freeze(id=-1 - names[place]), term.shape)  # not the number of an input of the model
         terms.append(term)
     return TermGraph(tuple(terms), tuple(roots)).live()
 
