@@ -29,7 +29,10 @@ def pointwise(name: str, scalar: Callable[..., Scalar], *, arity: int = 1, relax
 
 def function(name: str, real: Callable[[Any], Any], laws: Laws, **traits: Any) -> None:
     """Enter a function of the reals that is not polynomial: ``real`` are its values in float64."""
-    pointwise(name, lambda x: Call(name, (x,)), real=real, laws=laws, partial=bool(laws.domain), **traits)
+    def value(number: Any, shape: Any, inputs: Any, given: Any) -> Any:
+        return number.call(name, inputs[0])
+
+    pointwise(name, lambda x: Call(name, (x,)), real=real, laws=laws, partial=bool(laws.domain), quick=value, **traits)
 
 
 def _function(scalar: Callable[[Scalar], Scalar]) -> Callable[..., Tensor]:
