@@ -191,7 +191,7 @@ def letter(number: int) -> str:
 
 def _words(reading: Reading) -> dict[str, str]:
     """What inputs and operators that no rule knows are called in the model."""
-    from mlc.graph.rewrite import op_name
+    from mlc.graph.ir.rewrite import op_name
 
     named = {f"input {number}": var.name for number, var in enumerate(reading.inputs)}
     for number, var in enumerate(reading.opaques):

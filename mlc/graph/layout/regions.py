@@ -1,8 +1,9 @@
 """The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
 
-:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.assign.assign`. Layouts spread
-along operators that keep the channels; a convolution may read one blocking and write another. Prices are analytic:
-arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they move.
+:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
+spread along operators that keep the channels; a convolution may read one blocking and write another. Prices are
+analytic: arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they
+move.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
-from mlc.graph.channels import BLOCK, ChannelBlocks, merged_groups
-from mlc.graph.constants import array_of
 from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.channels import BLOCK, ChannelBlocks, merged_groups
+from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import window
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, shape_of
+from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.convolutions import (
     CONVOLUTIONS,
@@ -32,9 +35,7 @@ from mlc.graph.layout.convolutions import (
     with_zeros,
 )
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.rewrite import bindings, dtype_of, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
-from mlc.graph.winograd import TILES, applicable
 from mlc.operators import relax_where
 from mlc.target import Target
 

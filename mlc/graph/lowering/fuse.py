@@ -18,7 +18,7 @@ from tvm.relax import transform
 
 from mlc.errors import BuildError
 from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
-from mlc.graph.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
+from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 from mlc.operators import relax_where
 from schedules.analysis import expensive_calls
 

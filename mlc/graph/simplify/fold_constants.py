@@ -15,8 +15,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from mlc.graph.constants import array_of, constant
-from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.operators import OPERATORS
 
 __all__ = ["FoldConstants"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from mlc.graph.constants import scalar_of
-from mlc.graph.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.constants import scalar_of
+from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.operators import OPERATORS
 
 __all__ = ["DropIdentities"]

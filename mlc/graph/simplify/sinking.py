@@ -23,9 +23,9 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import permutation
-from mlc.graph.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.movement import RULES as MERGING
 from mlc.operators import relax_where
 

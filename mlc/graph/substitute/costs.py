@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import tvm
 
 from cost_model.machine import machine
-from mlc.graph.channels import BLOCK, ChannelBlocks
 from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.channels import BLOCK, ChannelBlocks
+from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.substitute.saturate import Option
-from mlc.graph.winograd import TILES, applicable
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
 

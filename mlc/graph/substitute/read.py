@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from tvm import relax
 
-from mlc.graph.constants import array_of
+from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import cuts
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, shape_of
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
 from mlc.operators import OPERATORS, relax_where
 

@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import constant
-from mlc.graph.rewrite import leaves, replaced, shape_of
+from mlc.graph.ir.constants import constant
+from mlc.graph.ir.rewrite import leaves, replaced, shape_of
 from mlc.graph.substitute.fold import fold
 from mlc.graph.substitute.read import Reading
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
