@@ -10,9 +10,9 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.movement import SLICE
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
 from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
-from mlc.graph.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
 
 __all__ = ["ViewConcats", "ViewSlices"]
 

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 
 from cost_model.roofline import analyse
 from mlc.errors import BuildError
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise, task_key
 from mlc.graph.tasks import extract_tasks
 from mlc.log.record import Record

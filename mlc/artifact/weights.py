@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
-from mlc.graph.constants import tensor_of
-from mlc.graph.rewrite import bindings, op_name, replaced
+from mlc.graph.ir.constants import tensor_of
+from mlc.graph.ir.rewrite import bindings, op_name, replaced
 
 __all__ = ["aliased_outputs", "lift"]
 

@@ -13,6 +13,7 @@ from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get, get_flag
 from mlc.graph import precision, simplify
+from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
 from mlc.graph.lowering.attention import FuseAttention
@@ -22,7 +23,6 @@ from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.slices import PlaceSlices
-from mlc.graph.rewrite import check_straight_line
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
@@ -138,11 +138,11 @@ def lower(
     """Lower ``mod`` to calls of fused tensor functions.
 
     ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
-    analytic estimate. ``winograd`` says whether convolutions may round as :func:`mlc.graph.winograd.error_bound`
-    states; left out, ``MLC_WINOGRAD`` does. ``substitutions`` are the rules that may make another graph of the model;
-    left out, none are. ``dump`` names a folder that gets the module as text after each pass; left out,
-    ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or symbolic shapes and
-    :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
+    analytic estimate. ``winograd`` says whether convolutions may round as
+    :func:`mlc.graph.kernels.winograd.error_bound` states; left out, ``MLC_WINOGRAD`` does. ``substitutions`` are the
+    rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module as
+    text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or
+    symbolic shapes and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax, tirx
 
-from mlc.graph.constants import tensor_of
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.constants import tensor_of
+from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
 from mlc.target import Target
 

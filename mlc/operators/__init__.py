@@ -5,9 +5,10 @@ prime field), ``laws`` what is known about functions that are not polynomial.
 """
 
 # ruff: noqa: F401 (importing a family enters its operators into the table)
-from mlc.operators import constants, elementwise, expansions, movement, pointwise, products, reductions, windows
-from mlc.operators.operator import OPERATORS, Attributes, Operator
+from mlc.operators import constants, expansions, movement, pointwise, products, reductions, windows
+from mlc.operators.operator import OPERATORS, Attributes, Operator, operators_where, relax_where
 from mlc.operators.shapes import infer
 from mlc.operators.tensor import Requirements, ShapeError, Tensor, tensor_input
 
-__all__ = ["OPERATORS", "Attributes", "Operator", "Requirements", "ShapeError", "Tensor", "infer", "tensor_input"]
+__all__ = ["OPERATORS", "Attributes", "Operator", "Requirements", "ShapeError", "Tensor", "infer", "operators_where",
+           "relax_where", "tensor_input"]

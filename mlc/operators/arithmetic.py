@@ -1,4 +1,5 @@
-"""Two number systems to evaluate in: float64, and the prime field of 2^61 - 1 elements, in which nothing rounds.
+"""The number systems to evaluate in: float64 and float32 as numpy has them, and the prime field of 2^61 - 1 elements,
+in which nothing rounds.
 
 Polynomials that differ agree at a random point of the field with a probability of at most degree / 2^61 (Schwartz,
 Zippel). Functions that are not polynomial are fixed maps of the field that keep the laws of :mod:`mlc.operators.laws`:
@@ -17,8 +18,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from mlc.operators.laws import LAWS
+from mlc.operators.operator import OPERATORS
 
-__all__ = ["FIELD", "PRIME", "REAL", "STRICT", "Arithmetic", "Array", "Field", "Real", "Strict"]
+__all__ = ["FIELD", "PRIME", "REAL", "SINGLE", "STRICT", "STRICT_SINGLE", "Arithmetic", "Array", "Field", "Real",
+           "Single", "Strict"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 PRIME = 2**61 - 1
@@ -51,30 +54,11 @@ class Arithmetic(Protocol):
         ...
 
 
-def _sigmoid(a: Any) -> Any:
-    return np.exp(-np.logaddexp(0.0, -np.asarray(a)))
-
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-
 class Real:
     """float64, as numpy computes it."""
 
-    dtype = np.float64
+    dtype: Any = np.float64
     lowest = -np.inf
-    _functions: dict[str, Callable[[Any], Any]]
-
-    def __init__(self) -> None:
-        self._functions = {
-            "relu": lambda a: np.maximum(a, 0.0),
-            "sigmoid": _sigmoid,
-            "tanh": np.tanh,
-            "exp": np.exp,
-            "log": np.log,
-            "sqrt": np.sqrt,
-            "erf": lambda a: np.asarray(_erf(a), dtype=np.float64),
-        }
 
     add, sub, mul, neg, reciprocal = np.add, np.subtract, np.multiply, np.negative, np.reciprocal
     maximum, matmul = np.maximum, np.matmul
@@ -92,7 +76,10 @@ class Real:
         return _MAXIMUM(a, axes, keepdims=keepdims)
 
     def call(self, function: str, a: Any) -> Any:
-        return self._functions[function](a)
+        real = OPERATORS[function].real
+        if real is None:
+            raise ValueError(f"no function is named {function}; there are {', '.join(LAWS)}")
+        return real(a)
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.standard_normal(shape)
@@ -110,6 +97,25 @@ class Strict(Real):
         if not domain:
             return value
         return np.where(np.asarray(a) > 0 if domain == "> 0" else np.asarray(a) >= 0, value, np.nan)
+
+
+class Single(Real):
+    """float32, in which models compute."""
+
+    dtype = np.float32
+
+    def constant(self, value: Fraction | int) -> Any:
+        return np.float32(float(value))
+
+    def integers(self, values: Array) -> Array:
+        return np.asarray(values, dtype=np.float32)
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+
+class StrictSingle(Single, Strict):
+    """float32 with NaN for what is not defined."""
 
 
 def _u(value: int) -> np.uint64:
@@ -230,15 +236,9 @@ def _scrambled(values: Any, seed: int) -> Any:
     return (values >> _u(46)).astype(np.int64)
 
 
-#: the seeds of the functions' pseudorandom parts
-SEEDS = {"sigmoid": 1, "tanh": 2, "exp": 3, "log": 4, "sqrt": 5, "erf": 6}
-
-
 @cache
 def _field_function(function: str) -> Callable[[Any], Any]:
-    if function not in SEEDS:
-        raise ValueError(f"no function is named {function}; there are relu, {', '.join(SEEDS)}")
-    seed, laws = SEEDS[function], LAWS[function]
+    laws, seed = LAWS[function], list(LAWS).index(function)
 
     def monotone(x: Any) -> Any:
         """Steps of 2^19 for every 2^20, random within; small numbers are told apart one by one."""
@@ -257,4 +257,5 @@ def _field_function(function: str) -> Callable[[Any], Any]:
     return apply
 
 
-REAL, FIELD, STRICT = Real(), Field(), Strict()
+REAL, SINGLE, FIELD = Real(), Single(), Field()
+STRICT, STRICT_SINGLE = Strict(), StrictSingle()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
 
 from mlc.operators.index import Condition, Poly, as_poly, at_least, divides, equal
 from mlc.operators.operator import operator
@@ -15,13 +18,17 @@ __all__: list[str] = []
 ZERO, ONE = Const(Fraction(0)), Const(Fraction(1))
 
 
-@operator("scalar", 0, value=None)
+@operator("scalar", 0, {"value": None})
 def scalar(require: Requirements, value: Fraction | int) -> Tensor:
     """A rational number, of rank 0."""
     return Tensor((), lambda: Const(Fraction(value)))
 
 
-@operator("ones", 0, shape=None)
+def _ones(number: Any, shape: tuple[int, ...], inputs: Any, given: Any) -> Any:
+    return np.ones(shape, dtype=number.dtype)
+
+
+@operator("ones", 0, {"shape": None}, quick=_ones)
 def ones(require: Requirements, shape: tuple[Poly | int, ...]) -> Tensor:
     sizes = tuple(map(as_poly, shape))
     for size in sizes:
@@ -29,14 +36,18 @@ def ones(require: Requirements, shape: tuple[Poly | int, ...]) -> Tensor:
     return Tensor(sizes, lambda *indices: ONE)
 
 
-@operator("identity_matrix", 0, size=None)
+def _identity(number: Any, shape: tuple[int, ...], inputs: Any, given: Any) -> Any:
+    return np.eye(shape[0], dtype=number.dtype)
+
+
+@operator("identity_matrix", 0, {"size": None}, quick=_identity)
 def identity_matrix(require: Requirements, size: Poly | int) -> Tensor:
     size = as_poly(size)
     require.require(at_least(size, 1), f"identity_matrix needs a size of at least 1, but got {size}")
     return Tensor((size, size), lambda row, column: Select((equal(row, column),), ONE, ZERO))
 
 
-@operator("identity_kernel", 0, channels=None, kernel=None, groups=1)
+@operator("identity_kernel", 0, {"channels": None, "kernel": None, "groups": 1})
 def identity_kernel(
     require: Requirements, channels: Poly | int, kernel: tuple[Poly | int, Poly | int], groups: Poly | int
 ) -> Tensor:

@@ -6,11 +6,12 @@ specification, with arrays the values, with a graph builder the expanded graph. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Protocol
 
 from mlc.operators.operator import OPERATORS, operator
+from mlc.operators.relax import Relax
 from mlc.operators.tensor import Requirements, ShapeError, Tensor, text
 
 __all__ = ["EXPANSIONS", "Apply"]
@@ -29,12 +30,12 @@ EPSILON = Fraction(1, 100_000)
 
 
 def _expansion(
-    name: str, arity: int, *, partial: bool = False, **defaults: Any
+    name: str, arity: int, defaults: Mapping[str, Any] | None = None, **traits: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def enter(expand: Callable[..., Any]) -> Callable[..., Any]:
         EXPANSIONS[name] = expand
 
-        @operator(name, arity, expansion=True, partial=partial, **defaults)
+        @operator(name, arity, defaults, expansion=True, **traits)
         def define(require: Requirements, *inputs: Tensor, **attributes: Any) -> Tensor:
             def apply(op: str, *operands: Tensor, **given: Any) -> Tensor:
                 return OPERATORS[op](require, operands, given)[0]
@@ -58,7 +59,7 @@ def _per_axis(apply: Apply, name: str, x: Any, vector: Any, axis: int) -> Any:
     return apply("reshape", vector, shape=tuple(vector.shape[0] if a == axis % rank else 1 for a in range(rank)))
 
 
-@_expansion("batch_norm", 5, partial=True, epsilon=EPSILON)
+@_expansion("batch_norm", 5, {"epsilon": EPSILON}, partial=True)
 def batch_norm(apply: Apply, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: Fraction) -> Any:
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` with the statistics of axis 1 given."""
     if len(x.shape) < 2:
@@ -69,7 +70,7 @@ def batch_norm(apply: Apply, x: Any, scale: Any, bias: Any, mean: Any, variance:
     return apply("add", scaled, _per_axis(apply, "batch_norm", x, bias, 1))
 
 
-@_expansion("layer_norm", 3, epsilon=EPSILON)
+@_expansion("layer_norm", 3, {"epsilon": EPSILON})
 def layer_norm(apply: Apply, x: Any, scale: Any, bias: Any, epsilon: Fraction) -> Any:
     """Over the last axis: mean 0 and variance 1, then ``scale`` and ``bias``."""
     centred = apply("sub", x, apply("mean", x, axes=(-1,), keepdims=1))
@@ -79,7 +80,7 @@ def layer_norm(apply: Apply, x: Any, scale: Any, bias: Any, epsilon: Fraction) -
     return apply("add", scaled, _per_axis(apply, "layer_norm", x, bias, -1))
 
 
-@_expansion("rms_norm", 2, epsilon=EPSILON)
+@_expansion("rms_norm", 2, {"epsilon": EPSILON})
 def rms_norm(apply: Apply, x: Any, scale: Any, epsilon: Fraction) -> Any:
     """Over the last axis: ``x / sqrt(mean(x * x) + epsilon) * scale``."""
     square = apply("mean", apply("mul", x, x), axes=(-1,), keepdims=1)
@@ -87,20 +88,20 @@ def rms_norm(apply: Apply, x: Any, scale: Any, epsilon: Fraction) -> Any:
     return apply("mul", normal, _per_axis(apply, "rms_norm", x, scale, -1))
 
 
-@_expansion("softmax", 1, axis=-1)
+@_expansion("softmax", 1, {"axis": -1})
 def softmax(apply: Apply, x: Any, axis: int) -> Any:
     """``exp(x - max) / sum(exp(x - max))`` over an axis."""
     exponential = apply("exp", apply("sub", x, apply("max", x, axes=(axis,), keepdims=1)))
     return apply("div", exponential, apply("sum", exponential, axes=(axis,), keepdims=1))
 
 
-@_expansion("gelu", 1)
+@_expansion("gelu", 1, relax=Relax("nn.gelu"), pointwise=True, tame=True)
 def gelu(apply: Apply, x: Any) -> Any:
     """``x/2 * (1 + erf(x / sqrt(2)))``."""
     inner = apply("erf", apply("mul", x, apply("rsqrt", _number(apply, 2))))
     return apply("mul", apply("mul", x, _number(apply, Fraction(1, 2))), apply("add", inner, _number(apply, 1)))
 
 
-@_expansion("silu", 1)
+@_expansion("silu", 1, relax=Relax("nn.silu"), pointwise=True, tame=True)
 def silu(apply: Apply, x: Any) -> Any:
     return apply("mul", x, apply("sigmoid", x))

@@ -13,7 +13,8 @@ from functools import reduce
 from operator import add, mul
 from typing import Any, TypeAlias
 
-__all__ = ["Atom", "Condition", "FloorDiv", "Mod", "Poly", "Symbol", "as_poly", "at_least", "divides", "equal", "less"]
+__all__ = ["Atom", "Condition", "FloorDiv", "Mod", "Poly", "Symbol", "as_poly", "at_least", "divides", "equal",
+           "integer", "less"]
 
 
 @dataclass(frozen=True, order=True)
@@ -226,6 +227,11 @@ class Poly:
 
 def _leading(poly: Poly) -> tuple[Monomial, int]:
     return min(poly.terms, key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]]))
+
+
+def integer(value: Poly | int) -> int:
+    """A size that is a number."""
+    return value if isinstance(value, int) else int(value.evaluate({}))
 
 
 def as_poly(value: Poly | int) -> Poly:

@@ -6,7 +6,7 @@ of a tensor are errors unless a condition around them excludes them, as the spec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.operators.tensor import Tensor
 
-__all__ = ["interpret"]
+__all__ = ["elementwise", "interpret"]
 
 
 def interpret(
@@ -33,6 +33,13 @@ def interpret(
     grid = _Grid(inputs, arithmetic, values, len(shape))
     found = grid.value(tensor.element(*indices), np.array(True))
     return np.broadcast_to(found, shape).astype(arithmetic.dtype)
+
+
+def elementwise(scalar: Callable[..., Scalar], inputs: Sequence[Array], arithmetic: Arithmetic) -> Any:
+    """What ``scalar`` makes of one element of each input, for all elements; inputs broadcast as numpy's do."""
+    names = [f"in{place}" for place in range(len(inputs))]
+    whole = _Whole(dict(zip(names, inputs, strict=True)), arithmetic, {})
+    return whole.value(scalar(*(Read(name, ()) for name in names)), np.array(True))
 
 
 @dataclass
@@ -108,3 +115,10 @@ class _Grid:
             found = np.where(chosen, found, self.arithmetic.lowest)
         shape = np.broadcast_shapes(np.shape(found), (*extents, *(1,) * self.rank))
         return np.broadcast_to(found, shape)
+
+
+class _Whole(_Grid):
+    """Reads whole arrays at once."""
+
+    def _read(self, array: Array, indices: tuple[Poly, ...], live: Array) -> Any:
+        return array

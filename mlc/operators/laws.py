@@ -21,6 +21,7 @@ class Laws:
     - ``idempotent``: ``f(f(x)) = f(x)``.
     - ``odd``: ``f(-x) = -f(x)``.
     - ``nonnegative``: ``f(x) >= 0``; hence ``relu(f(x)) = f(x)``.
+    - ``positive``: ``f(x) > 0``; hence its reciprocal, root and logarithm are defined.
     - ``zero``: ``f(0) = 0``; hence it commutes with padding by zeros.
 
     ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
@@ -33,22 +34,15 @@ class Laws:
     idempotent: bool = False
     odd: bool = False
     nonnegative: bool = False
+    positive: bool = False
     zero: bool = False
     domain: str = ""
 
+    @property
+    def grows(self) -> bool:
+        """Whether it is monotone on all reals, so that it commutes with every maximum."""
+        return self.monotone and not self.domain
 
-LAWS: dict[str, Laws] = {
-    "relu": Laws(
-        "relu(x) = max(x, 0): max is monotone in each argument, at least 0 with 0, and max(max(x, 0), 0) = max(x, 0)",
-        monotone=True, idempotent=True, nonnegative=True, zero=True,
-    ),
-    "sigmoid": Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True),
-    "tanh": Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive", monotone=True, odd=True, zero=True),
-    "exp": Laws("exp is positive and its own derivative", monotone=True, nonnegative=True),
-    "log": Laws("the derivative 1 / x is positive on the domain", monotone=True, domain="> 0"),
-    "sqrt": Laws(
-        "the nonnegative root; the inverse of a growing function on x >= 0",
-        monotone=True, nonnegative=True, domain=">= 0",
-    ),
-    "erf": Laws("the integral from 0 of a positive even function", monotone=True, odd=True, zero=True),
-}
+
+#: by the names of functions: those of the operators that have laws
+LAWS: dict[str, Laws] = {}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
-from mlc.operators.index import Poly, as_poly, at_least, equal, less
+import numpy as np
+
+from mlc.operators.index import Poly, as_poly, at_least, equal, integer, less
 from mlc.operators.operator import operator
+from mlc.operators.relax import Relax, Shape, Shapes, integers
 from mlc.operators.scalar import Const, Scalar, Select
 from mlc.operators.tensor import Requirements, ShapeError, Tensor, product, text
 
-__all__ = ["axis_of"]
+__all__ = ["axis_of", "padded"]
 
 ZERO = Const(Fraction(0))
 
@@ -24,7 +28,18 @@ def axis_of(name: str, x: Tensor, axis: Poly | int) -> int:
     return value % x.rank
 
 
-@operator("transpose", 1, perm=None)
+def _axes(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any]:
+    """Of a ``permute_dims``; all in reverse where it names none."""
+    rank = len(shape)
+    axes = range(rank)[::-1] if attrs.axes is None else attrs.axes
+    return {"perm": tuple(int(axis) % rank for axis in axes)}
+
+
+@operator(
+    "transpose", 1, {"perm": None}, movement=True,
+    relax=Relax("permute_dims", _axes, lambda given, *_: {"axes": list(given["perm"])}),
+    quick=lambda number, shape, inputs, given: inputs[0].transpose(given["perm"]),
+)
 def transpose(require: Requirements, x: Tensor, perm: tuple[int, ...]) -> Tensor:
     """Axis ``i`` of the result is axis ``perm[i]`` of ``x``."""
     if sorted(perm) != list(range(x.rank)):
@@ -39,7 +54,15 @@ def transpose(require: Requirements, x: Tensor, perm: tuple[int, ...]) -> Tensor
     return Tensor(tuple(x.shape[axis] for axis in perm), element)
 
 
-@operator("reshape", 1, shape=None)
+def _same_shape(given: Any, shapes: Shapes, shape: Shape) -> dict[str, Any]:
+    return {"shape": shape}
+
+
+@operator(
+    "reshape", 1, {"shape": None}, movement=True,
+    relax=Relax("reshape", _same_shape, _same_shape),
+    quick=lambda number, shape, inputs, given: inputs[0].reshape(shape),
+)
 def reshape(require: Requirements, x: Tensor, shape: tuple[Poly | int, ...]) -> Tensor:
     """The elements in row-major order under another shape."""
     sizes = tuple(map(as_poly, shape))
@@ -94,7 +117,10 @@ def _unravel(flat: Poly, sizes: Sequence[Poly]) -> list[Poly]:
     return places
 
 
-@operator("concat", 2, axis=None)
+@operator(
+    "concat", 2, {"axis": None}, movement=True, relax=Relax("concat", write=lambda given, *_: {"axis": given["axis"]}),
+    quick=lambda number, shape, inputs, given: np.concatenate(inputs, given["axis"]),
+)
 def concat(require: Requirements, a: Tensor, b: Tensor, axis: int) -> Tensor:
     """``a``, then ``b``, along an axis; the other sizes are equal."""
     if a.rank != b.rank:
@@ -113,7 +139,20 @@ def concat(require: Requirements, a: Tensor, b: Tensor, axis: int) -> Tensor:
     return Tensor((*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :]), element)
 
 
-@operator("slice", 1, axis=None, begin=None, end=None)
+def _cut(number: Any, shape: Shape, inputs: Any, given: Any) -> Any:
+    where = [slice(None)] * inputs[0].ndim
+    where[given["axis"]] = slice(integer(given["begin"]), integer(given["end"]))
+    return inputs[0][tuple(where)]
+
+
+def _bounds(given: Any, shapes: Shapes, shape: Shape) -> dict[str, Any]:
+    return {"axes": [given["axis"]], "begin": [given["begin"]], "end": [given["end"]]}
+
+
+@operator(
+    "slice", 1, {"axis": None, "begin": None, "end": None}, movement=True,
+    relax=Relax("strided_slice", write=_bounds), quick=_cut,
+)
 def slice_(require: Requirements, x: Tensor, axis: int, begin: Poly | int, end: Poly | int) -> Tensor:
     """The elements from ``begin`` to before ``end`` along an axis, at least one."""
     axis = axis_of("slice", x, axis)
@@ -129,7 +168,27 @@ def slice_(require: Requirements, x: Tensor, axis: int, begin: Poly | int, end: 
     return Tensor((*x.shape[:axis], end - begin, *x.shape[axis + 1 :]), element)
 
 
-@operator("pad", 1, before=None, after=None)
+def padded(x: Any, before: Sequence[int], shape: Shape, fill: Any = 0) -> Any:
+    """An array of ``shape`` with ``x`` behind the given numbers of elements of each axis, and ``fill`` around it."""
+    found = np.full(shape, fill, dtype=x.dtype)
+    found[tuple(slice(low, low + size) for low, size in zip(before, x.shape, strict=True))] = x
+    return found
+
+
+def _widths(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:
+    widths = integers(attrs.pad_width)
+    if str(attrs.pad_mode) != "constant" or float(attrs.pad_value) != 0.0 or min(widths) < 0:
+        return None
+    return {"before": widths[::2], "after": widths[1::2]}
+
+
+@operator(
+    "pad", 1, {"before": None, "after": None}, movement=True,
+    relax=Relax("nn.pad", _widths, lambda given, *_: {
+        "pad_width": [width for both in zip(given["before"], given["after"], strict=True) for width in both]
+    }),
+    quick=lambda number, shape, inputs, given: padded(inputs[0], list(map(integer, given["before"])), shape),
+)
 def pad(require: Requirements, x: Tensor, before: tuple[Poly | int, ...], after: tuple[Poly | int, ...]) -> Tensor:
     """Zeros before and after the elements of every axis."""
     if len(before) != x.rank or len(after) != x.rank:
@@ -149,7 +208,12 @@ def pad(require: Requirements, x: Tensor, before: tuple[Poly | int, ...], after:
     return Tensor(tuple(size + low + high for size, (low, high) in zip(x.shape, sides, strict=True)), element)
 
 
-@operator("enlarge", 1, kernel=None)
+def _centred(number: Any, shape: Shape, inputs: Any, given: Any) -> Any:
+    (w,) = inputs
+    return padded(w, [(large - 1) // 2 - (small - 1) // 2 for large, small in zip(shape, w.shape, strict=True)], shape)
+
+
+@operator("enlarge", 1, {"kernel": None}, movement=True, quick=_centred)
 def enlarge(require: Requirements, w: Tensor, kernel: tuple[Poly | int, Poly | int]) -> Tensor:
     """A filter ``[o, c, r, s]`` with zeros around it, so that its centre stays the centre under padding "same"."""
     if w.rank != 4:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from mlc.operators.index import Poly, as_poly, divides, equal
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlc.operators.gather import gathered, numbers
+from mlc.operators.index import Poly, as_poly, divides, equal, integer
 from mlc.operators.operator import operator
+from mlc.operators.relax import Relax, Shape, Shapes, integers
 from mlc.operators.scalar import Mul, Scalar, Sum
-from mlc.operators.sliding import Padding, check_window, inside, pair, window_axis
+from mlc.operators.sliding import Padding, check_window, explicit, inside, pair, window_axis
 from mlc.operators.tensor import Requirements, ShapeError, Tensor, text
 
 __all__: list[str] = []
 
 
-@operator("matmul", 2)
+def _matrices(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:
+    """None for vectors, and for batches that broadcast."""
+    a, b = shapes
+    fits = len(a) == len(b) in (2, 3) and (len(a) == 2 or a[0] == b[0])
+    return {} if fits else None
+
+
+@operator(
+    "matmul", 2, relax=Relax("matmul", _matrices), taso="matmul", products=lambda a, b: b[-2],
+    quick=lambda number, shape, inputs, given: number.matmul(*inputs),
+)
 def matmul(require: Requirements, a: Tensor, b: Tensor) -> Tensor:
     """``[m, k] × [k, n]``, or ``[batch, m, k] × [batch, k, n]``."""
     if a.rank != b.rank or a.rank not in (2, 3):
@@ -30,7 +47,34 @@ def matmul(require: Requirements, a: Tensor, b: Tensor) -> Tensor:
     return Tensor((*a.shape[:-1], b.shape[-1]), element)
 
 
-@operator("conv2d", 2, stride=(1, 1), padding="valid", dilation=(1, 1), groups=1)
+def _conv2d(number: Any, shape: Shape, inputs: Any, given: Mapping[str, Any]) -> Any:
+    x, w = inputs
+    groups, (n, outputs) = integer(given["groups"]), shape[:2]
+    windows = gathered(x, w.shape[2:], shape, given, numbers(given["dilation"]), 0)
+    # [n, group, outputs, channels * window] by [n, group, channels * window, spots]
+    filters = w.reshape(groups, outputs // groups, -1)
+    images = windows.reshape(n, *filters.shape[:-2], filters.shape[-1], -1)
+    return number.matmul(np.broadcast_to(filters, (n, *filters.shape)), images).reshape(shape)
+
+
+def _read(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:
+    plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout in ("NCHW", "")
+    if not plain:
+        return None
+    return {"stride": integers(attrs.strides), "padding": integers(attrs.padding),
+            "dilation": integers(attrs.dilation), "groups": int(attrs.groups)}
+
+
+def _write(given: Mapping[str, Any], shapes: Shapes, shape: Shape) -> dict[str, Any]:
+    padding = explicit(given, shapes[0][2:], shapes[1][2:])
+    return {"strides": list(given["stride"]), "padding": list(padding), "dilation": list(given["dilation"]),
+            "groups": int(given["groups"])}
+
+
+@operator(
+    "conv2d", 2, {"stride": (1, 1), "padding": "valid", "dilation": (1, 1), "groups": 1},
+    relax=Relax("nn.conv2d", _read, _write), products=lambda x, w: w[1] * w[2] * w[3], quick=_conv2d, folds=False,
+)
 def conv2d(
     require: Requirements,
     x: Tensor,

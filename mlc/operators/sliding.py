@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from mlc.operators.index import Condition, Poly, as_poly, at_least, less
 from mlc.operators.scalar import Const, Scalar, Select
 from mlc.operators.tensor import Requirements, ShapeError
 
-__all__ = ["Padding", "WindowAxis", "check_window", "inside", "pair", "window_axis"]
+__all__ = ["Padding", "WindowAxis", "check_window", "explicit", "inside", "pair", "window_axis"]
 
 Padding: TypeAlias = "str | tuple[Poly | int, Poly | int, Poly | int, Poly | int]"
 #: padding of one axis: a word, or the sizes before and after
@@ -63,6 +63,20 @@ def check_window(padding: Padding) -> tuple[AxisPadding, AxisPadding]:
         raise ShapeError(f'padding is "valid", "same" or (top, left, bottom, right), but got {padding}')
     top, left, bottom, right = map(as_poly, padding)
     return (top, bottom), (left, right)
+
+
+def explicit(attributes: Mapping[str, Any], extents: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+    """``(top, left, bottom, right)`` of a window ``kernel`` over an image of ``extents``, all of them numbers."""
+    padding = attributes.get("padding", "valid")
+    if padding != "same":
+        return (0, 0, 0, 0) if padding == "valid" else tuple(padding)
+    before, after = [], []
+    dilation = attributes.get("dilation", (1, 1))
+    for extent, window, stride, apart in zip(extents, kernel, attributes["stride"], dilation, strict=True):
+        needed = max(0, ((extent + stride - 1) // stride - 1) * stride + (window - 1) * apart + 1 - extent)
+        before.append(needed // 2)
+        after.append(needed - needed // 2)
+    return (*before, *after)
 
 
 def window_axis(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlc.operators import OPERATORS
 from mlc.report import format as fmt
 from mlc.report.graph_svg import Box, drawing
 from mlc.text import as_html
@@ -177,7 +178,8 @@ def _weighted(graph: TermGraph, other: TermGraph) -> dict[int, frozenset[int]]:
 
     found = {
         place: frozenset(w for source in term.inputs if source in constant for w in below(source))
-        for place, term in enumerate(graph.terms) if term.op in ("conv2d", "matmul") and names[place] not in known
+        for place, term in enumerate(graph.terms)
+        if not term.leaf and OPERATORS[term.op].product and names[place] not in known
     }
     return {place: weights for place, weights in found.items() if weights}
 
@@ -189,7 +191,7 @@ def letter(number: int) -> str:
 
 def _words(reading: Reading) -> dict[str, str]:
     """What inputs and operators that no rule knows are called in the model."""
-    from mlc.graph.rewrite import op_name
+    from mlc.graph.ir.rewrite import op_name
 
     named = {f"input {number}": var.name for number, var in enumerate(reading.inputs)}
     for number, var in enumerate(reading.opaques):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from mlc.operators import operators_where
 from mlc.operators.index import Poly, as_poly
 from mlc.substitution.codec import graph_text, rule_text
 from mlc.substitution.compose import compose, with_sizes
@@ -23,7 +24,7 @@ __all__ = ["NearMiss", "candidate", "in_context", "joined", "same_pair", "weight
 #: at how many sizes sides are compared; what takes a condition is looked at more closely
 CHECKS, CLOSE_CHECKS = 6, 40
 #: operators that gain from being merged with others of their kind
-_PRODUCTS = frozenset({"matmul", "conv2d"})
+_PRODUCTS = operators_where(lambda each: each.product)
 _NAMES = "abcdefghij"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.operators import OPERATORS
+from mlc.operators import OPERATORS, operators_where
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate
 from mlc.operators.tensor import ShapeError
@@ -26,7 +26,7 @@ from mlc.substitution.space import Family, Step
 
 __all__ = ["Counts", "Term", "pairs", "term_graph"]
 
-COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum"})
+COMMUTATIVE = operators_where(lambda each: each.commutative)
 
 
 @dataclass(frozen=True, eq=False)

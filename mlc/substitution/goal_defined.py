@@ -77,7 +77,8 @@ def _by_sign(atom: Atom) -> bool:
     if not isinstance(atom, Function):
         return False
     [terms] = atom.args
-    return all(map(_at_least_zero, terms)) and (atom.name == "sqrt" or any(map(_above_zero, terms)))
+    from_zero = atom.name in LAWS and LAWS[atom.name].domain == ">= 0"
+    return all(map(_at_least_zero, terms)) and (from_zero or any(map(_above_zero, terms)))
 
 
 def _at_least_zero(term: Term) -> bool:
@@ -97,4 +98,4 @@ def _at_least_zero(term: Term) -> bool:
 def _above_zero(term: Term) -> bool:
     return term.factor > 0 and not term.variables and not term.guards and all(
         positive(translated(a.value)) if isinstance(a, Number)
-        else isinstance(a, Function) and a.name in ("exp", "sigmoid") for a in term.atoms)
+        else isinstance(a, Function) and a.name in LAWS and LAWS[a.name].positive for a in term.atoms)

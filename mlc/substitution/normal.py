@@ -16,7 +16,7 @@ from itertools import count
 from typing import TypeAlias
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
-from mlc.operators.laws import LAWS
+from mlc.operators.laws import LAWS, Laws
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.solve import without_remainders
@@ -69,9 +69,8 @@ class Term:
 
 
 Normal: TypeAlias = "tuple[Term, ...]"
-
-#: functions that grow with their argument, wherever they are defined
-INCREASING = ("relu", "sigmoid", "tanh", "exp", "erf")
+#: of reciprocals and of the larger of two
+_LAWLESS = Laws("")
 
 
 def atom_polys(atom: Atom) -> Iterator[Poly]:
@@ -178,14 +177,15 @@ def _is_size(value: Poly) -> bool:
 
 
 def make_function(name: str, args: tuple[Normal, ...]) -> Atom:
-    """relu of relu is relu; an increasing function of a maximum is the maximum of its values."""
-    if name in INCREASING and len(args[0]) == 1:
+    """An idempotent function of itself is itself; a growing one of a maximum is the maximum of its values."""
+    laws = LAWS.get(name, _LAWLESS)
+    if (laws.grows or laws.idempotent) and len(args[0]) == 1:
         term = args[0][0]
         if term.factor == 1 and not term.variables and not term.guards and len(term.atoms) == 1:
             inner = term.atoms[0]
-            if name == "relu" and isinstance(inner, Function) and inner.name == "relu":
+            if laws.idempotent and isinstance(inner, Function) and inner.name == name:
                 return inner
-            if isinstance(inner, Largest):
+            if laws.grows and isinstance(inner, Largest):
                 body = (Term(Fraction(1), atoms=(make_function(name, (inner.body,)),)),)
                 return Largest(inner.variables, inner.guards, body)
     return Function(name, args)

@@ -77,7 +77,7 @@ def _value(text: str) -> Any:
     return value if value.constant is None else value.constant
 
 
-#: functions of one element whose concatenations and slices are searched
+#: functions of one element whose concatenations and slices are searched: a choice, since every one takes time
 FUNCTIONS = ("relu", "sigmoid", "tanh")
 _CONV = "conv2d stride=S,T padding=P-1,Q-1,U-1,V-1 dilation=D,E groups={}"
 #: strides, dilations and paddings under which a 3 x 3 window keeps the size

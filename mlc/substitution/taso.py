@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlc.operators import Requirements, ShapeError, infer
+from mlc.operators import OPERATORS, Requirements, ShapeError, infer
 from mlc.operators.index import Condition, Poly, as_poly, divides, equal
 from mlc.substitution.codec import RuleError
 from mlc.substitution.compose import with_sizes
@@ -23,7 +23,7 @@ __all__ = ["RANKS", "read_taso"]
 
 #: ranks that are tried for rules that name none
 RANKS = (1, 2, 3, 4, 5)
-_PLAIN = {"ewadd": "add", "ewmul": "mul", "relu": "relu", "matmul": "matmul"}
+_PLAIN = {each.taso: each for each in OPERATORS.values() if each.taso}
 
 
 def read_taso(data: Mapping[str, Any]) -> list[Rule]:
@@ -139,13 +139,13 @@ class _Reader:
             elif op == "conv2d":
                 ref = self._convolution(add, built, shapes, inputs, attr, known)
             elif op in _PLAIN:
-                if op in ("ewadd", "ewmul"):  # no broadcasting: literal ones would
+                if _PLAIN[op].pointwise and _PLAIN[op].arity == 2:  # no broadcasting: literal ones would
                     built.demands += [equal(a, b) for a, b in zip(*(shapes[r] for r in inputs), strict=True)]
                 joint = {k: v for one in reversed(known) for k, v in one.items()}
                 if op == "matmul":
                     row, column = self.rank - 2, self.rank - 1
                     joint = {a: k[a] for a, k in ((row, known[0]), (column, known[1])) if a in k}
-                ref = add(_PLAIN[op], inputs, {}, joint)
+                ref = add(_PLAIN[op].name, inputs, {}, joint)
             else:
                 raise RuleError(f"rule {self.name}: the operator {op!r} must be one of TASO's conv2d, concat, split, "
                                 f"{', '.join(_PLAIN)}")

@@ -14,7 +14,8 @@ __all__ = [
     "branches", "evaluate", "expensive_calls", "op_name", "reads_wide_indices", "stores_wide_positions", "uses", "walk",
 ]
 
-#: a use of one of these per element outweighs a load, so that computing it twice is worth a buffer
+#: TVM intrinsics, which tensor functions are made of whatever graph they come from; a use of one of these per element
+#: outweighs a load, so that computing it twice is worth a buffer
 _EXPENSIVE = frozenset({
     "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "pow", "erf", "tanh", "sigmoid", "sin", "cos", "tan",
     "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "sqrt", "rsqrt", "fmod",

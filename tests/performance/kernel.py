@@ -10,8 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.pipeline import optimise
-from mlc.graph.rewrite import bindings, op_name
 from mlc.target import Target
 from mlc.testing.programs import program
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from tvm import te, tirx
 
-from mlc.graph.channels import ChannelBlocks, merged_groups
+from mlc.graph.ir.channels import ChannelBlocks, merged_groups
 from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
 from mlc.graph.kernels.transposed import axes, conv2d_transpose_nchwc
 from mlc.target import Target
@@ -135,8 +135,8 @@ def _conv(
 ) -> Kernel:
     """Convolution, bias and ReLU in the blocked layout, padded by half its window.
 
-    Groups narrower than a block share one, as :func:`mlc.graph.channels.block_diagonal` has it. The products with the
-    zeros between them take time but are no part of ``flops``; random numbers stand for those zeros here.
+    Groups narrower than a block share one, as :func:`mlc.graph.ir.channels.block_diagonal` has it. The products with
+    the zeros between them take time but are no part of ``flops``; random numbers stand for those zeros here.
     """
     pad, out = kernel // 2, -(-size // stride)
     inner, zero = _block(ic), tirx.const(0.0, "float32")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tvm import relax, tirx
 
-from mlc.graph.rewrite import op_name, shape_of
+from mlc.graph.ir.rewrite import op_name, shape_of
 
 __all__ = ["SLICE", "Cut", "cuts", "permutation", "window"]
 

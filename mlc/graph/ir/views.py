@@ -12,9 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, sym, te, tirx
 
-from mlc.graph.constants import scalar_of
+from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.movement import cuts, permutation
-from mlc.graph.rewrite import bindings, leaves, op_name, shape_of
+from mlc.graph.ir.rewrite import bindings, leaves, op_name, shape_of
 from schedules.analysis import uses, walk
 
 __all__ = ["Graph", "View", "i64"]

@@ -17,8 +17,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from mlc.graph.channels import ChannelBlocks, block_diagonal, merged_groups
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
 from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc, depthwise_nchwc
 from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
@@ -36,7 +37,6 @@ from mlc.graph.layout.regions import (
     pads_space,
 )
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.target import Target
 

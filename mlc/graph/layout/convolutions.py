@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from mlc.graph.channels import ChannelBlocks
-from mlc.graph.constants import array_of
 from mlc.graph.estimate import Convolution
+from mlc.graph.ir.channels import ChannelBlocks
+from mlc.graph.ir.constants import array_of
+from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
 from mlc.graph.kernels.transposed import Axis, axes
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.rewrite import dtype_of, op_name, shape_of
 
 __all__ = ["CONVOLUTIONS", "TRANSPOSED", "convolution", "is_depthwise", "is_image", "name_of", "phases",
            "transposed_axes", "weight_of", "with_zeros"]

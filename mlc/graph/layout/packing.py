@@ -7,11 +7,11 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
 from mlc.graph.kernels.blocked import dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.rewrite import dtype_of, op_name, shape_of
 from mlc.target import Target
 
 __all__ = ["PANEL", "PackWeights"]

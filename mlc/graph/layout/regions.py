@@ -1,8 +1,9 @@
 """The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
 
-:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.assign.assign`. Layouts spread
-along operators that keep the channels; a convolution may read one blocking and write another. Prices are analytic:
-arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they move.
+:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
+spread along operators that keep the channels; a convolution may read one blocking and write another. Prices are
+analytic: arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they
+move.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
-from mlc.graph.channels import BLOCK, ChannelBlocks, merged_groups
-from mlc.graph.constants import array_of
 from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.channels import BLOCK, ChannelBlocks, merged_groups
+from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import window
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, shape_of
+from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.convolutions import (
     CONVOLUTIONS,
@@ -32,9 +35,8 @@ from mlc.graph.layout.convolutions import (
     with_zeros,
 )
 from mlc.graph.precision.integer import is_integer_product
-from mlc.graph.rewrite import bindings, dtype_of, leaves, shape_of
 from mlc.graph.simplify.shuffles import shuffle_source
-from mlc.graph.winograd import TILES, applicable
+from mlc.operators import relax_where
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
@@ -48,16 +50,16 @@ Choice = Alternative[Layout]
 #: below this many input channels a convolution may read one narrow block ``[N, 1, H, W, C]`` instead of padding
 NARROW = 8
 
-# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
-UNARY = {
-    "relax.nn.relu", "relax.nn.leakyrelu", "relax.sigmoid", "relax.tanh", "relax.clip", "relax.nn.silu",
-    "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.abs", "relax.negative", "relax.erf", "relax.astype", "relax.round",
-}
-BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"}
+def _elementwise(arity: int, tame: bool) -> set[str]:
+    return {f"relax.{name}" for name in relax_where(
+        lambda each: each.pointwise and each.arity == arity and each.tame is tame
+    )}
 
+
+# operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
+UNARY, BINARY = _elementwise(1, True), _elementwise(2, True)
 # operators that could make them infinite, for layouts without padding lanes
-UNARY_EXACT = {"relax.exp", "relax.log", "relax.rsqrt", "relax.sqrt"}
-BINARY_EXACT = {"relax.divide", "relax.power"}
+UNARY_EXACT, BINARY_EXACT = _elementwise(1, False), _elementwise(2, False)
 
 _RESIZE = "relax.image.resize2d"
 #: of pixels, each channel by itself

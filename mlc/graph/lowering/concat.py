@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 import tvm
 from tvm import relax, topi
 
+from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
 from mlc.graph.lowering.epilogues import Epilogues
-from mlc.graph.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
 from mlc.target import Target
 
 __all__ = ["ALIGNMENT", "PlaceConcats", "origin", "parts_of"]

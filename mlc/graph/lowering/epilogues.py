@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, PRODUCT, pattern_of
-from mlc.graph.rewrite import bindings, leaves, op_name, shape_of
+from mlc.graph.ir.rewrite import bindings, leaves, op_name, shape_of
 
 __all__ = ["Epilogues"]
 

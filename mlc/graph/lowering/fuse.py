@@ -18,17 +18,14 @@ from tvm.relax import transform
 
 from mlc.errors import BuildError
 from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
-from mlc.graph.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
+from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
+from mlc.operators import relax_where
 from schedules.analysis import expensive_calls
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
 
-#: operators that only copy elements somewhere else
-_COPIES = {
-    f"relax.{name}"
-    for name in ("broadcast_to", "concat", "flip", "gather_elements", "gather_nd", "nn.pad", "permute_dims", "repeat",
-                 "strided_slice", "take", "tile")
-}
+#: operators that only copy elements somewhere else; a reshape copies none
+_COPIES = {f"relax.{name}" for name in relax_where(lambda each: each.movement)} - {"relax.reshape"}
 #: operators that no copy before them is merged with
 _HEAVY = ("relax.nn.conv", "relax.matmul", "relax.call_tir", "relax.nn.batch_norm", "relax.nn.layer_norm",
           "relax.nn.softmax", "relax.nn.log_softmax", "relax.reshape")

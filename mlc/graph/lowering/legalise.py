@@ -10,8 +10,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.transform import LegalizeOps
 
+from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
-from mlc.graph.rewrite import dtype_of
 from mlc.target import Target
 
 __all__ = ["Legalise", "softmax"]

@@ -14,8 +14,8 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.ir.patterns import INJECTIVE, pattern_of
+from mlc.graph.ir.rewrite import bindings, builder_of, leaves, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import CONVOLUTION
-from mlc.graph.rewrite import bindings, builder_of, leaves, op_name, rebuilt, replaced, shape_of
 from mlc.target import Target
 
 __all__ = ["FoldPrologues"]

@@ -16,13 +16,13 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax import transform
 
-from mlc.graph.constants import array_of, constant
 from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import bindings, builder_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import CONVOLUTION
-from mlc.graph.rewrite import bindings, builder_of, op_name, rebuilt, replaced, shape_of
+from mlc.graph.kernels.winograd import FILTER, TILES, applicable, conv2d_winograd, transform_weight
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
-from mlc.graph.winograd import FILTER, TILES, applicable, conv2d_winograd, transform_weight
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]

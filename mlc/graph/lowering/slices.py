@@ -16,9 +16,9 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.movement import SLICE, window
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.graph.lowering.concat import ALIGNMENT, origin
 from mlc.graph.lowering.epilogues import Epilogues
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.target import Target
 
 __all__ = ["PlaceSlices", "offset_of"]

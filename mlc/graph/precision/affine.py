@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from mlc.graph.constants import array_of
-from mlc.graph.rewrite import Scope, dtype_of, shape_of
+from mlc.graph.ir.constants import array_of
+from mlc.graph.ir.rewrite import Scope, dtype_of, shape_of
 
 __all__ = ["Affine", "Dequantised", "affine_of", "dequantised", "quantised", "spread"]
 

@@ -24,10 +24,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import permutation
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
 from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised
-from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
 
 __all__ = ["MoveQuantisation", "UnsignedActivations"]
 

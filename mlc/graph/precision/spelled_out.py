@@ -20,9 +20,9 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import constant
+from mlc.graph.ir.constants import constant
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, leaves, rewrite_pass, shape_of
 from mlc.graph.precision.affine import Affine, affine_of, spread
-from mlc.graph.rewrite import Rules, Scope, dtype_of, leaves, rewrite_pass, shape_of
 
 __all__ = ["SpellOutQuantisation"]
 

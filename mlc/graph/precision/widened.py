@@ -19,8 +19,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from mlc.graph.constants import constant, tensor_of
-from mlc.graph.rewrite import bindings, builder_of, dtype_of, op_name
+from mlc.graph.ir.constants import constant, tensor_of
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name
 
 __all__ = ["WidenFloats"]
 

@@ -25,8 +25,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
-from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass, shape_of
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass, shape_of
 from mlc.graph.simplify.arithmetic import is_float
 
 __all__ = ["FoldAffine"]

@@ -20,8 +20,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant, scalar_of
-from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
+from mlc.graph.ir.constants import array_of, constant, scalar_of
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
 
 __all__ = ["CheaperArithmetic"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
-from mlc.graph.rewrite import PROJECTION, Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, rewrite_pass, shape_of
 
 __all__ = ["SimplifyBatchNorm"]
 

@@ -18,9 +18,9 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import constant
+from mlc.graph.ir.constants import constant
 from mlc.graph.ir.movement import window
-from mlc.graph.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
 
 __all__ = ["ConvolveChannelWindows"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from mlc.graph.rewrite import bindings, op_name, rebuilt
+from mlc.graph.ir.rewrite import bindings, op_name, rebuilt
 
 __all__ = ["ShareConcats"]
 

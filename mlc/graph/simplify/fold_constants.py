@@ -15,8 +15,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from mlc.graph.constants import array_of, constant
-from mlc.graph.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.operators import OPERATORS
 
 __all__ = ["FoldConstants"]
 
@@ -48,13 +49,8 @@ NUMPY: dict[str, _Evaluator] = {
     "relax.permute_dims": _transposed,
     "relax.astype": lambda call, x: x.astype(dtype_of(call)),
     "relax.broadcast_to": lambda call, x: np.broadcast_to(x, shape_of(call)),
-    "relax.add": _elementwise(np.add),
-    "relax.subtract": _elementwise(np.subtract),
-    "relax.multiply": _elementwise(np.multiply),
-    "relax.maximum": _elementwise(np.maximum),
-    "relax.minimum": _elementwise(np.minimum),
-    "relax.negative": _elementwise(np.negative),
-    "relax.sqrt": _elementwise(np.sqrt),
+    **{f"relax.{each.relax.name}": _elementwise(each.numpy) for each in OPERATORS.values()
+       if each.relax is not None and each.numpy is not None},
 }
 
 #: operators that are no functions of their arguments, or give other things than one tensor

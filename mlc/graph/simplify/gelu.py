@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import scalar_of
-from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.constants import scalar_of
+from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
 
 __all__ = ["RecogniseGelu"]
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from tvm import relax
 
-from mlc.graph.constants import scalar_of
-from mlc.graph.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, rewrite_pass, shape_of
+from mlc.graph.ir.constants import scalar_of
+from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.operators import OPERATORS
 
 __all__ = ["DropIdentities"]
 
@@ -36,7 +37,7 @@ def same_order(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return call.args[0] if order == list(range(rank)) else None
 
 
-def neutral_scalar(neutral: float, commutes: bool):  # type: ignore[no-untyped-def]
+def neutral_scalar(neutral: int, commutes: bool):  # type: ignore[no-untyped-def]
     """``x op c --> x`` where every element of the constant ``c`` is the operator's neutral element."""
 
     def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -73,8 +74,8 @@ def empty_parts(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 def idempotent(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``relu(relu(x)) --> relu(x)``."""
-    return call.args[0] if scope.call(call.args[0], "nn.relu") is not None else None
+    """``f(f(x)) --> f(x)``, as of relu."""
+    return call.args[0] if scope.call(call.args[0], op_name(call).removeprefix("relax.")) is not None else None
 
 
 def known_field(item: relax.TupleGetItem, scope: Scope) -> relax.Expr | None:
@@ -88,10 +89,10 @@ def known_field(item: relax.TupleGetItem, scope: Scope) -> relax.Expr | None:
 
 RULES: Rules = {
     PROJECTION: (known_field,),
-    "relax.add": (neutral_scalar(0.0, True),),
-    "relax.subtract": (neutral_scalar(0.0, False),),
-    "relax.multiply": (neutral_scalar(1.0, True),),
-    "relax.divide": (neutral_scalar(1.0, False),),
+    **{f"relax.{each.relax.name}": (neutral_scalar(each.neutral, each.commutative),) for each in OPERATORS.values()
+       if each.relax is not None and each.neutral is not None},
+    **{f"relax.{each.relax.name}": (idempotent,) for each in OPERATORS.values()
+       if each.relax is not None and each.laws is not None and each.laws.idempotent},
     "relax.power": (first_power,),
     "relax.astype": (same_shape,),
     "relax.reshape": (same_shape,),
@@ -101,7 +102,6 @@ RULES: Rules = {
     "relax.broadcast_to": (same_shape,),
     "relax.permute_dims": (same_order,),
     "relax.nn.pad": (no_pad,),
-    "relax.nn.relu": (idempotent,),
     "relax.concat": (empty_parts,),
 }
 

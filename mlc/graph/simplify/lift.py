@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import constant
-from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.constants import constant
+from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
 
 __all__ = ["LiftToImages"]
 

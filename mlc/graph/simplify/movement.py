@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.ir.movement import permutation
-from mlc.graph.rewrite import PROJECTION, Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, rewrite_pass, shape_of
 from mlc.graph.simplify.identities import same_order, same_shape
 
 __all__ = ["MergeMovement"]

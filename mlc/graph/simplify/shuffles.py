@@ -21,9 +21,9 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import permutation
-from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
 from mlc.graph.simplify.affine import constant_side
 
 __all__ = ["SinkShuffles", "shuffle_source"]

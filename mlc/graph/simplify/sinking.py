@@ -23,20 +23,17 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import permutation
-from mlc.graph.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.movement import RULES as MERGING
+from mlc.operators import relax_where
 
 __all__ = ["SinkMovement"]
 
 #: elementwise operators of one tensor; their other arguments, if any, are scalars
-UNARY = (
-    "abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "nn.gelu", "nn.gelu_tanh",
-    "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.selu", "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign",
-    "sin", "sqrt", "square", "tanh",
-)
-BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+UNARY = relax_where(lambda each: each.pointwise and each.arity == 1)
+BINARY = relax_where(lambda each: each.pointwise and each.arity == 2)
 #: operators along the last axis, named by an attribute
 ALONG_LAST = ("nn.softmax", "nn.log_softmax")
 #: operators one after another that are looked at as one function

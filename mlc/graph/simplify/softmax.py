@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.rewrite import Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
 
 __all__ = ["RecogniseSoftmax"]
 

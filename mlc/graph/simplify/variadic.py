@@ -11,7 +11,7 @@ from functools import reduce
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.rewrite import Rule, Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, rewrite_pass, shape_of
 
 __all__ = ["UnstackReductions"]
 

@@ -8,23 +8,36 @@ where a wrong polynomial passes with a probability below 1e-12.
 from __future__ import annotations
 
 import math
-from typing import Any
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlc.graph.substitute.terms import INPUT, OPAQUE, Term, TermGraph, freeze
-from mlc.operators.evaluate import FIELD, REAL, STRICT, evaluate
+from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph, freeze
+from mlc.operators import OPERATORS
+from mlc.operators.arithmetic import FIELD, REAL, STRICT, STRICT_SINGLE, Arithmetic
+from mlc.operators.evaluate import evaluate
 
 __all__ = ["agree", "difference", "identical", "same_where_changed"]
+
+#: the values of a leaf by its operator, its number and its shape
+_Leaf: TypeAlias = Callable[[str, int, tuple[int, ...]], np.ndarray]
 
 #: largest relative difference in float64
 _ROUNDING = 1e-9
 #: and between a graph that was taken and the model's own, which may sum long products in another order
 _TAKEN = 1e-7
-#: multiplications and elements of all tensors up to which a graph that was taken is compared with the model's own
-_MOST_PRODUCTS, _MOST_ELEMENTS = 4e10, 2**27
+#: the same in float32
+_ROUNDED = 1e-4
+#: multiplications and elements of all tensors up to which a graph that was taken is compared with the model's own: two
+#: tenths of a second in float32 for each graph on two cores, a part of what the search of such a model takes
+_MOST_PRODUCTS, _MOST_ELEMENTS = 1e10, 2**27
 #: multiplications up to which graphs are evaluated over the field as well, whose arithmetic is some 100 times slower
 _EXACT = 2e7
+#: how many random numbers there are for the leaves of a graph that was taken
+_ROW = 262139
 
 
 def agree(ours: TermGraph, theirs: TermGraph) -> bool:
@@ -38,24 +51,44 @@ def same_where_changed(own: TermGraph, taken: TermGraph) -> bool | None:
     """Whether two graphs with the same leaves agree on random inputs, some of them 0, wherever the first is finite.
 
     What both compute in the same way of what does not bear on where they differ is drawn instead of computed, and
-    where an operator outside of the language stands between, each side of it is compared on its own. None where even
-    that would take long: nothing is said of such graphs.
+    where an operator outside of the language stands between, each side of it is compared on its own. It takes float32
+    to say yes, as rounding is small beside what a wrong graph changes, and float64 to say no. None where even that
+    would take long: nothing is said of such graphs.
     """
-    for cutting in (True, False):  # what was drawn may hang together, so that only a whole comparison says no
-        ours, theirs = _compared(own.live(), taken.live(), cutting)
+    graphs = own.live(), taken.live()
+    # what was drawn may hang together, so that only a whole comparison says no
+    for cutting, arithmetic, most in ((True, STRICT_SINGLE, _ROUNDED), (True, STRICT, _TAKEN), (False, STRICT, _TAKEN)):
+        ours, theirs = _compared(*graphs, cutting)
         if max(map(_products, (ours, theirs))) > _MOST_PRODUCTS or max(map(_elements, (ours, theirs))) > _MOST_ELEMENTS:
             return None
+        leaf = _leaves(arithmetic)
         with np.errstate(all="ignore"):
-            pairs = zip(_values(ours, 1, STRICT, zeros=True), _values(theirs, 1, STRICT, zeros=True), strict=True)
-            if all(_close(a, b) for a, b in pairs):
+            pairs = zip(_values(ours, leaf, arithmetic), _values(theirs, leaf, arithmetic), strict=True)
+            if all(_close(a, b, most) for a, b in pairs):
                 return True
     return False
 
 
-def _close(own: np.ndarray, taken: np.ndarray) -> bool:
+def _leaves(arithmetic: Arithmetic) -> _Leaf:
+    """Random elements, one of each leaf 0. A leaf is a part of one row of numbers, begun anew after its prime length:
+    to draw large weights would take longer than to multiply them."""
+    row = arithmetic.random(np.random.default_rng(1), (_ROW,))
+
+    @cache
+    def leaf(op: str, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        begin, count = zlib.crc32(f"{op} {number}".encode()) % _ROW, math.prod(shape)
+        values = np.resize(np.roll(row, -begin) if begin + count > _ROW else row[begin : begin + count], shape)
+        if count > 1:
+            values.flat[begin % count] = 0.0
+        return values
+
+    return leaf
+
+
+def _close(own: np.ndarray, taken: np.ndarray, most: float) -> bool:
     finite = np.isfinite(own)
     scale = max(float(np.abs(own[finite]).max(initial=0.0)), 1e-30)
-    return bool((np.abs(own - taken)[finite] <= _TAKEN * scale).all())
+    return bool((np.abs(own - taken)[finite] <= most * scale).all())
 
 
 def _elements(graph: TermGraph) -> int:
@@ -102,7 +135,7 @@ def _reduced(graph: TermGraph, names: list[int], roots: list[int], common: set[i
     terms = []
     for place, term in enumerate(graph.terms):
         if term.op == OPAQUE or (names[place] in common and not below[place]):
-            term = Term(INPUT, (), freeze(id=names[place]), term.shape)
+            term = Term(INPUT, (), freeze(id=-1 - names[place]), term.shape)  # not the number of an input of the model
         terms.append(term)
     return TermGraph(tuple(terms), tuple(roots)).live()
 
@@ -111,16 +144,16 @@ def _products(graph: TermGraph) -> float:
     """Multiplications of the graph's matrix products and convolutions."""
     total = 0.0
     for term in graph.terms:
-        if term.op in ("matmul", "conv2d"):
-            weight = graph.terms[term.inputs[1]].shape
-            total += math.prod(term.shape) * (weight[-2] if term.op == "matmul" else math.prod(weight[1:]))
+        products = None if term.leaf else OPERATORS[term.op].products
+        if products is not None:
+            total += math.prod(term.shape) * products(*(graph.terms[place].shape for place in term.inputs))
     return total
 
 
 def difference(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> float:
     """The largest difference in float64, relative to the largest element of the tensor that differs."""
-    worst = 0.0
-    for a, b in zip(_values(ours, seed, REAL), _values(theirs, seed, REAL), strict=True):
+    worst, leaf = 0.0, _independent(seed, REAL)
+    for a, b in zip(_values(ours, leaf, REAL), _values(theirs, leaf, REAL), strict=True):
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             worst = max(worst, 0.0 if np.array_equal(a, b, equal_nan=True) else float("inf"))
         elif a.size:
@@ -130,13 +163,19 @@ def difference(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> float:
 
 def identical(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> bool:
     """Whether both give the same elements of the field of 2^61 - 1 elements."""
-    return all(
-        np.array_equal(a, b) for a, b in zip(_values(ours, seed, FIELD), _values(theirs, seed, FIELD), strict=True)
-    )
+    leaf = _independent(seed, FIELD)
+    pairs = zip(_values(ours, leaf, FIELD), _values(theirs, leaf, FIELD), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def _values(graph: TermGraph, seed: int, arithmetic: object, zeros: bool = False) -> list[np.ndarray]:
-    """The outputs, and after them what opaque leaves are given, by the leaves' ids. ``zeros``: each leaf has one."""
+def _independent(seed: int, arithmetic: Arithmetic) -> _Leaf:
+    """Random elements, each drawn for itself."""
+    kinds = (INPUT, CONSTANT, OPAQUE)
+    return lambda op, number, shape: arithmetic.random(np.random.default_rng([seed, kinds.index(op), number]), shape)
+
+
+def _values(graph: TermGraph, leaf: _Leaf, arithmetic: Arithmetic) -> list[np.ndarray]:
+    """The outputs, and after them what opaque leaves are given, by the leaves' ids; ``leaf`` gives the leaves."""
     graph = graph.live()
     last = {source: place for place, term in enumerate(graph.terms) for source in term.inputs}
     values: dict[int, np.ndarray] = {}
@@ -144,15 +183,11 @@ def _values(graph: TermGraph, seed: int, arithmetic: object, zeros: bool = False
     for place, term in enumerate(graph.terms):
         inputs = [values[source] for source in term.inputs]
         if term.leaf:
-            names = {"input": 0, "constant": 1, "opaque": 2}
-            rng = np.random.default_rng([seed, names[term.op], term["id"]])
-            values[place] = arithmetic.random(rng, term.shape)  # type: ignore[attr-defined]
-            if zeros and values[place].size > 1:
-                values[place].flat[rng.integers(values[place].size)] = 0.0
+            values[place] = leaf(term.op, term["id"], term.shape)
             if term.op == OPAQUE:
                 handed[term["id"]] = inputs
         else:
-            values[place] = evaluate(term.op, inputs, dict(term.attributes), arithmetic)[0]  # type: ignore[arg-type]
+            values[place] = evaluate(term.op, inputs, dict(term.attributes), arithmetic)[0]
         for source in term.inputs:  # large models would not fit whole
             if last[source] == place and source not in graph.outputs:
                 values.pop(source, None)

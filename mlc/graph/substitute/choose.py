@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import tvm
 
 from mlc.config import get_int
-from mlc.graph.rewrite import op_name
+from mlc.graph.ir.rewrite import op_name
 from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import tvm
 
 from cost_model.machine import machine
-from mlc.graph.channels import BLOCK, ChannelBlocks
 from mlc.graph.estimate import Convolution, Estimate
-from mlc.graph.substitute.padding import explicit
+from mlc.graph.ir.channels import BLOCK, ChannelBlocks
+from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.substitute.saturate import Option
-from mlc.graph.winograd import TILES, applicable
+from mlc.operators import OPERATORS
+from mlc.operators.sliding import explicit
 
 __all__ = ["CALL_SECONDS", "Cost", "Costs"]
 
@@ -31,10 +32,6 @@ _READ_THROUGH = 0.3
 #: charged for a byte of weights, as part of the time that reading it once takes: memory is not free
 _HELD = 0.02
 
-_ELEMENTWISE = {
-    "add", "sub", "mul", "div", "maximum", "minimum", "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf",
-    "neg", "reciprocal",
-}
 _VIEWED = ("slice", "concat")
 
 
@@ -78,7 +75,7 @@ class Costs:
         if option.op == "matmul":
             seconds = self._scale["matmul"] * self._matmul(sources)
             return Cost(seconds + self._packing(option, shapes, constant), fusable=True)
-        if option.op in _ELEMENTWISE:
+        if OPERATORS[option.op].pointwise:
             others = moved - _bytes(shape) - max(_bytes(s) for s in sources)
             return Cost(self._moving(max(0.0, others)) - self._moving(0.0) + 1e-9, True, self._moving(moved))
         if option.op == "reshape":
@@ -110,7 +107,7 @@ class Costs:
     def _conv2d(self, option: Option, sources: list[tuple[int, ...]]) -> float:
         (n, channels, *size), (filters, _, *kernel) = sources
         given = dict(option.attributes)
-        groups, padding = int(given["groups"]), explicit(option.attributes, size, kernel)
+        groups, padding = int(given["groups"]), explicit(given, size, kernel)
         depthwise = groups > 1 and groups == channels == filters
         inner = ChannelBlocks(channels, 1 if depthwise else groups).lanes
         outer = ChannelBlocks(filters, 1 if depthwise else groups).lanes

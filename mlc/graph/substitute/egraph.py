@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 from mlc.graph.substitute.padding import named
 from mlc.graph.substitute.terms import Attributes, TermGraph, whole
+from mlc.operators import operators_where
 from mlc.operators.index import Poly
 from mlc.operators.shapes import infer
 
 __all__ = ["COMMUTATIVE", "PRODUCTS", "EGraph", "Node"]
 
 #: operators that take time, and whose places in the model are kept
-PRODUCTS = ("conv2d", "matmul")
+PRODUCTS = operators_where(lambda each: each.product)
 #: operators whose operands may be exchanged, which is a law of the library: a node is known in either order
-COMMUTATIVE = ("add", "mul", "maximum", "minimum")
+COMMUTATIVE = operators_where(lambda each: each.commutative)
 
 
 class Node(NamedTuple):

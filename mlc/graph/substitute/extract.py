@@ -17,6 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from mlc.graph.substitute.costs import Cost
+from mlc.graph.substitute.egraph import PRODUCTS
 from mlc.graph.substitute.saturate import Choices, Option
 from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph
 
@@ -277,7 +278,7 @@ class _Program:
 
 
 def _is_product(option: Option) -> bool:
-    return option.op in ("conv2d", "matmul")
+    return option.op in PRODUCTS
 
 
 def _products(problem: Problem, pick: Pick) -> frozenset[tuple[int, Option]]:

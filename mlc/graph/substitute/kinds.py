@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from mlc.graph.substitute.egraph import PRODUCTS
 from mlc.graph.substitute.terms import TermGraph
+from mlc.operators import OPERATORS, Attributes, infer
 from mlc.operators.index import Poly
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
@@ -109,15 +110,14 @@ def places(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozenset[Pl
     return frozenset((node.op, ranks[place, 0]) for place, node in enumerate(graph.nodes))
 
 
-def _rank(op: str, attributes: Mapping[str, object], operands: list[int | None]) -> int | None:
+def _rank(op: str, attributes: Attributes, operands: list[int | None]) -> int | None:
+    known = OPERATORS[op]
+    if not known.arity:
+        return len(infer(op, (), attributes)[0])
     shape, axes = attributes.get("shape"), attributes.get("axes")
     if isinstance(shape, tuple):
         return len(shape)
-    if op == "identity_matrix":
-        return 2
-    if op == "identity_kernel":
-        return 4
-    if not operands or any(rank is None for rank in operands):
+    if any(rank is None for rank in operands):
         return None
     rank = max(rank for rank in operands if rank is not None)
     if isinstance(axes, tuple) and attributes.get("keepdims") == 0:

@@ -285,12 +285,11 @@ def _multiplications(side: Graph, rule: Rule) -> Poly:
     """How many the products of a side take."""
     total = as_poly(0)
     for place, node in enumerate(side.nodes):
-        if node.op in PRODUCTS:
-            refs = ((place, 0), node.inputs[1])
-            (result, weight), _ = compose(Graph(side.nodes, refs), rule.shapes)
-            each = weight.shape[-2:-1] if node.op == "matmul" else weight.shape[1:]
-            number = as_poly(1)
-            for size in (*result.shape, *each):
+        products = OPERATORS[node.op].products
+        if products is not None:
+            (result, *operands), _ = compose(Graph(side.nodes, ((place, 0), *node.inputs)), rule.shapes)
+            number = as_poly(products(*(operand.shape for operand in operands)))
+            for size in result.shape:
                 number = number * size
             total = total + number
     return total

@@ -17,10 +17,11 @@ from mlc.graph.substitute.egraph import EGraph, Node
 from mlc.graph.substitute.kinds import Place
 from mlc.graph.substitute.sums import Shared
 from mlc.graph.substitute.terms import freeze
+from mlc.operators import operators_where
 
 __all__ = ["offer", "offered"]
 
-_COMBINING = ("add", "sub", "mul", "div", "maximum", "minimum")
+_COMBINING = operators_where(lambda each: each.pointwise and each.arity == 2)
 
 
 def offered(sums: Sequence[Shared]) -> set[Place]:

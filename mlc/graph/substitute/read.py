@@ -11,26 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
-from mlc.graph.constants import array_of
-from mlc.graph.ir.movement import permutation
-from mlc.graph.rewrite import bindings, dtype_of, leaves, op_name, shape_of
+from mlc.graph.ir.constants import array_of
+from mlc.graph.ir.movement import cuts
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, shape_of
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
+from mlc.operators import OPERATORS, relax_where
 
 __all__ = ["Reading", "read"]
 
-_POINTWISE = {
-    "nn.relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "log": "log", "sqrt": "sqrt",
-    "rsqrt": "rsqrt", "erf": "erf", "negative": "neg",
-}
-_BINARY = {
-    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "maximum": "maximum", "minimum": "minimum",
-}
-#: operators that the table lacks and that are not defined everywhere
-_PARTIAL = ("acos", "acosh", "asin", "atanh", "divide", "floor_divide", "floor_mod", "log", "log10", "log1p", "log2",
-            "mod", "power", "rsqrt", "sqrt", "tan")
-_REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "max"}
+#: operators by their names in Relax. What other operators define (GELU) stays as it is: no rule speaks of it
+_KNOWN = {each.relax.name: each for each in OPERATORS.values() if each.relax is not None and not each.expansion}
+#: those that are not defined everywhere, of the table and of the others
+_PARTIAL = relax_where(lambda each: each.partial)
 
 
 @dataclass
@@ -65,12 +59,10 @@ class _Reader:
         self._build = TermBuilder()
         self._ids: dict[tuple[object, ...], int] = {}
         self._kept: list[relax.Expr] = []  # keeps the ids of constants unique
+        #: what becomes several operators
         self._rules: dict[str, Callable[[relax.Call], int | None]] = {
-            "nn.conv2d": self._conv2d, "matmul": self._matmul, "permute_dims": self._transpose,
-            "reshape": self._reshape, "concat": self._concat, "strided_slice": self._slice, "nn.pad": self._pad,
-            "nn.max_pool2d": self._pool, "nn.avg_pool2d": self._pool,
-            **dict.fromkeys(_POINTWISE, self._pointwise), **dict.fromkeys(_BINARY, self._binary),
-            **dict.fromkeys(_REDUCTIONS, self._reduction),
+            "concat": self._concat, "strided_slice": self._slice,
+            **{name: self._combination for name, each in _KNOWN.items() if each.pointwise and each.arity == 2},
         }
 
     def run(self) -> Reading:
@@ -105,10 +97,10 @@ class _Reader:
         if isinstance(value, relax.Var) and value in self._out.places:
             return self._out.places[value]
         if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
-            rule = self._rules.get(op_name(value).removeprefix("relax."))
-            known = rule is not None and dtype_of(var) == "float32" and all(map(self._suits, value.args))
+            name = op_name(value).removeprefix("relax.")
+            known = name in _KNOWN and dtype_of(var) == "float32" and all(map(self._suits, value.args))
             known = known and 0 not in shape_of(var)  # operators of the language have something to compute
-            place = rule(value) if rule is not None and known else None
+            place = self._rules.get(name, self._plain)(value) if known else None
             if place is not None:
                 assert self._build.shape(place) == shape_of(var), f"{value} must keep its shape as terms"
                 return place
@@ -160,28 +152,18 @@ class _Reader:
 
     # -- operators; None where one is used in a way that the language lacks
 
-    def _conv2d(self, call: relax.Call) -> int | None:
-        attrs = call.attrs
-        plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "OIHW" and attrs.out_layout in ("NCHW", "")
-        if not plain:
+    def _plain(self, call: relax.Call) -> int | None:
+        """The operator that bears the call's name, of the call's tensors."""
+        known = _KNOWN[op_name(call).removeprefix("relax.")]
+        assert known.relax is not None
+        tensors = call.args[: known.arity]
+        attributes = known.relax.read(call.attrs, [shape_of(arg) for arg in tensors], shape_of(call))
+        if attributes is None:
             return None
-        data, weight = map(self._operand, call.args)
-        return self._build.add(
-            "conv2d", (data, weight), shape_of(call), stride=_ints(attrs.strides), padding=_ints(attrs.padding),
-            dilation=_ints(attrs.dilation), groups=int(attrs.groups),
-        )
-
-    def _matmul(self, call: relax.Call) -> int | None:
-        a, b = (shape_of(arg) for arg in call.args)
-        if not len(a) == len(b) in (2, 3) or (len(a) == 3 and a[0] != b[0]):
-            return None
-        return self._build.add("matmul", [self._operand(arg) for arg in call.args], shape_of(call))
-
-    def _transpose(self, call: relax.Call) -> int:
-        return self._build.add("transpose", [self._operand(call.args[0])], shape_of(call), perm=permutation(call))
-
-    def _reshape(self, call: relax.Call) -> int:
-        return self._reshaped(self._operand(call.args[0]), shape_of(call))
+        operands = list(map(self._operand, tensors))
+        if attributes.get("shape") == self._build.shape(operands[0]):
+            return operands[0]
+        return self._build.add(known.name, operands, shape_of(call), **attributes)
 
     def _reshaped(self, place: int, shape: tuple[int, ...]) -> int:
         if self._build.shape(place) == shape:
@@ -200,47 +182,19 @@ class _Reader:
         return first
 
     def _slice(self, call: relax.Call) -> int | None:
-        numbers = [_numbers(arg) for arg in call.args[1:]]
-        if any(n is None for n in numbers) or (len(numbers) > 3 and set(numbers[3] or ()) - {1}):
+        found = cuts(call)
+        if found is None or any(cut.step != 1 for cut in found):
             return None
         place = self._operand(call.args[0])
-        axes, begins, ends = (n or [] for n in numbers[:3])
-        for axis, begin, end in zip(axes, begins, ends, strict=True):
+        for axis, cut in enumerate(found):
             shape = list(self._build.shape(place))
-            axis, extent = axis % len(shape), shape[axis]
-            begin, end = (min(max(v + extent if v < 0 else v, 0), extent) for v in (begin, end))
-            shape[axis] = end - begin
-            if (begin, end) != (0, extent):
-                place = self._build.add("slice", [place], shape, axis=axis, begin=begin, end=end)
+            if (cut.begin, cut.end) != (0, shape[axis]):
+                shape[axis] = cut.end - cut.begin
+                place = self._build.add("slice", [place], shape, axis=axis, begin=cut.begin, end=cut.end)
         return place
 
-    def _pad(self, call: relax.Call) -> int | None:
-        widths = _ints(call.attrs.pad_width)
-        if str(call.attrs.pad_mode) != "constant" or float(call.attrs.pad_value) != 0.0 or min(widths) < 0:
-            return None
-        before, after = widths[::2], widths[1::2]
-        return self._build.add("pad", [self._operand(call.args[0])], shape_of(call), before=before, after=after)
-
-    def _pool(self, call: relax.Call) -> int | None:
-        attrs, shape = call.attrs, shape_of(call.args[0])
-        kernel, stride, padding = _ints(attrs.pool_size), _ints(attrs.strides), _ints(attrs.padding)
-        plain = attrs.layout == "NCHW" and attrs.out_layout in ("NCHW", "") and set(_ints(attrs.dilation)) == {1}
-        if not plain or len(padding) != 4:
-            return None
-        floor = [(shape[2 + i] + padding[i] + padding[2 + i] - kernel[i]) // stride[i] + 1 for i in range(2)]
-        if tuple(floor) != shape_of(call)[2:]:
-            return None  # rounded up
-        given = {"kernel": kernel, "stride": stride, "padding": padding}
-        if op_name(call) == "relax.nn.avg_pool2d":
-            return self._build.add("avg_pool2d", [self._operand(call.args[0])], shape_of(call), **given,
-                                   count_include_pad=int(attrs.count_include_pad))
-        return self._build.add("max_pool2d", [self._operand(call.args[0])], shape_of(call), **given)
-
-    def _pointwise(self, call: relax.Call) -> int:
-        name = _POINTWISE[op_name(call).removeprefix("relax.")]
-        return self._build.add(name, [self._operand(call.args[0])], shape_of(call))
-
-    def _binary(self, call: relax.Call) -> int:
+    def _combination(self, call: relax.Call) -> int:
+        """Of operands of one rank."""
         rank = len(shape_of(call))
         operands = []
         for arg in call.args:
@@ -254,23 +208,4 @@ class _Reader:
                 operands.append(self._reshaped(place, (1,) * (rank - len(shape)) + shape))
         if math.prod(shape_of(call)) == 1 and any(self._build.shape(o) != shape_of(call) for o in operands):
             operands = [self._reshaped(o, shape_of(call)) for o in operands]
-        return self._build.add(_BINARY[op_name(call).removeprefix("relax.")], operands, shape_of(call))
-
-    def _reduction(self, call: relax.Call) -> int:
-        rank = len(shape_of(call.args[0]))
-        axes = range(rank) if call.attrs.axis is None else sorted({int(a) % rank for a in call.attrs.axis})
-        return self._build.add(
-            _REDUCTIONS[op_name(call).removeprefix("relax.")], [self._operand(call.args[0])], shape_of(call),
-            axes=tuple(axes), keepdims=int(call.attrs.keepdims),
-        )
-
-
-def _ints(values: object) -> tuple[int, ...]:
-    return tuple(int(v) for v in values)  # type: ignore[attr-defined]
-
-
-def _numbers(expr: relax.Expr) -> list[int] | None:
-    """The elements of a tuple of numbers."""
-    values = [getattr(item, "value", None) for item in getattr(expr, "fields", [None])]
-    numbers = [int(v) for v in values if isinstance(v, int | tirx.IntImm)]
-    return numbers if len(numbers) == len(values) else None
+        return self._build.add(_KNOWN[op_name(call).removeprefix("relax.")].name, operands, shape_of(call))

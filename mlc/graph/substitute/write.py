@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.constants import constant
-from mlc.graph.rewrite import leaves, replaced, shape_of
+from mlc.graph.ir.constants import constant
+from mlc.graph.ir.rewrite import leaves, replaced, shape_of
 from mlc.graph.substitute.fold import fold
-from mlc.graph.substitute.padding import explicit
 from mlc.graph.substitute.read import Reading
 from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
+from mlc.operators import OPERATORS
 
 __all__ = ["write"]
 
-_POINTWISE: dict[str, Callable[..., relax.Expr]] = {
-    "relu": op.nn.relu, "sigmoid": op.sigmoid, "tanh": op.tanh, "exp": op.exp, "log": op.log, "sqrt": op.sqrt,
-    "rsqrt": op.rsqrt, "erf": op.erf, "neg": op.negative,
-    "add": op.add, "sub": op.subtract, "mul": op.multiply, "div": op.divide, "maximum": op.maximum,
-    "minimum": op.minimum, "matmul": op.matmul,
-}
-_REDUCTIONS = {"sum": op.sum, "mean": op.mean, "max": op.max}
+def _builder(name: str) -> Callable[..., relax.Expr]:
+    """The function of ``tvm.relax.op`` that builds a call of the operator ``name``, without ``relax.``."""
+    return reduce(getattr, name.split("."), op)
 
 
 def write(mod: tvm.IRModule, reading: Reading, graph: TermGraph) -> tvm.IRModule:
@@ -128,12 +125,12 @@ class _Writer:
         if term.op == "concat":
             return op.concat([self._value(part) for part in self._parts(place)], term["axis"])
         args = [self._value(source) for source in term.inputs]
-        given = dict(term.attributes)
-        if term.op in _POINTWISE:
-            return _POINTWISE[term.op](*args)
-        if term.op in _REDUCTIONS:
-            return _REDUCTIONS[term.op](args[0], axis=list(given["axes"]), keepdims=bool(given["keepdims"]))
-        return getattr(self, f"_{term.op}")(term, *args)
+        if term.op == "reciprocal":
+            return op.divide(relax.const(1.0, "float32"), *args)
+        called = OPERATORS[term.op].relax
+        assert called is not None, f"{term.op} is evaluated when the model is compiled"
+        given = called.write(dict(term.attributes), [shape_of(arg) for arg in args], term.shape)
+        return _builder(called.name)(*args, **given)
 
     def _inner_concat(self, place: int) -> bool:
         """Whether a concatenation is only there to be part of a longer one."""
@@ -148,32 +145,3 @@ class _Writer:
             part for source in self._graph.terms[place].inputs
             for part in (self._parts(source) if self._inner_concat(source) else [source])
         ]
-
-    def _conv2d(self, term: Term, data: relax.Expr, weight: relax.Expr) -> relax.Expr:
-        padding = explicit(term.attributes, shape_of(data)[2:], shape_of(weight)[2:])
-        return op.nn.conv2d(data, weight, strides=list(term["stride"]), padding=list(padding),
-                            dilation=list(term["dilation"]), groups=int(term["groups"]))
-
-    def _transpose(self, term: Term, data: relax.Expr) -> relax.Expr:
-        return op.permute_dims(data, list(term["perm"]))
-
-    def _reshape(self, term: Term, data: relax.Expr) -> relax.Expr:
-        return op.reshape(data, term.shape)
-
-    def _slice(self, term: Term, data: relax.Expr) -> relax.Expr:
-        return op.strided_slice(data, [term["axis"]], [term["begin"]], [term["end"]])
-
-    def _pad(self, term: Term, data: relax.Expr) -> relax.Expr:
-        return op.nn.pad(data, [w for pair in zip(term["before"], term["after"], strict=True) for w in pair])
-
-    def _max_pool2d(self, term: Term, data: relax.Expr) -> relax.Expr:
-        padding = explicit(term.attributes, shape_of(data)[2:], term["kernel"])
-        return op.nn.max_pool2d(data, list(term["kernel"]), list(term["stride"]), list(padding))
-
-    def _avg_pool2d(self, term: Term, data: relax.Expr) -> relax.Expr:
-        padding = explicit(term.attributes, shape_of(data)[2:], term["kernel"])
-        return op.nn.avg_pool2d(data, list(term["kernel"]), list(term["stride"]), list(padding),
-                                count_include_pad=bool(term["count_include_pad"]))
-
-    def _reciprocal(self, term: Term, data: relax.Expr) -> relax.Expr:
-        return op.divide(relax.const(1.0, "float32"), data)

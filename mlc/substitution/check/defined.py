@@ -15,7 +15,17 @@ from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.play import Steps, implied
-from mlc.substitution.check.terms import Term, bind, fresh_name, make_term, opposites, substituted, terms_of, under
+from mlc.substitution.check.terms import (
+    POSITIVE,
+    Term,
+    bind,
+    fresh_name,
+    make_term,
+    opposites,
+    substituted,
+    terms_of,
+    under,
+)
 
 __all__ = ["Cover", "demands_of"]
 
@@ -129,4 +139,4 @@ def _nonnegative(atom: Any) -> bool:
 def _above_zero(term: Term) -> bool:
     """A term that is always there, of sizes and functions that are never 0."""
     return term.factor > 0 and not term.names and not term.guards and all(
-        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in ("exp", "sigmoid") for a in term.atoms)
+        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)

@@ -13,11 +13,19 @@ from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, S
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, spend, translated
 
 __all__ = [
-    "Term", "changed", "fresh_name", "inequalities", "make_term", "names_of", "negated", "opposites", "substituted",
-    "terms_of", "under",
+    "GROWING", "IDEMPOTENT", "POSITIVE", "Term", "changed", "fresh_name", "inequalities", "make_term", "names_of",
+    "negated", "opposites", "substituted", "terms_of", "under",
 ]
 
 _MOST_TERMS, _MOST_ATOMS = 400, 64
+
+# What is taken for granted of functions, besides where they are defined; tests compare it with the operators' laws.
+#: defined everywhere, and never smaller for a larger argument
+GROWING = frozenset({"relu", "sigmoid", "tanh", "exp", "erf"})
+#: f(f(x)) = f(x)
+IDEMPOTENT = frozenset({"relu"})
+#: above 0
+POSITIVE = frozenset({"exp", "sigmoid"})
 
 
 class Term(NamedTuple):
@@ -77,14 +85,14 @@ def is_size(expr: Expr) -> bool:
 
 
 def _make_call(function: str, sums: tuple[Any, ...]) -> Any:
-    """relu is idempotent; increasing functions, defined everywhere, go into a maximum (over at least one value)."""
-    if function in ("relu", "sigmoid", "tanh", "exp", "erf") and len(sums[0]) == 1:
+    """f(f(x)) is f(x) where f is idempotent; growing functions go into a maximum (over at least one value)."""
+    if (function in GROWING or function in IDEMPOTENT) and len(sums[0]) == 1:
         (only,) = sums[0]
         if only.factor == 1 and not only.names and not only.guards and len(only.atoms) == 1:
             (atom,) = only.atoms
-            if function == "relu" and atom[:2] == ("call", "relu"):
+            if function in IDEMPOTENT and atom[:2] == ("call", function):
                 return atom
-            if atom[0] == "max":
+            if function in GROWING and atom[0] == "max":
                 inner = Term(Fraction(1), (), (), (_make_call(function, (atom[3],)),))
                 return ("max", atom[1], atom[2], (inner,))
     return ("call", function, sums)

@@ -15,7 +15,7 @@ from tvm import relax
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 
 
 def clip(bounds: Mapping[str, float], opset: int) -> onnx.ModelProto:

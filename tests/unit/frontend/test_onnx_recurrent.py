@@ -15,7 +15,7 @@ from tvm import relax
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")

@@ -13,7 +13,7 @@ from tvm import relax
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 
 RNG = np.random.default_rng(5)
 

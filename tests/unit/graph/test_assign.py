@@ -12,13 +12,13 @@ import tvm
 from relax_evaluation import assert_same_values, network
 from tvm import relax
 
-from mlc.graph.channels import ChannelBlocks
+from mlc.graph.ir.channels import ChannelBlocks
+from mlc.graph.ir.rewrite import bindings
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.convolutions import name_of
 from mlc.graph.layout.regions import choose_layouts
 from mlc.graph.pipeline import passes
-from mlc.graph.rewrite import bindings
 from mlc.target import resolve
 
 AVX512, AVX2 = resolve("x86-64-v4", threads=2), resolve("x86-64-v3", threads=2)

@@ -8,8 +8,8 @@ from relax_evaluation import assert_same_values, assert_unchanged, module, opera
 from tvm import relax
 from tvm.script import relax as R
 
+from mlc.graph.ir.rewrite import op_name
 from mlc.graph.lowering.attention import FuseAttention
-from mlc.graph.rewrite import op_name
 from mlc.target import resolve
 
 FUSE = FuseAttention(resolve("native"))

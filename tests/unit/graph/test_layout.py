@@ -8,10 +8,10 @@ import tvm
 from relax_evaluation import network
 from tvm import relax, tirx
 
-from mlc.graph.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
+from mlc.graph.ir.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
+from mlc.graph.ir.rewrite import bindings
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
-from mlc.graph.rewrite import bindings
 from mlc.target import resolve
 
 TARGET = resolve("x86-64-v4", threads=2)  # whose blocks are chosen; any machine can compute what they hold

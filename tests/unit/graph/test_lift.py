@@ -7,8 +7,8 @@ from relax_evaluation import assert_same_values, assert_unchanged, module, weigh
 from tvm import relax
 from tvm.relax import op
 
+from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.pipeline import simplified
-from mlc.graph.rewrite import bindings, op_name
 from mlc.graph.simplify import LiftToImages
 
 

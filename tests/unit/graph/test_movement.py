@@ -5,7 +5,7 @@ from __future__ import annotations
 from relax_evaluation import assert_becomes, assert_same_values, assert_unchanged, module, operators, weight
 from tvm.script import relax as R
 
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.simplify import MergeMovement, SinkMovement
 
 

@@ -13,9 +13,9 @@ from tvm import relax
 
 import mlc
 from mlc.frontend import load_model
-from mlc.graph.channels import BLOCK
+from mlc.graph.ir.channels import BLOCK
+from mlc.graph.ir.rewrite import bindings, op_name, shape_of
 from mlc.graph.layout.blocked import BlockedLayouts
-from mlc.graph.rewrite import bindings, op_name, shape_of
 from mlc.target import resolve
 
 MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")

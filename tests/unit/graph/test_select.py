@@ -11,11 +11,11 @@ from relax_evaluation import evaluate
 from tvm import relax
 
 from mlc.errors import UsageError
+from mlc.graph.kernels.winograd import error_bound
 from mlc.graph.lowering.select import MARGIN, cheapest
 from mlc.graph.pipeline import lower, optimise
 from mlc.graph.task import Task
 from mlc.graph.tasks import extract_tasks
-from mlc.graph.winograd import error_bound
 from mlc.log import Prices, Record
 from mlc.target import resolve
 

@@ -117,6 +117,16 @@ def test_graph_that_was_taken_is_compared_with_the_models_own() -> None:
     assert same_where_changed(*pair(change=True)) is False
 
 
+def test_rounding_alone_is_no_difference() -> None:
+    """``x + 10^6 - 10^6`` is far from ``x`` in float32, so that float64 decides."""
+    build = TermBuilder()
+    x, large = build.add("input", (), (3, 3), id=0), build.add("scalar", (), (), value=10**6)
+    there = build.add("add", (x, large), (3, 3))
+    back, doubled = build.add("sub", (there, large), (3, 3)), build.add("add", (x, x), (3, 3))
+    assert same_where_changed(build.graph([x]), build.graph([back])) is True
+    assert same_where_changed(build.graph([doubled]), build.graph([back])) is False
+
+
 def test_element_that_is_defined_no_more_is_seen() -> None:
     build = TermBuilder()
     x = build.add("input", (), (3, 3), id=0)

@@ -9,7 +9,15 @@ import pytest
 import tvm
 from tvm import te
 
-from mlc.graph.winograd import FILTER, TILES, applicable, conv2d_winograd, error_bound, transform_weight, transforms
+from mlc.graph.kernels.winograd import (
+    FILTER,
+    TILES,
+    applicable,
+    conv2d_winograd,
+    error_bound,
+    transform_weight,
+    transforms,
+)
 from mlc.target import resolve
 from schedules.cpu.winograd import WINOGRAD
 from schedules.lowering import PIPELINE

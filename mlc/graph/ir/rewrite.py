@@ -22,7 +22,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from mlc.errors import ModelError
-from mlc.graph.constants import array_of
+from mlc.graph.ir.constants import array_of
 
 __all__ = [
     "PROJECTION", "Change", "Rule", "Rules", "Scope", "bindings", "builder_of", "check_straight_line", "dtype_of",
