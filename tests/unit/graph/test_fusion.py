@@ -227,7 +227,8 @@ def test_dumps_show_every_pass(tmp_path) -> None:  # type: ignore[no-untyped-def
     optimise(module(func), CPU, dump=tmp_path)
     files = sorted(p.name for p in tmp_path.iterdir())
     assert len(files) == len(passes(CPU))
-    assert files[2] == "06_Simplify.py" and "R.exp" in (tmp_path / files[2]).read_text()
+    (first,) = (name for name in files if name.endswith("_Simplify.py"))
+    assert "R.exp" in (tmp_path / first).read_text()
 
 
 def test_tasks_count_calls_and_share_equal_functions() -> None:
