@@ -101,9 +101,17 @@ def _pairs(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
         for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd))):
             products = weights.vload([row, 0, 0], f"int16x{2 * lanes}")
             sums = sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _PAIR_NAMES[lanes], values, products)
-        return sums
+        return sums if lanes == 16 else _fenced(sums, lanes)  # with 32 registers its order is the better one
 
     return description, _implemented(description, lanes, step)
+
+
+def _fenced(sums: Any, lanes: int) -> Any:
+    """The same value, which LLVM may not take apart: else it adds up the products of several steps before it adds them
+    to the sums, and has no registers left. No instruction comes of it."""
+    real = f"float32x{lanes}"
+    fence = tirx.call_llvm_pure_intrin(real, "llvm.arithmetic.fence", tirx.reinterpret(real, sums))
+    return tirx.reinterpret(f"int32x{lanes}", fence)
 
 
 def _implemented(
