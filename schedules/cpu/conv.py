@@ -222,8 +222,10 @@ def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int, step: Ste
     3 x 2, which leaves one register, at 48%.
     """
     accumulators = pixels * blocks * vectors
-    operands = (pixels if blocks > 1 and not step.form else vectors) + step.held
+    operands = pixels if blocks > 1 and not step.form else vectors
     registers = machine.vector_registers
+    if not step.fits(machine, accumulators, blocks * vectors):
+        return False
     return accumulators <= registers * 3 // 4 and accumulators + operands <= registers - 2
 
 

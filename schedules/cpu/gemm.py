@@ -16,7 +16,14 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import analyse
-from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, parallelise, schedule_injective, vectorise
+from schedules.cpu.common import (
+    PARALLEL_WORK,
+    InjectiveTile,
+    extent_of,
+    parallelise,
+    schedule_injective,
+    vectorise,
+)
 from schedules.cpu.gemm_seeds import (
     columns,
     gemm_seeds,
@@ -133,7 +140,9 @@ class Gemm(Space):
             block, chains = sch.rfactor(chain, 0), block
             sch.set_scope(block, 0, "local")
         parallel, start = _product(sch, block, chains, out, shape, tile, lanes)
-        sch.parallel(sch.fuse(*parallel))
+        chunks = sch.fuse(*parallel)
+        if extent_of(sch, chunks) > 1:
+            sch.parallel(chunks)
         starts = [(block, start)]
         if chains is not None:
             starts.append((chains, _added(sch, chains, lanes)))

@@ -98,10 +98,13 @@ def _pairs(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
         words = tirx.reinterpret(f"int16x{2 * lanes}", activations)
         even = tirx.reinterpret(f"int16x{2 * lanes}", activations & tirx.const(_LOW_BYTES, f"int32x{lanes}"))
         odd = tirx.reinterpret(f"uint16x{2 * lanes}", words) >> tirx.const(8, f"uint16x{2 * lanes}")
-        for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd))):
-            products = weights.vload([row, 0, 0], f"int16x{2 * lanes}")
-            sums = sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _PAIR_NAMES[lanes], values, products)
-        return sums if lanes == 16 else _fenced(sums, lanes)  # with 32 registers its order is the better one
+        products = [
+            tirx.call_llvm_pure_intrin(
+                f"int32x{lanes}", _PAIR_NAMES[lanes], values, weights.vload([row, 0, 0], f"int16x{2 * lanes}")
+            )
+            for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd)))
+        ]
+        return _fenced(sums + (products[0] + products[1]), lanes)
 
     return description, _implemented(description, lanes, step)
 
