@@ -16,14 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import analyse
-from schedules.cpu.common import (
-    PARALLEL_WORK,
-    InjectiveTile,
-    extent_of,
-    parallelise,
-    schedule_injective,
-    vectorise,
-)
+from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import (
     columns,
     gemm_seeds,
