@@ -179,7 +179,8 @@ class Conv2d(Space):
             if pad is not None:
                 _parallel_padding(sch, pad)
             parallel = sch.fuse(n, *chunks)
-        sch.parallel(parallel)
+        if int(sch.get(parallel).extent) > 1:
+            sch.parallel(parallel)
         with_dots(sch, block, start, shape.step)
 
 
