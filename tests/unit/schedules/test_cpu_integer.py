@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def _case(name: str, built: _Dense | _Conv) -> Case:
     return Case(name, lambda: built.func, lambda: built.expected)
 
 
-def _check(case: _Dense | _Conv, sch: s_tir.Schedule, target: tvm.target.Target) -> None:
+def _check(case: _Dense | _Conv | SimpleNamespace, sch: s_tir.Schedule, target: tvm.target.Target) -> None:
     out = tvm.runtime.tensor(np.full(case.expected.shape, 77, str(case.func.params[-1].dtype)))
     tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE)["main"](*map(tvm.runtime.tensor, case.arrays), out)
     np.testing.assert_array_equal(out.numpy(), case.expected)
@@ -222,6 +223,46 @@ def test_sums_are_exact(case: str, target: str) -> None:
     assert space is (CONV2D_INTEGER if name != case else GEMM_INTEGER)
     for sch in _points(space, built.func, on, 2):
         _check(built, sch, on)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_neighbours_are_computed_in_the_same_function(target: str) -> None:
+    """Rows are quantised before a product; after a convolution comes the sum with another image of another scale."""
+    if not _runs(target):
+        pytest.skip(f"this machine has no {TARGETS[target][0]}")
+    on, rng = _target(target), np.random.default_rng(5)
+    form, zero = dot_form(on), 30
+    rows, weight = rng.uniform(-4, 4, (19, 48)).astype("float32"), _extreme(rng, (48, 32), "int8")
+    x, packed = te.placeholder(rows.shape, name="x"), pack_dense(weight, form)
+    w = te.placeholder(packed.shape, str(packed.dtype), name="w")
+    quantised = te.compute(x.shape, lambda i, j: _to_uint8(tirx.round(x[i, j] * 32.0) + float(zero)), name="quantised")
+    case = SimpleNamespace(func=te.create_prim_func([x, w, dense_integer(quantised, w)]), arrays=[rows, packed])
+    case.expected = np.clip(np.rint(rows * np.float32(32)) + zero, 0, 255).astype("int64") @ weight.astype("int64")
+    _check(case, first_seed(GEMM_INTEGER, case.func, on)[0], on)
+
+    image, other = _extreme(rng, (1, 32, 9, 9), "uint8"), _extreme(rng, (1, 2, 9, 9, 16), "uint8")
+    kernel = rng.integers(-8, 9, (32, 32, 3, 3)).astype("int8")
+    packed, blocked = pack_conv(kernel, 16, 16, 1, form), _blocked(image, 16)
+    x, w = te.placeholder(blocked.shape, "uint8", name="x"), te.placeholder(packed.shape, str(packed.dtype), name="w")
+    y = te.placeholder(other.shape, "uint8", name="y")
+    sums = conv2d_nchwc_integer(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero)
+
+    def added(*index: tirx.Var) -> tirx.Expr:
+        branch = (y[index].astype("float32") - float(zero)) * 0.5
+        return _to_uint8(tirx.round(tirx.max(sums[index].astype("float32") * 0.0078125 + branch, 0.0)))
+
+    case.func = te.create_prim_func([x, w, y, te.compute(sums.shape, added, name="added")])
+    exact = _blocked(_convolved(image, kernel, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero), 16)
+    case.arrays = [blocked, packed, other]
+    branch = (other.astype("float32") - zero) * np.float32(0.5)
+    case.expected = np.clip(np.rint(np.maximum(exact.astype("float32") * np.float32(0.0078125) + branch, 0)), 0, 255)
+    case.expected = case.expected.astype("uint8")
+    _check(case, first_seed(CONV2D_INTEGER, case.func, on)[0], on)
+
+
+def _to_uint8(value: tirx.Expr) -> tirx.Expr:
+    clipped = tirx.min(value, tirx.const(255.0, "float32")).astype("int32")
+    return tirx.max(clipped, tirx.const(0, "int32")).astype("uint8")
 
 
 class _Contract(SpaceContract):
