@@ -40,8 +40,8 @@ _OPS = ("conv2d_nchwc", _PHASES)
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
-#: cycles: to begin a row of a tile, a chunk, to wake the other threads
-_TILE, _CHUNK, _WAKE = 30.0, 1000.0, 10000.0
+#: cycles: to begin a row of a tile, a chunk, to wake the other threads, to hand work to threads that are awake
+_TILE, _CHUNK, _WAKE, _LAUNCH = 30.0, 1000.0, 10000.0, 3000.0
 #: bytes a cycle that one core reads from the second and third level, and the part of it that arithmetic does not hide
 _L2, _L3, _EXPOSED = 32.0, 12.0, 0.5
 #: Cycles that a tile of several rows waits where a row begins in a block of input channels that comes from beyond the
@@ -303,7 +303,7 @@ class _Cost:
             before = _WAKE + shape.n * self._rows(shape.oh) * shape.groups * (1 / _L2 + 1 / _L3) / machine.cores
         if once:
             before += waits * shape.n * shape.oh / chunk.rows / machine.cores
-        return before + -(-chunks // machine.cores) * cycles
+        return before + (_LAUNCH if chunks > 1 else 0.0) + -(-chunks // machine.cores) * cycles
 
 
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
