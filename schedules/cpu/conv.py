@@ -268,7 +268,7 @@ class _Cost:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
         vectors, pixels, step = chunk.oc * self._vectors, columns * chunk.oh, self._shape.step
         loads = vectors * step.weights + pixels * -(-chunk.oc // self._shape.per_group)
-        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack
+        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack + loads * step.load
         cycles = max(arithmetic / 2, loads / 2, chunk.oc * self._shape.oc * step.weight_bytes / rate)
         return self._steps * cycles + 2 * pixels * vectors + _TILE * chunk.oh
 

@@ -27,7 +27,8 @@ class Step:
 
     ``multiply`` is the time of the vector units for each accumulator, ``unpack`` for each value that is broadcast.
     ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers for what a step makes of
-    its operands, ``busy`` the accumulators that hide the latency.
+    its operands, ``busy`` the accumulators that hide the latency. ``load`` is what each load adds where the arithmetic
+    leaves no slot for it.
     """
 
     form: str = ""
@@ -37,6 +38,7 @@ class Step:
     weights: int = 1
     held: int = 0
     busy: int = 9
+    load: float = 0.0
 
     @property
     def weight_bytes(self) -> int:
@@ -60,8 +62,8 @@ FLOAT = Step()
 #: a dot product of bytes is issued like a multiply-add
 _QUADS = Step(QUADS, axes=1)
 #: two multiplications and two additions, of which four units take one each; additions of one cycle are all that
-#: follows one another
-_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4)
+#: follows one another. Loads: measured with tiles of 1 x 4, 3 x 2, 4 x 2, 2 x 4 and 1 x 8 vectors on AVX2
+_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4, load=1.0)
 
 
 def step_of(weight: tirx.Buffer) -> Step:
