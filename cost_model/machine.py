@@ -50,6 +50,7 @@ class Machine:
     bandwidth: float
     levels: tuple[Level, ...]
     launch_seconds: float  # starting one parallel region or kernel
+    dot: float = 1.0  # products of 8-bit integers that a lane adds up in the time of one multiply-add
 
     def lanes(self, element_bytes: int) -> int:
         """Elements in one vector register (1 on a GPU, whose vectors are threads)."""
@@ -103,6 +104,8 @@ def _cpu(target: tvm.target.Target) -> Machine:
             width, registers = 16, 32
         else:
             width, registers, fused = 16, 16, False
+        # four with a dot product of bytes, two with one of 16-bit numbers and an addition
+        dot = 4.0 if feature("avx512vnni") or feature("avxvnni") else 2.0 if feature("sse2") else 1.0
     cores = int(target.attrs.get("num-cores", 1))
     # without a fused instruction, one multiply and one add take the two ports
     per_cycle = CPU_FMA_PER_CYCLE * (2 if fused else 1)
@@ -116,7 +119,7 @@ def _cpu(target: tvm.target.Target) -> Machine:
             Level(512 * 1024 if width < 64 else 1024 * 1024, 20 * CPU_HZ),
             Level(16 * 1024 * 1024, bandwidth / cores),
         ),
-        launch_seconds=2e-6,
+        launch_seconds=2e-6, dot=dot,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tvm
 import tvm_ffi
@@ -20,6 +20,12 @@ __all__ = ["Access", "Buffer", "Function", "Loop", "Nest", "read_function"]
 
 _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.ForKind
 _REDUCE = 2  # tirx.IterVar.CommReduce
+#: annotations of blocks whose sums run over uint8 by weights of signed integers, four products a step
+_SHORT = ("conv2d_nchwc_integer", "dense_integer")
+#: types of the activations, weights and sums of an intrinsic that takes one step: pairs are rows of 16-bit numbers
+_DOTS: dict[tuple[str, ...], int] = {("uint8", "int8", "int32"): 1, ("uint8", "int16", "int32"): 2}
+#: bytes of a step that one lane reads of either operand at once
+_WORD = 4
 #: how the annotations begin that ask for prefetches
 _FETCH = "mlc.prefetch"
 #: cost of one call in multiply-adds, from the polynomials LLVM and TVM expand them to
@@ -95,6 +101,9 @@ class Nest:
 
     ``predicate`` has the numbers of the loops that its predicates change with; they hold in the part ``useful`` of all
     iterations. Of the ``conditions`` within its expression (a border's zeros), ``conditional`` has those loops.
+
+    An intrinsic that adds dot products of short integers to a vector of sums is read as the multiply-adds whose place
+    it takes: of words of four bytes, for every lane.
     """
 
     loops: tuple[Loop, ...]
@@ -108,6 +117,7 @@ class Nest:
     useful: float = 1.0
     conditions: int = 0
     conditional: frozenset[int] = frozenset()
+    short: bool = False  # products of 8-bit integers, which an instruction may add up several at a time
 
     @property
     def extents(self) -> list[int]:
@@ -160,6 +170,7 @@ class _Walk:
         self._reduction: set[int] = set()
         self._predicates: list[tuple[set[int], float]] = []
         self._allocated: set[object] = set()
+        self._short = False
         self._statement(func.body)
         for buffer in self._buffers.values():
             (self.result.arguments if buffer.argument else self.result.allocations).append(buffer)
@@ -204,10 +215,43 @@ class _Walk:
         for buffer in block.alloc_buffers:
             self._allocated.add(buffer)
             self._buffer(buffer)
-        self._statement(block.body)
-        self._reduction = before
+        short = self._short
+        self._short = short or str(block.annotations.get("mlc.op", "")) in _SHORT
+        if not self._dot(block):
+            self._statement(block.body)
+        self._short, self._reduction = short, before
         if guarded:
             self._predicates.pop()
+
+    def _dot(self, block: tirx.Stmt) -> bool:
+        """Read an intrinsic's dot products of short integers; False where ``block`` is something else."""
+        regions = [matched.source for matched in block.match_buffers]
+        rows = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
+        if rows is None:
+            return False
+        activations, weights, sums = ([evaluate(r.min, self._env) for r in region.region] for region in regions)
+        row, lane = len(self._loops), len(self._loops) + 1
+        extents = (rows, int(regions[2].region[-1].extent))
+        self._loops += [Loop(extent, kind) for extent, kind in zip(extents, ("unrolled", "vectorized"), strict=True)]
+        self._env.extents += extents
+        sums[-1] += Affine.loop(lane)
+        weights[-2] += Affine.loop(lane)
+        if rows > 1:
+            weights[-3] += Affine.loop(row)
+            self._reduction.add(row)
+        activations[-1] = activations[-1].scaled(1 / _WORD)
+        stored = self._buffer(regions[2].source)
+        data, weight = self._buffer(regions[0].source), self._buffer(regions[1].source)
+        data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // _WORD), element=_WORD)
+        weight = replace(weight, shape=weight.shape[:-1], element=_WORD)
+        accesses = (
+            Access(stored, tuple(sums), True), Access(stored, tuple(sums), False),
+            Access(data, tuple(activations), False), Access(weight, tuple(weights[:-1]), False),
+        )
+        self._add(accesses, _Work(arithmetic=2.0), opaque=False)
+        del self._loops[row:], self._env.extents[row:]
+        self._reduction.discard(row)
+        return True
 
     def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:
         self._predicates.append((self._moving(stmt.condition), self._holding(stmt.condition)))
@@ -254,6 +298,9 @@ class _Walk:
     def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
         work = _Work()
         _count(stmt.value, work)
+        short = self._short and bool(self._reduction)
+        if short:  # to widen the operands is a part of the instruction
+            work.arithmetic = 2.0
         accesses = [self._access(stmt.buffer, stmt.indices, store=True)]
         seen = set()
         for load in work.loads:
@@ -262,15 +309,15 @@ class _Walk:
             if key not in seen:
                 seen.add(key)
                 accesses.append(access)
-        self._add(tuple(accesses), work, opaque=False)
+        self._add(tuple(accesses), work, opaque=False, short=short)
 
-    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool) -> None:
+    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool, short: bool = False) -> None:
         self.result.nests.append(
             Nest(
                 tuple(self._loops), accesses, frozenset(self._reduction), work.arithmetic, work.special,
                 bool(self._predicates), opaque, frozenset().union(*(moving for moving, _ in self._predicates)),
                 math.prod(part for _, part in self._predicates), len(work.conditions),
-                frozenset().union(*(self._moving(condition) for condition in work.conditions)),
+                frozenset().union(*(self._moving(condition) for condition in work.conditions)), short,
             )
         )
 

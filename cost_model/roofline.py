@@ -51,7 +51,8 @@ def analyse(
     nearest = max((level.size for level in on.levels), default=0.0)
     rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
     cold = _bytes(func, constants) if constant_bytes > nearest and isinstance(func, tirx.PrimFunc) else 0
-    return Roofline(flops, touched, flops / on.flops, max(touched / rate, min(cold, touched) / on.bandwidth))
+    compute = sum(nest.flops / (on.flops * (on.dot if nest.short else 1.0)) for nest in function.nests)
+    return Roofline(flops, touched, compute, max(touched / rate, min(cold, touched) / on.bandwidth))
 
 
 def _bytes(func: tirx.PrimFunc, positions: Sequence[int]) -> int:

@@ -50,10 +50,10 @@ def prefetch_ahead(
 ) -> None:
     """Fetch, while ``loop`` runs, what the next tile will read of the function's parameter number ``param``.
 
-    ``loop`` is a reduction loop of a register tile. The parameter is ``[blocks, ..., 16]`` with rows of one cache
-    line; the tile reads ``blocks`` blocks, and the next tile those that lie ``distance`` blocks further. The fetches
-    are spread evenly over the tiles that read the same blocks. Where they would be too dense, or rows are not cache
-    lines, nothing is fetched.
+    ``loop`` is a reduction loop of a register tile. The parameter is ``[blocks, ..., 16]``, or ``[blocks, ..., 16, 4]``
+    of bytes, with rows of one cache line; the tile reads ``blocks`` blocks, and the next tile those that lie
+    ``distance`` blocks further. The fetches are spread evenly over the tiles that read the same blocks. Where they
+    would be too dense, or rows are not cache lines, nothing is fetched.
     """
     sch.annotate(loop, _MARK, [param, blocks, distance])
 
@@ -101,20 +101,22 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     buffer = func.params[param]
     shape = [int(extent) for extent in buffer.shape]
     base = _first_index(loop, buffer)
-    if base is None or shape[-1] * tvm.runtime.DataType(str(buffer.dtype)).bits // 8 != _LINE:
+    item = tvm.runtime.DataType(str(buffer.dtype)).bits // 8
+    row = next((n for n in range(1, len(shape) - 1) if prod(shape[-n:]) * item == _LINE), 0)  # axes of one line
+    if base is None or not row:
         return loop.body
     # the tiles that read the same blocks: serial loops around this one that the blocks' address does not depend on
     outwards = [each for each in loops if _contains(each, loop)]  # a walk meets inner loops first
     around = [each for each in reversed(outwards) if each.kind != tirx.ForKind.PARALLEL]
     reusing = [each for each in around if not uses(base[0], [each.loop_var])]
     steps = prod(int(each.extent) for each in (*reusing, loop))
-    count = lines_per_step(blocks * prod(shape[1:-1]), steps)
+    count = lines_per_step(blocks * prod(shape[1:-row]), steps)
     step: Any = tirx.const(0, "int32")
     for each in (*reusing, loop):
         step = step * each.extent + each.loop_var
     fetches = []
     for number in range(count):
-        line = [*base[1:-2], base[-2] + step * count + number, tirx.const(0, "int32")]
+        line = [*base[1 : -row - 1], base[-row - 1] + step * count + number, *[tirx.const(0, "int32")] * row]
         fetches.append(_fetch(tirx.BufferLoad(buffer, [base[0] + distance, *line]), _SECOND_LEVEL))
     return tirx.SeqStmt([*fetches, loop.body]) if fetches else loop.body
 
@@ -147,19 +149,27 @@ def _first_index(loop: tirx.For, buffer: tirx.Buffer, from_start: bool = True) -
     realizes: list[s_tir.SBlockRealize] = []
     inner = [loop.loop_var] if from_start else []
     walk(loop.body, (s_tir.SBlockRealize, realizes.append), (tirx.For, lambda each: inner.append(each.loop_var)))
-    for realize in realizes:
-        loads: list[TensorLoad] = []
-        walk(realize.block.body, (TensorLoad, loads.append))
-        for load in loads:
-            if not load.source.same_as(buffer):
-                continue
-            values = {
-                iterator.var: tirx.const(0, "int32") if iterator.iter_type == tirx.IterVar.CommReduce else value
-                for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-            }
-            start = {var: tirx.const(0, "int32") for var in inner}
-            return [_replaced(_replaced(index, values), start) for index in load.indices]
-    return None
+    values = {
+        iterator.var: tirx.const(0, "int32") if iterator.iter_type == tirx.IterVar.CommReduce else value
+        for realize in realizes
+        for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    }
+    start = {var: tirx.const(0, "int32") for var in inner}
+    indices = next((found for realize in realizes if (found := _indices(realize.block, buffer)) is not None), None)
+    if indices is None:
+        return None
+    for _ in realizes:  # a block's iterators may be in terms of those of the block around it
+        indices = [_replaced(index, values) for index in indices]
+    return [_replaced(index, start) for index in indices]
+
+
+def _indices(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[Any] | None:
+    """Where a block reads ``buffer`` itself, or hands it to an intrinsic."""
+    loads: list[TensorLoad] = []
+    walk(block.body, (TensorLoad, loads.append))
+    found = [list(load.indices) for load in loads if load.source.same_as(buffer)]
+    found += [[r.min for r in m.source.region] for m in block.match_buffers if m.source.source.same_as(buffer)]
+    return found[0] if found else None
 
 
 def _replaced(expr: Any, values: dict[Any, Any]) -> Any:

@@ -36,7 +36,8 @@ _ADDITIONS = 0.1
 class Convolution:
     """A convolution ``[n, channels, *size] -> [n, filters, ...]`` in blocks of ``block_in`` and ``block_out`` channels.
 
-    ``pads`` is ``(top, left, bottom, right)``; channels that only fill a block are counted.
+    ``pads`` is ``(top, left, bottom, right)``; channels that only fill a block are counted. ``element`` are the bytes
+    of an activation: 1 where 8-bit integers are multiplied, which only the direct kernel does.
     """
 
     n: int
@@ -50,6 +51,7 @@ class Convolution:
     groups: int
     block_in: int
     block_out: int
+    element: int = 4
 
     @property
     def out(self) -> tuple[int, int]:
@@ -61,7 +63,8 @@ class Convolution:
     @property
     def image_bytes(self) -> float:
         """What is read and written, weights left out."""
-        return 4.0 * self.n * (self.channels * math.prod(self.size) + self.filters * math.prod(self.out))
+        values = self.channels * math.prod(self.size) + self.filters * math.prod(self.out)
+        return float(self.element * self.n * values)
 
 
 class Estimate:
@@ -80,7 +83,9 @@ class Estimate:
         depth = conv.channels // conv.groups * math.prod(conv.kernel)
         products = conv.n * math.prod(conv.out) * conv.filters * depth
         part = min(1.0, conv.block_out / self._on.lanes(4))  # of a vector that a block fills, in loads as in products
-        return self._seconds(2.0 * products / _DIRECT, 4.0 * conv.filters * depth, conv.image_bytes) / part
+        rate = self._on.dot if conv.element == 1 else 1.0
+        weights = (4.0 if conv.element > 1 else 1.0 if rate > 2 else 2.0) * conv.filters * depth  # pairs are of 16 bits
+        return self._seconds(2.0 * products / rate / _DIRECT, weights, conv.image_bytes) / part
 
     def plain(self, conv: Convolution) -> float:
         """A convolution of plain images, whose vectors lie along a row."""

@@ -45,8 +45,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
     """One array for each parameter, the same in every process: random inputs, poisonless zeros for outputs.
 
-    Floats are standard normal, or uniform in [0.1, 1.1] in the style ``positive``. Integers are small and never
-    negative; where the function indexes with them, they are valid indices.
+    Floats are standard normal, or uniform in [0.1, 1.1] in the style ``positive``. Bytes are any, and so are those of
+    16 bits that weights are widened to. Longer integers are small and never negative; where the function indexes with
+    them, they are valid indices.
     """
     arrays = []
     for position, param in enumerate(params):
@@ -57,12 +58,20 @@ def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
         elif dtype.kind == "b":
             arrays.append(rng.random(param.shape) < 0.5)
         elif dtype.kind in "iu":
-            drawn = rng.integers(0, np.array(param.limits or _SMALL), param.shape)
-            arrays.append(drawn.astype(dtype))
+            low, high = (0, np.array(param.limits)) if param.limits else _values(dtype)
+            arrays.append(rng.integers(low, high, param.shape).astype(dtype))
         else:
             floats = _floats(rng, param.shape, style, np.float64 if dtype == np.float64 else np.float32)
             arrays.append(floats.astype(dtype, copy=False))
     return arrays
+
+
+def _values(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least of the integers to draw, and one more than the largest."""
+    if dtype.itemsize > 2:
+        return 0, _SMALL
+    signed = dtype.kind == "i"
+    return (-128, 128) if signed else (0, 256)
 
 
 def poison(reference: np.ndarray) -> np.ndarray:

@@ -40,8 +40,8 @@ _OPS = ("conv2d_nchwc", _PHASES)
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
-#: cycles: to begin a row of a tile, a chunk, to wake the other threads
-_TILE, _CHUNK, _WAKE = 30.0, 1000.0, 10000.0
+#: cycles: to begin a row of a tile, a chunk, to wake the other threads, to hand work to threads that are awake
+_TILE, _CHUNK, _WAKE, _LAUNCH = 30.0, 1000.0, 10000.0, 3000.0
 #: bytes a cycle that one core reads from the second and third level, and the part of it that arithmetic does not hide
 _L2, _L3, _EXPOSED = 32.0, 12.0, 0.5
 #: Cycles that a tile of several rows waits where a row begins in a block of input channels that comes from beyond the
@@ -179,7 +179,8 @@ class Conv2d(Space):
             if pad is not None:
                 _parallel_padding(sch, pad)
             parallel = sch.fuse(n, *chunks)
-        sch.parallel(parallel)
+        if int(sch.get(parallel).extent) > 1:
+            sch.parallel(parallel)
         with_dots(sch, block, start, shape.step)
 
 
@@ -222,8 +223,10 @@ def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int, step: Ste
     3 x 2, which leaves one register, at 48%.
     """
     accumulators = pixels * blocks * vectors
-    operands = (pixels if blocks > 1 and not step.form else vectors) + step.held
+    operands = pixels if blocks > 1 and not step.form else vectors
     registers = machine.vector_registers
+    if not step.fits(machine, accumulators, blocks * vectors):
+        return False
     return accumulators <= registers * 3 // 4 and accumulators + operands <= registers - 2
 
 
@@ -265,7 +268,7 @@ class _Cost:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
         vectors, pixels, step = chunk.oc * self._vectors, columns * chunk.oh, self._shape.step
         loads = vectors * step.weights + pixels * -(-chunk.oc // self._shape.per_group)
-        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack
+        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack + loads * step.load
         cycles = max(arithmetic / 2, loads / 2, chunk.oc * self._shape.oc * step.weight_bytes / rate)
         return self._steps * cycles + 2 * pixels * vectors + _TILE * chunk.oh
 
@@ -300,7 +303,7 @@ class _Cost:
             before = _WAKE + shape.n * self._rows(shape.oh) * shape.groups * (1 / _L2 + 1 / _L3) / machine.cores
         if once:
             before += waits * shape.n * shape.oh / chunk.rows / machine.cores
-        return before + -(-chunks // machine.cores) * cycles
+        return before + (_LAUNCH if chunks > 1 else 0.0) + -(-chunks // machine.cores) * cycles
 
 
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import analyse
-from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, parallelise, schedule_injective, vectorise
+from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import (
     columns,
     gemm_seeds,
@@ -30,7 +30,15 @@ from schedules.cpu.gemm_seeds import (
 )
 from schedules.cpu.gemm_shape import INTEGER, GemmShape, gemm_shape, integer_shape, read
 from schedules.cpu.steps import FLOAT, has_dot, with_dots
-from schedules.cpu.tiling import accumulate, check_tile, consumers_inlined, divisors, find_annotated, vectors_in
+from schedules.cpu.tiling import (
+    accumulate,
+    check_tile,
+    consumers_inlined,
+    divisors,
+    find_annotated,
+    staged_input,
+    vectors_in,
+)
 from schedules.machine import cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -84,6 +92,12 @@ class Gemm(Space):
         assert found is not None
         return found
 
+    def stage(self, sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV | None:
+        """Fold what comes before the product into it; returns the block that makes an operand, if there must be one."""
+        for producer in sch.get_producers(block):
+            sch.compute_inline(producer)
+        return None
+
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = self.shape(func)
         assert shape is not None
@@ -114,8 +128,7 @@ class Gemm(Space):
         block, shape = self.product(sch)
         machine = cpu_machine(target)
         lanes = machine.lanes(shape.dtype)
-        for producer in sch.get_producers(block):
-            sch.compute_inline(producer)
+        stage = self.stage(sch, block)
         tile = _Tile(**{name: pick(name) for name in names})
         _check(tile, shape)
         check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k * shape.step.weights)
@@ -133,7 +146,9 @@ class Gemm(Space):
             block, chains = sch.rfactor(chain, 0), block
             sch.set_scope(block, 0, "local")
         parallel, start = _product(sch, block, chains, out, shape, tile, lanes)
-        sch.parallel(sch.fuse(*parallel))
+        chunks = sch.fuse(*parallel)
+        if extent_of(sch, chunks) > 1:
+            sch.parallel(chunks)
         starts = [(block, start)]
         if chains is not None:
             starts.append((chains, _added(sch, chains, lanes)))
@@ -146,8 +161,9 @@ class Gemm(Space):
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
             with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)
-        if panels is not None:
-            schedule_injective(sch, panels, machine, InjectiveTile())
+        for copied in (panels, stage):
+            if copied is not None:
+                schedule_injective(sch, copied, machine, InjectiveTile())
 
 
 class IntegerGemm(Gemm):
@@ -170,6 +186,10 @@ class IntegerGemm(Gemm):
         block, shape = find_annotated(sch, (INTEGER,)), integer_shape(sch.mod["main"])
         assert block is not None and shape is not None
         return block, shape
+
+
+    def stage(self, sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV | None:
+        return staged_input(sch, block) if sch.get_producers(block) else None  # the instruction reads bytes in memory
 
 
 def _sum(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape) -> LoopRV:

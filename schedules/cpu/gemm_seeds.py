@@ -118,7 +118,8 @@ def gemm_seeds(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
     several = {name for split in splits for name, value in split.items() if value > 1}
     for _, m, n, pairs, chunks in scored[:6]:
         split = dict(pairs)
-        k = max(divisors(shape.k // (split["parts"] * split["chains"] * split["kb"]), 4))
+        depth = shape.k // (split["parts"] * split["chains"] * split["kb"])
+        k = max(divisors(depth, 4))
         for _, mb, nb, order, inner in chunks:
             ahead = split["kb"] == 1 and (inner == 1 or nb == 1)
             prefetch = int(ahead and _fetched_ahead(shape, machine, m * mb, m, n, k))

@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import BlockInfo
 from schedules.intrin import available, use
 from schedules.intrin.dot import PAIRS, QUADS, dot
+from schedules.machine import CpuMachine
 
 __all__ = ["FLOAT", "Step", "has_dot", "step_of", "with_dots"]
 
@@ -25,8 +26,9 @@ class Step:
     lie within a step.
 
     ``multiply`` is the time of the vector units for each accumulator, ``unpack`` for each value that is broadcast.
-    ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers that a step needs beside
-    the accumulators and the operands of a multiply-add, ``busy`` the accumulators that hide the latency.
+    ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers for what a step makes of
+    its operands, ``busy`` the accumulators that hide the latency. ``load`` is what each load adds where the arithmetic
+    leaves no slot for it.
     """
 
     form: str = ""
@@ -36,22 +38,32 @@ class Step:
     weights: int = 1
     held: int = 0
     busy: int = 9
+    load: float = 0.0
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of one lane's weights."""
         return 4 * self.weights
 
+    def fits(self, machine: CpuMachine, accumulators: int, vectors: int) -> bool:
+        """Whether a tile of ``vectors`` of columns that would stay in registers with multiply-adds still does.
+
+        Weights that several rows read must be held too. Measured on AVX2: 4 x 2 and 3 x 2 run at 0.8 of the peak, 3 x
+        3 and 2 x 4 at 0.65. With 32 registers LLVM hoists five loads of later steps: 6 x 3 and 4 x 4 do not spill.
+        """
+        free = machine.vector_registers - (5 if machine.vector_registers >= 32 else 0)
+        return not self.held or accumulators + self.weights * vectors + self.held <= free
+
 
 #: Two units of four cycles need eight accumulators, and one that makes up for what an out-of-order core schedules
 #: late. Measured on AVX2: direct convolutions with tiles of 8 run at 0.88 of those of 10 and 12, matrix products of 128
 #: rows at 0.91.
 FLOAT = Step()
-#: a dot product of bytes is issued like a multiply-add; its broadcast operand is never one in memory
-_QUADS = Step(QUADS, axes=1, held=1)
+#: a dot product of bytes is issued like a multiply-add
+_QUADS = Step(QUADS, axes=1)
 #: two multiplications and two additions, of which four units take one each; additions of one cycle are all that
-#: follows one another
-_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4)
+#: follows one another. Loads: measured with tiles of 1 x 4, 3 x 2, 4 x 2, 2 x 4 and 1 x 8 vectors on AVX2
+_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4, load=1.0)
 
 
 def step_of(weight: tirx.Buffer) -> Step:

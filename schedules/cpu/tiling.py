@@ -102,9 +102,7 @@ def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1, ste
     Vectors that one row alone reads are operands in memory. ``chains`` sums are held for each element.
     """
     accumulators, wide = rows * vectors * chains, machine.vector_registers >= 32
-    if accumulators + step.held >= machine.vector_registers - (0 if wide else 1):
-        return False
-    if accumulators > machine.vector_registers * 3 // 4:
+    if accumulators > machine.vector_registers * 3 // 4 or not step.fits(machine, accumulators, vectors):
         return False
     return min(rows * chains, vectors) <= 4 if wide else rows == 1 or accumulators + vectors < machine.vector_registers
 

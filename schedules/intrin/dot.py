@@ -98,12 +98,23 @@ def _pairs(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
         words = tirx.reinterpret(f"int16x{2 * lanes}", activations)
         even = tirx.reinterpret(f"int16x{2 * lanes}", activations & tirx.const(_LOW_BYTES, f"int32x{lanes}"))
         odd = tirx.reinterpret(f"uint16x{2 * lanes}", words) >> tirx.const(8, f"uint16x{2 * lanes}")
-        for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd))):
-            products = weights.vload([row, 0, 0], f"int16x{2 * lanes}")
-            sums = sums + tirx.call_llvm_pure_intrin(f"int32x{lanes}", _PAIR_NAMES[lanes], values, products)
-        return sums
+        products = [
+            tirx.call_llvm_pure_intrin(
+                f"int32x{lanes}", _PAIR_NAMES[lanes], values, weights.vload([row, 0, 0], f"int16x{2 * lanes}")
+            )
+            for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd)))
+        ]
+        return _fenced(sums + (products[0] + products[1]), lanes)
 
     return description, _implemented(description, lanes, step)
+
+
+def _fenced(sums: Any, lanes: int) -> Any:
+    """The same value, which LLVM may not take apart: else it adds up the products of several steps before it adds them
+    to the sums, and has no registers left. No instruction comes of it."""
+    real = f"float32x{lanes}"
+    fence = tirx.call_llvm_pure_intrin(real, "llvm.arithmetic.fence", tirx.reinterpret(real, sums))
+    return tirx.reinterpret(f"int32x{lanes}", fence)
 
 
 def _implemented(

@@ -77,7 +77,7 @@ def _integer_product(form: str) -> tirx.PrimFunc:
     sums = integer.dense_integer(data, weight)
 
     def requantised(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
-        value = tirx.nearbyint(sums[i, j].astype("float32") * scale[j])
+        value = tirx.round(sums[i, j].astype("float32") * scale[j])
         low, high = tirx.const(0.0, "float32"), tirx.const(255.0, "float32")
         return tirx.max(tirx.min(value, high), low).astype("uint8")
 

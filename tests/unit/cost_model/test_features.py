@@ -15,6 +15,11 @@ from cost_model.features import FEATURES, extract
 from cost_model.features import _extract as uncached
 from cost_model.machine import machine
 from cost_model.nests import Nest, read_function
+from cost_model.roofline import analyse as roofline
+from mlc.graph.kernels.integer import dense_integer, dot_form, pack_dense
+from mlc.target import resolve
+from schedules.cpu.gemm import GEMM_INTEGER
+from schedules.space import schedule_with
 
 
 def hottest(mod: tvm.IRModule, target: tvm.target.Target = TARGET) -> tuple[Nest, NestCost]:
@@ -34,6 +39,26 @@ def test_nests_are_the_statements_with_their_loops_and_work() -> None:
     assert [b.name for b in function.arguments] == ["C", "A", "B"] or {b.name for b in function.arguments} == set("ABC")
     assert [b.scope for b in function.allocations] == ["local"]
     assert sum(b.bytes for b in function.arguments) == 4 * (64 * 96 + 96 * 128 + 64 * 128)
+
+
+@pytest.mark.parametrize(("target", "rate"), [("x86-64-v4 -mattr=+avx512vnni", 4), ("x86-64-v4", 2)])
+def test_dot_products_are_the_multiply_adds_whose_place_they_take(target: str, rate: int) -> None:
+    """Four products of bytes are one of float32, or two of 16-bit numbers; so is the peak."""
+    on, m, n, k = resolve(target, threads=2), 48, 64, 256
+    packed = pack_dense(np.zeros((k, n), "int8"), dot_form(on))
+    x, w = te.placeholder((m, k), "uint8"), te.placeholder(packed.shape, str(packed.dtype))
+    func = te.create_prim_func([x, w, dense_integer(x, w)])
+    seed = {"m": 6, "n": 48, "mb": 1, "nb": 1, "k": 1, "order": 0, "inner": 0, "prefetch": 0, "pack": 0}
+    for columns in (16, 32):
+        tile = schedule_with(GEMM_INTEGER, func, on.tvm, {**seed, "n": columns}).mod
+        nest, cost = hottest(tile, on.tvm)
+        assert nest.flops == 2 * m * n * k / rate
+        assert cost.accumulators == 6 * columns / 16 and cost.operations == cost.accumulators * 4 / rate
+        assert cost.loads == 6 + columns / 16 * 4 / rate and cost.gathers == 0
+        assert cost.traffic[0] <= m * k * n // columns + n * k * 4 // rate * m // 6
+    bound = roofline(func, on.tvm)
+    assert bound.flops == 2 * m * n * k
+    assert bound.compute_seconds == pytest.approx(bound.flops / (machine(on.tvm).flops * rate))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 32), (6, 64), (8, 64)])

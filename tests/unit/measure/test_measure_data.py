@@ -28,6 +28,13 @@ def test_every_type_gets_varied_values_of_its_own(dtype: str) -> None:
     assert str(array.dtype) == dtype and len(np.unique(array.astype(np.float32))) > (1 if dtype == "bool" else 5)
 
 
+def test_bytes_have_their_extremes() -> None:
+    """The sums of short products are exact only if they are where operands are largest."""
+    params = [Param((4000,), dtype, False) for dtype in ("uint8", "int8", "int16")]
+    ends = [(int(array.min()), int(array.max())) for array in random_arrays(params, "normal")]
+    assert ends == [(0, 255), (-128, 127), (-128, 127)]
+
+
 def test_integers_stay_below_their_limits_and_vary() -> None:
     ids, pairs = random_arrays(
         [Param((1, 500), "int64", False, (3,)), Param((200, 2), "int64", False, (1, 128))], "normal"

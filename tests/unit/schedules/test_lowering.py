@@ -10,8 +10,9 @@ import tvm_ffi
 from tvm import s_tir, te, tirx, topi
 
 from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.kernels.integer import dense_integer
 from mlc.target import resolve
-from schedules.cpu.gemm import GEMM
+from schedules.cpu.gemm import GEMM, GEMM_INTEGER
 from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.tiling import accumulate
 from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
@@ -105,6 +106,16 @@ def test_a_convolution_fetches_its_weights_in_the_order_of_memory() -> None:
     lines = _fetched_lines(insert_prefetches(sch.mod["main"]), 2 * 3 * 3 * 16)
     each = 2 * 3 * 3 * 16  # lines of one block of channels, fetched by four rows of 72 steps
     assert lines == [line for number in range(4) for line in range((number + 1) * each, (number + 2) * each)]
+
+
+def test_weights_of_bytes_are_fetched_like_float32() -> None:
+    """A step of four products has the bytes of one, in a layout with an axis more, behind an intrinsic."""
+    vnni = resolve("x86-64-v4 -mattr=+avx512vnni", threads=2)
+    x, w = te.placeholder((ROWS, 4 * DEPTH), "uint8"), te.placeholder((COLUMNS // 16, DEPTH, 16, 4), "int8")
+    func = te.create_prim_func([x, w, dense_integer(x, w)])
+    sch = schedule_with(GEMM_INTEGER, func, vnni.tvm, DECISIONS)
+    fetched = _fetched_indices(insert_prefetches(sch.mod["main"]))
+    assert [index[:-1] for index in fetched] == _fetched_indices(insert_prefetches(_scheduled()))
 
 
 def test_without_a_mark_nothing_changes() -> None:
