@@ -16,8 +16,8 @@ from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "BUSY_ACCUMULATORS", "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors",
-    "find_annotated", "staged_input", "vectors_in",
+    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "staged_input",
+    "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"
@@ -102,11 +102,6 @@ def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1) -> 
         return False
     return min(rows * chains, vectors) <= 4 if wide else rows == 1 or accumulators + vectors < machine.vector_registers
 
-
-#: Accumulators that keep two multiply-add units of four cycles busy: eight by their latency, and one that makes up for
-#: what an out-of-order core schedules late. Measured on AVX2: direct convolutions with tiles of 8 run at 0.88 of those
-#: of 10 and 12, matrix products of 128 rows at 0.91.
-BUSY_ACCUMULATORS = 9
 
 #: multiply-adds of one unrolled loop body: beyond this the build takes seconds and the code leaves the µop cache
 _MAX_BODY = 512
