@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -92,11 +93,24 @@ def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> 
         return name
     if isinstance(name, dict):
         return Target(str(name.get("kind", "?")), _dump(name))
-    return _resolve(name.strip(), threads or physical_cores())
+    words = name.split()
+    measured = _measured() if words[:1] == ["native"] else ""
+    return _resolve(name.strip(), threads or physical_cores(), measured)
+
+
+def _measured() -> str:
+    """What calibration has found on this machine, as a part of a target's ``model``; a file that cannot be used is a
+    warning."""
+    from mlc.calibration import read
+
+    found, reason = read()
+    if reason:
+        warnings.warn(reason, stacklevel=3)
+    return found.text() if found is not None else ""
 
 
 @lru_cache(maxsize=64)
-def _resolve(name: str, threads: int) -> Target:
+def _resolve(name: str, threads: int, measured: str) -> Target:
     words = name.split()
     head = words[0] if words else ""
     options: dict[str, Any] = {}
@@ -111,8 +125,8 @@ def _resolve(name: str, threads: int) -> Target:
         from mlc.cpu import host_cpu, native_attrs
         from schedules.machine import native_caches
 
-        if caches := native_caches():
-            options.setdefault("model", caches)
+        if known := ",".join(text for text in (native_caches(), measured) if text):
+            options.setdefault("model", known)
         shown = native_attrs(host_cpu())
         options["mattr"] = [*shown.get("mattr", ()), *options.get("mattr", ())]
         return _llvm(name, shown["mcpu"], threads, {key: value for key, value in options.items() if value != []})
