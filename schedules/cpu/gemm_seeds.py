@@ -184,7 +184,8 @@ def _chunks(
     item, depth = 4, shape.k // parts
     tile_flops = m * n * depth
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
-    cycles = shape.batch * shape.m * shape.n * shape.k / (machine.macs_per_cycle(shape.dtype) * machine.cores)
+    products = shape.batch * shape.m * shape.n * shape.k / machine.macs_per_cycle(shape.dtype)
+    cycles = max(products, shape.batch * shape.k * shape.n * item / machine.l2_rate) / machine.cores  # at best
     for mb in divisors(-(-shape.m // m), 64):
         for nb in divisors(-(-shape.n // n), 64):
             chunks = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))

@@ -38,8 +38,9 @@ _OPS = ("conv2d_winograd",)
 #: tiles of one register tile at most
 _MAX_TILE = 28
 #: parts of the time of reading from the second cache, of streaming from the third, and of writing there by a transform
-#: (a line is read first) that arithmetic does not hide
-_NEAR, _FAR, _SPILLED = 1.0, 0.5, 2.0
+#: (a line is read first) that arithmetic does not hide; and starts of a parallel loop that one inside a block of tiles
+#: costs, whose threads wait for each other each time
+_NEAR, _FAR, _SPILLED, _MEETING = 0.96, 0.5, 2.0, 1.2
 #: factor and offset, in elements, of the distance between two points: an odd number of cache lines. A transform writes
 #: all points of a tile at once; at a multiple of a way, as powers of two of channels make it, they all want the same
 #: set of the first cache (up to 1.7 times as slow: 128 channels, 8 tiles)
@@ -329,7 +330,7 @@ def _cost(
     spilled += 2 * blocks * mine * groups * c if c > room else 0
     meetings = 2 * blocks if spread else 1
     memory = near * _NEAR / machine.l2_rate + (far * _FAR + spilled * _SPILLED) / machine.l3_rate
-    return products + (memory + meetings * machine.launch_cycles) * machine.fma_per_cycle
+    return products + (memory + meetings * _MEETING * machine.launch_cycles) * machine.fma_per_cycle
 
 
 WINOGRAD = Winograd()
