@@ -9,6 +9,7 @@ described by stays.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -38,6 +39,8 @@ _ROUNDS, _CALLS = 7, 5
 _CONFIRMED = 1.1
 #: dependent steps of a chain, and bytes that a call reads from a cache: about a millisecond
 _STEPS, _BYTES = 200_000, 48 << 20
+#: bytes a cycle in whose multiples paths to a core are made
+_PATH = 16.0
 #: seconds after which a calibration has failed
 _PATIENCE = 120.0
 #: bytes that all threads together read from memory at most
@@ -146,7 +149,8 @@ class _Kernels:
             yield Reading("dot", _halves(many * _STEPS / seconds / hz), confirmed)
 
     def caches(self, hz: float) -> Iterator[Reading]:
-        """Bytes a cycle that a core reads from each level while the others do the same."""
+        """Bytes a cycle that a core reads from each level while the others do the same; of its own levels, how wide the
+        path from there is."""
         l1, l2, l3 = self._on.l1_bytes, self._on.l2_bytes, self._on.l3_bytes
         parts = {"l1rate": (l1 // 2, self._threads), "l2rate": (l2 // 2, self._threads)}
         if l3 // (2 * self._threads) >= 2 * l2:
@@ -155,7 +159,8 @@ class _Kernels:
             parts["l3rate"] = l3 // 2, 1
         for name, (size, cores) in parts.items():
             rate, confirmed = self._rate(size, cores)
-            yield Reading(name, rate / cores / hz, confirmed)
+            each = rate / cores / hz
+            yield Reading(name, each if name == "l3rate" else _path(each), confirmed)
 
     def memory(self) -> Iterator[Reading]:
         """GB/s that one core and all cores read from memory."""
@@ -291,6 +296,11 @@ def _repeated(call: Callable[[], object], count: int) -> Callable[[], None]:
             call()
 
     return several
+
+
+def _path(rate: float) -> float:
+    """Paths are multiples of 16 bytes wide, and deliver a little less."""
+    return max(1, math.ceil(0.95 * rate / _PATH)) * _PATH
 
 
 def _halves(units: float) -> float:

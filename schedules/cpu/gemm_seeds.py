@@ -32,6 +32,8 @@ _STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
 _RAGGED = 1.03
 #: time of a tile whose rows of A are too many for the set of the first cache that they share
 _SHARED_SET = 1.5
+#: multiply-adds of a chunk small enough that beginning one weighs half of all that could be lost by it
+_GRAIN = 20_000
 #: time of a tile that takes half of the lines of a packed weight or less, over one that takes them whole
 _PART_OF_LINE = 1.25
 
@@ -193,7 +195,7 @@ def _chunks(
             traffic = 1 / (mb * m) + 1 / (nb * n)
             footprint = (mb * m + nb * n) * depth // kb * item
             overflow = max(0.0, footprint / room - 1)
-            grain = 20_000 / (tile_flops * mb * nb + 20_000)
+            grain = _GRAIN / (tile_flops * mb * nb + _GRAIN)
             few = 0.05 if chunks < 2 * machine.cores else 0.0
             launch = machine.launch_cycles / cycles if chunks > 1 else 0.0
             # sums on their way through memory: once for each block of the sum, and parts of them to the end
