@@ -11,15 +11,15 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cost_model.machine import CPU_FMA_LATENCY, Machine
+from cost_model.machine import Machine
 from cost_model.nests import Access, Nest
+from schedules.machine import LINE_BYTES, CpuMachine, GpuMachine
 
 __all__ = ["NestCost", "nest_cost"]
 
-_LINE = 64
 #: loops that LLVM vectorises by itself reach about this part of an explicit vector's rate
 _AUTO_VECTOR = 0.6
-#: cycles of a back edge with its compare and address updates
+#: cycles of a back edge with its compare and address updates: no core takes more than one such branch a cycle
 _LOOP_CYCLES = 1.0
 
 
@@ -78,15 +78,8 @@ class NestCost:
 
 #: caches, in bytes, by which reuse is described whatever a machine has
 SIZES = (24 << 10, 96 << 10, 384 << 10, 1536 << 10, 6 << 20)
-#: bytes between lines that fall on one set of the first cache
-_ALIAS = 4096
-
-#: a spilled accumulator is stored and loaded again, and the next step waits for it
-_SPILL_CYCLES = 3.0
-
-
-#: micro-operations that a core has in flight: reductions shorter than that overlap
-_WINDOW = 320.0
+#: part of a multiply-add's latency: a spilled accumulator is stored and loaded again, and the next step waits for it
+_SPILLED = 0.75
 #: a predicate within the body keeps LLVM from using whole vectors; one around it costs a compare
 _GUARD_INSIDE, _GUARD_AROUND = 2.0, 1.03
 #: part of a cache that stays a function's own from one call to the next
@@ -99,7 +92,10 @@ def nest_cost(nest: Nest, machine: Machine, shared_bytes: float = 0.0, resident:
     ``resident`` is what the whole function touches, in bytes. Where a cache holds all of it, nothing but cold
     buffers comes from below: functions are timed, and a model runs them, with their activations at hand.
     """
-    return _gpu(nest, machine, shared_bytes) if machine.gpu else _cpu(nest, machine, resident)
+    on = machine.described
+    if isinstance(on, GpuMachine):
+        return _gpu(nest, machine, on, shared_bytes)
+    return _cpu(nest, machine, on, resident)
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ def _cut(nest: Nest) -> _Body:
     return _Body(pivot, tuple(inside), vectorized, automatic=False)
 
 
-def _cpu(nest: Nest, machine: Machine, resident: float) -> NestCost:
+def _cpu(nest: Nest, machine: Machine, on: CpuMachine, resident: float) -> NestCost:
     extents = nest.extents
     body = _cut(nest)
     element = nest.accesses[0].buffer.element if nest.accesses else 4
@@ -152,9 +148,12 @@ def _cpu(nest: Nest, machine: Machine, resident: float) -> NestCost:
     spills = max(0.0, registers - _usable(machine, steps)) * (steps if nest.reduction else 1)
     chain = operations / max(accumulators, 1.0) if nest.reduction and body.pivot in nest.reduction else 0.0
     reduced = _reduced(nest, body)
-    overlap = max(1.0, _WINDOW / max(1.0, (operations + loads) * reduced))
-    cycles = max(operations / 2, (loads + spills) / 2 + gathers, stores + spills, chain * CPU_FMA_LATENCY / overlap)
-    cycles += _SPILL_CYCLES * spills + _LOOP_CYCLES
+    overlap = max(1.0, on.window / max(1.0, (operations + loads) * reduced))  # short reductions run side by side
+    cycles = max(
+        operations / on.fma_per_cycle, (loads + spills) / on.loads_per_cycle + gathers, stores + spills,
+        chain * on.fma_latency / overlap,
+    )
+    cycles += _SPILLED * on.fma_latency * spills + _LOOP_CYCLES
     if body.automatic:
         cycles /= _AUTO_VECTOR
     guarded = _guarded(nest, body)
@@ -169,7 +168,7 @@ def _cpu(nest: Nest, machine: Machine, resident: float) -> NestCost:
     compute = passes * cycles / machine.hz / used
     first_reduction = min(nest.reduction, default=len(extents))
     reach = _reach(nest, machine, resident / max(1.0, used), first_reduction)
-    streams, aliased = _lines(nest, body)
+    streams, aliased = _lines(nest, body, on.way_bytes)
     memory = tuple(
         bytes_ / level.refill / min(used, machine.cores)
         for bytes_, level in zip(reach.traffic, machine.levels, strict=True)
@@ -343,16 +342,17 @@ def _reach(nest: Nest, machine: Machine, resident: float, tile: int) -> _Reach:
     )
 
 
-def _lines(nest: Nest, body: _Body) -> tuple[float, float]:
-    """Cache lines that one pass through the body touches, and how many of one access fall on one set."""
+def _lines(nest: Nest, body: _Body, way: int) -> tuple[float, float]:
+    """Cache lines that one pass through the body touches, and how many of one access, multiples of ``way`` bytes apart,
+    fall on one set."""
     extents, streams, aliased = nest.extents, 0.0, 0.0
     for access in nest.accesses:
         if access.buffer.scope == "local":
             continue
-        streams += max(1.0, _footprint(access, body.loops, extents) / _LINE)
+        streams += max(1.0, _footprint(access, body.loops, extents) / LINE_BYTES)
         for i in body.loops:
             step = abs(access.step(i)) * access.buffer.element
-            if extents[i] > 1 and step >= _ALIAS and step % _ALIAS == 0:
+            if extents[i] > 1 and step >= way and step % way == 0:
                 aliased = max(aliased, float(extents[i]))
     return streams, aliased
 
@@ -365,11 +365,11 @@ def _footprint(access: Access, loops: Collection[int], extents: list[int]) -> fl
     last, size = access.index[-1], access.buffer.element
     span = min(float(access.buffer.shape[-1]), 1.0 + last.range_over(loops, extents)) * size
     # a row that is read whole shares its end lines with the next one
-    row = span if span == access.buffer.shape[-1] * size else math.ceil(span / _LINE) * _LINE
-    return math.prod(elements[:-1]) * min(row, elements[-1] * _LINE)
+    row = span if span == access.buffer.shape[-1] * size else math.ceil(span / LINE_BYTES) * LINE_BYTES
+    return math.prod(elements[:-1]) * min(row, elements[-1] * LINE_BYTES)
 
 
-def _gpu(nest: Nest, machine: Machine, shared_bytes: float) -> NestCost:
+def _gpu(nest: Nest, machine: Machine, on: GpuMachine, shared_bytes: float) -> NestCost:
     extents = nest.extents
     grid = math.prod(loop.extent for loop in nest.loops if loop.kind.startswith("blockIdx"))
     threads = math.prod(loop.extent for loop in nest.loops if loop.kind.startswith("threadIdx"))
@@ -379,11 +379,12 @@ def _gpu(nest: Nest, machine: Machine, shared_bytes: float) -> NestCost:
     private = [a for a in nest.accesses if a.buffer.scope == "local" and a.store]
     accumulators = sum(math.prod(a.elements(set(per_thread), extents)) for a in private)
     registers = 24.0 + accumulators * 1.2
+    resident, most, warps = on.threads_per_multiprocessor, float(on.blocks_per_multiprocessor), max(on.warp, threads)
     blocks_fit = min(
-        2048 / max(32, threads), 65536 / (registers * max(32, threads)),
-        machine.levels[0].size / shared_bytes if shared_bytes else 32.0, 32.0,
+        resident / warps, on.registers_per_multiprocessor / (registers * warps),
+        on.shared_bytes / shared_bytes if shared_bytes else most, most,
     )
-    occupancy = min(1.0, max(0.0, math.floor(blocks_fit)) * threads / 2048)
+    occupancy = min(1.0, max(0.0, math.floor(blocks_fit)) * threads / resident)
     waves = math.ceil(grid / machine.cores)
     balance = grid / (waves * machine.cores)
     spills = max(0.0, registers - machine.vector_registers)
@@ -392,13 +393,13 @@ def _gpu(nest: Nest, machine: Machine, shared_bytes: float) -> NestCost:
         if access.buffer.scope not in ("global", ""):
             continue
         touched = math.prod(access.elements(set(own), extents)) * access.buffer.element * grid
-        step = abs(access.step(lane)) * access.buffer.element if lane is not None else _LINE
+        step = abs(access.step(lane)) * access.buffer.element if lane is not None else LINE_BYTES
         waste = 1.0 if step <= access.buffer.element * 4 else min(8.0, step / access.buffer.element)
         fetched, used = fetched + touched * waste, used + touched
     work = max(nest.flops, nest.iterations)
     # few resident warps hide little latency; independent accumulators make up for some of it
     hidden = min(1.0, (occupancy * 4) * max(1.0, min(4.0, accumulators / 4)) + 0.02)
-    rate = machine.flops * balance * hidden * min(1.0, threads / 32) / (1 + spills / 16)
+    rate = machine.flops * balance * hidden * min(1.0, threads / on.warp) / (1 + spills / 16)
     compute = work / max(rate, 1.0)
     memory = tuple(fetched / (level.refill * machine.cores) / max(0.05, balance) for level in machine.levels)
     traffic = (fetched,) * len(machine.levels)

@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 
 from cost_model.costs import SIZES, NestCost, nest_cost
-from cost_model.machine import Machine, machine
+from cost_model.machine import Machine, reference
 from cost_model.nests import Function, Nest, read_function
 
 __all__ = ["FEATURES", "Features", "extract"]
@@ -55,7 +55,8 @@ class Features:
 
 
 def extract(mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = ()) -> Features:
-    """The features of the one function in ``mod``. Remembered for the modules seen last.
+    """The features of the one function in ``mod``, on what machines with the target's instructions have. Remembered for
+    the modules seen last.
 
     ``cold`` are the positions of parameters that no cache holds (see :func:`cost_model.machine.cold_weights`).
     """
@@ -64,7 +65,7 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = 
 
 @lru_cache(maxsize=1024)
 def _extract(mod: tvm.IRModule, target_json: str, cold: tuple[int, ...]) -> Features:
-    return describe(read_function(mod, cold), machine(tvm.target.Target(target_json)))
+    return describe(read_function(mod, cold), reference(tvm.target.Target(target_json)))
 
 
 def describe(function: Function, on: Machine) -> Features:

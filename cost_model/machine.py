@@ -1,8 +1,7 @@
-"""Peak rates and cache sizes behind the analytic model, read from the TVM target alone.
+"""The described machine as the analytic model sees it: levels of memory, each refilled from the next.
 
-The figures are documented constants, not measurements: a ranking needs ratios between arithmetic, cache and
-memory that are right within a factor of about two. Sources: Intel's and AMD's optimisation manuals for issue
-widths and cache bandwidths, NVIDIA's white papers for the GPUs.
+All figures are those of :mod:`schedules.machine`; a ranking needs ratios between arithmetic, cache and memory that are
+right within a factor of about two.
 """
 
 from __future__ import annotations
@@ -13,15 +12,9 @@ from functools import lru_cache
 
 import tvm
 
-__all__ = ["Level", "Machine", "cold_weights", "machine"]
+from schedules.machine import CpuMachine, GpuMachine, cpu_machine, gpu_machine, reference_machine
 
-#: sustained clock under vector load of current server and desktop cores, in Hz; deliberately on the high side,
-#: since a bound that is too low would make the tuner stop too early
-CPU_HZ = 4.2e9
-#: fused multiply-adds issued each cycle
-CPU_FMA_PER_CYCLE = 2
-#: cycles from one fused multiply-add to the next one that needs its result
-CPU_FMA_LATENCY = 4
+__all__ = ["Level", "Machine", "cold_weights", "machine", "reference"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +31,9 @@ class Machine:
 
     ``flops`` is the float32 peak of the whole machine (a multiply-add counts 2), ``bandwidth`` main memory's
     bytes/s of the whole machine. On a GPU ``cores`` are multiprocessors and ``vector_registers`` the 32-bit
-    registers of one thread.
+    registers of one thread. ``described`` has what only one kind of machine has.
     """
 
-    gpu: bool
     cores: int
     hz: float
     vector_bytes: int
@@ -50,6 +42,8 @@ class Machine:
     bandwidth: float
     levels: tuple[Level, ...]
     launch_seconds: float  # starting one parallel region or kernel
+    call_seconds: float  # from one kernel's end to the next one's begin
+    described: CpuMachine | GpuMachine
     dot: float = 1.0  # products of 8-bit integers that a lane adds up in the time of one multiply-add
 
     def lanes(self, element_bytes: int) -> int:
@@ -57,21 +51,14 @@ class Machine:
         return max(1, self.vector_bytes // max(1, element_bytes))
 
 
-#: multiprocessors, float32 flop/s, memory bytes/s, level-2 bytes, by compute capability (the largest part of each)
-_GPUS = {
-    70: (80, 15.7e12, 0.90e12, 6 << 20),
-    75: (72, 16.3e12, 0.67e12, 6 << 20),
-    80: (108, 19.5e12, 1.55e12, 40 << 20),
-    86: (84, 29.8e12, 0.77e12, 6 << 20),
-    87: (16, 5.3e12, 0.20e12, 4 << 20),
-    89: (128, 73.0e12, 0.86e12, 64 << 20),
-    90: (132, 60.0e12, 3.35e12, 50 << 20),
-}
-
-
 def machine(target: tvm.target.Target) -> Machine:
     """The machine that an ``llvm`` or ``cuda`` target describes."""
-    return _machine(str(target))
+    return _machine(str(target), False)
+
+
+def reference(target: tvm.target.Target) -> Machine:
+    """The machine by which learned models describe programs: see :func:`schedules.machine.reference_machine`."""
+    return _machine(str(target), True)
 
 
 def cold_weights(target: tvm.target.Target, constants: Sequence[int], constant_bytes: int) -> tuple[int, ...]:
@@ -84,50 +71,32 @@ def cold_weights(target: tvm.target.Target, constants: Sequence[int], constant_b
 
 
 @lru_cache(maxsize=64)
-def _machine(target_json: str) -> Machine:
+def _machine(target_json: str, nominal: bool) -> Machine:
     target = tvm.target.Target(target_json)
-    return _gpu(target) if target.kind.name == "cuda" else _cpu(target)
+    if target.kind.name == "cuda":
+        return _gpu(gpu_machine(target))
+    return _cpu(reference_machine(target) if nominal else cpu_machine(target))
 
 
-def _cpu(target: tvm.target.Target) -> Machine:
-    with target:
-
-        def feature(name: str) -> bool:
-            return bool(tvm.target.codegen.llvm_cpu_has_features(name, target))
-
-        fused = True
-        if feature("avx512f"):
-            width, registers = 64, 32
-        elif feature("avx2"):
-            width, registers = 32, 16
-        elif feature("neon"):
-            width, registers = 16, 32
-        else:
-            width, registers, fused = 16, 16, False
-        # four with a dot product of bytes, two with one of 16-bit numbers and an addition
-        dot = 4.0 if feature("avx512vnni") or feature("avxvnni") else 2.0 if feature("sse2") else 1.0
-    cores = int(target.attrs.get("num-cores", 1))
-    # without a fused instruction, one multiply and one add take the two ports
-    per_cycle = CPU_FMA_PER_CYCLE * (2 if fused else 1)
-    # one core of a current server draws 30 GB/s, and a few more saturate what a socket's channels give to all
-    bandwidth = 30e9 * min(cores, 2) + 5e9 * max(0, cores - 2)
+def _cpu(on: CpuMachine) -> Machine:
     return Machine(
-        gpu=False, cores=cores, hz=CPU_HZ, vector_bytes=width, vector_registers=registers,
-        flops=cores * CPU_HZ * per_cycle * (width // 4), bandwidth=bandwidth,
+        cores=on.cores, hz=on.hz, vector_bytes=on.vector_bytes, vector_registers=on.vector_registers, flops=on.flops,
+        bandwidth=on.memory_rate,
         levels=(
-            Level(32 * 1024, width * CPU_HZ),  # one register a cycle from level 2
-            Level(512 * 1024 if width < 64 else 1024 * 1024, 20 * CPU_HZ),
-            Level(16 * 1024 * 1024, bandwidth / cores),
+            Level(on.l1_bytes, on.l2_rate * on.hz), Level(on.l2_bytes, on.l3_rate * on.hz),
+            Level(on.l3_bytes, on.memory_rate / on.cores),
         ),
-        launch_seconds=2e-6, dot=dot,
+        launch_seconds=on.launch_seconds, call_seconds=on.call_seconds, described=on,
+        # four with a dot product of bytes, two with one of 16-bit numbers and an addition
+        dot=4.0 * on.dot_per_cycle / on.fma_per_cycle if on.dot_per_cycle else 2.0,
     )
 
 
-def _gpu(target: tvm.target.Target) -> Machine:
-    digits = "".join(c for c in str(target.attrs.get("arch", "sm_80")) if c.isdigit())
-    cores, flops, bandwidth, l2 = _GPUS.get(int(digits or "80"), _GPUS[80])
-    shared = float(target.attrs.get("max_shared_memory_per_block", 49152))
+def _gpu(on: GpuMachine) -> Machine:
+    cores = on.multiprocessors
     return Machine(
-        gpu=True, cores=cores, hz=1.6e9, vector_bytes=4, vector_registers=255, flops=flops, bandwidth=bandwidth,
-        levels=(Level(shared, 3 * bandwidth / cores), Level(float(l2), bandwidth / cores)), launch_seconds=4e-6,
+        cores=cores, hz=on.hz, vector_bytes=4, vector_registers=on.registers_per_thread, flops=on.flops,
+        bandwidth=on.memory_rate,
+        levels=(Level(on.shared_bytes, on.l2_rate / cores), Level(on.l2_bytes, on.memory_rate / cores)),
+        launch_seconds=on.launch_seconds, call_seconds=on.call_seconds, described=on,
     )

@@ -11,8 +11,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from cost_model.features import Features, extract
-from cost_model.roofline import estimate
+from cost_model.roofline import estimate, prior
 from cost_model.sample import Sample, sample
 
 __all__ = ["CostModel", "RooflineModel", "Sample", "prior_scores", "sample"]
@@ -50,7 +49,7 @@ class RooflineModel:
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
         cold: Sequence[int] = (),
     ) -> np.ndarray:
-        return prior_scores(func, target, [extract(c, target, cold) for c in candidates])
+        return prior_scores(func, target, [prior(c, target, cold) for c in candidates])
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """Nothing to learn."""
@@ -66,7 +65,8 @@ class RooflineModel:
             raise ValueError("the roofline model has no state, but was given some")
 
 
-def prior_scores(func: tirx.PrimFunc, target: tvm.target.Target, features: Sequence[Features]) -> np.ndarray:
-    """``log2(bound / estimate)``: 0 for a candidate that reaches the roofline, -1 for one at half of it."""
+def prior_scores(func: tirx.PrimFunc, target: tvm.target.Target, seconds: Sequence[float]) -> np.ndarray:
+    """``log2(bound / estimate)`` of estimates in seconds: 0 for a candidate that reaches the roofline, -1 for one at
+    half of it."""
     bound = estimate(func, target)
-    return np.array([math.log2(bound / max(f.seconds, 1e-9)) for f in features], dtype=np.float64)
+    return np.array([math.log2(bound / max(each, 1e-9)) for each in seconds], dtype=np.float64)

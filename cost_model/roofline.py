@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import tirx
 
-from cost_model.features import extract
+from cost_model.features import describe
 from cost_model.machine import machine
 from cost_model.nests import read_function
 
@@ -65,6 +65,9 @@ def estimate(func: tirx.PrimFunc | tvm.IRModule, target: tvm.target.Target) -> f
     return max(analyse(func, target).seconds, 1e-9)
 
 
-def prior(candidate: tvm.IRModule, target: tvm.target.Target) -> float:
-    """Seconds that the analytic model gives a *scheduled* function; what ranks candidates before any is measured."""
-    return max(extract(candidate, target).seconds, 1e-9)
+def prior(candidate: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = ()) -> float:
+    """Seconds that the analytic model gives a *scheduled* function; what ranks candidates before any is measured.
+
+    ``cold`` are the positions of parameters that no cache holds (see :func:`cost_model.machine.cold_weights`).
+    """
+    return max(describe(read_function(candidate, cold), machine(target)).seconds, 1e-9)

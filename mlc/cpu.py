@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mlc.config import get
+from mlc.config import get, physical_cores
 
-__all__ = ["FLAGS", "HostCpu", "cpu_model", "host_cpu", "host_flags", "native_attrs"]
+__all__ = ["FLAGS", "HostCpu", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs"]
 
 #: Features that LLVM's code generators use by themselves or that tensor intrinsics ask for -> the name of each in
 #: /proc/cpuinfo. Those of the system (pku, waitpkg, wbnoinvd, ...) are left out: no generated code has them.
@@ -145,6 +145,12 @@ def cpu_model() -> str:
     names = (value for key, value in _cpuinfo() if key == "model name")
     name = next(names, "") or platform.processor() or platform.machine()
     return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
+
+
+def machine_id() -> str:
+    """What a record says about where it was measured: ``AMD EPYC 7B13, 2 cores``."""
+    cores = physical_cores()
+    return f"{cpu_model()}, {cores} core{'s' if cores != 1 else ''}"
 
 
 def _cpuinfo() -> Iterator[tuple[str, str]]:

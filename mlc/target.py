@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -39,10 +40,8 @@ FRIENDLY = {
     "cuda:sm_90a": "NVIDIA Hopper with its architecture-specific instructions",
 }
 
-#: bytes of shared memory that one block may ask for, by compute capability
-_SHARED_MEMORY = {
-    "70": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "90a": 232448,
-}
+#: compute capabilities with instructions that no later one has
+_SPECIFIC = ("90a",)
 
 #: attributes that the key has in a place of their own, or that do not change what a schedule means
 _NOT_IN_KEY = ("kind", "mcpu", "num-cores", "model")
@@ -76,8 +75,8 @@ class Target:
     def canonical(self) -> str:
         """A short text without spaces, part of a task's key: ``llvm/znver5/2`` or ``cuda/sm_90``.
 
-        Cache sizes are left out: they say which schedules are promising, not what a schedule means, and one CPU may
-        report them differently as a whole machine and as a part of one.
+        Cache sizes and measured rates are left out: they say which schedules are promising, not what a schedule means,
+        and one CPU may report them differently as a whole machine and as a part of one.
         """
         attrs = json.loads(self.attrs)
         if attrs["kind"] == "cuda":
@@ -94,11 +93,24 @@ def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> 
         return name
     if isinstance(name, dict):
         return Target(str(name.get("kind", "?")), _dump(name))
-    return _resolve(name.strip(), threads or physical_cores())
+    words = name.split()
+    measured = _measured() if words[:1] == ["native"] else ""
+    return _resolve(name.strip(), threads or physical_cores(), measured)
+
+
+def _measured() -> str:
+    """What calibration has found on this machine, as a part of a target's ``model``; a file that cannot be used is a
+    warning."""
+    from mlc.calibration import read
+
+    found, reason = read()
+    if reason:
+        warnings.warn(reason, stacklevel=3)
+    return found.text() if found is not None else ""
 
 
 @lru_cache(maxsize=64)
-def _resolve(name: str, threads: int) -> Target:
+def _resolve(name: str, threads: int, measured: str) -> Target:
     words = name.split()
     head = words[0] if words else ""
     options: dict[str, Any] = {}
@@ -113,8 +125,8 @@ def _resolve(name: str, threads: int) -> Target:
         from mlc.cpu import host_cpu, native_attrs
         from schedules.machine import native_caches
 
-        if caches := native_caches():
-            options.setdefault("model", caches)
+        if known := ",".join(text for text in (native_caches(), measured) if text):
+            options.setdefault("model", known)
         shown = native_attrs(host_cpu())
         options["mattr"] = [*shown.get("mattr", ()), *options.get("mattr", ())]
         return _llvm(name, shown["mcpu"], threads, {key: value for key, value in options.items() if value != []})
@@ -148,14 +160,17 @@ def _llvm(name: str, mcpu: str, threads: int, options: dict[str, Any]) -> Target
 
 
 def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
+    from schedules.machine import GPUS
+
     arch = head.partition(":")[2] or options.pop("arch", "sm_80")
     number = arch.removeprefix("sm_")
-    if number not in _SHARED_MEMORY:
-        known = ", ".join(f"sm_{n}" for n in _SHARED_MEMORY)
+    gpu = GPUS.get(number.removesuffix("a") if number in _SPECIFIC else number)
+    if gpu is None:
+        known = ", ".join(f"sm_{n}" for n in sorted([*GPUS, *_SPECIFIC]))
         raise TargetError(f"a CUDA architecture must be one of {known}, got {arch!r}")
     attrs: dict[str, Any] = {
-        "kind": "cuda", "arch": f"sm_{number}", "max_threads_per_block": 1024, "thread_warp_size": 32,
-        "max_shared_memory_per_block": _SHARED_MEMORY[number], "host": {"kind": "llvm"},
+        "kind": "cuda", "arch": f"sm_{number}", "max_threads_per_block": gpu.threads_per_block,
+        "thread_warp_size": gpu.warp, "max_shared_memory_per_block": gpu.shared_bytes, "host": {"kind": "llvm"},
     }
     attrs.update(options)
     return _checked(name, attrs)

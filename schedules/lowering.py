@@ -25,6 +25,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import uses, walk
+from schedules.machine import LINE_BYTES
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
@@ -33,8 +34,6 @@ PIPELINE = "mlc"
 
 _MARK = "mlc.prefetch"
 _ROWS_MARK = "mlc.prefetch_rows"
-#: bytes of a cache line
-_LINE = 64
 #: more fetches than this in one step of the marked loop would displace the arithmetic, of which a step holds tens of
 #: multiply-adds. Small tiles need the fetches most: with 5 to 16 a step, 61 Winograd convolutions took 0.87 of
 #: the time (geometric mean, 0.43 to 1.24) that they took with none
@@ -102,7 +101,7 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     shape = [int(extent) for extent in buffer.shape]
     base = _first_index(loop, buffer)
     item = tvm.runtime.DataType(str(buffer.dtype)).bits // 8
-    row = next((n for n in range(1, len(shape) - 1) if prod(shape[-n:]) * item == _LINE), 0)  # axes of one line
+    row = next((n for n in range(1, len(shape) - 1) if prod(shape[-n:]) * item == LINE_BYTES), 0)  # axes of one line
     if base is None or not row:
         return loop.body
     # the tiles that read the same blocks: serial loops around this one that the blocks' address does not depend on
@@ -128,7 +127,7 @@ def _with_rows(func: tirx.PrimFunc, loop: tirx.For) -> tirx.Stmt:
     for param, distance in zip(numbers[::2], numbers[1::2], strict=True):
         buffer = func.params[param]
         base = _first_index(loop, buffer, from_start=False)
-        elements = _LINE * 8 // tvm.runtime.DataType(str(buffer.dtype)).bits
+        elements = LINE_BYTES * 8 // tvm.runtime.DataType(str(buffer.dtype)).bits
         if base is None:
             continue
         for n in range(lines):

@@ -1,8 +1,13 @@
-"""What a CPU schedule needs to know of the machine, read from the TVM target alone.
+"""What a machine is: all that seeds, estimates and rooflines may know of it, read from the TVM target alone.
 
-TVM's targets have no attribute for caches, so their sizes travel in the free text ``model``, as
-``l1=48K,l2=1024K,l3=32768K``: :func:`native_caches` is what a target for this very machine carries. A target without
-them gets sizes that every machine with its instructions has, and so means the same wherever it is compiled for.
+A description comes with the target: its instructions give vectors and registers, the CPU's family what is peculiar to
+it, and a GPU's architecture its data sheet. TVM's targets have no attributes for caches and rates, so what is known
+better travels in the free text ``model``, as ``l1=48K,l2=1024K,l3=32768K,ghz=3.6,l2rate=30``: a target for this very
+machine carries its cache sizes (:func:`native_caches`), and the rates that were measured on it (:data:`FACTS`), where
+they were. A target without them gets what machines with its instructions have, and so means the same wherever it is
+compiled for.
+
+Sources of the figures: Intel's and AMD's optimisation manuals, NVIDIA's white papers and CUDA C++ Programming Guide.
 """
 
 from __future__ import annotations
@@ -11,23 +16,35 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import tvm
 
-__all__ = ["CpuMachine", "cpu_machine", "native_caches", "native_last_level"]
+__all__ = [
+    "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "native_caches",
+    "native_last_level", "reference_machine",
+]
 
 _SYSFS = Path("/sys/devices/system/cpu")
 _SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
-_LAST_LEVEL = 16 << 20  # bytes, where nothing is known
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
+
+#: bytes of a cache line of every CPU that code is generated for
+LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class CpuMachine:
-    """Sizes in bytes unless named otherwise: levels 1 (data) and 2 of one core, level 3 of all that share it."""
+    """A CPU. Cache sizes are in bytes: levels 1 (data) and 2 of one core, level 3 of all that share it.
+
+    ``l1_rate`` to ``l3_rate`` are bytes a cycle that one core reads from each level, ``core_rate`` and ``memory_rate``
+    bytes a second that one core and all cores together read from memory. ``fma_per_cycle`` counts multiply-adds of
+    whole vectors that begin in a cycle, ``dot_per_cycle`` likewise instructions that add four products of 8 bits to
+    each 32-bit lane (0: there are none).
+    """
 
     cores: int
     vector_bytes: int  # width of one vector register: 16 (SSE, NEON), 32 (AVX2), 64 (AVX-512)
@@ -35,10 +52,92 @@ class CpuMachine:
     l1_bytes: int
     l2_bytes: int
     l3_bytes: int
+    l1_rate: float
+    l2_rate: float
+    l3_rate: float = 20.0
+    core_rate: float = 30e9
+    memory_rate: float = 60e9
+    #: sustained under vector load; on the high side, since a bound on a time that is too high ends tuning too early
+    hz: float = 4.2e9
+    fma_per_cycle: float = 2.0
+    fma_latency: float = 4.0  # cycles until the next one that needs the result can begin
+    dot_per_cycle: float = 0.0
+    l3_latency: float = 60.0  # cycles that a read waits which comes from the third level
+    mispredict_cycles: float = 15.0
+    window: int = 320  # micro-operations in flight
+    way_bytes: int = 4096  # lines so far apart share a set of the first cache
+    launch_seconds: float = 2e-6  # handing a parallel loop to threads that are awake, and waiting for them
+    call_seconds: float = 1e-6  # from one kernel's end to the begin of the next
 
     def lanes(self, dtype: str = "float32") -> int:
         """How many elements of ``dtype`` one vector register holds."""
         return max(1, self.vector_bytes * 8 // tvm.runtime.DataType(dtype).bits)
+
+    def macs_per_cycle(self, dtype: str = "float32") -> float:
+        """Multiply-adds of elements of ``dtype`` that one core begins in a cycle; types that are only stored are
+        multiplied as float32."""
+        bits = tvm.runtime.DataType(dtype).bits
+        if bits == 8 and self.dot_per_cycle:
+            return self.dot_per_cycle * self.vector_bytes
+        return self.fma_per_cycle * self.lanes("float64" if bits == 64 else "float32")
+
+    @property
+    def busy_accumulators(self) -> float:
+        """Vectors of independent sums that keep the multiply-add units busy: as many as begin while one is computed,
+        and one that makes up for what an out-of-order core schedules late. Measured on AVX2, two units of four
+        cycles: direct convolutions with tiles of 8 run at 0.88 of those of 10 and 12, matrix products of 128 rows at
+        0.91."""
+        return self.fma_per_cycle * self.fma_latency + 1
+
+    @property
+    def loads_per_cycle(self) -> float:
+        """Whole vectors that are read from the first level in a cycle."""
+        return self.l1_rate / self.vector_bytes
+
+    @property
+    def launch_cycles(self) -> float:
+        """Cycles of handing out a parallel loop."""
+        return self.launch_seconds * self.hz
+
+    @property
+    def flops(self) -> float:
+        """float32 operations a second of all cores; a multiply-add counts 2."""
+        return 2.0 * self.cores * self.hz * self.macs_per_cycle()
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A figure that calibration measures: ``what`` it is, the ``field`` of :class:`CpuMachine` that it gives, its
+    ``unit`` in a target's text, and ``scale`` of the field's units in one of those."""
+
+    what: str
+    field: str
+    unit: str
+    scale: float = 1.0
+
+
+#: by the name in a target's ``model``
+FACTS: Mapping[str, Fact] = {
+    "ghz": Fact("clock under vector load", "hz", "GHz", 1e9),
+    "fma": Fact("multiply-adds", "fma_per_cycle", "vectors/cycle"),
+    "latency": Fact("latency of a multiply-add", "fma_latency", "cycles"),
+    "dot": Fact("8-bit dot products", "dot_per_cycle", "vectors/cycle"),
+    "l1rate": Fact("reading level 1, a core", "l1_rate", "bytes/cycle"),
+    "l2rate": Fact("reading level 2, a core", "l2_rate", "bytes/cycle"),
+    "l3rate": Fact("reading level 3, a core", "l3_rate", "bytes/cycle"),
+    "core": Fact("reading memory, one core", "core_rate", "GB/s", 1e9),
+    "memory": Fact("reading memory, all cores", "memory_rate", "GB/s", 1e9),
+    "launch": Fact("starting a parallel loop", "launch_seconds", "us", 1e-6),
+}
+
+#: What families of CPUs have beside the default of their vectors' width, by LLVM's name and that width in bytes. Where
+#: vectors are twice as wide as the units, each takes two passes; client cores have one unit of 512 bits.
+_FAMILIES: Mapping[tuple[str, int], Mapping[str, float]] = {
+    ("znver1", 32): {"fma_per_cycle": 1.0, "l1_rate": 32.0, "l2_rate": 32.0},
+    **{(name, 32): {"l2_rate": 32.0} for name in ("znver2", "znver3", "znver4")},
+    ("znver4", 64): {"fma_per_cycle": 1.0, "l1_rate": 64.0, "l2_rate": 32.0},
+    **{(name, 64): {"fma_per_cycle": 1.0} for name in ("icelake-client", "tigerlake", "rocketlake")},
+}
 
 
 def native_caches(sysfs: Path = _SYSFS) -> str:
@@ -50,7 +149,7 @@ def native_caches(sysfs: Path = _SYSFS) -> str:
 
 def native_last_level() -> int:
     """Bytes of this machine's largest cache: what is read again after more than that comes from memory."""
-    return max(_caches(native_caches(), {3: _LAST_LEVEL}).values())
+    return max({3: _default(1, 32, 16).l3_bytes, **_caches(native_caches())}.values())
 
 
 def _from_sysfs(folder: Path) -> dict[int, int]:
@@ -83,14 +182,40 @@ def _bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _caches(model: str, default: Mapping[int, int]) -> dict[int, int]:
-    """Cache sizes that a target's ``model`` names, over ``default``; what else it says is left alone."""
-    found = re.findall(r"\bl([123])=(\d+[KM]?)\b", model)
-    return {**default, **{int(level): _bytes(size) for level, size in found}}
+def _caches(model: str) -> dict[int, int]:
+    """Cache sizes by level that a target's ``model`` names; what else it says is left alone."""
+    return {int(level): _bytes(size) for level, size in re.findall(r"\bl([123])=(\d+[KM]?)\b", model)}
+
+
+def _facts(model: str) -> dict[str, float]:
+    """Fields that a target's ``model`` gives."""
+    found = re.findall(rf"\b({'|'.join(FACTS)})=(\d+(?:\.\d+)?)(?![\w.])", model)
+    return {FACTS[name].field: float(value) * FACTS[name].scale for name, value in found if float(value)}
+
+
+def _default(cores: int, width: int, registers: int) -> CpuMachine:
+    """What machines with vectors of ``width`` bytes have."""
+    level2 = (1024 if width == 64 else 512) << 10  # cores with AVX-512 have larger ones
+    return CpuMachine(
+        cores, width, registers, 32 << 10, level2, 16 << 20, 2.0 * width, min(64.0, 2.0 * width),
+        # a few cores saturate what a socket's channels give to all
+        memory_rate=30e9 * min(cores, 2) + 5e9 * max(0, cores - 2),
+    )
+
+
+def reference_machine(target: tvm.target.Target) -> CpuMachine:
+    """What machines with the instructions of an ``llvm`` target have, whichever it is: what a learned cost model
+    describes programs by, so that its knowledge carries over from one machine to another."""
+    return _reference(str(target))
+
+
+def cpu_machine(target: tvm.target.Target) -> CpuMachine:
+    """The machine that an ``llvm`` target describes."""
+    return _machine(str(target))
 
 
 @lru_cache(maxsize=64)
-def _machine(target_json: str) -> CpuMachine:
+def _reference(target_json: str) -> CpuMachine:
     target = tvm.target.Target(target_json)
     with target:
         has = tvm.target.codegen.llvm_cpu_has_features
@@ -106,12 +231,76 @@ def _machine(target_json: str) -> CpuMachine:
             width, registers = 16, 32
         else:
             width, registers = 16, 16
-    level2 = 1024 if width == 64 else 512  # kilobytes; cores with AVX-512 have larger ones
-    caches = _caches(str(target.attrs.get("model", "")), {1: 32 << 10, 2: level2 << 10, 3: _LAST_LEVEL})
-    cores = int(target.attrs.get("num-cores", 1))
-    return CpuMachine(cores, width, registers, caches[1], caches[2], caches[3])
+        found = _default(int(target.attrs.get("num-cores", 1)), width, registers)
+        if not (feature("fma") or feature("avx512f") or feature("neon")):
+            found = replace(found, fma_per_cycle=1.0)  # a multiplication and an addition take the two units
+        dots = feature("avx512vnni") if width == 64 else feature("avxvnni") or feature("dotprod")
+        return replace(found, dot_per_cycle=found.fma_per_cycle if dots else 0.0)
 
 
-def cpu_machine(target: tvm.target.Target) -> CpuMachine:
-    """The machine that an ``llvm`` target describes."""
-    return _machine(str(target))
+@lru_cache(maxsize=64)
+def _machine(target_json: str) -> CpuMachine:
+    target, found = tvm.target.Target(target_json), _reference(target_json)
+    family = _FAMILIES.get((str(target.attrs.get("mcpu", "")), found.vector_bytes), {})
+    model = str(target.attrs.get("model", ""))
+    caches = {f"l{level}_bytes": size for level, size in _caches(model).items()}
+    facts: dict[str, Any] = {**family, **_facts(model), **caches}
+    if "fma_per_cycle" in family and found.dot_per_cycle and "dot_per_cycle" not in facts:
+        facts["dot_per_cycle"] = family["fma_per_cycle"]
+    if "core_rate" in facts and "memory_rate" in facts:  # fewer cores than were measured draw less
+        facts["memory_rate"] = min(facts["core_rate"] * found.cores, facts["memory_rate"])
+    return replace(found, **facts)
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A GPU: its multiprocessors, and what one of them and one block of threads have, in bytes and threads.
+
+    ``flops`` is the float32 peak of the whole GPU without tensor cores (a multiply-add counts 2), ``memory_rate`` and
+    ``l2_rate`` bytes a second that all multiprocessors together read from memory and from the second level.
+    """
+
+    multiprocessors: int
+    flops: float
+    memory_rate: float
+    l2_bytes: int
+    shared_bytes: int  # that a block may ask for
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    hz: float = 1.6e9
+    registers_per_multiprocessor: int = 65536  # of 32 bits
+    registers_per_thread: int = 255
+    threads_per_block: int = 1024
+    warp: int = 32
+    launch_seconds: float = 4e-6
+    call_seconds: float = 1e-6
+
+    @property
+    def l2_rate(self) -> float:
+        """Taken as three times the memory's."""
+        return 3.0 * self.memory_rate
+
+
+#: by compute capability, the largest part of each
+GPUS: Mapping[str, GpuMachine] = {
+    "70": GpuMachine(80, 15.7e12, 0.90e12, 6 << 20, 98304, 2048, 32),
+    "75": GpuMachine(72, 16.3e12, 0.67e12, 6 << 20, 65536, 1024, 16),
+    "80": GpuMachine(108, 19.5e12, 1.55e12, 40 << 20, 166912, 2048, 32),
+    "86": GpuMachine(84, 29.8e12, 0.77e12, 6 << 20, 101376, 1536, 16),
+    "87": GpuMachine(16, 5.3e12, 0.20e12, 4 << 20, 166912, 1536, 16),
+    "89": GpuMachine(128, 73.0e12, 0.86e12, 64 << 20, 101376, 1536, 24),
+    "90": GpuMachine(132, 60.0e12, 3.35e12, 50 << 20, 232448, 2048, 32),
+}
+_UNKNOWN_GPU = "80"
+
+
+def gpu_machine(target: tvm.target.Target) -> GpuMachine:
+    """The machine that a ``cuda`` target describes; limits of a block that the target states go first."""
+    attrs = target.attrs
+    digits = "".join(c for c in str(attrs.get("arch", "")).split(",")[0] if c.isdigit())
+    found = GPUS.get(digits, GPUS[_UNKNOWN_GPU])
+    return replace(
+        found, shared_bytes=int(attrs.get("max_shared_memory_per_block", found.shared_bytes)),
+        threads_per_block=int(attrs.get("max_threads_per_block", found.threads_per_block)),
+        warp=int(attrs.get("thread_warp_size", found.warp)),
+    )

@@ -45,7 +45,7 @@ def examine() -> list[Finding]:
         return findings + [Finding("the rest", "note", "not looked at: importing TVM is unsafe until this is mended")]
     with _without_torch():
         findings += _guarded(_native)
-    for probe in (_runs, _threads, _linker, _cuda, _logs):
+    for probe in (_runs, _threads, _calibration, _linker, _cuda, _logs):
         findings += _guarded(probe)
     return findings
 
@@ -177,6 +177,18 @@ def _threads() -> Iterator[Finding]:
     cores = physical_cores()
     source = "MLC_THREADS" if get("MLC_THREADS") else "physical cores"
     yield Finding("threads", "ok", f"{cores} ({source}); TVM by itself would use {default} of {os.cpu_count()} CPUs")
+
+
+def _calibration() -> Iterator[Finding]:
+    from mlc.calibration import calibration_path, read
+
+    found, reason = read()
+    if reason:
+        yield Finding("calibration", "wrong", reason, "or delete the file")
+    elif found is None:
+        yield Finding("calibration", "note", "none: `mlc doctor --calibrate` measures this machine in a few seconds")
+    else:
+        yield Finding("calibration", "ok", f"{found.text()} in {calibration_path()}")
 
 
 def _linker() -> Iterator[Finding]:

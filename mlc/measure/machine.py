@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from mlc.config import physical_cores
-from mlc.cpu import cpu_model
+from mlc.cpu import machine_id
 
 __all__ = ["load_warning", "machine_id"]
 
 _QUIET = 0.25  # cores that others may use before times suffer visibly
-
-
-def machine_id() -> str:
-    """What a record says about where it was measured: ``AMD EPYC 7B13, 2 cores``."""
-    cores = physical_cores()
-    return f"{cpu_model()}, {cores} core{'s' if cores != 1 else ''}"
 
 
 def load_warning(seconds: float = 0.3) -> str:

@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from mlc.graph.substitute.costs import CALL_SECONDS
 from mlc.tuning.competition import chances
 
 __all__ = ["Allocator", "TaskState"]
@@ -99,14 +98,16 @@ class TaskState:
 class Allocator:
     """Hands out batches; :meth:`update` decides when a task stops.
 
-    ``graphs``, where there are several, say how often each calls the task of which index.
+    ``graphs``, where there are several, say how often each calls the task of which index; a call takes
+    ``call_seconds`` besides.
     """
 
     def __init__(
         self, states: Sequence[TaskState], batch: int, trials: int | None = None, seconds: float | None = None,
-        graphs: Sequence[Mapping[int, int]] = (),
+        graphs: Sequence[Mapping[int, int]] = (), call_seconds: float = 0.0,
     ) -> None:
         self.states = list(states)
+        self._call_seconds = call_seconds
         self._batch = batch
         self._graphs = graphs or [{s.index: s.weight for s in self.states}]
         share = _affordable(trials, seconds) * _FIRST_PART / max(1, len(self.states))
@@ -152,7 +153,7 @@ class Allocator:
         times = [s.best if math.isfinite(s.best) else _guess(s, typical) for s in self.states]
         odds = chances(
             self._graphs, [s.choice for s in self.states], times, [self._hope(s, typical) for s in self.states],
-            CALL_SECONDS,
+            self._call_seconds,
         )
         return [max(odd * graph.get(s.index, 0) for odd, graph in zip(odds, self._graphs, strict=True))
                 for s in self.states]

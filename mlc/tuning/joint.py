@@ -20,8 +20,7 @@ from mlc.graph.pipeline import lower, prepare
 from mlc.graph.products import product_of
 from mlc.graph.substitute.check import agree
 from mlc.graph.substitute.choose import MARGIN, Substitutions, digest, failed, find, subject
-from mlc.graph.substitute.costs import CALL_SECONDS
-from mlc.graph.substitute.price import bound, compare, estimated
+from mlc.graph.substitute.price import bound, call_seconds, compare, estimated
 from mlc.graph.substitute.read import Reading, read
 from mlc.graph.substitute.search import Candidate, Found
 from mlc.graph.task import Task
@@ -140,10 +139,10 @@ class _Joint:
 def _sum(entrant: _Entrant, times: Mapping[str, float]) -> float:
     best: dict[str, tuple[float, int]] = {}
     for task in entrant.every:
-        group = task.choice or task.key
-        seconds, weight = best.get(group, (times[task.key], 0))
-        best[group] = min(times[task.key], seconds), max(task.weight, weight)
-    return sum((seconds + CALL_SECONDS) * weight for seconds, weight in best.values())
+        group, time = task.choice or task.key, times[task.key] + call_seconds(task)
+        seconds, weight = best.get(group, (time, 0))
+        best[group] = min(time, seconds), max(task.weight, weight)
+    return sum(seconds * weight for seconds, weight in best.values())
 
 
 class JointTuning:

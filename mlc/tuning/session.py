@@ -10,6 +10,7 @@ from statistics import median
 from cost_model.gbt import RankingModel
 from cost_model.model import CostModel
 from mlc.errors import MlcError
+from mlc.graph.substitute.price import call_seconds
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined
 from mlc.log.record import Record, Verdict
@@ -161,7 +162,7 @@ class _Run:
         journal = self._journal
         allocator = self._allocator = Allocator(
             [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left,
-            self._by_index(),
+            self._by_index(), max((call_seconds(s.task) for s in self._searches), default=0.0),
         )
         while True:
             trials, seconds = journal.trials_left, journal.seconds_left

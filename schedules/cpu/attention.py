@@ -20,7 +20,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import remembered, uses
-from schedules.cpu.common import PARALLEL_WORK
+from schedules.cpu.common import parallel_work
 from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, divisors, find_annotated, vectors_in
 from schedules.intrin import use
 from schedules.intrin.transpose import transpose
@@ -34,8 +34,8 @@ _OPS = ("attention",)
 #: key rows of one register tile of scores at most
 _MAX_KEYS = 24
 
-#: multiply-adds below which waking the other threads costs more than it saves
-_PARALLEL_PRODUCTS = 8 * PARALLEL_WORK
+#: multiply-adds in the time of an element step of a pass over memory
+_PRODUCTS_PER_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Attention(Space):
                 sch.compute_at(copy, tasks, preserve_unit_loops=True)
                 _vectors(sch, sch.get_loops(copy)[-1], lanes)
         tasks = sch.fuse(*outer, tasks)
-        if shape.products >= _PARALLEL_PRODUCTS:
+        if shape.products >= _PRODUCTS_PER_STEP * parallel_work(machine):
             sch.parallel(tasks)
         for stage, start in (
             (blocks.values, start_values), (blocks.peak, starts[0]), (blocks.total, starts[1]),
@@ -287,7 +287,7 @@ def _value_tiles(shape: _Shape, machine: CpuMachine) -> list[tuple[int, int]]:
     multiply-adds, and a narrower tile reads fewer lines of the values a step."""
     vectors, budget = vectors_in(shape.features, machine.lanes())[0], _accumulators(machine)
     tiles = [(r, f) for f in divisors(vectors, 8) for r in divisors(shape.width, shape.width) if r * f <= budget]
-    wanted = max(8, budget * 2 // 3)
+    wanted = max(machine.fma_per_cycle * machine.fma_latency, budget * 2 // 3)
     return sorted(tiles, key=lambda t: (abs(t[0] * t[1] - wanted) // 4, 1 / t[0] + 1 / t[1], t[1]))
 
 

@@ -24,12 +24,12 @@ from schedules.analysis import (
 from schedules.machine import CpuMachine
 
 __all__ = [
-    "PARALLEL_WORK", "InjectiveTile", "attempt", "collapse", "divisor", "expression_size", "extent_of", "has_block",
-    "inline_block", "inline_injective", "is_transposed", "parallelise", "schedule_injective", "vectorise", "work",
+    "InjectiveTile", "attempt", "collapse", "divisor", "expression_size", "extent_of", "has_block", "inline_block",
+    "inline_injective", "is_transposed", "parallel_work", "parallelise", "schedule_injective", "vectorise", "work",
 ]
 
-#: element steps below which waking the other threads (2 to 6 microseconds) costs more than it saves
-PARALLEL_WORK = 64 * 1024
+#: element steps of a pass over memory that one core takes in a cycle: two cores are done half of the time earlier
+_STEPS_PER_CYCLE = 7.8
 #: how many element steps one transcendental call or division is worth
 _CALL_COST = 3
 #: elements that the serial part of a parallel nest should have at least
@@ -55,6 +55,11 @@ def divisor(extent: int, limit: int) -> int:
 def work(elements: int, expensive: int) -> int:
     """Rough cost of a loop nest in element steps."""
     return elements * (1 + _CALL_COST * expensive)
+
+
+def parallel_work(machine: CpuMachine) -> int:
+    """Element steps below which handing them to several threads costs more than it saves."""
+    return round(_STEPS_PER_CYCLE * machine.launch_cycles)
 
 
 def extent_of(sch: s_tir.Schedule, loop: LoopRV) -> int:
@@ -284,7 +289,7 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     if not before.loops:
         return
     elements = prod(loop.extent for loop in before.loops)
-    cores = machine.cores if tile.parallel and work(elements, before.expensive) >= PARALLEL_WORK else 1
+    cores = machine.cores if tile.parallel and work(elements, before.expensive) >= parallel_work(machine) else 1
     here, parts = collapse(sch, block, cores)
     lanes = machine.lanes(str(here.writes[0].buffer.dtype))
     store, load = _lane_loops(here)

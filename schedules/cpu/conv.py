@@ -40,14 +40,16 @@ _OPS = ("conv2d_nchwc", _PHASES)
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
-#: cycles: to begin a row of a tile, a chunk, to wake the other threads, to hand work to threads that are awake
-_TILE, _CHUNK, _WAKE, _LAUNCH = 30.0, 1000.0, 10000.0, 3000.0
-#: bytes a cycle that one core reads from the second and third level, and the part of it that arithmetic does not hide
-_L2, _L3, _EXPOSED = 32.0, 12.0, 0.5
-#: Cycles that a tile of several rows waits where a row begins in a block of input channels that comes from beyond the
-#: second level: the waits are too short for the prefetcher. Measured on Zen 3, 192 -> 32 channels of 28x28: tiles
-#: of two rows take 1.6 times as long as those of one row with as many pixels.
-_ROW = 60.0
+#: mispredicted branches at the begin of a row of a tile, and reads from the third level that a chunk waits for until
+#: the prefetcher knows its streams
+_TILE, _CHUNK = 2.0, 16.0
+#: part of the time of reading weights and input that arithmetic does not hide, and of the second and third level's rate
+#: that is reached beside it (measured on Zen 4: weights that each tile reads again want four pixels a vector)
+_EXPOSED, _NEAR, _FAR = 0.5, 0.5, 0.6
+#: Reads from the third level that a tile of several rows waits for where a row begins in a block of input channels that
+#: comes from beyond the second: the waits are too short for the prefetcher. Measured on Zen 3, 192 -> 32 channels of
+#: 28x28: tiles of two rows take 1.6 times as long as those of one row with as many pixels.
+_ROW = 1.0
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,7 @@ class _Cost:
         self._vectors = vectors_in(shape.oc, machine.lanes())[0]
         self._steps = shape.ic_blocks * shape.kh * shape.kw * shape.ic
         self._block = shape.oc * self._steps * shape.step.weight_bytes  # bytes of the weights of one channel block
+        self._near, self._far = _NEAR * machine.l2_rate, _FAR * machine.l3_rate  # bytes a cycle
 
     def _rows(self, rows: int) -> int:
         """Bytes of the input that ``rows`` rows of the output read, in one group's channels."""
@@ -266,11 +269,15 @@ class _Cost:
 
     def _tile(self, columns: int, chunk: _Chunk, rate: float) -> float:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
-        vectors, pixels, step = chunk.oc * self._vectors, columns * chunk.oh, self._shape.step
+        machine, step, vectors, pixels = self._machine, self._shape.step, chunk.oc * self._vectors, columns * chunk.oh
         loads = vectors * step.weights + pixels * -(-chunk.oc // self._shape.per_group)
-        arithmetic = max(pixels * vectors, step.busy) * step.multiply + pixels * step.unpack + loads * step.load
-        cycles = max(arithmetic / 2, loads / 2, chunk.oc * self._shape.oc * step.weight_bytes / rate)
-        return self._steps * cycles + 2 * pixels * vectors + _TILE * chunk.oh
+        products = max(pixels * vectors, step.accumulators(machine)) * step.multiply
+        arithmetic = products + pixels * step.unpack + loads * step.load
+        cycles = max(
+            arithmetic / machine.fma_per_cycle, loads / machine.loads_per_cycle,
+            chunk.oc * self._shape.oc * step.weight_bytes / rate,
+        )
+        return self._steps * cycles + 2 * pixels * vectors + _TILE * machine.mispredict_cycles * chunk.oh
 
     def tile(self, chunk: _Chunk, rate: float = float("inf")) -> float:
         """Cycles of the tiles of one row, the ragged last one included."""
@@ -280,30 +287,34 @@ class _Cost:
     def __call__(self, chunk: _Chunk) -> float:
         """Cycles of the whole convolution on all cores."""
         shape, machine = self._shape, self._machine
-        room = 0.75 * machine.l2_bytes
+        room, near, far = 0.75 * machine.l2_bytes, self._near, self._far
         panel, data = chunk.oc * self._block, self._rows(chunk.rows)
-        again = float("inf") if panel <= machine.l1_bytes // 2 else _L2 if panel + self._rows(chunk.oh) <= room else _L3
+        again = float("inf")
+        if panel > machine.l1_bytes // 2:
+            again = near if panel + self._rows(chunk.oh) <= room else far
         phases = prod(shape.phases)
         kept = shape.oc_blocks * phases if chunk.order == 0 else chunk.groups  # blocks read until the next rows
-        first = _L2 if kept * self._block <= room / 2 else _L3
+        first = near if kept * self._block <= room / 2 else far
         stays = data if chunk.order == 0 else self._rows(shape.oh)
-        source = _L2 if stays + panel <= room else _L3
+        source = near if stays + panel <= room else far
         row = self.tile(chunk, again) + self._rows(chunk.oh) / source * _EXPOSED
         panels = chunk.groups // chunk.oc
-        cycles = panels * (chunk.rows // chunk.oh * row + panel / first * _EXPOSED) + _CHUNK
+        cycles = panels * (chunk.rows // chunk.oh * row + panel / first * _EXPOSED)
+        cycles += _CHUNK * machine.l3_latency
         later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
-        waits = shape.ic_blocks * shape.kh * later * -(-shape.ow // chunk.ow) * _ROW
+        waits = shape.ic_blocks * shape.kh * later * -(-shape.ow // chunk.ow) * _ROW * machine.l3_latency
         once = self._rows(shape.oh) + panel <= room  # the input stays while a core goes through its chunks
-        cycles += 0.0 if once else waits * (1 if source == _L2 else panels)
+        cycles += 0.0 if once else waits * (1 if source == near else panels)
         groups = shape.oc_blocks // chunk.groups * phases
         chunks, before = shape.n * (shape.oh // chunk.rows) * groups, 0.0
         if chunk.pad:
-            chunks, cycles = chunks // groups, cycles * groups + data * shape.groups / _L2
+            chunks, cycles = chunks // groups, cycles * groups + data * shape.groups / near
         elif shape.padded:
-            before = _WAKE + shape.n * self._rows(shape.oh) * shape.groups * (1 / _L2 + 1 / _L3) / machine.cores
+            copied = shape.n * self._rows(shape.oh) * shape.groups
+            before = machine.launch_cycles + copied * (1 / near + 1 / far) / machine.cores
         if once:
             before += waits * shape.n * shape.oh / chunk.rows / machine.cores
-        return before + (_LAUNCH if chunks > 1 else 0.0) + -(-chunks // machine.cores) * cycles
+        return before + (machine.launch_cycles if chunks > 1 else 0.0) + -(-chunks // machine.cores) * cycles
 
 
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:

@@ -13,26 +13,24 @@ from tvm.ir import TensorLoad
 
 from schedules.analysis import analyse, remembered
 from schedules.cpu.common import (
-    PARALLEL_WORK,
     InjectiveTile,
     collapse,
     inline_injective,
     is_transposed,
+    parallel_work,
     parallelise,
     schedule_injective,
     work,
 )
 from schedules.intrin import use
 from schedules.intrin.transpose import transpose
-from schedules.machine import cpu_machine
+from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["ELEMENTWISE"]
 
-#: bytes between lines that share a set of the first cache
-_ALIASED = 4096
-#: bytes of a short row: one of which a tile of 16 lies in a page or two
-_SHORT = 512
+#: part of a way of the first cache that is a short row: one of which a tile of 16 lies in two ways
+_SHORT = 8
 
 
 class Elementwise(Space):
@@ -50,20 +48,22 @@ class Elementwise(Space):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         transposed, amount = _look(func)
+        machine = cpu_machine(target)
         knobs = [Knob("vector", (1, 2, 4))]
         if transposed:
             knobs += [Knob("tile", (4, 8, 16, 32)), Knob("across", (0, 1))]
-        if _turns(func, cpu_machine(target).lanes()):
+        if _turns(func, machine.lanes()):
             knobs.append(Knob("shuffle", (0, 1, 2)))
-        if amount >= PARALLEL_WORK // 4:
+        if amount >= parallel_work(machine) // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         names = {k.name for k in self.knobs(func, target)}
-        parallel = int(_look(func)[1] >= PARALLEL_WORK)
+        machine = cpu_machine(target)
+        parallel = int(_look(func)[1] >= parallel_work(machine))
         tiles = ((2, 8, 1), (2, 16, 0), (4, 16, 1)) if "tile" in names else ((2, 0, 0), (4, 0, 0), (1, 0, 0))
-        for shuffle in _turn_order(func) if "shuffle" in names else (0,):
+        for shuffle in _turn_order(func, machine) if "shuffle" in names else (0,):
             for vector, tile, across in tiles[:1] if shuffle else tiles:
                 full = {"vector": vector, "tile": tile, "across": across, "parallel": parallel, "shuffle": shuffle}
                 yield {name: value for name, value in full.items() if name in names}
@@ -112,17 +112,18 @@ def _turns(func: tirx.PrimFunc, lanes: int) -> bool:
     return turned and all(extent % lanes == 0 for extent in blocks[0].extents[-2:])
 
 
-def _turn_order(func: tirx.PrimFunc) -> tuple[int, ...]:
+def _turn_order(func: tirx.PrimFunc, machine: CpuMachine) -> tuple[int, ...]:
     """The values of ``shuffle``, best first.
 
-    Lines a multiple of 4 KiB apart displace each other from the first cache. Where only one side has them, and rows
+    Lines that share a set displace each other from the first cache. Where only one side has them, and rows
     of the other are short, the tiles follow each other along the former; a tile that writes such lines at once is
     better written in smaller pieces.
     """
     rows, columns = (4 * extent for extent in analyse(func).blocks[0].extents[-2:])  # bytes of a row read, and written
-    if columns % _ALIASED == 0 and rows <= _SHORT:
+    way, short = machine.way_bytes, machine.way_bytes // _SHORT
+    if columns % way == 0 and rows <= short:
         return (0, 1, 2)
-    return (2, 1, 0) if rows % _ALIASED == 0 and columns <= _SHORT else (1, 2, 0)
+    return (2, 1, 0) if rows % way == 0 and columns <= short else (1, 2, 0)
 
 
 def _turn(

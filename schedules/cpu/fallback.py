@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import analyse, is_empty, nest
-from schedules.cpu.common import PARALLEL_WORK, attempt, extent_of, has_block, inline_injective, vectorise, work
+from schedules.cpu.common import attempt, extent_of, has_block, inline_injective, parallel_work, vectorise, work
 from schedules.cpu.rows import RowTile
 from schedules.cpu.standalone import schedule_block
 from schedules.machine import CpuMachine, cpu_machine
@@ -75,7 +75,7 @@ def _outer(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, vector: in
     amount = prod(loop.extent for loop in here.loops)
     *outer, last = leading
     innermost = len(leading) == len(here.loops)
-    if outer and parallel and machine.cores > 1 and work(amount, here.expensive) >= PARALLEL_WORK:
+    if outer and parallel and machine.cores > 1 and work(amount, here.expensive) >= parallel_work(machine):
         attempt(lambda: sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0]))
     if innermost:
         vectorise(sch, last, machine.lanes(str(here.writes[0].buffer.dtype)), vector)

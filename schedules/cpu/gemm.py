@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import analyse
-from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
+from schedules.cpu.common import InjectiveTile, extent_of, parallel_work, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import (
     columns,
     gemm_seeds,
@@ -157,7 +157,7 @@ class Gemm(Space):
             sch.compute_at(whole, outer[-1], preserve_unit_loops=True)
             starts.append((whole, _added(sch, whole, lanes)))
             vectorise(sch, column, lanes)
-            if tile.parts * shape.batch * shape.m * shape.n >= PARALLEL_WORK:
+            if tile.parts * shape.batch * shape.m * shape.n >= parallel_work(machine):
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
             with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)

@@ -9,7 +9,7 @@ from math import gcd
 from schedules.cpu.gemm_shape import GemmShape
 from schedules.cpu.tiling import divisors, tile_fits
 from schedules.lowering import lines_per_step
-from schedules.machine import CpuMachine
+from schedules.machine import LINE_BYTES, CpuMachine
 from schedules.space import Decisions
 
 __all__ = ["columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts"]
@@ -24,18 +24,18 @@ _SMALL_RESULT = 1000
 _SHORTEST_SUM = 128
 #: the tallest register tile
 _MAX_ROWS = 16
-#: What a vector of B from the second cache costs of a multiply-add, by the number of registers: measured with tiles of
-#: 2 to 6 rows on AVX2, of 6 to 12 on AVX-512. A broadcast value of A, which the first cache holds, and the time of a
-#: tile that leaves no register to spare.
+#: Part of a load's time that arithmetic does not hide: of a vector of B, which streams from the second cache, by the
+#: number of registers (measured with tiles of 2 to 6 rows on AVX2, of 6 to 12 on AVX-512), and of a broadcast value of
+#: A, which the first one holds. And the time of a tile that leaves no register to spare.
 _STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.03
 #: time of a tile whose rows of A are too many for the set of the first cache that they share
 _SHARED_SET = 1.5
+#: multiply-adds of a chunk small enough that beginning one weighs half of all that could be lost by it
+_GRAIN = 20_000
 #: time of a tile that takes half of the lines of a packed weight or less, over one that takes them whole
 _PART_OF_LINE = 1.25
-#: cycles that handing work to threads that are awake, and waiting for them, takes
-_LAUNCH = 3000
 
 
 def packable(shape: GemmShape) -> bool:
@@ -86,9 +86,10 @@ def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 
 def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """How many sums a register tile may hold for each element: more than one where it has few elements."""
-    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= shape.step.busy:
+    busy = shape.step.accumulators(machine)
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= busy:
         return (1,)
-    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= shape.step.busy))
+    return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= busy))
 
 
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
@@ -137,8 +138,9 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
         return None
     # beside more than a load for each multiply-add, fewer accumulators suffice
     step = shape.step
-    busy = step.busy / max(1.0, 1 / m + 1 / vectors)
-    streamed, broadcast = _STREAMED.get(machine.vector_registers, 0.8), _BROADCAST
+    busy = step.accumulators(machine) / max(1.0, 1 / m + 1 / vectors)
+    load = machine.fma_per_cycle / machine.loads_per_cycle  # in multiply-adds
+    streamed, broadcast = _STREAMED.get(machine.vector_registers, 0.8) * load, _BROADCAST * load
     if shape.transposed[1]:  # narrow panels are written in fewer streams
         streamed, broadcast = streamed * (1 + 0.2 * vectors), broadcast * (1 + 0.2 * vectors)
 
@@ -161,10 +163,10 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
 
 
 def _apart(shape: GemmShape, machine: CpuMachine, m: int) -> bool:
-    """Whether the lines that ``m`` rows of A are read from all find a place in the first cache: rows a multiple of
-    4 KiB apart share one set of at least eight lines."""
-    places = 4096 // gcd(4096, shape.k * 4)
-    return m <= max(8, machine.l1_bytes >> 12) * places
+    """Whether the lines that ``m`` rows of A are read from all find a place in the first cache: rows a multiple of a
+    way apart share one set of at least eight lines."""
+    places = machine.way_bytes // gcd(machine.way_bytes, shape.k * 4)
+    return m <= max(8, machine.l1_bytes // machine.way_bytes) * places
 
 
 def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int, k: int) -> bool:
@@ -173,7 +175,7 @@ def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n
     if shape.weight < 0 or n % shape.packed:
         return False
     column = shape.k * n * shape.step.weight_bytes
-    lines, steps = column // 64, -(-height // m) * (shape.k // k)
+    lines, steps = column // LINE_BYTES, -(-height // m) * (shape.k // k)
     large = shape.n // n * column > machine.l2_bytes
     return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
 
@@ -190,8 +192,9 @@ def _chunks(
     row, column, depth = 4, shape.step.weight_bytes, shape.k // parts
     tile_flops = m * n * depth
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
-    cycles = shape.batch * shape.m * shape.n * shape.k / (2 * machine.lanes(shape.dtype) * machine.cores)
-    cycles *= shape.step.multiply
+    products = shape.batch * shape.m * shape.n * shape.k * shape.step.multiply
+    arithmetic = products / (machine.fma_per_cycle * machine.lanes(shape.dtype))
+    cycles = max(arithmetic, shape.batch * shape.k * shape.n * column / machine.l2_rate) / machine.cores  # at best
     for mb in divisors(-(-shape.m // m), 64):
         for nb in divisors(-(-shape.n // n), 64):
             chunks = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))
@@ -199,9 +202,9 @@ def _chunks(
             traffic = 1 / (mb * m) + 1 / (nb * n)
             footprint = (mb * m * row + nb * n * column) * depth // kb
             overflow = max(0.0, footprint / room - 1)
-            grain = 20_000 / (tile_flops * mb * nb + 20_000)
+            grain = _GRAIN / (tile_flops * mb * nb + _GRAIN)
             few = 0.05 if chunks < 2 * machine.cores else 0.0
-            launch = _LAUNCH / cycles if chunks > 1 else 0.0
+            launch = machine.launch_cycles / cycles if chunks > 1 else 0.0
             # sums on their way through memory: once for each block of the sum, and parts of them to the end
             passes = 8 * kb / depth * (kb > 1) + (0.15 + 4 * parts * machine.cores / shape.k) * (parts > 1)
             cost = idle * (1 + few) + 8 * traffic + 0.05 * min(overflow, 4) + grain + launch + passes

@@ -14,7 +14,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, FuncInfo, analyse
-from schedules.cpu.common import PARALLEL_WORK, has_block, inline_block, inline_injective, work
+from schedules.cpu.common import has_block, inline_block, inline_injective, parallel_work, work
 from schedules.cpu.rows import RowTile, schedule_rows
 from schedules.cpu.standalone import schedule_block
 from schedules.machine import cpu_machine
@@ -45,15 +45,16 @@ class Reduction(Space):
         knobs = [Knob("lanes", (1, 2, 4)), Knob("fold", (0, 4, 8)), Knob("vector", (1, 2, 4))]
         if any(b.expensive and len(info.consumers(b)) > 1 for b in info.blocks if b.kind == "injective"):
             knobs.append(Knob("recompute", (0, 1)))
-        if _touched(func) >= cpu_machine(target).l1_bytes:
+        machine = cpu_machine(target)
+        if _touched(func) >= machine.l1_bytes:
             knobs.append(Knob("ahead", (0, 1)))
-        if _work(info) >= PARALLEL_WORK // 4:
+        if _work(info) >= parallel_work(machine) // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         names = {k.name for k in self.knobs(func, target)}
-        parallel = int(_work(analyse(func)) >= PARALLEL_WORK)
+        parallel = int(_work(analyse(func)) >= parallel_work(cpu_machine(target)))
         for lanes, fold, vector in ((2, 4, 2), (4, 8, 2), (1, 4, 1), (4, 4, 4)):
             full = {"lanes": lanes, "fold": fold, "vector": vector, "recompute": 0, "ahead": 1,
                     "parallel": parallel}

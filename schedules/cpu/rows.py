@@ -17,16 +17,14 @@ from tvm.runtime import DataType
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import Access, Nest, nest
-from schedules.cpu.common import PARALLEL_WORK, attempt, divisor, parallelise, vectorise, work
+from schedules.cpu.common import attempt, divisor, parallel_work, parallelise, vectorise, work
 from schedules.lowering import prefetch_rows
-from schedules.machine import CpuMachine
+from schedules.machine import LINE_BYTES, CpuMachine
 
 __all__ = ["RowTile", "reduces_along_memory", "schedule_rows"]
 
-#: bytes that rows to come are ahead of the row under way: memory answers in the time that this much takes
-_AHEAD = 4096
-#: bytes of a cache line
-_LINE = 64
+#: bytes that rows to come are ahead of the row under way: memory answers in the time that so many lines take
+_AHEAD = 64 * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def schedule_rows(
     """
     blocks = [*stages, last]
     total = sum(_amount(sch, b) for b in blocks)
-    cores = machine.cores if tile.parallel and total >= PARALLEL_WORK else 1
+    cores = machine.cores if tile.parallel and total >= parallel_work(machine) else 1
     placed: list[SBlockRV] = []
     along = across = 0
     for block in blocks:
@@ -164,7 +162,7 @@ def _fetch_ahead(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], depth: int) ->
                 found.append((number, stride * -(-_AHEAD // (stride * _bytes(access)))))
         if found:
             size = _bytes(here.writes[0])
-            prefetch_rows(sch, here.loops[step].rv, found, max(1, width * size // _LINE))
+            prefetch_rows(sch, here.loops[step].rv, found, max(1, width * size // LINE_BYTES))
             fetched.update(number for number, _ in found)
 
 

@@ -9,7 +9,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from schedules.analysis import BlockInfo, nest
-from schedules.cpu.common import PARALLEL_WORK, InjectiveTile, divisor, schedule_injective
+from schedules.cpu.common import InjectiveTile, divisor, parallel_work, schedule_injective
 from schedules.cpu.rows import RowTile, schedule_rows
 from schedules.cpu.window import default_tile, read_axes, schedule_window_block
 from schedules.machine import CpuMachine
@@ -25,7 +25,8 @@ def schedule_reduction(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     here = nest(sch, block)
     rows = prod(loop.extent for loop in here.loops if loop.kind == "S")
     reduced = [loop for loop in here.loops if loop.kind == "R"]
-    if tile.parallel and rows < machine.cores and rows * prod(loop.extent for loop in reduced) >= PARALLEL_WORK:
+    total = rows * prod(loop.extent for loop in reduced)
+    if tile.parallel and rows < machine.cores and total >= parallel_work(machine):
         for loop in reduced:  # the outermost that divides well, so that vectors remain whole further in
             chunks = divisor(loop.extent, 8 * machine.cores)
             if chunks >= machine.cores:

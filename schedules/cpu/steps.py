@@ -27,8 +27,8 @@ class Step:
 
     ``multiply`` is the time of the vector units for each accumulator, ``unpack`` for each value that is broadcast.
     ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers for what a step makes of
-    its operands, ``busy`` the accumulators that hide the latency. ``load`` is what each load adds where the arithmetic
-    leaves no slot for it.
+    its operands, ``busy`` the accumulators that hide the latency (0: those of a multiply-add). ``load`` is what each
+    load adds where the arithmetic leaves no slot for it.
     """
 
     form: str = ""
@@ -37,13 +37,17 @@ class Step:
     unpack: float = 0.0
     weights: int = 1
     held: int = 0
-    busy: int = 9
+    busy: int = 0
     load: float = 0.0
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of one lane's weights."""
         return 4 * self.weights
+
+    def accumulators(self, machine: CpuMachine) -> float:
+        """Vectors of independent sums that keep the units busy."""
+        return self.busy or machine.busy_accumulators
 
     def fits(self, machine: CpuMachine, accumulators: int, vectors: int) -> bool:
         """Whether a tile of ``vectors`` of columns that would stay in registers with multiply-adds still does.
@@ -55,9 +59,6 @@ class Step:
         return not self.held or accumulators + self.weights * vectors + self.held <= free
 
 
-#: Two units of four cycles need eight accumulators, and one that makes up for what an out-of-order core schedules
-#: late. Measured on AVX2: direct convolutions with tiles of 8 run at 0.88 of those of 10 and 12, matrix products of 128
-#: rows at 0.91.
 FLOAT = Step()
 #: a dot product of bytes is issued like a multiply-add
 _QUADS = Step(QUADS, axes=1)

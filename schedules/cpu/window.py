@@ -17,10 +17,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import BlockInfo, FuncInfo, analyse, nest
 from schedules.cpu.common import (
-    PARALLEL_WORK,
     InjectiveTile,
     inline_block,
     inline_injective,
+    parallel_work,
     parallelise,
     schedule_injective,
     vectorise,
@@ -209,7 +209,7 @@ class WindowSpace(Space):
         ]
         if axes.padded:
             knobs.append(Knob("pad", (PAD_ONCE, PAD_CHUNK, PAD_INLINE)))
-        if _amount(info.reductions[0]) >= PARALLEL_WORK // 4:
+        if _amount(info.reductions[0]) >= parallel_work(cpu_machine(target)) // 4:
             knobs.append(Knob("parallel", (0, 1)))
         return tuple(knobs)
 
@@ -218,7 +218,7 @@ class WindowSpace(Space):
         machine = cpu_machine(target)
         knobs = {k.name: k.values for k in self.knobs(func, target)}
         anchor = info.reductions[0]
-        parallel = int(_amount(anchor) >= PARALLEL_WORK)
+        parallel = int(_amount(anchor) >= parallel_work(machine))
         unroll = max(u for u in knobs["unroll"] if u <= _UNROLLED)
         for pad in _pad_choices(axes):
             for _, width, tile in _tiles(axes, machine, lanes)[: 3 if pad == _pad_choices(axes)[0] else 1]:
@@ -284,7 +284,7 @@ def schedule_window_block(
         (out,) = sch.get_consumers(rv)
     else:
         sch.set_scope(rv, 0, "local")
-    cores = machine.cores if tile.parallel and _amount(anchor) >= PARALLEL_WORK // 8 else 1
+    cores = machine.cores if tile.parallel and _amount(anchor) >= parallel_work(machine) // 8 else 1
     chunk, at, within = _tile_output(sch, out, axes, tile, cores)
     sch.compute_at(rv, at, preserve_unit_loops=True)
     for name in reversed(per_chunk or []):

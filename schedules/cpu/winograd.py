@@ -28,7 +28,7 @@ from schedules.cpu.tiling import (
     find_annotated,
     vectors_in,
 )
-from schedules.machine import CpuMachine, cpu_machine
+from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["WINOGRAD"]
@@ -37,17 +37,18 @@ _OPS = ("conv2d_winograd",)
 
 #: tiles of one register tile at most
 _MAX_TILE = 28
-#: multiply-adds of a vector in the time in which a byte is read from the second cache, is streamed from beyond it, or
-#: is written there by a transform, and in that of starting a parallel loop
-_NEAR, _FAR, _SPILLED, _MEETING = 0.03, 0.05, 0.2, 20_000
+#: parts of the time of reading from the second cache, of streaming from the third, and of writing there by a transform
+#: (a line is read first) that arithmetic does not hide; and starts of a parallel loop that one inside a block of tiles
+#: costs, whose threads wait for each other each time
+_NEAR, _FAR, _SPILLED, _MEETING = 0.96, 0.5, 2.0, 1.2
 #: factor and offset, in elements, of the distance between two points: an odd number of cache lines. A transform writes
-#: all points of a tile at once; at a multiple of 4 KiB, as powers of two of channels make it, they all want the same
+#: all points of a tile at once; at a multiple of a way, as powers of two of channels make it, they all want the same
 #: set of the first cache (up to 1.7 times as slow: 128 channels, 8 tiles)
-_SPACED = (32, 16)
+_SPACED = (2 * LINE_BYTES // 4, LINE_BYTES // 4)
 #: what a ragged register tile costs beside its idle part
 _RAGGED = 0.05
-#: what loading a vector costs of a multiply-add: from the first cache, or beside few uses or among many streams of
-#: weights that come from the second each time
+#: part of a load's time that multiply-adds do not hide: from the first cache, or beside few uses or among many streams
+#: of weights that come from the second each time
 _LOADED, _STREAMED = 0.3, 1.0
 #: uses of a vector of weights by one register tile, and blocks of them, up to which the arithmetic hides the streams
 _USES, _STREAMS = 4, 4
@@ -293,6 +294,7 @@ def _register_tile(
     """Tiles and output blocks of the register tile with the least work, and that work over the ideal one."""
     best = (float("inf"), 1, 1)
     block = shape.ic_blocks * shape.ic * shape.oc * 4  # bytes of one block of weights
+    load = machine.fma_per_cycle / machine.loads_per_cycle  # in multiply-adds
     for oc in divisors(group, 8):
         for t in range(1, min(tiles, _MAX_TILE) + 1):
             width = oc * vectors
@@ -300,9 +302,9 @@ def _register_tile(
                 continue
             again = tiles > t and oc * block > machine.l1_bytes / 2
             streamed = again and (t < _USES or oc > _STREAMS)
-            loads = (_STREAMED if streamed else _LOADED) / t + _LOADED / width
+            loads = load * ((_STREAMED if streamed else _LOADED) / t + _LOADED / width)
             ragged = -(-tiles // t) * t / tiles + (_RAGGED if tiles % t else 0.0)
-            short = max(1.0, 8 / (t * width))  # two multiply-adds a cycle of four cycles each
+            short = max(1.0, machine.fma_per_cycle * machine.fma_latency / (t * width))
             cost = ragged * short * (1 + loads)
             best = min(best, (cost, t, oc))
     cost, t, oc = best
@@ -327,7 +329,8 @@ def _cost(
     spilled = blocks * (a / cores if spread else a * mine) if spread or a + c > room else 0
     spilled += 2 * blocks * mine * groups * c if c > room else 0
     meetings = 2 * blocks if spread else 1
-    return products + near * _NEAR + far * _FAR + spilled * _SPILLED + meetings * _MEETING
+    memory = near * _NEAR / machine.l2_rate + (far * _FAR + spilled * _SPILLED) / machine.l3_rate
+    return products + (memory + meetings * _MEETING * machine.launch_cycles) * machine.fma_per_cycle
 
 
 WINOGRAD = Winograd()

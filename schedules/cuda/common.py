@@ -16,10 +16,11 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import InvalidDecision, Space, best_seed
 
 __all__ = [
-    "CudaSpace", "GpuLimits", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_spatial", "leaves",
+    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_spatial", "leaves",
     "limits",
     "loads_of", "loop_kinds", "refresh", "require", "require_joined", "scratch",
     "static_extents", "uniform",
@@ -31,25 +32,10 @@ _STATIC_SHARED_BYTES = 48 * 1024
 _MAX_EXPRESSION = 4000
 
 
-@dataclass(frozen=True)
-class GpuLimits:
-    """What one thread block may use, in threads and bytes."""
-
-    threads: int
-    shared_bytes: int
-    warp: int
-    registers: int = 255  # 32-bit registers a thread can address (CUDA C++ Programming Guide, table 30)
-    multiprocessors: int = 108  # of an A100; an H100 has 132, so a grid that fills this many nearly fills that
-
-
-def limits(target: tvm.target.Target) -> GpuLimits:
-    """The limits a ``cuda`` target states."""
-    attrs = target.attrs
-    return GpuLimits(
-        threads=int(attrs.get("max_threads_per_block", 1024)),
-        shared_bytes=min(int(attrs.get("max_shared_memory_per_block", _STATIC_SHARED_BYTES)), _STATIC_SHARED_BYTES),
-        warp=int(attrs.get("thread_warp_size", 32)),
-    )
+def limits(target: tvm.target.Target) -> GpuMachine:
+    """The GPU that a ``cuda`` target describes, with the shared memory that these spaces may use of it."""
+    gpu = gpu_machine(target)
+    return replace(gpu, shared_bytes=min(gpu.shared_bytes, _STATIC_SHARED_BYTES))
 
 
 class CudaSpace(Space):
@@ -298,7 +284,7 @@ def loop_kinds(sch: s_tir.Schedule, leaf: Leaf) -> tuple[list[Any], list[Any]] |
     return kinds
 
 
-def bind_leaf(sch: s_tir.Schedule, leaf: Leaf, gpu: GpuLimits, threads: int = 256) -> None:
+def bind_leaf(sch: s_tir.Schedule, leaf: Leaf, gpu: GpuMachine, threads: int = 256) -> None:
     """Give a leaf a kernel of its own: a thread for each result, sums in order inside it.
 
     What can't be spread over threads (scans, sorts, nests of several leaves) runs in one thread.
@@ -314,10 +300,10 @@ def bind_leaf(sch: s_tir.Schedule, leaf: Leaf, gpu: GpuLimits, threads: int = 25
         spatial = [sch.add_unit_loop(reducing[0] if reducing else leaf.rv)]
     sch.reorder(*spatial, *reducing)
     extent = prod(int(sch.get(loop).extent) for loop in spatial)
-    bind_flat(sch, spatial, min(threads, gpu.threads, ceil_div(extent, gpu.warp) * gpu.warp))
+    bind_flat(sch, spatial, min(threads, gpu.threads_per_block, ceil_div(extent, gpu.warp) * gpu.warp))
 
 
-def bind_leaves(sch: s_tir.Schedule, found: Sequence[Leaf], gpu: GpuLimits) -> None:
+def bind_leaves(sch: s_tir.Schedule, found: Sequence[Leaf], gpu: GpuMachine) -> None:
     """Give each leaf that no template took a kernel of its own."""
     for leaf in refresh(sch, found):
         bind_leaf(sch, leaf, gpu)

@@ -52,7 +52,7 @@ class Elementwise(CudaSpace):
         return bool(found) and uniform(found) and all(leaf.spatial and _one_loop_each(sch, leaf) for leaf in found)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads)
+        threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
         return (Knob("threads", threads), Knob("vector", (1, 2, 4)))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:

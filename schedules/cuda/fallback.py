@@ -23,7 +23,7 @@ class Fallback(Space):
         return True
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return (Knob("threads", tuple(t for t in (64, 128, 256, 512) if t <= limits(target).threads)),)
+        return (Knob("threads", tuple(t for t in (64, 128, 256, 512) if t <= limits(target).threads_per_block)),)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         (threads,) = self.knobs(func, target)

@@ -17,8 +17,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import CudaSpace, GpuLimits, bind_flat, bind_leaves, ceil_div, limits, require
+from schedules.cuda.common import CudaSpace, bind_flat, bind_leaves, ceil_div, limits, require
 from schedules.cuda.contraction import Contraction, K, M, N, analyse, inline_producers, normalise, operand
+from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Tile", "TiledContraction", "TiledGemm"]
@@ -28,6 +29,12 @@ _FRAGMENT = 4
 #: registers a thread needs beside its accumulators and operands: addresses, loop counters, predicates
 _OVERHEAD_REGISTERS = 32
 _SEEDS = 8
+#: multiply-adds of an SM in a cycle
+_LANES = 128
+#: warps that an SM needs in flight, in one block or in several, to hide the latency of its memories
+_WARPS = 16
+#: part of a second kernel's start that is not hidden behind the first one
+_EXPOSED = 0.5
 
 
 @dataclass(frozen=True)
@@ -111,41 +118,46 @@ class TiledContraction(CudaSpace):
         bind_leaves(sch, [*normal.before, *normal.after], limits(target))
 
 
-def _misfit(tile: Tile, contraction: Contraction, gpu: GpuLimits) -> str | None:
+def _misfit(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> str | None:
     """Why a tile can't run on a GPU, or None."""
     if tile.block_m % tile.thread_m or tile.block_n % tile.thread_n:
         return "the block's tile must be a multiple of the thread's"
-    if not gpu.warp <= tile.threads <= gpu.threads:
-        return f"a block must have {gpu.warp} to {gpu.threads} threads, got {tile.threads}"
+    if not gpu.warp <= tile.threads <= gpu.threads_per_block:
+        return f"a block must have {gpu.warp} to {gpu.threads_per_block} threads, got {tile.threads}"
     if tile.shared_bytes(contraction.bits) > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {tile.shared_bytes(contraction.bits)}"
-    if tile.registers * tile.threads > 65536 or tile.registers > gpu.registers:
+    if _held(tile) > gpu.registers_per_multiprocessor or tile.registers > gpu.registers_per_thread:
         return f"a block's registers must fit the register file, got {tile.registers} for each thread"
     if tile.split_k > 1 and tile.split_k * tile.block_k > contraction.size(K):
         return "every part of a cut sum must hold a tile"
     return None
 
 
-def estimate(tile: Tile, contraction: Contraction, gpu: GpuLimits) -> float:
+def _held(tile: Tile) -> int:
+    """Registers of a block."""
+    return tile.registers * tile.threads
+
+
+def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> float:
     """Relative time of a tile: arithmetic with its padding, shared-memory reads, tail waves and idle threads.
 
-    The unit is one multiply-add of one thread, of which an SM does 128 a cycle while about 15 bytes reach it from
-    memory; only the order of tiles matters. Reckoned from data sheets, not measured.
+    The unit is one multiply-add of one thread, of which an SM does :data:`_LANES` a cycle while about 15 bytes reach it
+    from memory; only the order of tiles matters. Reckoned from data sheets, not measured.
     """
     depth = ceil_div(contraction.size(K), tile.split_k * tile.block_k) * tile.block_k
-    resident = max(1, min(2048 // tile.threads, 65536 // (tile.registers * tile.threads), 16))
+    fitting = min(gpu.threads_per_multiprocessor // tile.threads, gpu.registers_per_multiprocessor // _held(tile))
+    resident = max(1, min(fitting, gpu.blocks_per_multiprocessor))
     exact = tile.blocks(contraction) / gpu.multiprocessors
     waves = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more waves there are
-    # an SM needs about 16 warps in flight, in one block or in several, to hide the latency of its memories
     in_flight = min(resident, ceil(exact)) * tile.threads
-    latency = max(1.0, 512 / in_flight) ** 0.5
+    latency = max(1.0, _WARPS * gpu.warp / in_flight) ** 0.5
     shared = 2.0 / tile.thread_m + 2.0 / tile.thread_n
     fetch = 4.0 / tile.block_m + 4.0 / tile.block_n
     barrier = 60.0 * tile.threads / (tile.block_k * tile.block_m * tile.block_n)
     time = waves * tile.block_m * tile.block_n * depth * (1.0 + shared + fetch + barrier) * latency
     if tile.split_k > 1:  # the parts go through memory and a second kernel adds them
         points = contraction.size("b") * contraction.size(M) * contraction.size(N)
-        time += 400_000 + 70.0 * tile.split_k * points / gpu.multiprocessors
+        time += _EXPOSED * gpu.launch_seconds * gpu.hz * _LANES + 70.0 * tile.split_k * points / gpu.multiprocessors
     return time
 
 

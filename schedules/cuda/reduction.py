@@ -19,7 +19,6 @@ from tvm import s_tir, tirx
 
 from schedules.cuda.common import (
     CudaSpace,
-    GpuLimits,
     Leaf,
     bind_flat,
     ceil_div,
@@ -34,6 +33,7 @@ from schedules.cuda.common import (
     static_extents,
     uniform,
 )
+from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Reduce", "Rows"]
@@ -119,7 +119,7 @@ class Rows(CudaSpace):
         return _row_shape(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads)
+        threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
         return (Knob("threads", threads), Knob("unroll", (0, 16, 64)))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -290,15 +290,15 @@ def _bind_together(sch: s_tir.Schedule, last: Any, together: int, apart: int, te
     return thread
 
 
-def _pair_fits(together: int, apart: int, gpu: GpuLimits) -> bool:
-    return gpu.warp <= together * apart <= gpu.threads
+def _pair_fits(together: int, apart: int, gpu: GpuMachine) -> bool:
+    return gpu.warp <= together * apart <= gpu.threads_per_block
 
 
-def _estimate(together: int, apart: int, shape: _ReduceShape, gpu: GpuLimits) -> float:
+def _estimate(together: int, apart: int, shape: _ReduceShape, gpu: GpuMachine) -> float:
     """Relative time: steps in order, waves of blocks, uncoalesced reads, and the tree that joins threads."""
     steps = ceil_div(shape.terms, together)
     blocks = ceil_div(shape.results, apart)
-    busy = gpu.multiprocessors * max(1, 1024 // (together * apart))
+    busy = gpu.multiprocessors * max(1, gpu.threads_per_multiprocessor // 2 // (together * apart))
     waves = ceil_div(blocks, busy)
     along = together if shape.terms_run else apart
     scatter = max(1.0, 8.0 / along)

@@ -21,12 +21,10 @@ from mlc.graph.substitute.saturate import Option
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
 
-__all__ = ["CALL_SECONDS", "Cost", "Costs"]
+__all__ = ["Cost", "Costs"]
 
-#: from one kernel's last instruction to the next one's first, besides the start of its threads
-CALL_SECONDS = 1e-6
-#: a view that the virtual machine makes of a tensor
-_VIEW_SECONDS = 0.3e-6
+#: part of a call's time that a view takes, which the virtual machine makes of a tensor
+_VIEW = 0.3
 #: part of a copy's time that is charged for a slice that is none of one piece
 _READ_THROUGH = 0.3
 #: charged for a byte of weights, as part of the time that reading it once takes: memory is not free
@@ -56,6 +54,8 @@ class Costs:
         self._scale = {"conv2d": 1.0, "matmul": 1.0, **(scale or {})}
         self._estimate = Estimate(target, weights)
         self._on = machine(target)
+        #: from one kernel's last instruction to the next one's first, besides the start of its threads
+        self.call_seconds = self._on.call_seconds
         self._winograd = winograd
 
     def held(self, shape: tuple[int, ...]) -> float:
@@ -79,10 +79,10 @@ class Costs:
             others = moved - _bytes(shape) - max(_bytes(s) for s in sources)
             return Cost(self._moving(max(0.0, others)) - self._moving(0.0) + 1e-9, True, self._moving(moved))
         if option.op == "reshape":
-            return Cost(_VIEW_SECONDS / 2, fusable=True)
+            return Cost(_VIEW * self.call_seconds / 2, fusable=True)
         if option.op in _VIEWED and _neighbouring(option, sources):
             copied = sum(_bytes(shapes[i]) for i in option.inputs if i in constant) if option.op == "concat" else 0.0
-            return Cost(self._moving(2 * copied) if copied else _VIEW_SECONDS)
+            return Cost(self._moving(2 * copied) if copied else _VIEW * self.call_seconds)
         if option.op in _VIEWED:
             moved = 2 * _bytes(shape)
             if option.op == "slice":  # mostly part of the kernel that reads it
@@ -90,12 +90,12 @@ class Costs:
         return Cost(self._moving(moved), fusable=option.op == "transpose")
 
     def _moving(self, touched: float) -> float:
-        return self._estimate.copy(touched) + CALL_SECONDS
+        return self._estimate.copy(touched) + self.call_seconds
 
     def _packing(self, option: Option, shapes: Mapping[int, tuple[int, ...]], constant: Collection[int]) -> float:
         """Products of activations read their right side as it lies, in no panels."""
         weight = option.inputs[1]
-        return CALL_SECONDS + (0.0 if weight in constant else self._moving(2 * _bytes(shapes[weight])))
+        return self.call_seconds + (0.0 if weight in constant else self._moving(2 * _bytes(shapes[weight])))
 
     def _matmul(self, sources: list[tuple[int, ...]]) -> float:
         (*batch, rows, depth), columns = sources[0], sources[1][-1]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cost_model.machine import machine
 from cost_model.roofline import estimate, prior
-from mlc.graph.substitute.costs import CALL_SECONDS
 from mlc.graph.task import Task
 from schedules import registry
 from schedules.space import first_seed
 
-__all__ = ["Comparison", "bound", "compare", "estimated"]
+__all__ = ["Comparison", "bound", "call_seconds", "compare", "estimated"]
 
 Price = Callable[[Task], "float | None"]
 
@@ -47,7 +47,7 @@ def compare(ours: Sequence[Task], theirs: Sequence[Task], price: Price | None) -
         seconds, basis = {key: s for key, s in logged.items() if s is not None}, "log"
     else:
         seconds, basis = {key: estimated(known[key]) for key in differing}, "estimate"
-    sums = [sum((seconds[key] + CALL_SECONDS) * count for key, count in part.items()) for part in only]
+    sums = [sum((seconds[key] + call_seconds(known[key])) * count for key, count in part.items()) for part in only]
     return Comparison(sums[0], sums[1], basis)
 
 
@@ -57,13 +57,18 @@ def bound(ours: Sequence[Task], theirs: Sequence[Task], price: Price) -> tuple[f
     left, right = _calls(ours), _calls(theirs)
     least, total = 0.0, 0.0
     for key, n in (left - right).items():
-        least += (estimate(known[key].func, known[key].target.tvm) + CALL_SECONDS) * n
+        least += (estimate(known[key].func, known[key].target.tvm) + call_seconds(known[key])) * n
     for key, n in (right - left).items():
         seconds = price(known[key])
         if seconds is None:
             return least, None
-        total += (seconds + CALL_SECONDS) * n
+        total += (seconds + call_seconds(known[key])) * n
     return least, total
+
+
+def call_seconds(task: Task) -> float:
+    """From one kernel's last instruction to the next one's first, besides the start of its threads."""
+    return machine(task.target.tvm).call_seconds
 
 
 def estimated(task: Task) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 
-from mlc.graph.substitute.costs import CALL_SECONDS, Costs
+from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.egraph import PRODUCTS, EGraph
 from mlc.graph.substitute.kinds import Kind
 from mlc.graph.substitute.match import Match, Pattern, value_of
@@ -25,8 +25,8 @@ __all__ = ["promise"]
 
 #: matches of a rule that are looked at; a model with more has enough to search for
 _MATCHES = 500
-#: what is saved around joined products besides, as part of what joining saves, and for each of them in seconds
-_AROUND, _EACH = 0.5, 2 * CALL_SECONDS
+#: what is saved around joined products besides, as part of what joining saves, and for each of them in calls of kernels
+_AROUND, _EACH = 0.5, 2
 
 
 def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
@@ -68,7 +68,7 @@ class _Bound:
                 cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
                                       self._constant)
                 seconds.append(cost.seconds + cost.alone)
-            saved += sum(sorted(seconds)[:-1]) * (1.0 + _AROUND) + _EACH * (len(group) - 1)
+            saved += sum(sorted(seconds)[:-1]) * (1.0 + _AROUND) + _EACH * self._costs.call_seconds * (len(group) - 1)
         return saved
 
     def _products(self, pattern: Pattern, match: Match) -> list[int]:
@@ -97,7 +97,7 @@ class _Bound:
         except ShapeError:
             return 0.0  # a precondition that says too little: nothing is concluded
         saved = before - after
-        return saved * (1.0 + _AROUND) + _EACH if saved > 0.0 else 0.0
+        return saved * (1.0 + _AROUND) + _EACH * self._costs.call_seconds if saved > 0.0 else 0.0
 
     def _target(self, pattern: Pattern, match: Match) -> float:
         """Seconds of the products that a match brings."""

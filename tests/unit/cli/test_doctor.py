@@ -13,9 +13,13 @@ import sys
 
 import pytest
 
+from mlc.calibration import Calibration, identity, read, write
 from mlc.cli import probes
+from mlc.cli.main import main
 from mlc.cli.probes import Finding, cpu_findings
 from mlc.cpu import HostCpu, host_flags
+from mlc.measure import calibrate as calibrate_module
+from mlc.measure.calibrate import Reading
 
 ZEN2 = {"sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "popcnt", "rdpru", "wbnoinvd", "mwaitx"}
 ZEN2_CPU = HostCpu(
@@ -123,3 +127,66 @@ def test_a_probe_that_raises_is_a_finding(monkeypatch) -> None:
 
     (finding,) = probes._guarded(_breaks)
     assert (finding.name, finding.state) == ("breaks", "wrong") and "boom" in finding.value
+
+
+# -- calibration
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Runs ``mlc doctor`` with measurements that are made up; gives the exit code, what was printed, and the data."""
+    monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(probes, "_python", list)
+    for slow in ("_runs", "_packages", "_linker", "_cuda"):
+        monkeypatch.setattr(probes, slow, lambda: iter(()))
+
+    def run(capsys, *arguments: str, found=(), busy: str = "") -> tuple[int, str]:
+        kept = Calibration(identity(), {r.name: r.value for r in found if r.confirmed and r.name != "wake"})
+        monkeypatch.setattr(calibrate_module, "calibrate", lambda _target: (kept, list(found), busy))
+        code = main(["doctor", *arguments])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+READINGS = [Reading("ghz", 3.21), Reading("fma", 1.0), Reading("memory", 77.0, confirmed=False), Reading("wake", 51.0)]
+
+
+def test_calibration_is_kept_and_shown_beside_what_is_described(measured, capsys) -> None:
+    code, text = measured(capsys, "--calibrate", "--json", found=READINGS)
+    document = json.loads(text)
+    assert code == 0 and document["calibrated"] and "memory" in document["note"]
+    figures = {figure["name"]: figure for figure in document["machine"]}
+    assert (figures["ghz"]["described"], figures["ghz"]["measured"], figures["ghz"]["unit"]) == (4.2, 3.21, "GHz")
+    assert figures["l2rate"]["measured"] is None and figures["l2rate"]["described"] > 0
+    assert figures["wake"]["described"] is None and figures["wake"]["measured"] == 51.0
+    assert dict(read()[0].facts) == {"ghz": 3.21, "fma": 1.0}
+    code, text = measured(capsys, "--json")
+    later = {figure["name"]: figure["measured"] for figure in json.loads(text)["machine"]}
+    assert code == 0 and later["ghz"] == 3.21 and later["memory"] is None and "wake" not in later
+    _, text = measured(capsys)
+    row = next(line for line in text.splitlines() if "clock under vector load" in line)
+    assert "4.2" in row and "3.21" in row and "GHz" in row
+    assert "ghz=3.2,fma=1" in text
+
+
+def test_what_was_measured_on_a_busy_machine_is_shown_but_not_kept(measured, capsys) -> None:
+    code, text = measured(capsys, "--calibrate", found=READINGS, busy="1.9 of its 2 CPUs are busy")
+    assert code == 1 and "3.21" in text
+    assert "nothing of it is kept: 1.9 of its 2 CPUs are busy" in text
+    assert read() == (None, "")
+
+
+def test_a_damaged_calibration_is_wrong_until_it_is_measured_anew(measured, capsys) -> None:
+    path = write(Calibration(identity(), {"ghz": 3.0}))
+    path.write_text(path.read_text()[:-9])
+    code, text = measured(capsys, "--json")
+    finding = next(f for f in json.loads(text)["findings"] if f["name"] == "calibration")
+    assert code == 1 and finding["state"] == "wrong" and "mlc doctor --calibrate" in finding["value"]
+    code, _ = measured(capsys, "--calibrate", found=READINGS)
+    assert code == 0 and read()[0] is not None
+
+
+def test_a_data_folder_that_cannot_be_written_is_one_line(measured, capsys, monkeypatch, tmp_path) -> None:
+    (tmp_path / "calibrations").write_text("a file where a folder should be")
+    assert measured(capsys, "--calibrate", found=READINGS)[0] == 1

@@ -9,7 +9,7 @@ import pytest
 from scheduled import AVX2, TARGET, elementwise, matmul, naive, tiled
 from tvm import te
 
-from cost_model.features import Features, extract
+from cost_model.features import extract
 from cost_model.gbt import RankingModel
 from cost_model.machine import machine
 from cost_model.model import CostModel, RooflineModel, Sample, prior_scores, sample
@@ -168,8 +168,7 @@ def test_both_models_keep_the_contract() -> None:
 
 def test_prior_scores_are_zero_at_the_roofline() -> None:
     bound = estimate(FUNC, TARGET)
-    at = [Features(np.zeros(1), bound), Features(np.zeros(1), 2 * bound)]
-    assert prior_scores(FUNC, TARGET, at) == pytest.approx([0.0, -1.0])
+    assert prior_scores(FUNC, TARGET, [bound, 2 * bound]) == pytest.approx([0.0, -1.0])
 
 
 def test_weights_of_a_model_larger_than_the_caches_come_from_memory() -> None:
