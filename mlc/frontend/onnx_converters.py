@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
+from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
@@ -341,19 +343,24 @@ CONVERTERS: dict[str, Converter] = {
     "BitShift": _bit_shift,
     "Clip": _clip,
     "Col2Im": _col2im,
+    "ConvInteger": conv_integer,
     "Cosh": functools.partial(_hyperbolic, sign=1),
     "DFT": dft,
+    "DequantizeLinear": dequantize_linear,
     "Dropout": _dropout,
+    "DynamicQuantizeLinear": dynamic_quantize_linear,
     "GRU": gru,
     "Gather": _gather,
     "IsInf": _is_inf,
     "LRN": _lrn,
     "LSTM": lstm,
+    "MatMulInteger": mat_mul_integer,
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
     "OneHot": _one_hot,
     "Pow": _pow,
+    "QuantizeLinear": quantize_linear,
     "RMSNormalization": _rms_normalization,
     "RNN": rnn,
     "Resize": resize,
