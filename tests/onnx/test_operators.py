@@ -81,8 +81,8 @@ def _run(case: NodeTest) -> list[np.ndarray]:
     (given, _), *_ = case.data_sets
     feeds = dict(zip((value.name for value in case.model.graph.input), map(_as_array, given), strict=False))
     small = {name: array for position, (name, array) in enumerate(feeds.items())
-             if isinstance(array, np.ndarray | np.generic) and (_is_narrow(array) or np.ndim(array) <= 1
-             and (position or np.asarray(array).dtype.kind in "iub" or np.ndim(array) == 0))}
+             if isinstance(array, np.ndarray | np.generic) and (_is_narrow(array) or (np.ndim(array) <= 1
+             and (position or np.asarray(array).dtype.kind in "iub" or np.ndim(array) == 0)))}
     try:
         return mlc.compile(case.model, log=False)(**feeds)
     except MlcError:
