@@ -23,10 +23,10 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
-def is_valid_scale(scale: np.ndarray) -> bool:
-    """Whether every scale is finite and positive."""
+def is_valid_scale(scale: np.ndarray, positive: bool = True) -> bool:
+    """Whether every scale is finite and, where that must hold, ``positive``."""
     wide = scale.astype("float64")
-    return bool(np.all(np.isfinite(wide) & (wide > 0)))
+    return bool(np.all(np.isfinite(wide))) and not (positive and bool(np.any(wide <= 0)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     x = inputs[0]
     wanted = _output_type(attrs, input_at(inputs, 2))
     stored = _stored(wanted)
-    given = _parameters(bb, x, inputs, attrs, stored)
+    given = _parameters(bb, x, inputs, attrs, stored, positive=True)
     source, divided = dtype_of(x), _precision(x, inputs[1], attrs)
     if given.block or divided != "float32":
         result = _quantised_by_parts(bb, x, given, divided, wanted, stored)
@@ -70,14 +70,15 @@ def quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
 def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``(x - zero_point) * scale`` in float32, converted to the type of ``scale`` or to ``output_dtype``.
 
-    Raises ``ValueError`` as :func:`quantize_linear` does.
+    The scale of a block may be negative, as onnxruntime's quantiser of weights in 4 bits makes it so that the least
+    integer is used, or zero, for a block of zeros. Raises ``ValueError`` as :func:`quantize_linear` does.
     """
     from tvm import relax
 
     x = inputs[0]
     if dtype_of(x) not in (*_INTEGERS, "int32"):
         raise ValueError(f"what is dequantised must be integers of at most 16 bits or int32, got {dtype_of(x)}")
-    given = _parameters(bb, x, inputs, attrs, dtype_of(x))
+    given = _parameters(bb, x, inputs, attrs, dtype_of(x), positive=not attrs.get("block_size"))
     wanted = _type_named(attrs["output_dtype"]) if attrs.get("output_dtype") else dtype_of(inputs[1])
     if wanted not in _FLOATS:
         raise ValueError(f"the result must be one of {', '.join(_FLOATS)}, got {wanted}")
@@ -155,7 +156,9 @@ def _precision(x: Any, scale: Any, attrs: dict[str, Any]) -> str:
 # Parameters
 
 
-def _parameters(bb: Any, x: Any, inputs: Sequence[Any], attrs: dict[str, Any], stored: str) -> _Parameters:
+def _parameters(
+    bb: Any, x: Any, inputs: Sequence[Any], attrs: dict[str, Any], stored: str, positive: bool
+) -> _Parameters:
     """The node's parameters, the scale in float32, of one element without dimensions; raises ``ValueError``."""
     from tvm import relax
 
@@ -163,13 +166,12 @@ def _parameters(bb: Any, x: Any, inputs: Sequence[Any], attrs: dict[str, Any], s
     scale, zero_point = inputs[1], input_at(inputs, 2)
     if dtype_of(scale) not in _FLOATS:
         raise ValueError(f"its scale must be one of {', '.join(_FLOATS)}, got {dtype_of(scale)}")
-    constant = array_of(scale)
-    if constant is not None and not is_valid_scale(constant):
-        wide = constant.astype("float64").ravel()
-        wrong = wide[~(np.isfinite(wide) & (wide > 0))][0]
-        raise ValueError(f"its scale must be finite and positive, got {wrong:g}; calibrate it again")
     extents = [int(extent) for extent in scale.ty.shape]
     axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
+    constant = array_of(scale)
+    if constant is not None and not is_valid_scale(constant, positive):
+        wrong = next(value for value in constant.astype("float64").ravel() if not is_valid_scale(value, positive))
+        raise ValueError(f"its scale must be finite{' and positive' * positive}, got {wrong:g}; calibrate it again")
     if int(np.prod(extents)) == 1 and not block:
         axis = _any_axis(x)
     else:
