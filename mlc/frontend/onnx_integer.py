@@ -99,7 +99,7 @@ class _Arithmetic:
 
 
 def _operand(arithmetic: _Arithmetic, name: str, value: Any, zero_point: Any, wanted: str) -> tuple[Any, Any]:
-    """The bytes as ``wanted`` and their zero point as int32, None where that is zero."""
+    """The bytes as ``wanted`` and their zero point as int32, None where there is none."""
     from tvm import relax
 
     if dtype_of(value) not in _BYTES:
@@ -110,8 +110,7 @@ def _operand(arithmetic: _Arithmetic, name: str, value: Any, zero_point: Any, wa
     if dtype_of(value) != wanted:
         value = arithmetic.moved(value, wanted)
         offset = arithmetic.plus(offset, relax.const(_HALF if wanted == "uint8" else -_HALF, "int32"))
-    known = None if offset is None else array_of(offset)
-    return value, None if known is not None and not known.any() else offset
+    return value, offset
 
 
 def _corrected(
@@ -143,11 +142,9 @@ def mat_mul_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     a, za = _operand(arithmetic, "A", inputs[0], input_at(inputs, 2), "uint8")
     b, zb = _operand(arithmetic, "B", inputs[1], input_at(inputs, 3), "int8")
     rows, columns = ([int(extent) for extent in value.ty.shape] for value in (a, b))
-    if za is not None:
-        za = _fitted(arithmetic, "A", za, rows[:-1], -1 if len(columns) > 1 else None)
-    if zb is not None:
-        zb = _fitted(arithmetic, "B", zb, columns[:-2] + columns[-1:] if len(columns) > 1 else [],
-                     -2 if len(rows) > 1 else None)
+    za = _fitted(arithmetic, "A", za, rows[:-1], -1 if len(columns) > 1 else None)
+    zb = _fitted(arithmetic, "B", zb, columns[:-2] + columns[-1:] if len(columns) > 1 else [],
+                 -2 if len(rows) > 1 else None)
     product = arithmetic.emit(relax.op.matmul, a, b, out_dtype="int32")
     return _corrected(
         arithmetic, product, rows[-1], (za, zb),
@@ -158,19 +155,21 @@ def mat_mul_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
 
 def _fitted(arithmetic: _Arithmetic, name: str, zero_point: Any, extents: list[int], summed: int | None) -> Any:
     """The zero point in a shape that broadcasts over the product: one number, or one for each of ``extents``, with an
-    axis of length 1 at ``summed`` for the one that was summed over."""
+    axis of length 1 at ``summed`` for the one that was summed over; None where it is zero."""
+    if zero_point is None:
+        return None
     shape = [int(extent) for extent in zero_point.ty.shape]
     if math.prod(shape) == 1:
-        return arithmetic.shaped(zero_point, ())
-    if math.prod(shape) == math.prod(extents):
-        wanted = list(extents)
-    elif extents and shape == extents[-1:]:
-        wanted = shape
+        wanted = []
+    elif math.prod(shape) == math.prod(extents) or (extents and shape == extents[-1:]):
+        wanted = list(extents) if math.prod(shape) == math.prod(extents) else shape
+        if summed is not None:
+            wanted.insert(len(wanted) + 1 + summed, 1)
     else:
-        raise ValueError(f"the zero point of {name} must be one number or have the shape {extents}, got {shape}")
-    if summed is not None:
-        wanted.insert(len(wanted) + 1 + summed, 1)
-    return arithmetic.shaped(zero_point, wanted)
+        whose = f"have the shape {extents}" if extents else "have no dimensions"
+        raise ValueError(f"the zero point of {name} must be one number or {whose}, got {shape}")
+    known = array_of(zero_point)
+    return None if known is not None and not known.any() else arithmetic.shaped(zero_point, wanted)
 
 
 def conv_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -189,11 +188,10 @@ def conv_integer(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     if rank not in (1, 2, 3):
         raise ValueError(f"the images must have one to three dimensions, got {rank}")
     over_channels = [1, filters[0], *[1] * rank]
-    if zx is not None:
-        zx = _fitted(arithmetic, "x", zx, [], None)
-    if zw is not None:
-        zw = _fitted(arithmetic, "w", zw, filters[:1], None)
-        zw = arithmetic.shaped(zw, over_channels) if len(zw.ty.shape) else zw
+    zx = _fitted(arithmetic, "x", zx, [], None)
+    zw = _fitted(arithmetic, "w", zw, filters[:1], None)
+    if zw is not None and len(zw.ty.shape):
+        zw = arithmetic.shaped(zw, over_channels)
     strides, dilations = (list(attrs.get(name, [1] * rank)) for name in ("strides", "dilations"))
     groups = int(attrs.get("group", 1))
     pads = _pads([int(extent) for extent in x.ty.shape][2:], filters[2:], strides, dilations, attrs)
