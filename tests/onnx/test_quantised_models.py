@@ -17,13 +17,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quantize_dynamic,
-    quantize_static,
-)
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import mlc
 
@@ -63,7 +57,7 @@ class _Net:
     def model(self, x: onnx.ValueInfoProto, y: str, shape: Sequence[int]) -> onnx.ModelProto:
         result = helper.make_tensor_value_info(y, TensorProto.FLOAT, shape)
         graph = helper.make_graph(self.nodes, self.name, [x], [result], self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def _convolutions() -> onnx.ModelProto:
@@ -163,11 +157,20 @@ _TYPES = {"u8s8": (QuantType.QUInt8, QuantType.QInt8), "s8s8": (QuantType.QInt8,
           "u8u8": (QuantType.QUInt8, QuantType.QUInt8), "u16s8": (QuantType.QUInt16, QuantType.QInt8)}
 
 
-@pytest.mark.parametrize(("form", "types", "channels"), [
-    ("QDQ", "u8s8", True), ("QDQ", "s8s8", False), ("QDQ", "u16s8", False), ("QOperator", "u8s8", False),
-    ("QOperator", "u8u8", True),
-])
-@pytest.mark.parametrize("name", list(MODELS))
+_FORMS = [("QDQ", "u8s8", True), ("QDQ", "s8s8", False), ("QDQ", "u16s8", False), ("QOperator", "u8s8", False),
+          ("QOperator", "u8u8", True)]
+#: a compilation takes some seconds: of each kind one in the quick tests
+_QUICK = (("convolutions", "QDQ", "u8s8"), ("encoder", "QOperator", "u8u8"))
+
+
+def _all_forms() -> Iterator[object]:
+    for name in MODELS:
+        for form, types, channels in _FORMS:
+            marks = [] if (name, form, types) in _QUICK else [pytest.mark.slow]
+            yield pytest.param(name, form, types, channels, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "form", "types", "channels"), list(_all_forms()))
 def test_static(name: str, form: str, types: str, channels: bool, tmp_path: Path) -> None:
     activations, weights = _TYPES[types]
     model = _static(name, tmp_path, quant_format=QuantFormat[form], activation_type=activations, weight_type=weights,
@@ -177,8 +180,8 @@ def test_static(name: str, form: str, types: str, channels: bool, tmp_path: Path
     _compare(name, model, 1.001 * _step(model) if name == "convolutions" else 2e-2)
 
 
-@pytest.mark.parametrize("weights", [QuantType.QInt8, QuantType.QUInt8], ids=str)
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("weights", [QuantType.QInt8, pytest.param(QuantType.QUInt8, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("name", ["encoder", pytest.param("convolutions", marks=pytest.mark.slow)])
 def test_dynamic(name: str, weights: QuantType, tmp_path: Path) -> None:
     """In the integers the same, so that only float32's rounding is left."""
     onnx.save(_float(name), tmp_path / "f32.onnx")
@@ -188,8 +191,8 @@ def test_dynamic(name: str, weights: QuantType, tmp_path: Path) -> None:
     _compare(name, model, 2e-2)
 
 
-@pytest.mark.parametrize("symmetric", [False, True], ids=["asymmetric", "symmetric"])
-@pytest.mark.parametrize("form", ["QOperator", "QDQ"])
+@pytest.mark.parametrize("symmetric", [pytest.param(False, marks=pytest.mark.slow), True], ids=["offset", "symmetric"])
+@pytest.mark.parametrize("form", ["QOperator", pytest.param("QDQ", marks=pytest.mark.slow)])
 def test_weights_in_4_bits(form: str, symmetric: bool) -> None:
     """``MatMulNBits``, and the same as ``DequantizeLinear`` of int4 in blocks."""
     quantiser = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
