@@ -122,10 +122,19 @@ Expand = Callable[[Nodes], "str | Sequence[str]"]
 
 
 def expanded(nodes: Nodes, expand: Expand) -> tuple[list[onnx.NodeProto], Mapping[str, np.ndarray]]:
-    """The nodes whose outputs are named as those of the node they stand for, and their constants."""
-    results = expand(nodes)
+    """The nodes whose outputs are named as those of the node they stand for, and their constants.
+
+    Raises :class:`ModelError` where the node cannot be expanded, or not yet: a shape that it must know may follow.
+    """
+    try:
+        results = expand(nodes)
+    except ModelError:
+        raise
+    except Exception as error:  # an attribute or an input that must be there is not, or is of another kind
+        raise nodes.refused(f"its inputs and attributes must be those of the operator ({type(error).__name__}: "
+                            f"{error}); export the model again") from error
     names = [results] if isinstance(results, str) else list(results)
-    renamed = {inner: outer for inner, outer in zip(names, nodes.node.output, strict=False) if outer}
+    renamed = {inner: outer for inner, outer in zip(names, nodes.node.output, strict=False) if inner and outer}
     for made in nodes.made:
         for values in (made.input, made.output):
             for i, value in enumerate(values):

@@ -215,58 +215,153 @@ def _zero_points(
 
 def _q_attention(nodes: Nodes) -> str:
     """``input, weight, bias, input_scale, weight_scale, mask_index, input_zero_point, weight_zero_point, past``:
-    self-attention whose product with the weights of query, key and value is of integers.
-
-    ``input`` is (batch, length, hidden), ``weight`` (hidden, 3 hidden). The mask is (batch, length) of ones where
-    there is something to see, or (batch,) of lengths.
-    """
+    :func:`_attention` whose product with the weights is of integers."""
     x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = nodes.inputs(9)
+    projected = _integer_to_float(nodes, x, w, nodes.product(x_scale, w_scale), (x_zero, w_zero), bias)
+    return _self_attention(nodes, projected, w, mask, past)
+
+
+def _attention(nodes: Nodes) -> str:
+    """``input, weights, bias, mask_index, past, attention_bias``."""
+    x, w, bias, mask, past, added, length = nodes.inputs(7)
+    projected = str(nodes("MatMul", x, w))
+    if bias:
+        projected = str(nodes("Add", projected, bias))
+    return _self_attention(nodes, projected, w, mask, past or length, added)
+
+
+def _self_attention(nodes: Nodes, projected: str, weight: str, mask: str, past: str, added: str = "") -> str:
+    """Attention of the tokens of each sequence to each other.
+
+    The input is (batch, length, hidden), ``projected`` its products with the columns of ``weight`` for query, key and
+    value, one behind the other. ``added`` is added to the scores.
+    """
     attributes = nodes.attributes()
-    if past or len(nodes.node.output) > 1:
+    if past or any(nodes.node.output[1:]):
         raise nodes.refused("it must be without past and present keys; export the model without them")
     if attributes.get("do_rotary", 0):
         raise nodes.refused("do_rotary must be 0; export the model without onnxruntime's fusion of attention")
-    heads, hidden = int(attributes["num_heads"]), nodes.known_shape(w, "weight")[1] // 3
-    size = hidden // heads
-    scale = float(attributes.get("scale", 0.0)) or 1.0 / np.sqrt(size)
-    projected = _integer_to_float(nodes, x, w, nodes.product(x_scale, w_scale), (x_zero, w_zero), bias)
-    parts = nodes("Split", projected, outputs=3, axis=2, **({"num_outputs": 3} if nodes.opset >= 18 else {}))
-    split = [nodes("Reshape", part, nodes.constant([0, 0, heads, size])) for part in parts]
-    query, value = (nodes("Transpose", split[i], perm=[0, 2, 1, 3]) for i in (0, 2))
-    key = nodes("Transpose", split[1], perm=[0, 2, 3, 1])
-    scores = nodes("Mul", nodes("MatMul", query, key), nodes.constant(float(scale)))
+    heads, columns = int(attributes["num_heads"]), nodes.known_shape(weight, "weight")[1]
+    sizes = list(attributes.get("qkv_hidden_sizes") or [columns // 3] * 3)
+    if sum(sizes) != columns or any(size % heads for size in sizes) or sizes[0] != sizes[1]:
+        raise nodes.refused(f"the {columns} columns of its weight must be those of query, key and value for {heads} "
+                            f"heads, got {sizes}; export the model again")
+    scale = float(attributes.get("scale", 0.0)) or (sizes[0] // heads) ** -0.5
+    query, key, value = _heads(nodes, projected, heads, sizes)
+    scores = nodes("Mul", nodes("MatMul", query, key), nodes.constant(scale, projected))
     if mask:
-        scores = nodes("Add", scores, _mask(nodes, mask, x, float(attributes.get("mask_filter_value", -10000.0))))
+        scores = nodes("Add", scores, _mask(nodes, mask, float(attributes.get("mask_filter_value", -10000.0))))
+    if added:
+        scores = nodes("Add", scores, added)
     if attributes.get("unidirectional", 0):
-        scores = nodes("Add", scores, _causal(nodes, x))
-    weights = nodes("Softmax", scores, axis=3)
-    heads_out = nodes("Transpose", nodes("MatMul", weights, value), perm=[0, 2, 1, 3])
-    return str(nodes("Reshape", heads_out, nodes.constant([0, 0, hidden])))
+        scores = nodes("Add", scores, _causal(nodes))
+    seen = nodes("MatMul", nodes("Softmax", scores, axis=3), value)
+    joined = nodes("Transpose", seen, perm=[0, 2, 1, 3])
+    return str(nodes("Reshape", joined, nodes.constant([0, 0, sizes[2]])))
 
 
-def _mask(nodes: Nodes, mask: str, x: str, forbidden: float) -> str:
-    """What is added to the scores, of shape (batch, 1, 1, length)."""
-    rank = len(nodes.known_shape(mask, "mask_index"))
-    if rank == 1:
-        batch, length = nodes.known_shape(x, "input")[:2]
-        if nodes.known_shape(mask, "mask_index") != (batch,):
-            raise nodes.refused("mask_index must have one length for each sequence, or one number for each place; "
-                                "export the model with such a mask")
+def _heads(nodes: Nodes, projected: str, heads: int, sizes: list[int]) -> list[str]:
+    """Query (batch, heads, length, size), key (batch, heads, size, length) and value (as the query)."""
+    if nodes.opset >= 13:
+        parts = nodes("Split", projected, nodes.constant(sizes), outputs=3, axis=2)
+    else:
+        parts = nodes("Split", projected, outputs=3, axis=2, split=sizes)
+    result = []
+    for part, size, order in zip(parts, sizes, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
+        split = nodes("Reshape", part, nodes.constant([0, 0, heads, size // heads]))
+        result.append(str(nodes("Transpose", split, perm=order)))
+    return result
+
+
+def _mask(nodes: Nodes, mask: str, forbidden: float) -> str:
+    """What is added to the scores (batch, heads, length, length): ``forbidden`` where nothing is to be seen.
+
+    The mask is (batch,) of lengths, or of ones where there is something, (batch, length) or (batch, length, length).
+    """
+    shape, (batch, length) = nodes.known_shape(mask, "mask_index"), nodes.known_shape(nodes.node.input[0], "input")[:2]
+    if shape == (batch,):
         places = nodes.constant(np.arange(length, dtype="int32").reshape(1, length))
-        column = nodes("Reshape", mask, nodes.constant([batch, 1]))
-        mask = nodes("Less", places, column)
-    elif rank != 2:
-        raise nodes.refused(f"mask_index must have one or two dimensions, got {rank}; export the model with such a "
-                            "mask")
+        mask = nodes("Less", places, nodes("Reshape", mask, nodes.constant([batch, 1])))
+    elif shape not in ((batch, length), (batch, length, length)):
+        raise nodes.refused(f"mask_index must be of {[batch]}, {[batch, length]} or {[batch, length, length]}, got "
+                            f"{list(shape)}; export the model with such a mask")
     seen = nodes("Cast", mask, to=_FLOAT)
     added = nodes("Mul", nodes("Sub", nodes.constant(1.0), seen), nodes.constant(forbidden))
-    return str(nodes("Reshape", added, nodes.constant([0, 1, 1, -1])))
+    rows = length if len(shape) == 3 else 1
+    return str(nodes("Reshape", added, nodes.constant([batch, 1, rows, length])))
 
 
-def _causal(nodes: Nodes, x: str) -> str:
-    length = nodes.known_shape(x, "input")[1]
+def _causal(nodes: Nodes) -> str:
+    length = nodes.known_shape(nodes.node.input[0], "input")[1]
     lowest = np.finfo("float32").min
     return nodes.constant(np.triu(np.full((length, length), lowest, "float32"), 1))
+
+
+# Layer normalisation
+
+
+def _layer_norm(nodes: Nodes, x: str, gamma: str, beta: str) -> str:
+    """``(x - mean) / sqrt(variance + epsilon) * gamma + beta`` along the last axis."""
+    epsilon = float(nodes.attributes().get("epsilon", 1e-12))
+    if nodes.opset >= 17:
+        return str(nodes("LayerNormalization", x, gamma, *([beta] if beta else []), axis=-1, epsilon=epsilon))
+    centred = nodes("Sub", x, nodes("ReduceMean", x, axes=[-1]))
+    variance = nodes("ReduceMean", nodes("Mul", centred, centred), axes=[-1])
+    deviation = nodes("Sqrt", nodes("Add", variance, nodes.constant(epsilon, x)))
+    scaled = str(nodes("Mul", nodes("Div", centred, deviation), gamma))
+    return str(nodes("Add", scaled, beta)) if beta else scaled
+
+
+def _skip_layer_norm(nodes: Nodes) -> list[str]:
+    """``input, skip, gamma, beta, bias``; the last of four outputs is the sum that is normalised."""
+    x, skip, gamma, beta, bias = nodes.inputs(5)
+    if any(nodes.node.output[1:3]):
+        raise nodes.refused("its mean and deviation must not be used; export the model without them")
+    total = str(nodes("Add", x, skip))
+    if bias:
+        total = str(nodes("Add", total, bias))
+    return [_layer_norm(nodes, total, gamma, beta), "", "", total]
+
+
+def _embed_layer_norm(nodes: Nodes) -> list[str]:
+    """``input_ids, segment_ids, word, position and segment embedding, gamma, beta, mask, position_ids``."""
+    ids, segments, word, position, segment, gamma, beta, mask, places = nodes.inputs(9)
+    parts = [nodes("Gather", word, ids), _positions(nodes, position, ids, places)]
+    if segments:
+        parts.append(nodes("Gather", segment, segments))
+    return _embedded(nodes, parts, gamma, beta, ids, mask)
+
+
+def _q_embed_layer_norm(nodes: Nodes) -> list[str]:
+    """As :func:`_embed_layer_norm`, with tables of bytes, then their scales, then their zero points; rows are taken
+    before they are made float32."""
+    names = nodes.inputs(18)
+    ids, segments, mask = names[0], names[1], names[7]
+    word, position, segment, gamma, beta = zip(names[2:7], names[8:13], names[13:18], strict=True)
+    parts = [nodes.dequantised(nodes("Gather", word[0], ids), *word[1:]),
+             nodes.dequantised(_positions(nodes, position[0], ids, ""), *position[1:])]
+    if segments:
+        parts.append(nodes.dequantised(nodes("Gather", segment[0], segments), *segment[1:]))
+    return _embedded(nodes, parts, nodes.dequantised(*gamma), nodes.dequantised(*beta), ids, mask)
+
+
+def _positions(nodes: Nodes, table: str, ids: str, places: str) -> str:
+    if places:
+        return str(nodes("Gather", table, places))
+    length = nodes.known_shape(ids, "input_ids")[1]
+    return str(nodes("Slice", table, *(nodes.constant([number]) for number in (0, length, 0))))
+
+
+def _embedded(nodes: Nodes, parts: list[str], gamma: str, beta: str, ids: str, mask: str) -> list[str]:
+    """The normalised sum of the parts, the length of each sequence by its mask, and the sum."""
+    total = functools.reduce(lambda a, b: str(nodes("Add", a, b)), parts)
+    if not mask:
+        lengths = nodes("Identity", nodes.constant(np.zeros(nodes.known_shape(ids, "input_ids")[:1], "int32")))
+    elif nodes.opset >= 13:
+        lengths = nodes("ReduceSum", mask, nodes.constant([1]), keepdims=0)
+    else:
+        lengths = nodes("ReduceSum", mask, axes=[1], keepdims=0)
+    return [_layer_norm(nodes, total, gamma, beta), lengths, total]
 
 
 # Of float32
@@ -337,6 +432,25 @@ def _quick_gelu(nodes: Nodes) -> str:
     return str(nodes("Mul", x, nodes("Sigmoid", scaled)))
 
 
+def _gelu(nodes: Nodes, bias: bool = False) -> str:
+    """``x * (1 + erf(x / sqrt(2))) / 2`` of ``A + B`` or of ``X``."""
+    x = nodes("Add", *nodes.node.input) if bias else nodes.node.input[0]
+    like = nodes.node.input[0]
+    error = nodes("Erf", nodes("Mul", x, nodes.constant(2 ** -0.5, like)))
+    doubled = nodes("Mul", x, nodes("Add", error, nodes.constant(1.0, like)))
+    return str(nodes("Mul", doubled, nodes.constant(0.5, like)))
+
+
+def _fast_gelu(nodes: Nodes) -> str:
+    """``x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`` of ``X + bias``."""
+    like, bias = nodes.inputs(2)
+    x = nodes("Add", like, bias) if bias else like
+    cubed = nodes("Mul", nodes("Mul", nodes("Mul", x, x), x), nodes.constant(0.044715, like))
+    inner = nodes("Mul", nodes("Add", x, cubed), nodes.constant((2 / np.pi) ** 0.5, like))
+    doubled = nodes("Mul", x, nodes("Add", nodes("Tanh", inner), nodes.constant(1.0, like)))
+    return str(nodes("Mul", doubled, nodes.constant(0.5, like)))
+
+
 def _as_standard(nodes: Nodes, operator: str) -> str:
     """onnxruntime's name for the standard operator, of types that the model's opset may not have."""
     return str(nodes(operator, *nodes.node.input, **nodes.attributes()))
@@ -344,14 +458,20 @@ def _as_standard(nodes: Nodes, operator: str) -> str:
 
 #: operator of ``com.microsoft`` --> what it is made of
 MICROSOFT: Mapping[str, Expand] = {
+    "Attention": _attention,
+    "BiasGelu": functools.partial(_gelu, bias=True),
     "DequantizeLinear": functools.partial(_as_standard, operator="DequantizeLinear"),
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
+    "Gelu": _gelu,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "MatMulNBits": _matmul_nbits,
     "QAttention": _q_attention,
+    "QEmbedLayerNormalization": _q_embed_layer_norm,
     "QGemm": _gemm,
     "QLinearAdd": functools.partial(_binary, operator="Add"),
     "QLinearAveragePool": functools.partial(_pool, operator="AveragePool"),
@@ -365,4 +485,5 @@ MICROSOFT: Mapping[str, Expand] = {
     "QLinearWhere": _where,
     "QuantizeLinear": functools.partial(_as_standard, operator="QuantizeLinear"),
     "QuickGelu": _quick_gelu,
+    "SkipLayerNormalization": _skip_layer_norm,
 }

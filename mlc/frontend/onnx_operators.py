@@ -24,10 +24,6 @@ _STANDARD = ("", "ai.onnx")
 #: nodes that are left when all that is constant has been folded; large exported language models have 5,000
 _MOST_NODES = 20_000
 _MOST_READERS = 2_000
-# onnxruntime's own operators among TVM's converters; TVM looks converters up without their domain.
-_MICROSOFT = frozenset({
-    "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization",
-})
 # TVM's converter of this name means the onnxruntime operator, not the standard one.
 _MICROSOFT_ONLY = frozenset({"Attention"})
 # Values that no compiled function can hold: sequences and optionals.
@@ -67,7 +63,7 @@ def unsupported(node: onnx.NodeProto) -> str:
     if expansion_of(node) is not None:
         return ""
     if node.domain not in _STANDARD:
-        return "" if node.domain == "com.microsoft" and node.op_type in _MICROSOFT else qualified
+        return qualified
     if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
         return qualified
     return _wrongly_converted(node)

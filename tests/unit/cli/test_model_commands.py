@@ -158,7 +158,6 @@ def test_run_refuses_what_is_no_artifact(content, tmp_path, capsys) -> None:
 @pytest.fixture(scope="module")
 def twin_path(tmp_path_factory):
     """A model with two products of one row, which may become one, each read by another."""
-
     rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("model") / "twin.onnx"
     shapes = {"u": (64, 48), "v": (64, 48), "p": (48, 32), "q": (48, 32)}
     weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32"), n) for n, s in shapes.items()]

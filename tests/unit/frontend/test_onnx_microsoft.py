@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 from onnx import helper
 from quantised_nodes import MICROSOFT, extremes, imported_numbers, model_of, onnxruntime_numbers, operators
 
@@ -226,8 +227,7 @@ def test_attention(mask: str, causal: int) -> None:
                  "xs": np.float32(0.01), "ws": np.float32(0.004), "xz": np.array(120, "uint8"),
                  "wz": np.array(3, "int8")}
     projected = _real(feeds["x"], constants["xs"], 120) @ _real(constants["w"], constants["ws"], 3) + constants["bias"]
-    query, key, value = (part.reshape(2, 5, heads, -1).transpose(0, 2, 1, 3) for part in np.split(projected, 3, axis=2))
-    scores = query @ key.swapaxes(2, 3) / np.sqrt(size // heads)
+    scores, value = _scores_and_values(projected, heads, [size] * 3)
     allowed = {"": np.ones((2, 5)), "lengths": np.arange(5) < lengths[:, None], "places": seen}[mask]
     scores = scores + np.where(allowed, 0, -10000.0)[:, None, None]
     if causal:
@@ -237,6 +237,84 @@ def test_attention(mask: str, causal: int) -> None:
     case = Case("QAttention", f"x w bias xs ws {'m' if mask else '-'} xz wz", feeds, constants, ("float32", 3),
                 lambda: wanted, {"num_heads": heads, "unidirectional": causal})
     np.testing.assert_allclose(_numbers(case), wanted, rtol=1e-4, atol=1e-4)
+
+
+def _scores_and_values(projected: np.ndarray, heads: int, sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    batch, length = projected.shape[:2]
+    query, key, value = (part.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
+                         for part in np.split(projected, np.cumsum(sizes)[:2], axis=2))
+    return query @ key.swapaxes(2, 3) / np.sqrt(sizes[0] // heads), value
+
+
+@pytest.mark.parametrize("mask", ["", "lengths", "places", "pairs"])
+def test_attention_in_float32(mask: str) -> None:
+    """With values of another size than the keys and something that is added to the scores."""
+    rng, heads, sizes = np.random.default_rng(10), 4, [16, 16, 24]
+    masks = {"lengths": np.array([3, 5], "int32"), "places": np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]], "int32"),
+             "pairs": np.tril(np.ones((2, 5, 5), "int32"))}
+    feeds = {"x": rng.standard_normal((2, 5, 12)).astype("float32")} | ({"m": masks[mask]} if mask else {})
+    constants = {"w": rng.standard_normal((12, 56)).astype("float32"), "b": rng.standard_normal(56).astype("float32"),
+                 "added": rng.standard_normal((2, heads, 5, 5)).astype("float32")}
+    scores, value = _scores_and_values(_wide(feeds["x"]) @ constants["w"] + constants["b"], heads, sizes)
+    seen = {"": np.ones((1, 1, 1, 1)), "lengths": (np.arange(5) < masks["lengths"][:, None])[:, None, None],
+            "places": masks["places"][:, None, None], "pairs": masks["pairs"][:, None]}[mask]
+    weights = np.exp(scores + constants["added"] + np.where(seen, 0, -10000.0))
+    wanted = (weights / weights.sum(-1, keepdims=True) @ value).transpose(0, 2, 1, 3).reshape(2, 5, -1)
+    case = Case("Attention", f"x w b {'m' if mask else '-'} - added", feeds, constants, ("float32", 3), lambda: wanted,
+                {"num_heads": heads, "qkv_hidden_sizes": sizes})
+    np.testing.assert_allclose(_numbers(case), wanted, rtol=1e-4, atol=1e-4)
+
+
+def _normalised(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray | float) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred ** 2).mean(-1, keepdims=True) + 1e-5) * gamma + beta
+
+
+@pytest.mark.parametrize("inputs", ["x y g", "x y g b", "x y g b c", "x y g - c"])
+@pytest.mark.parametrize("opset", [15, 17])
+def test_skip_layer_normalisation(inputs: str, opset: int) -> None:
+    rng = np.random.default_rng(11)
+    feeds = {name: rng.standard_normal((2, 3, 16)).astype("float32") for name in "xy"}
+    weights = {name: rng.standard_normal(16).astype("float32") for name in "gbc"}
+    node = helper.make_node("SkipLayerNormalization", ["" if name == "-" else name for name in inputs.split()],
+                            ["n", "", "", "t"], domain=MICROSOFT, epsilon=1e-5)
+    constants = {name: array for name, array in weights.items() if name in inputs}
+    model = model_of([node], feeds, constants, {"n": ("float32", 3), "t": ("float32", 3)}, opset=opset)
+    total = _wide(feeds["x"]) + feeds["y"] + (weights["c"] if "c" in inputs else 0)
+    wanted = [_normalised(total, weights["g"], weights["b"] if "b" in inputs else 0), total]
+    for numbers in (imported_numbers(model, feeds), onnxruntime_numbers(model, feeds)):
+        for found, each in zip(numbers, wanted, strict=True):
+            np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_embeddings(quantised: bool, segments: bool) -> None:
+    """The tables in float32, or bytes with a scale and a zero point each."""
+    rng, size = np.random.default_rng(12), 8
+    feeds = {"i": rng.integers(0, 20, (2, 5)).astype("int32"), "m": np.tri(2, 5, 2, dtype="int32")}
+    feeds |= {"j": rng.integers(0, 2, (2, 5)).astype("int32")} if segments else {}
+    shapes = {"word": (20, size), "pos": (9, size), "seg": (2, size), "gamma": (size,), "beta": (size,)}
+    names = [name for name in shapes if segments or name != "seg"]
+    tables = {name: extremes(rng, shapes[name], "uint8") if quantised
+              else rng.standard_normal(shapes[name]).astype("float32") for name in names}
+    constants, real = dict(tables), tables
+    listed = [name if name in names else "" for name in shapes]
+    inputs = ["i", "j" if segments else "", *listed, "m"]
+    if quantised:
+        scales = {f"{name}_s": np.float32(0.01 * (k + 1)) for k, name in enumerate(names)}
+        zeros = {f"{name}_z": np.array(40 * k, "uint8") for k, name in enumerate(names)}
+        constants |= {**scales, **zeros}
+        real = {name: _real(tables[name], scales[f"{name}_s"], zeros[f"{name}_z"]) for name in names}
+        inputs += [f"{name}_{kind}" if name else "" for kind in "sz" for name in listed]
+    operator = "QEmbedLayerNormalization" if quantised else "EmbedLayerNormalization"
+    node = helper.make_node(operator, inputs, ["n", "l"], domain=MICROSOFT, epsilon=1e-5)
+    model = model_of([node], feeds, constants, {"n": ("float32", 3), "l": ("int32", 1)}, opset=17)
+    total = _wide(real["word"])[feeds["i"]] + real["pos"][:5] + (real["seg"][feeds["j"]] if segments else 0)
+    wanted = [_normalised(total, real["gamma"], real["beta"]), feeds["m"].sum(1)]
+    for numbers in (imported_numbers(model, feeds), onnxruntime_numbers(model, feeds)):
+        for found, each in zip(numbers, wanted, strict=True):
+            np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-4)
 
 
 _X = np.random.default_rng(5).standard_normal((2, 3, 4, 5)).astype("float32")
@@ -255,6 +333,11 @@ _FLOATS: dict[str, tuple[str, str, Arrays, Callable[[], np.ndarray], dict[str, A
     "conv clip": ("FusedConv", "x w", {"w": _W},
                   lambda: np.clip(np.einsum("nchw,oc->nohw", _X, _W[:, :, 0, 0]), -0.5, 1),
                   {"activation": "Clip", "activation_params": [-0.5, 1.0]}),
+    "gelu": ("Gelu", "x", {}, lambda: _X * (1 + scipy.special.erf(_X / np.sqrt(2))) / 2, {}),
+    "bias gelu": ("BiasGelu", "x u", {"u": _X[0, 0, 0].copy()}, lambda: (
+        (_X + _X[0, 0, 0]) * (1 + scipy.special.erf((_X + _X[0, 0, 0]) / np.sqrt(2))) / 2), {}),
+    "fast gelu": ("FastGelu", "x", {},
+                  lambda: _X * (1 + np.tanh(np.sqrt(2 / np.pi) * (_X + 0.044715 * _X ** 3))) / 2, {}),
     "quick gelu": ("QuickGelu", "x", {}, lambda: _X / (1 + np.exp(-1.5 * _X)), {"alpha": 1.5}),
 }
 
@@ -346,6 +429,8 @@ def test_others_are_refused(operator: str) -> None:
     ("QLinearAdd", "x bad z x s z s z", {}, "scale must be finite and positive, got 0"),
     ("FusedConv", "f w", {"activation": "Mish"}, "its activation must be one of .*, got Mish"),
     ("QAttention", "x w f s s - z z p", {"num_heads": 2}, "without past and present keys"),
+    ("Attention", "f w", {}, "its inputs and attributes must be those of the operator"),
+    ("Attention", "f w", {"num_heads": 4}, r"must be those of query, key and value for 4 heads, got \[0, 0, 0\]"),
 ])
 def test_forms_that_are_refused(operator: str, inputs: str, attributes: dict[str, Any], message: str) -> None:
     feeds = {"x": np.zeros((1, 2, 4, 4), "uint8"), "f": np.zeros((1, 2, 4, 4), "float32")}
