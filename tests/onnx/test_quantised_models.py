@@ -191,6 +191,48 @@ def test_dynamic(name: str, weights: QuantType, tmp_path: Path) -> None:
     _compare(name, model, 2e-2)
 
 
+def _fused_encoder(size: int = 32, heads: int = 4) -> onnx.ModelProto:
+    """A layer of BERT as onnxruntime's optimiser writes it."""
+    net, fused = _Net("fused"), {"domain": "com.microsoft"}
+
+    def norm() -> list[str]:
+        return [net.weight((size,), 0.2, 1.0), net.weight((size,), 0.1)]
+
+    tables = [net.weight((rows, size), 1.0) for rows in (50, 16, 2)]
+    x = net("EmbedLayerNormalization", "x", "segments", *tables, *norm(), "mask", epsilon=1e-5, **fused)
+    net.nodes[-1].output.append("lengths")
+    seen = net("Attention", x, net.weight((size, 3 * size), size ** -0.5), net.weight((3 * size,), 0.1), "lengths",
+               num_heads=heads, **fused)
+    out = net("MatMul", seen, net.weight((size, size), size ** -0.5))
+    x = net("SkipLayerNormalization", out, x, *norm(), net.weight((size,), 0.1), epsilon=1e-5, **fused)
+    inner = net("BiasGelu", net("MatMul", x, net.weight((size, 4 * size), size ** -0.5)),
+                net.weight((4 * size,), 0.1), **fused)
+    out = net("MatMul", inner, net.weight((4 * size, size), (4 * size) ** -0.5))
+    y = net("SkipLayerNormalization", out, x, *norm(), net.weight((size,), 0.1), epsilon=1e-5, **fused)
+    tokens, segments, mask = (helper.make_tensor_value_info(name, TensorProto.INT32, [2, 8])
+                              for name in ("x", "segments", "mask"))
+    model = net.model(tokens, y, [2, 8, size])
+    model.graph.input.extend([segments, mask])
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def test_dynamic_with_fused_operators(tmp_path: Path) -> None:
+    onnx.save(_fused_encoder(), tmp_path / "f32.onnx")
+    quantize_dynamic(tmp_path / "f32.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8,
+                     extra_options={"DefaultTensorType": TensorProto.FLOAT})
+    model = onnx.load(tmp_path / "q.onnx")
+    assert {"QAttention", "QEmbedLayerNormalization", "MatMulInteger"} <= {node.op_type for node in model.graph.node}
+    rng = np.random.default_rng(5)
+    feeds = {"x": rng.integers(0, 50, (2, 8)), "segments": rng.integers(0, 2, (2, 8)),
+             "mask": np.arange(8) < np.array([[5], [8]])}
+    feeds = {name: array.astype("int32") for name, array in feeds.items()}
+    (found,) = mlc.compile(model, target="x86-64-v3", log=False)(**feeds)
+    wanted = _reference(model, feeds)
+    assert wanted.std() > 0.3
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-2)
+
+
 @pytest.mark.parametrize("symmetric", [pytest.param(False, marks=pytest.mark.slow), True], ids=["offset", "symmetric"])
 @pytest.mark.parametrize("form", ["QOperator", pytest.param("QDQ", marks=pytest.mark.slow)])
 def test_weights_in_4_bits(form: str, symmetric: bool) -> None:
