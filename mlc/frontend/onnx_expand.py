@@ -103,11 +103,17 @@ class Nodes:
             attributes["axis"] = axis
         return str(self("DequantizeLinear", x, scale, *([zero_point] if zero_point else []), **attributes))
 
-    def quantised(self, x: str, scale: str, zero_point: str = "", like: str = "") -> str:
-        """``x`` in integers; where there is no zero point, in the type of the constant or value ``like``."""
-        if not zero_point and like and (array := self.constant_of(like)) is not None:
-            zero_point = self.constant(np.zeros((), array.dtype))
-        return str(self("QuantizeLinear", x, scale, *([zero_point] if zero_point else [])))
+    def quantised(self, x: str, scale: str, zero_point: str, like: str) -> str:
+        """``x`` in integers, those of ``like`` where there is no zero point to say which."""
+        from onnx import helper
+
+        if not zero_point:
+            array = self.constant_of(like)
+            if array is None and like not in self.types:
+                raise self.refused("the type of its input must be known; run onnx's shape inference on the model")
+            dtype = helper.tensor_dtype_to_np_dtype(self.types[like][0]) if array is None else array.dtype
+            zero_point = self.constant(np.zeros((), dtype))
+        return str(self("QuantizeLinear", x, scale, zero_point))
 
     def product(self, a: str, b: str) -> str:
         """``a * b``; of constants, a constant."""
@@ -150,7 +156,7 @@ def _qlinear_conv(nodes: Nodes) -> str:
     if bias:
         inputs.append(nodes.dequantised(bias, nodes.product(x_scale, w_scale), axis=0))
     result = nodes("Conv", *inputs, **nodes.attributes())
-    return nodes.quantised(result, y_scale, y_zero)
+    return nodes.quantised(result, y_scale, y_zero, x)
 
 
 def _qlinear_matmul(nodes: Nodes) -> str:
@@ -159,7 +165,7 @@ def _qlinear_matmul(nodes: Nodes) -> str:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = nodes.inputs(8)
     sides = _factor(nodes, a, a_scale, a_zero, -2), _factor(nodes, b, b_scale, b_zero, -1)
     result = nodes("MatMul", *sides)
-    return nodes.quantised(result, _in_float32(nodes, y_scale), y_zero)
+    return nodes.quantised(result, _in_float32(nodes, y_scale), y_zero, a)
 
 
 def _factor(nodes: Nodes, value: str, scale: str, zero_point: str, axis: int) -> str:

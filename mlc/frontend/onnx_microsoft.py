@@ -22,13 +22,13 @@ def _binary(nodes: Nodes, operator: str) -> str:
     """``A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point``."""
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = nodes.inputs(8)
     result = nodes(operator, nodes.dequantised(a, a_scale, a_zero), nodes.dequantised(b, b_scale, b_zero))
-    return nodes.quantised(result, y_scale, y_zero)
+    return nodes.quantised(result, y_scale, y_zero, a)
 
 
 def _where(nodes: Nodes) -> str:
     condition, x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = nodes.inputs(9)
     sides = [nodes.dequantised(x, x_scale, x_zero), nodes.dequantised(y, y_scale, y_zero)]
-    return nodes.quantised(nodes("Where", condition, *sides), z_scale, z_zero)
+    return nodes.quantised(nodes("Where", condition, *sides), z_scale, z_zero, x)
 
 
 def _concat(nodes: Nodes) -> str:
@@ -38,7 +38,7 @@ def _concat(nodes: Nodes) -> str:
         raise nodes.refused(f"its inputs after the first two must be threes of a tensor, a scale and a zero point, "
                             f"got {len(parts)}; write the model again")
     tensors = [nodes.dequantised(parts[i], parts[i + 1], parts[i + 2]) for i in range(0, len(parts), 3)]
-    return nodes.quantised(nodes("Concat", *tensors, **nodes.attributes("axis")), y_scale, y_zero)
+    return nodes.quantised(nodes("Concat", *tensors, **nodes.attributes("axis")), y_scale, y_zero, parts[0])
 
 
 # Of one quantised tensor
@@ -49,7 +49,7 @@ def _unary(nodes: Nodes, operator: str, **defaults: Any) -> str:
     x, x_scale, x_zero, y_scale, y_zero = nodes.inputs(5)
     given = {**defaults, **nodes.attributes(*defaults)}
     result = nodes(operator, nodes.dequantised(x, x_scale, x_zero), **given)
-    return nodes.quantised(result, y_scale, y_zero)
+    return nodes.quantised(result, y_scale, y_zero, x)
 
 
 def _pool(nodes: Nodes, operator: str) -> str:
@@ -58,7 +58,7 @@ def _pool(nodes: Nodes, operator: str) -> str:
         raise nodes.refused("channels_last must be 0; save the model before onnxruntime's layout optimisation")
     x, x_scale, x_zero, y_scale, y_zero = nodes.inputs(5)
     result = nodes(operator, nodes.dequantised(x, x_scale, x_zero), **attributes)
-    return nodes.quantised(result, y_scale, y_zero)
+    return nodes.quantised(result, y_scale, y_zero, x)
 
 
 def _reduce_mean(nodes: Nodes) -> str:
@@ -70,7 +70,7 @@ def _reduce_mean(nodes: Nodes) -> str:
         inputs.append(nodes.constant(list(axes)))
     elif axes is not None:
         attributes["axes"] = axes
-    return nodes.quantised(nodes("ReduceMean", *inputs, **attributes), y_scale, y_zero)
+    return nodes.quantised(nodes("ReduceMean", *inputs, **attributes), y_scale, y_zero, x)
 
 
 def _softmax(nodes: Nodes) -> str:
@@ -90,7 +90,7 @@ def _softmax(nodes: Nodes) -> str:
     else:
         raise nodes.refused(f"its axis must be the last in a model of opset {nodes.opset}, got {axis}; convert the "
                             "model to opset 13")
-    return nodes.quantised(result, y_scale, y_zero)
+    return nodes.quantised(result, y_scale, y_zero, x)
 
 
 # Products
@@ -109,7 +109,7 @@ def _gemm(nodes: Nodes) -> str:
             steps = nodes.product(steps, nodes.constant(float(attributes["alpha"])))
         inputs.append(nodes.dequantised(c, steps, axis=-1))
     result = str(nodes("Gemm", *inputs, **attributes))
-    return nodes.quantised(result, y_scale, y_zero) if y_scale else result
+    return nodes.quantised(result, y_scale, y_zero, a) if y_scale else result
 
 
 def _integer_to_float(nodes: Nodes, a: str, b: str, scale: str, zeros: tuple[str, str], bias: str) -> str:

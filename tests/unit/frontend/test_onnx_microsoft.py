@@ -128,6 +128,16 @@ def _numbers(case: Case) -> np.ndarray:
     return _wide(found)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_zero_points_that_are_left_out(dtype: str) -> None:
+    """They are zero, and the result is of the type of the input."""
+    a, constants = extremes(np.random.default_rng(13), (3, 40), dtype), {"as": np.float32(0.02), "cs": np.float32(0.03)}
+    real = _real(a, 0.02, 0)
+    case = Case("QLinearLeakyRelu", "a as - cs -", {"a": a}, constants, (dtype, 2), lambda: real, {"alpha": 0.5})
+    wanted = _steps(np.where(real < 0, real / 2, real), 0.03, np.array(0, dtype))
+    assert np.abs(_numbers(case) - wanted).max() <= 1
+
+
 @pytest.mark.parametrize("columns", [False, True], ids=["tensor", "columns"])
 @pytest.mark.parametrize("turned", [0, 1])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
