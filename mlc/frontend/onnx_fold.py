@@ -370,7 +370,7 @@ def _evaluate(
 def _is_quantised_right(node: onnx.NodeProto, graph: Graph) -> bool:
     """Whether the reference saturates these numbers: it converts them to int32 first. The converter refuses scales."""
     x, scale = (graph.constant(name).astype("float64") for name in node.input[:2])
-    return is_valid_scale(scale) and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
+    return scale.size > 0 and is_valid_scale(scale) and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:

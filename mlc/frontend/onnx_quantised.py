@@ -171,7 +171,7 @@ def _parameters(
     constant = array_of(scale)
     if constant is not None and not is_valid_scale(constant, positive):
         wrong = next(value for value in constant.astype("float64").ravel() if not is_valid_scale(value, positive))
-        raise ValueError(f"its scale must be finite{' and positive' * positive}, got {wrong:g}; calibrate it again")
+        raise ValueError(f"its scale must be finite{' and positive' * positive}, got {wrong:g}")
     if int(np.prod(extents)) == 1 and not block:
         axis = _any_axis(x)
     else:
