@@ -165,6 +165,47 @@ def test_dynamic_quantisation(x: np.ndarray) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def _within_a_step(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    (found,), (wanted,) = imported_numbers(model, feeds), ReferenceEvaluator(model).run(None, feeds)
+    assert found.dtype == wanted.dtype and len(np.unique(wanted)) > 30
+    apart = np.abs(found.astype("int32") - wanted.astype("int32"))
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("end", ["min", "max"])
+@pytest.mark.parametrize("channels", [False, True], ids=["tensor", "channels"])
+@pytest.mark.parametrize(("x_type", "w_type"), [("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8")])
+def test_quantised_convolutions(x_type: str, w_type: str, channels: bool, end: str) -> None:
+    """Grouped, with a border of the zero point and a bias; two dequantised inputs, a convolution and its bias."""
+    rng = np.random.default_rng(8)
+    x, w = extremes(rng, (2, 4, 9, 8), x_type), extremes(rng, (6, 2, 3, 3), w_type)
+    scale = rng.uniform(0.001, 0.002, 6 if channels else ()).astype("float32")
+    constants = {
+        "xs": np.float32(0.02), "xz": np.array(getattr(np.iinfo(x_type), end), x_type), "w": w, "ws": scale,
+        "wz": np.full(scale.shape, getattr(np.iinfo(w_type), end), w_type), "ys": np.float32(0.2),
+        "yz": np.array(getattr(np.iinfo(x_type), end), x_type), "b": rng.integers(-9999, 9999, 6).astype("int32"),
+    }
+    sign = np.sign((x.astype(int) - constants["xz"]).sum() * (w.astype(int).mean() - constants["wz"].mean()))
+    if (sign > 0) == (end == "max"):  # else everything saturates at the zero point's end
+        constants["yz"] = np.array(np.iinfo(x_type).min if end == "max" else np.iinfo(x_type).max, x_type)
+    node = helper.make_node("QLinearConv", ["x", *constants], ["y"], group=2, pads=[1, 1, 0, 1], strides=[2, 1])
+    model = model_of([node], {"x": x}, constants, {"y": (x_type, 4)})
+    _within_a_step(model, {"x": x})
+    assert operators(model).count("relax.dequantize") == 3 and operators(model)[-1] == "relax.quantize"
+
+
+@pytest.mark.parametrize("of_b", ["one", "columns"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_quantised_products(dtype: str, of_b: str) -> None:
+    rng = np.random.default_rng(9)
+    a, b = extremes(rng, (2, 7, 40), dtype), extremes(rng, (40, 9), "int8")
+    scale = rng.uniform(0.004, 0.008, 9 if of_b == "columns" else ()).astype("float32")
+    constants = {"as": np.float32(0.05), "az": np.array(7, dtype), "b": b, "bs": scale,
+                 "bz": extremes(rng, scale.shape, "int8"), "ys": np.float32(2.0), "yz": np.array(100, dtype)}
+    node = helper.make_node("QLinearMatMul", ["a", *constants], ["y"])
+    _within_a_step(model_of([node], {"a": a}, constants, {"y": (dtype, 3)}), {"a": a})
+
+
 _IMAGE = np.zeros((2, 6, 4), "float32")
 
 
