@@ -257,9 +257,12 @@ def _as_model(graph: Graph) -> onnx.ModelProto:
 
 def _inline(graph: Graph, functions: set[tuple[str, str]] | None, name: str) -> None:
     """Replace calls of the model's own functions (``None``) or of the given standard ones by their bodies."""
-    from onnx import inliner
+    from onnx import helper, inliner
 
     model = _as_model(graph)
+    model.graph.value_info.extend(  # the inliner wants the type of every input of a function, and looks here
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in model.graph.initializer)
     try:
         if functions is None:
             model = inliner.inline_local_functions(model, convert_version=True)
