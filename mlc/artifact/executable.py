@@ -25,7 +25,7 @@ from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.errors import ArtifactError, InputError
-from mlc.frontend.model import TensorSpec
+from mlc.frontend.model import TensorSpec, array_type
 
 __all__ = ["Executable", "load"]
 
@@ -46,7 +46,7 @@ class Executable:
         self.inputs = _specs(metadata["inputs"])
         self.outputs = _specs(metadata["outputs"])
         self._code, self._weights = code, weights
-        self._results = [(spec.shape, np.dtype(spec.dtype)) for spec in self.outputs]
+        self._results = [(spec.shape, array_type(spec.dtype)) for spec in self.outputs]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()

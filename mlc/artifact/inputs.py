@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mlc.artifact.runtime import ALIGNMENT, empty_tensor
+from mlc.artifact.runtime import ALIGNMENT, array_of, empty_tensor, tensor_of
 from mlc.errors import InputError
-from mlc.frontend.model import TensorSpec
+from mlc.frontend.model import TensorSpec, array_type
 
 __all__ = ["InputSlot", "in_order"]
 
@@ -18,12 +18,9 @@ class InputSlot:
     """One input of a compiled model. Not safe for several threads: its owner holds a lock."""
 
     def __init__(self, spec: TensorSpec) -> None:
-        import tvm_ffi
-
         self.spec = spec
         self._shape = spec.shape
-        self._dtype = np.dtype(spec.dtype)
-        self._from_dlpack = tvm_ffi.from_dlpack
+        self._dtype = array_type(spec.dtype)
         self._staged: tuple[np.ndarray, Any] | None = None
 
     def tensor(self, value: Any) -> Any:
@@ -37,10 +34,10 @@ class InputSlot:
             raise _mismatch(self.spec, array)
         flags = array.flags
         if flags.c_contiguous and flags.writeable and not array.ctypes.data % ALIGNMENT:
-            return self._from_dlpack(array)
+            return tensor_of(array)
         if self._staged is None:
             tensor = empty_tensor(self._shape, self.spec.dtype)
-            self._staged = np.from_dlpack(tensor), tensor
+            self._staged = array_of(tensor), tensor
         np.copyto(self._staged[0], array)
         return self._staged[1]
 
@@ -54,9 +51,9 @@ def _as_array(value: Any, spec: TensorSpec) -> np.ndarray:
 
 
 def _mismatch(spec: TensorSpec, array: np.ndarray) -> InputError:
-    if array.dtype != np.dtype(spec.dtype):
-        return InputError(f"input {spec.name} must be {spec.dtype}, got {array.dtype}; "
-                          f"convert it with .astype('{spec.dtype}')")
+    if array.dtype != array_type(spec.dtype):
+        name = "ml_dtypes.bfloat16" if spec.dtype == "bfloat16" else f"'{spec.dtype}'"
+        return InputError(f"input {spec.name} must be {spec.dtype}, got {array.dtype}; convert it with .astype({name})")
     want, got = list(spec.shape), list(array.shape)
     remedy = "reshape it" if array.size == int(np.prod(spec.shape)) else "compile the model again for this shape"
     return InputError(f"input {spec.name} must have shape {want}, got {got}; {remedy}")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlc.artifact import runtime
-from mlc.artifact.runtime import CPU, CUDA, empty_tensor
+from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor
 
 __all__ = ["CpuPlace", "CudaPlace", "Place", "place_of"]
 
@@ -40,7 +40,7 @@ class CpuPlace:
         return tensor
 
     def left(self, tensor: Any) -> np.ndarray:
-        return np.from_dlpack(tensor)
+        return array_of(tensor)
 
     def synchronise(self) -> None:
         pass
@@ -72,7 +72,7 @@ class CudaPlace:
         host = empty_tensor(tuple(tensor.shape), str(tensor.dtype))
         self._copy(tensor, host)
         self._device.sync()
-        return np.from_dlpack(host)
+        return array_of(host)
 
     def synchronise(self) -> None:
         self._device.sync()

@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ArtifactError, InstallationError
 
-__all__ = ["ALIGNMENT", "CPU", "CUDA", "function", "load_cuda", "version"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["ALIGNMENT", "CPU", "CUDA", "array_of", "function", "load_cuda", "tensor_of", "version"]
 
 #: bytes; the code that TVM generates reads and writes tensors with aligned vector instructions
 ALIGNMENT = 64
@@ -97,3 +100,23 @@ def view(tensor: Any, shape: tuple[int, ...], dtype: str) -> Any:
     import tvm_ffi
 
     return function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), 0)
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """A tensor that shares the memory of a contiguous, writable array. DLPack of numpy knows no bfloat16."""
+    import tvm_ffi
+
+    if array.dtype.name != "bfloat16":
+        return tvm_ffi.from_dlpack(array)
+    return view(tvm_ffi.from_dlpack(array.view("uint16")), array.shape, "bfloat16")
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """An array that shares the memory of a tensor of this machine's."""
+    import numpy as np
+
+    if str(tensor.dtype) != "bfloat16":
+        return np.from_dlpack(tensor)
+    import ml_dtypes
+
+    return np.from_dlpack(view(tensor, tuple(tensor.shape), "uint16")).view(ml_dtypes.bfloat16)

@@ -1,11 +1,12 @@
 """One adapter per engine: load a model with a thread count, then call it, numpy arrays in and numpy arrays out.
 
 Adapters run inside a worker process (:mod:`mlc.bench.worker`), whose environment is :func:`environment`. Each takes
-the engine's own fastest path for one request at a time in float32.
+the engine's own fastest path for one request at a time, in the numbers that the file asks for.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ def _openvino(job: Job) -> Engine:
     settings = {
         "INFERENCE_NUM_THREADS": job.threads,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # else bfloat16 where the CPU has it
+        # left out, bfloat16 where the CPU has it; quantised operators stay of integers whatever this says
+        "INFERENCE_PRECISION_HINT": _float_type(_needs_onnx(job)),
         "NUM_STREAMS": 1,
     }
     compiled = core.compile_model(core.read_model(_needs_onnx(job)), "CPU", settings)
@@ -153,6 +155,18 @@ def _openvino(job: Job) -> Engine:
         return call
 
     return Engine(onnx_inputs(job.onnx_path), bind)
+
+
+def _float_type(path: str) -> str:
+    """OpenVINO's name of the floating-point type that most of the weights have; f32 where there are none."""
+    import onnx
+
+    names = {onnx.TensorProto.FLOAT16: "f16", onnx.TensorProto.BFLOAT16: "bf16", onnx.TensorProto.FLOAT: "f32"}
+    elements = dict.fromkeys(("f32", "f16", "bf16"), 0)
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if tensor.data_type in names:
+            elements[names[tensor.data_type]] += math.prod(tensor.dims)
+    return max(elements, key=lambda name: elements[name])
 
 
 def _torch(job: Job, compiled: bool) -> Engine:

@@ -91,11 +91,24 @@ def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> list
     unknown = sorted(arrays.keys() - set(known))
     if unknown:
         raise InputError(f"an input's name must be one of {', '.join(known)}, got {', '.join(unknown)}")
-    return list({**random_inputs(exe.inputs, seed), **arrays}.values())
+    given = {spec.name: _of_type(arrays[spec.name], spec.dtype) for spec in exe.inputs if spec.name in arrays}
+    return list({**random_inputs(exe.inputs, seed), **given}.values())
+
+
+def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:
+    """``array``; the bytes that :func:`numpy.save` writes of a bfloat16 array, whose type it has no name for, as such.
+    """
+    from mlc.frontend.model import array_type
+
+    return array.view(array_type(dtype)) if dtype == "bfloat16" and array.dtype.str == "|V2" else array
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """An archive as ``numpy.savez`` writes it, to exactly this path and whatever the arrays' names are."""
+    """An archive as ``numpy.savez`` writes it, to exactly this path and whatever the arrays' names are.
+
+    An array of bfloat16 comes back from :func:`numpy.load` as two bytes an element; ``.view(ml_dtypes.bfloat16)`` of it
+    has the numbers.
+    """
     import zipfile
 
     import numpy as np
@@ -120,7 +133,7 @@ def _latency(exe: Executable, inputs: list[np.ndarray], repeat: int) -> dict[str
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
-    numeric = array.size > 0 and array.dtype.kind in "fiu"
+    numeric = array.size > 0 and (array.dtype.kind in "fiu" or array.dtype.name == "bfloat16")
     values = {"min": float(array.min()), "max": float(array.max()), "mean": float(array.mean())} if numeric else {}
     return {"name": name, "shape": list(array.shape), "dtype": str(array.dtype), **values}
 

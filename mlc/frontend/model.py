@@ -9,19 +9,35 @@ from typing import TYPE_CHECKING, Any
 from mlc.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     import tvm
 
-__all__ = ["ARRAY_TYPES", "ImportedModel", "TensorSpec", "check_static", "imported", "merge_shape", "output_types"]
+__all__ = [
+    "ARRAY_TYPES", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shape",
+    "output_types",
+]
 
 #: element types that arrays at the model's border may have
 ARRAY_TYPES = frozenset({
-    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+    "uint32", "uint64",
 })
+
+
+def array_type(name: str) -> np.dtype[Any]:
+    """numpy's type of a name of :data:`ARRAY_TYPES`; ``bfloat16`` is that of ml_dtypes."""
+    import numpy as np
+
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``."""
+    """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +80,7 @@ def imported(
             raise ModelError(f"the {what} of {name} must have different names, but {twice[0]} comes twice; rename one")
     for spec in (*inputs, *outputs):
         if spec.dtype not in ARRAY_TYPES:
-            raise ModelError(f"every input and output must have a type that numpy has, but {spec.name} of {name} is "
+            raise ModelError(f"every input and output must have a type that arrays have, but {spec.name} of {name} is "
                              f"{spec.dtype}; cast it inside the model")
     return ImportedModel(mod, name, inputs, outputs)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
+from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
@@ -213,6 +215,32 @@ def _sign(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.where(unordered, x, bb.normalize(relax.op.sign(x)))
 
 
+def _elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gamma: float) -> Any:
+    """``gamma * where(x > 0, x, alpha * (exp(x) - 1))`` in 16 bits, where TVM's converter mixes types."""
+    from tvm import relax
+
+    op, x, dtype = relax.op, inputs[0], dtype_of(inputs[0])
+    if dtype in ("float32", "float64"):
+        return None
+    below, factor = (relax.const(float(attrs.get(name, number)), dtype)
+                     for name, number in (("alpha", alpha), ("gamma", gamma)))
+    curve = bb.normalize(op.subtract(bb.normalize(op.exp(x)), relax.const(1.0, dtype)))
+    positive = bb.normalize(op.greater(x, relax.const(0.0, dtype)))
+    result = op.where(positive, x, bb.normalize(op.multiply(curve, below)))
+    return result if gamma == 1.0 else op.multiply(bb.normalize(result), factor)
+
+
+def _prelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``where(x < 0, slope * x, x)`` in bfloat16, which TVM's operator does not take."""
+    from tvm import relax
+
+    op, (x, slope) = relax.op, inputs
+    if dtype_of(x) != "bfloat16":
+        return None
+    negative = bb.normalize(op.less(x, relax.const(0.0, dtype_of(x))))
+    return op.where(negative, bb.normalize(op.multiply(x, slope)), x)
+
+
 def _thresholded_relu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``where(x > alpha, x, 0)``. TVM multiplies by the comparison, which makes NaN of an infinity."""
     from tvm import relax
@@ -328,8 +356,8 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     axis = int(attrs.get("axis", -1)) % len(x.ty.shape)
     k = int(attrs["k"] if count is None else count.item())
     keys, dtype = x, dtype_of(x)
-    if dtype in ("int8", "int16", "uint8", "uint16"):  # TVM's sort knows wider numbers only
-        keys = bb.normalize(relax.op.astype(x, "int32"))
+    if dtype in ("int8", "int16", "uint8", "uint16", "bfloat16"):  # TVM's sort knows other numbers only
+        keys = bb.normalize(relax.op.astype(x, "float32" if dtype == "bfloat16" else "int32"))
     elif not dtype.startswith(("float", "int")):
         raise ValueError(f"the elements must be floating-point numbers or signed or short integers, got {dtype}")
     order = bb.normalize(relax.op.argsort(keys, axis, bool(attrs.get("largest", 1)), "int64"))
@@ -341,24 +369,32 @@ CONVERTERS: dict[str, Converter] = {
     "BitShift": _bit_shift,
     "Clip": _clip,
     "Col2Im": _col2im,
+    "ConvInteger": conv_integer,
     "Cosh": functools.partial(_hyperbolic, sign=1),
     "DFT": dft,
+    "DequantizeLinear": dequantize_linear,
     "Dropout": _dropout,
+    "DynamicQuantizeLinear": dynamic_quantize_linear,
+    "Elu": functools.partial(_elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
     "IsInf": _is_inf,
     "LRN": _lrn,
     "LSTM": lstm,
+    "MatMulInteger": mat_mul_integer,
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
     "OneHot": _one_hot,
+    "PRelu": _prelu,
     "Pow": _pow,
+    "QuantizeLinear": quantize_linear,
     "RMSNormalization": _rms_normalization,
     "RNN": rnn,
     "Resize": resize,
     "Sinh": functools.partial(_hyperbolic, sign=-1),
     "STFT": stft,
+    "Selu": functools.partial(_elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Sign": _sign,
     "SpaceToDepth": _space_to_depth,
     "Sum": _chain("add"),

@@ -18,7 +18,9 @@ import numpy as np
 
 from mlc.errors import ModelError, UsageError
 from mlc.frontend.model import merge_shape, shape_text
-from mlc.frontend.onnx_operators import functions_to_inline, walk_nodes
+from mlc.frontend.onnx_expand import Nodes, expanded
+from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
+from mlc.frontend.onnx_quantised import is_valid_scale
 
 if TYPE_CHECKING:
     import onnx
@@ -34,9 +36,10 @@ _GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "
 _NEVER_FOLDED = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
     "If", "Loop", "Scan",
-    "DequantizeLinear", "QuantizeLinear",  # folding would hide that the weights are 8 bits wide
+    "DequantizeLinear",  # folding would hide that the weights are 8 bits wide
     "GRU", "LSTM", "RNN",  # the reference passes over their activations and clip
 })
+_NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
 
@@ -76,10 +79,20 @@ class Graph:
             raise ModelError(f"every weight must hold the elements that its shape and type say, but {name} of shape "
                              f"{list(tensor.dims)} does not ({error}); export the model again") from None
 
+    def constant_or_none(self, name: str) -> np.ndarray | None:
+        return self.constant(name) if self.is_constant(name) else None
+
     def used_constants(self) -> dict[str, np.ndarray]:
         """The constants that some node or output reads."""
         names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
-        return {name: self.constant(name) for name in sorted(names) if self.is_constant(name)}
+        return {name: _in_bytes(self.constant(name)) for name in sorted(names) if self.is_constant(name)}
+
+
+def _in_bytes(array: np.ndarray) -> np.ndarray:
+    """Integers of 4 and 2 bits as int8 and uint8; other elements as they are."""
+    if array.dtype.name not in _NARROW:
+        return array
+    return array.astype("uint8" if array.dtype.name.startswith("u") else "int8")
 
 
 def make_static(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str) -> Graph:
@@ -93,12 +106,14 @@ def make_static(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], nam
     if graph.functions:
         _inline(graph, None, name)
     _fold(graph, name)
+    _expand(graph, name)
     while wanted := functions_to_inline(graph.nodes, graph.opsets):
         before = [node.op_type for node in graph.nodes]
         _inline(graph, wanted, name)
         _fold(graph, name)
         if [node.op_type for node in graph.nodes] == before:
             break  # ONNX defines them by themselves; check_supported reports what is left
+    _name_narrow_types(graph)
     return graph
 
 
@@ -168,6 +183,48 @@ def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int]) -> None:
         tensor.shape.dim.add(dim_value=d)
 
 
+# Quantised operators
+
+
+def _expand(graph: Graph, name: str) -> None:
+    """Replace the operators that are made of others. What an expansion must know may follow from another's result."""
+    while any(expansion_of(node) for node in graph.nodes):
+        known = _infer(graph, name)
+        kept: list[onnx.NodeProto] = []
+        reason: ModelError | None = None
+        progressed = False
+        for node in graph.nodes:
+            expand = expansion_of(node)
+            if expand is None:
+                kept.append(node)
+                continue
+            try:
+                made, constants = expanded(Nodes(node, graph.opset, graph.constant_or_none, known), expand)
+            except ModelError as error:
+                kept.append(node)
+                reason = reason or error
+                continue
+            kept.extend(made)
+            graph.folded.update(constants)
+            progressed = True
+        if reason is not None and not progressed:
+            raise reason
+        graph.nodes = kept
+        _fold(graph, name)
+
+
+def _name_narrow_types(graph: Graph) -> None:
+    """Say in ``QuantizeLinear`` which integers of less than 8 bits are its result; its zero point becomes a byte."""
+    from onnx import helper
+
+    for node in graph.nodes:
+        if node.op_type != "QuantizeLinear" or len(node.input) < 3 or not graph.is_constant(node.input[2]):
+            continue
+        dtype = graph.constant(node.input[2]).dtype
+        if dtype.name in _NARROW and not any(a.name == "output_dtype" and a.i for a in node.attribute):
+            node.attribute.append(helper.make_attribute("output_dtype", helper.np_dtype_to_tensor_dtype(dtype)))
+
+
 # Protobuf views of the graph, for the ONNX library's own passes
 
 
@@ -200,9 +257,12 @@ def _as_model(graph: Graph) -> onnx.ModelProto:
 
 def _inline(graph: Graph, functions: set[tuple[str, str]] | None, name: str) -> None:
     """Replace calls of the model's own functions (``None``) or of the given standard ones by their bodies."""
-    from onnx import inliner
+    from onnx import helper, inliner
 
     model = _as_model(graph)
+    model.graph.value_info.extend(  # the inliner wants the type of every input of a function, and looks here
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in model.graph.initializer)
     try:
         if functions is None:
             model = inliner.inline_local_functions(model, convert_version=True)
@@ -298,6 +358,8 @@ def _evaluate(
         return [np.array(shape[bounds.get("start", 0):bounds.get("end")], dtype=np.int64)]
     if node.op_type in _NEVER_FOLDED or not all(graph.is_constant(i) for i in node.input if i):
         return None
+    if node.op_type == "QuantizeLinear" and not _is_quantised_right(node, graph):
+        return None
     if not all(output in known for output in node.output if output) and not _is_slight(node, graph):
         return None  # the next round knows how large they are
     sizes = (math.prod(shape) * helper.tensor_dtype_to_np_dtype(kind).itemsize
@@ -306,6 +368,12 @@ def _evaluate(
         raise ModelError(f"what follows from constants alone must take at most {_LARGEST_FOLDED >> 30} GiB, but with "
                          f"{node.op_type} ({node.name or node.output[0]}) it takes more; make that an input")
     return _run_reference(node, graph)
+
+
+def _is_quantised_right(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether the reference saturates these numbers: it converts them to int32 first. The converter refuses scales."""
+    x, scale = (graph.constant(name).astype("float64") for name in node.input[:2])
+    return scale.size > 0 and is_valid_scale(scale) and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:

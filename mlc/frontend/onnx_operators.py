@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from mlc.errors import ModelError, UnsupportedOperators
 from mlc.frontend.onnx_converters import CONVERTERS
+from mlc.frontend.onnx_expand import STANDARD, Expand
+from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["check_known", "check_size", "check_supported", "functions_to_inline", "unsupported", "walk_nodes"]
+__all__ = [
+    "check_known", "check_size", "check_supported", "expansion_of", "functions_to_inline", "unsupported", "walk_nodes",
+]
 
 _STANDARD = ("", "ai.onnx")
 #: nodes that are left when all that is constant has been folded; large exported language models have 5,000
 _MOST_NODES = 20_000
 _MOST_READERS = 2_000
-# onnxruntime's own operators among TVM's converters; TVM looks converters up without their domain.
-_MICROSOFT = frozenset({
-    "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "Gelu", "SkipLayerNormalization",
-})
 # TVM's converter of this name means the onnxruntime operator, not the standard one.
 _MICROSOFT_ONLY = frozenset({"Attention"})
 # Values that no compiled function can hold: sequences and optionals.
@@ -50,11 +50,20 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 yield from walk_nodes(graph.node)
 
 
+def expansion_of(node: onnx.NodeProto) -> Expand | None:
+    """What the node is made of; None where it is converted as it is, or not at all."""
+    if node.domain in _STANDARD:
+        return STANDARD.get(node.op_type)
+    return MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
 def unsupported(node: onnx.NodeProto) -> str:
     """The operator's name, with what is special about this use, if TVM cannot import the node; else an empty text."""
     qualified = _qualified(node)
+    if expansion_of(node) is not None:
+        return ""
     if node.domain not in _STANDARD:
-        return "" if node.domain == "com.microsoft" and node.op_type in _MICROSOFT else qualified
+        return qualified
     if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
         return qualified
     return _wrongly_converted(node)

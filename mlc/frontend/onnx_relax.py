@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend.model import ImportedModel, imported
+from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
@@ -35,10 +35,23 @@ def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
     check_known(model)
     check_model(model, name)
     graph = make_static(model, shapes or {}, name)
+    _check_borders(graph, name)
     check_size(graph.nodes, graph.is_constant, name)
     check_supported(graph.nodes)
     mod = _to_relax(graph, name)
     return imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
+
+
+def _check_borders(graph: Graph, name: str) -> None:
+    """Raise :class:`ModelError` for inputs and outputs of types that no array has: inside, bytes hold such numbers."""
+    from onnx import helper
+
+    for value in (*graph.inputs, *graph.outputs):
+        kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+        dtype = helper.tensor_dtype_to_np_dtype(kind).name if kind else "float32"
+        if dtype not in ARRAY_TYPES:
+            raise ModelError(f"every input and output must have a type that arrays have, but {value.name} of {name} is "
+                             f"{dtype}; cast it inside the model")
 
 
 def _to_relax(graph: Graph, name: str) -> tvm.IRModule:

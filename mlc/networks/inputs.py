@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from mlc.frontend.model import array_type
+
 __all__ = ["random_inputs"]
 
 
@@ -29,8 +31,8 @@ def random_inputs(specs: Iterable[_Spec], seed: int = 0) -> dict[str, np.ndarray
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
     for spec in specs:
-        dtype = np.dtype(spec.dtype)
-        if dtype.kind == "f":
+        dtype = array_type(spec.dtype)
+        if "float" in spec.dtype:
             arrays[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
         elif dtype.kind == "b":
             arrays[spec.name] = rng.integers(0, 2, spec.shape).astype(dtype)

@@ -15,7 +15,8 @@ import tvm_ffi
 from tvm import relax, topi
 
 from mlc.artifact import Executable, ModelMeta, compile_module, load
-from mlc.frontend.model import TensorSpec
+from mlc.errors import InputError
+from mlc.frontend.model import TensorSpec, array_type
 from mlc.target import resolve
 from mlc.testing import programs
 from mlc.testing.programs import Program
@@ -60,6 +61,32 @@ def test_results_before_and_after_saving(make: Callable[[], Program], tmp_path: 
         arrays = _inputs(exe.inputs, seed)
         _check(exe(*arrays), case.reference(*arrays))
         _check(loaded(*arrays), case.reference(*arrays))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_16_bits(dtype: str, tmp_path: Path) -> None:
+    """Shared where they lie well, copied where they do not; DLPack of numpy knows no bfloat16."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4, 32), dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            wide = builder.emit_te(lambda x: topi.multiply(topi.cast(x, "float32"), 3.0), x)
+            both = builder.emit_output(relax.Tuple([builder.emit_te(topi.cast, wide, dtype), wide, x]))
+        builder.emit_func_output(both)
+    exe = compile_module(builder.get(), TARGET)
+    exe.save(tmp_path / "model.so")
+    kind = array_type(dtype)
+    array = np.random.default_rng(0).standard_normal((4, 32)).astype(kind)
+    frozen, strided = array.copy(), np.repeat(array, 2, axis=1)[:, ::2]
+    frozen.flags.writeable = False
+    for each in (exe, load(tmp_path / "model.so")):
+        for given in (array, frozen, strided):
+            narrow, product, same = each(given)
+            assert (narrow.dtype, product.dtype, same.dtype) == (kind, np.float32, kind)
+            np.testing.assert_array_equal(product, array.astype("float32") * 3)
+            np.testing.assert_array_equal(narrow, product.astype(kind))
+            np.testing.assert_array_equal(same, array)
+        with pytest.raises(InputError, match=rf"must be {dtype}, got float32; convert it with .astype\("):
+            each(array.astype("float32"))
 
 
 def test_names_of_any_kind(tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from mlc.cli.main import main
 
@@ -21,9 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def _convolution(path: Path, channels: int, filters: int, size: int) -> Path:
     """``(1, C, H, H) -> conv 3x3, bias, relu -> mean -> dense -> (1, 10)``, and a second output."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
     rng = np.random.default_rng(0)
     shapes = {"w": (filters, channels, 3, 3), "b": (filters,), "d": (filters, 10)}
     weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32") * 0.1, n) for n, s in shapes.items()]
@@ -103,6 +103,21 @@ def test_run_gives_the_models_outputs(artifact, model_path, tmp_path, capsys) ->
     assert latency["runs"] == 5 and 0 < latency["min_ms"] <= latency["median_ms"] <= latency["p90_ms"]
 
 
+def test_run_takes_and_writes_bfloat16(tmp_path, capsys) -> None:
+    """As numpy.save writes it: two bytes an element, whose type has no name in the file."""
+    values = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [4, 8]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    assert main(["compile", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.so")]) == 0
+    x = np.random.default_rng(4).standard_normal((4, 8)).astype(ml_dtypes.bfloat16)
+    np.save(tmp_path / "x.npy", x)
+    document = _json(capsys, "run", tmp_path / "m.so", "--input", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
+    with np.load(tmp_path / "y.npz") as found:
+        np.testing.assert_array_equal(found["y"].view(ml_dtypes.bfloat16), x + x)
+    assert document["outputs"][0]["max"] == float((x + x).max())
+    assert _json(capsys, "run", tmp_path / "m.so")["outputs"][0]["dtype"] == "bfloat16"
+
+
 def test_run_draws_missing_inputs_from_the_seed(artifact, tmp_path, capsys) -> None:
     drawn = [_json(capsys, "run", artifact, "--seed", seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] and drawn[0]["outputs"] != drawn[2]["outputs"]
@@ -143,9 +158,6 @@ def test_run_refuses_what_is_no_artifact(content, tmp_path, capsys) -> None:
 @pytest.fixture(scope="module")
 def twin_path(tmp_path_factory):
     """A model with two products of one row, which may become one, each read by another."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
     rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("model") / "twin.onnx"
     shapes = {"u": (64, 48), "v": (64, 48), "p": (48, 32), "q": (48, 32)}
     weights = [numpy_helper.from_array(rng.standard_normal(s).astype("float32"), n) for n, s in shapes.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.reference
 import onnxruntime
 import pytest
 import tvm
@@ -215,3 +216,19 @@ def test_path_and_proto_import_the_same(tmp_path):
     from_path = load_model(tmp_path / "tiny.onnx")
     assert from_path.name == "tiny"
     tvm.ir.assert_structural_equal(from_path.mod, load_model(model).mod)
+
+
+def test_a_function_of_constants():
+    """The inliner wants the type of every input, those of constants too: rotary embeddings keep their tables there."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 2, 4, 8), np.float32)
+    tables = [numpy_helper.from_array(rng.standard_normal((1, 4, 4), np.float32), name) for name in ("cos", "sin")]
+    graph = helper.make_graph(
+        [helper.make_node("RotaryEmbedding", ["x", "cos", "sin"], ["y"])], "rotary",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)], tables,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+    (found,) = run(load_model(model), {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

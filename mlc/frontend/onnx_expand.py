@@ -1,0 +1,192 @@
+"""Operators that are made of standard ones in the ONNX graph, so that shapes are inferred and constants folded there.
+
+A quantised operator (``QLinearConv`` and its like, and those that onnxruntime's quantiser writes) becomes the operator
+in float32 between ``DequantizeLinear`` and ``QuantizeLinear``: one language for all quantised models. Its result is
+within one step of that of integer arithmetic, since the sums in float32 differ by less than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlc.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["STANDARD", "Expand", "Nodes", "expanded"]
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+
+
+@dataclass
+class Nodes:
+    """The standard nodes that stand for one node. Values are named by text; the empty text is one left out.
+
+    ``constant_of`` gives the elements of a value where it is constant, ``types`` element type and shape where known.
+    """
+
+    node: onnx.NodeProto
+    opset: int
+    constant_of: Callable[[str], np.ndarray | None]
+    types: Mapping[str, tuple[int, tuple[int, ...]]]
+    made: list[onnx.NodeProto] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __call__(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node; the name of its output, or a list of them where ``outputs`` says how many."""
+        from onnx import helper
+
+        base = f"{self._name}/{operator}_{len(self.made)}"
+        names = [base] if outputs == 1 else [f"{base}_{i}" for i in range(outputs)]
+        self.made.append(helper.make_node(operator, list(inputs), names, name=self._name, **attributes))
+        return names[0] if outputs == 1 else names
+
+    @property
+    def _name(self) -> str:
+        return self.node.name or next((o for o in self.node.output if o), "an unnamed node")
+
+    def constant(self, array: np.ndarray | float | list[int], like: str = "") -> str:
+        """A new constant's name; a number is of the type of ``like`` where that is known, else of float32."""
+        from onnx import helper
+
+        if isinstance(array, float):
+            kind = self.types[like][0] if like in self.types else _FLOAT
+            array = np.array(array, helper.tensor_dtype_to_np_dtype(kind))
+        elif isinstance(array, list):
+            array = np.array(array, "int64")
+        outputs = next((o for o in self.node.output if o), "node")
+        name = f"{outputs}/constant_{len(self.constants)}"
+        self.constants[name] = array
+        return name
+
+    def inputs(self, count: int) -> list[str]:
+        """The node's inputs, filled up with empty texts."""
+        return [*self.node.input, *[""] * (count - len(self.node.input))]
+
+    def attributes(self, *names: str) -> dict[str, Any]:
+        """The node's attributes, those of these names where any are given."""
+        from onnx import helper
+
+        return {a.name: helper.get_attribute_value(a) for a in self.node.attribute if not names or a.name in names}
+
+    def known(self, name: str, what: str) -> np.ndarray:
+        """The elements of a constant; raises :class:`ModelError` where it is none."""
+        array = self.constant_of(name)
+        if array is None:
+            raise self.refused(f"its {what} must be constant; make it an initializer")
+        return array
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        array = self.constant_of(name)
+        return array.shape if array is not None else self.types[name][1] if name in self.types else None
+
+    def known_shape(self, name: str, what: str) -> tuple[int, ...]:
+        shape = self.shape_of(name)
+        if shape is None:
+            raise self.refused(f"the shape of its {what} must be known; run onnx's shape inference on the model")
+        return shape
+
+    def refused(self, reason: str) -> ModelError:
+        domain = "" if self.node.domain in ("", "ai.onnx") else f"{self.node.domain}."
+        operator = domain + self.node.op_type
+        return ModelError(f"every node must be importable, but {operator} ({self._name}) is not: {reason}")
+
+    # What quantised operators are made of
+
+    def dequantised(self, x: str, scale: str, zero_point: str = "", axis: int | None = None, **attributes: Any) -> str:
+        if axis is not None:
+            attributes["axis"] = axis
+        return str(self("DequantizeLinear", x, scale, *([zero_point] if zero_point else []), **attributes))
+
+    def quantised(self, x: str, scale: str, zero_point: str, like: str) -> str:
+        """``x`` in integers, those of ``like`` where there is no zero point to say which."""
+        from onnx import helper
+
+        if not zero_point:
+            array = self.constant_of(like)
+            if array is None and like not in self.types:
+                raise self.refused("the type of its input must be known; run onnx's shape inference on the model")
+            dtype = helper.tensor_dtype_to_np_dtype(self.types[like][0]) if array is None else array.dtype
+            zero_point = self.constant(np.zeros((), dtype))
+        return str(self("QuantizeLinear", x, scale, zero_point))
+
+    def product(self, a: str, b: str) -> str:
+        """``a * b``; of constants, a constant."""
+        first, second = self.constant_of(a), self.constant_of(b)
+        if first is None or second is None:
+            return str(self("Mul", a, b))
+        return self.constant(np.asarray(first * second))
+
+
+#: a node's stand-in --> the names of its outputs
+Expand = Callable[[Nodes], "str | Sequence[str]"]
+
+
+def expanded(nodes: Nodes, expand: Expand) -> tuple[list[onnx.NodeProto], Mapping[str, np.ndarray]]:
+    """The nodes whose outputs are named as those of the node they stand for, and their constants.
+
+    Raises :class:`ModelError` where the node cannot be expanded, or not yet: a shape that it must know may follow.
+    """
+    try:
+        results = expand(nodes)
+    except ModelError:
+        raise
+    except Exception as error:  # an attribute or an input that must be there is not, or is of another kind
+        raise nodes.refused(f"its inputs and attributes must be those of the operator ({type(error).__name__}: "
+                            f"{error}); export the model again") from error
+    names = [results] if isinstance(results, str) else list(results)
+    renamed = {inner: outer for inner, outer in zip(names, nodes.node.output, strict=False) if inner and outer}
+    for made in nodes.made:
+        for values in (made.input, made.output):
+            for i, value in enumerate(values):
+                values[i] = renamed.get(value, value)
+    return nodes.made, nodes.constants
+
+
+def _qlinear_conv(nodes: Nodes) -> str:
+    """``x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, bias``: the bias is of int32 and
+    in steps of ``x_scale * w_scale``."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = nodes.inputs(9)
+    inputs = [nodes.dequantised(x, x_scale, x_zero), nodes.dequantised(w, w_scale, w_zero, 0)]
+    if bias:
+        inputs.append(nodes.dequantised(bias, nodes.product(x_scale, w_scale), axis=0))
+    result = nodes("Conv", *inputs, **nodes.attributes())
+    return nodes.quantised(result, y_scale, y_zero, x)
+
+
+def _qlinear_matmul(nodes: Nodes) -> str:
+    """``a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point``; a scale of ``a`` may be one for
+    each row, of ``b`` one for each column."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = nodes.inputs(8)
+    sides = _factor(nodes, a, a_scale, a_zero, -2), _factor(nodes, b, b_scale, b_zero, -1)
+    result = nodes("MatMul", *sides)
+    return nodes.quantised(result, _in_float32(nodes, y_scale), y_zero, a)
+
+
+def _factor(nodes: Nodes, value: str, scale: str, zero_point: str, axis: int) -> str:
+    """A factor in float32, with a scale of one number, one for each index of ``axis``, or of the factor's rank."""
+    shape = nodes.shape_of(scale)
+    scale = _in_float32(nodes, scale)
+    if shape is None or len(shape) < 2:
+        return nodes.dequantised(value, scale, zero_point, axis)
+    wide = nodes("Cast", value, to=_FLOAT)
+    if zero_point:
+        wide = nodes("Sub", wide, nodes("Cast", zero_point, to=_FLOAT))
+    return str(nodes("Mul", wide, scale))
+
+
+def _in_float32(nodes: Nodes, scale: str) -> str:
+    """A scale as float32; where its elements are not known, as it is."""
+    array = nodes.constant_of(scale)
+    if array is None:
+        return str(nodes("Cast", scale, to=_FLOAT))
+    return scale if array.dtype == np.float32 else nodes.constant(array.astype("float32"))
+
+
+#: standard operator --> what it is made of
+STANDARD: Mapping[str, Expand] = {"QLinearConv": _qlinear_conv, "QLinearMatMul": _qlinear_matmul}

@@ -1,0 +1,261 @@
+"""``QuantizeLinear`` and its like against onnx's reference evaluator, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from quantised_nodes import extremes, imported_numbers, model_of, operators
+
+import mlc
+from mlc.errors import ModelError
+from mlc.frontend import load_model
+
+#: a tie between two integers at every step, ends that saturate, and beyond what int32 holds
+VALUES = np.concatenate([np.arange(-300, 300, 0.25), [1e30, -1e30, np.inf, -np.inf, 3e9, -3e9]]).astype("float32")
+
+
+def _quantise(x: np.ndarray, constants: dict[str, np.ndarray], dtype: str, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node("QuantizeLinear", ["x", *constants], ["y"], **attributes)
+    return model_of([node], {"x": x}, constants, {"y": (dtype, x.ndim)}, opset=23)
+
+
+def _dequantise(x: np.ndarray, constants: dict[str, np.ndarray], dtype: str, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node("DequantizeLinear", ["x", *constants], ["y"], **attributes)
+    return model_of([node], {"x": x}, constants, {"y": (dtype, x.ndim)}, opset=23)
+
+
+def _saturated(x: np.ndarray, scale: float, zero_point: int, dtype: str) -> np.ndarray:
+    """By ONNX's definition in float64; the quotient is that of float32. The reference converts to int32 before it
+    saturates."""
+    info = np.iinfo(dtype)
+    return np.clip(np.rint((x / np.float32(scale)).astype("float64")) + zero_point, info.min, info.max).astype(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [
+    ("uint8", 0), ("uint8", 255), ("uint8", 128), ("int8", -128), ("int8", 127), ("int8", 0), ("int16", -7),
+    ("uint16", 65535),
+])
+def test_rounds_half_to_even_and_saturates(dtype: str, zero_point: int) -> None:
+    model = _quantise(VALUES, {"s": np.float32(0.5), "z": np.array(zero_point, dtype)}, dtype)
+    assert operators(model) == ["relax.quantize"]
+    wanted = _saturated(VALUES, 0.5, zero_point, dtype)
+    np.testing.assert_array_equal(imported_numbers(model, {"x": VALUES})[0], wanted)
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(VALUES)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_scale_for_each_channel(dtype: str, axis: int) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((4, 5, 6)) * 40).astype("float32")
+    scale = rng.uniform(0.1, 0.4, x.shape[axis]).astype("float32")
+    zero_point = extremes(rng, scale.shape, dtype)
+    model = _quantise(x, {"s": scale, "z": zero_point}, dtype, axis=axis)
+    assert operators(model) == ["relax.quantize"]
+    (quantised,) = imported_numbers(model, {"x": x})
+    np.testing.assert_array_equal(quantised, ReferenceEvaluator(model).run(None, {"x": x})[0])
+    back = _dequantise(quantised, {"s": scale, "z": zero_point}, "float32", axis=axis)
+    assert operators(back) == ["relax.dequantize"]
+    feeds = {"x": extremes(rng, x.shape, dtype)}
+    np.testing.assert_array_equal(imported_numbers(back, feeds)[0], ReferenceEvaluator(back).run(None, feeds)[0])
+
+
+def test_one_element_is_one_scale() -> None:
+    """Of whatever shape, it is a constant without dimensions in the module."""
+    x = np.random.default_rng(1).standard_normal((3, 4)).astype("float32")
+    model = _quantise(x, {"s": np.full(1, 0.01, "float32"), "z": np.full(1, 3, "uint8")}, "uint8", axis=0)
+    (call,) = [b.value for b in load_model(model).mod["main"].body.blocks[0].bindings][:1]
+    assert [list(arg.ty.shape) for arg in call.args[1:]] == [[], []]
+    assert [str(arg.ty.dtype) for arg in call.args[1:]] == ["float32", "uint8"]
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_scale_for_each_block(axis: int, zero: bool) -> None:
+    rng = np.random.default_rng(2)
+    x = (rng.standard_normal((4, 6, 8)) * 30).astype("float32")
+    shape = [n // 2 if i == axis else n for i, n in enumerate(x.shape)]
+    constants = {"s": rng.uniform(0.1, 0.5, shape).astype("float32")}
+    if zero:
+        constants["z"] = extremes(rng, shape, "int8")
+    attributes = {"axis": axis, "block_size": 2} | ({} if zero else {"output_dtype": TensorProto.INT8})
+    model = _quantise(x, constants, "int8", **attributes)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+    whole = extremes(rng, x.shape, "int8")
+    back = _dequantise(whole, constants, "float32", axis=axis, block_size=2)
+    np.testing.assert_array_equal(
+        imported_numbers(back, {"x": whole})[0], ReferenceEvaluator(back).run(None, {"x": whole})[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_of_16_bit_numbers(dtype: Any) -> None:
+    """The quotient is rounded to 16 bits before it is rounded to an integer; a product is once."""
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((16, 64)) * 20).astype(dtype)
+    constants = {"s": np.array(0.37, dtype), "z": np.array(-5, "int8")}
+    model = _quantise(x, constants, "int8")
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+    wide = _saturated(x.astype("float32"), float(constants["s"]), -5, "int8")
+    assert (wide != wanted).any(), "the rounding of the quotient must show"
+    back = _dequantise(wanted, constants, np.dtype(dtype).name)
+    (numbers,) = imported_numbers(back, {"x": wanted})
+    assert numbers.dtype == dtype
+    np.testing.assert_array_equal(numbers, ReferenceEvaluator(back).run(None, {"x": wanted})[0])
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2"])
+def test_integers_of_less_than_8_bits(dtype: str) -> None:
+    """Inside a model: quantised, saturated at the type's ends, and back; as weights, in blocks."""
+    kind, rng = getattr(ml_dtypes, dtype), np.random.default_rng(4)
+    x = (rng.standard_normal((4, 32)) * 6).astype("float32")
+    constants = {"s": np.float32(0.75), "z": np.array(1, kind)}
+    nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+             helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    model = model_of(nodes, {"x": x}, constants, {"y": ("float32", 2)}, opset=25)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+    assert len(np.unique(wanted)) == 1 << ml_dtypes.iinfo(kind).bits
+
+    weights = rng.integers(ml_dtypes.iinfo(kind).min, ml_dtypes.iinfo(kind).max, (32, 5), endpoint=True).astype(kind)
+    constants = {"w": weights, "s": rng.uniform(0.1, 0.5, (4, 5)).astype("float32"),
+                 "z": rng.integers(0, 1, (4, 5), endpoint=True).astype(kind)}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=0, block_size=8),
+             helper.make_node("MatMul", ["x", "d"], ["y"])]
+    model = model_of(nodes, {"x": x}, constants, {"y": ("float32", 2)}, opset=25)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(imported_numbers(model, {"x": x})[0], wanted, rtol=1e-5, atol=1e-5)
+    assert operators(model)[:2] == ["relax.reshape", "relax.astype"], "the weights must stay integers"
+
+
+def test_weights_that_are_quantised_in_the_model_become_integers() -> None:
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal(shape).astype("float32") for shape in ((2, 8), (8, 3)))
+    constants = {"w": w, "s": np.float32(0.02), "z": np.array(0, "int8")}
+    nodes = [helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"]),
+             helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+             helper.make_node("MatMul", ["x", "d"], ["y"])]
+    model = model_of(nodes, {"x": x}, constants, {"y": ("float32", 2)})
+    assert operators(model) == ["relax.dequantize", "relax.matmul"]
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(imported_numbers(model, {"x": x})[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("x", [
+    np.random.default_rng(6).standard_normal((3, 40)).astype("float32"), np.zeros((2, 3), "float32"),
+    np.linspace(1, 9, 30, dtype="float32"), np.linspace(-9, -1, 30, dtype="float32"),
+    np.full((2, 2), 1e-38, "float32"),
+], ids=["random", "zeros", "positive", "negative", "tiny"])
+def test_dynamic_quantisation(x: np.ndarray) -> None:
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])
+    outputs = {"y": ("uint8", x.ndim), "s": ("float32", 0), "z": ("uint8", 0)}
+    model = model_of([node], {"x": x}, {}, outputs)
+    found = imported_numbers(model, {"x": x})
+    for ours, theirs in zip(found, ReferenceEvaluator(model).run(None, {"x": x}), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _within_a_step(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    (found,), (wanted,) = imported_numbers(model, feeds), ReferenceEvaluator(model).run(None, feeds)
+    assert found.dtype == wanted.dtype and len(np.unique(wanted)) > 30
+    apart = np.abs(found.astype("int32") - wanted.astype("int32"))
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("end", ["min", "max"])
+@pytest.mark.parametrize("channels", [False, True], ids=["tensor", "channels"])
+@pytest.mark.parametrize(("x_type", "w_type"), [("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8")])
+def test_quantised_convolutions(x_type: str, w_type: str, channels: bool, end: str) -> None:
+    """Grouped, with a border of the zero point and a bias; two dequantised inputs, a convolution and its bias."""
+    rng = np.random.default_rng(8)
+    x, w = extremes(rng, (2, 4, 9, 8), x_type), extremes(rng, (6, 2, 3, 3), w_type)
+    scale = rng.uniform(0.001, 0.002, 6 if channels else ()).astype("float32")
+    constants = {
+        "xs": np.float32(0.02), "xz": np.array(getattr(np.iinfo(x_type), end), x_type), "w": w, "ws": scale,
+        "wz": np.full(scale.shape, getattr(np.iinfo(w_type), end), w_type), "ys": np.float32(0.2),
+        "yz": np.array(getattr(np.iinfo(x_type), end), x_type), "b": rng.integers(-9999, 9999, 6).astype("int32"),
+    }
+    sign = np.sign((x.astype(int) - constants["xz"]).sum() * (w.astype(int).mean() - constants["wz"].mean()))
+    if (sign > 0) == (end == "max"):  # else everything saturates at the zero point's end
+        constants["yz"] = np.array(np.iinfo(x_type).min if end == "max" else np.iinfo(x_type).max, x_type)
+    node = helper.make_node("QLinearConv", ["x", *constants], ["y"], group=2, pads=[1, 1, 0, 1], strides=[2, 1])
+    model = model_of([node], {"x": x}, constants, {"y": (x_type, 4)})
+    _within_a_step(model, {"x": x})
+    assert operators(model).count("relax.dequantize") == 3 and operators(model)[-1] == "relax.quantize"
+
+
+@pytest.mark.parametrize("of_b", ["one", "columns"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_quantised_products(dtype: str, of_b: str) -> None:
+    rng = np.random.default_rng(9)
+    a, b = extremes(rng, (2, 7, 40), dtype), extremes(rng, (40, 9), "int8")
+    scale = rng.uniform(0.004, 0.008, 9 if of_b == "columns" else ()).astype("float32")
+    constants = {"as": np.float32(0.05), "az": np.array(7, dtype), "b": b, "bs": scale,
+                 "bz": extremes(rng, scale.shape, "int8"), "ys": np.float32(2.0), "yz": np.array(100, dtype)}
+    node = helper.make_node("QLinearMatMul", ["a", *constants], ["y"])
+    _within_a_step(model_of([node], {"a": a}, constants, {"y": (dtype, 3)}), {"a": a})
+
+
+_IMAGE = np.zeros((2, 6, 4), "float32")
+
+
+@pytest.mark.parametrize(("scale", "zero_point", "attributes", "message"), [
+    (np.float32(0), np.uint8(0), {}, "scale must be finite and positive, got 0"),
+    (np.float32(-0.5), np.uint8(0), {}, "scale must be finite and positive, got -0.5"),
+    (np.array([0.1] * 5 + [np.nan], "float32"), np.zeros(6, "uint8"), {}, "finite and positive, got nan"),
+    (np.float32(np.inf), np.uint8(0), {}, "finite and positive, got inf"),
+    (np.ones(5, "float32"), np.zeros(5, "uint8"), {}, r"one element, or the 6 of axis 1, got the shape \[5\]"),
+    (np.ones(6, "float32"), np.zeros(6, "uint8"), {"axis": 3}, "axis must be from -3 to 2, got 3"),
+    (np.ones(6, "float32"), np.zeros(6, "uint8"), {"axis": -4}, "axis must be from -3 to 2, got -4"),
+    (np.ones(6, "float32"), np.zeros(3, "uint8"), {}, r"zero point must have the shape of its scale, \[6\], got \[3\]"),
+    (np.ones((2, 3, 4), "float32"), np.zeros((2, 3, 4), "uint8"), {"block_size": 4}, "block_size must divide the 6"),
+    (np.ones((2, 2, 4), "float32"), np.zeros((2, 2, 4), "uint8"), {"block_size": 2}, r"one element a block"),
+])
+def test_bad_parameters(scale: Any, zero_point: Any, attributes: dict[str, Any], message: str) -> None:
+    constants = {"s": np.asarray(scale), "z": np.asarray(zero_point)}
+    for model in (_quantise(_IMAGE, constants, "uint8", **attributes),
+                  _dequantise(_IMAGE.astype("uint8"), constants, "float32", **attributes)):
+        with pytest.raises(ModelError, match=message) as caught:
+            load_model(model)
+        assert "\n" not in str(caught.value)
+
+
+def test_zero_points_of_a_wrong_type() -> None:
+    constants = {"s": np.float32(1), "z": np.array(0, "int8")}
+    with pytest.raises(ModelError, match="type of what is quantised, uint8, got int8"):
+        load_model(_dequantise(_IMAGE.astype("uint8"), constants, "float32"))
+    with pytest.raises(ModelError, match="output_dtype UINT8 does not match"):
+        load_model(_quantise(_IMAGE, constants, "uint8", output_dtype=TensorProto.UINT8))
+    with pytest.raises(ModelError, match="of type int32 must be 0"):
+        load_model(_dequantise(_IMAGE.astype("int32"), {"s": np.float32(1), "z": np.array(1, "int32")}, "float32"))
+
+
+def test_narrow_integers_at_the_border() -> None:
+    constants = {"s": np.float32(1), "z": np.array(0, ml_dtypes.int4)}
+    with pytest.raises(ModelError, match="a type that arrays have, but y of quantised is int4"):
+        load_model(_quantise(_IMAGE, constants, "int4"))
+
+
+def test_floating_point_of_8_bits() -> None:
+    weights = np.ones((3, 4), ml_dtypes.float8_e4m3fn)
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["y"])
+    model = model_of([node], {}, {"w": weights, "s": np.float32(1)}, {"y": ("float32", 2)})
+    with pytest.raises(ModelError, match="must be integers of at most 16 bits or int32, got float8_e4m3fn"):
+        load_model(model)
+
+
+def test_weights_in_blocks_may_have_negative_scales() -> None:
+    x = np.arange(-8, 8, dtype="int8").reshape(2, 8)
+    scale = np.array([[-0.5, 0.25], [0.0, -2.0]], "float32")
+    model = _dequantise(x, {"s": scale}, "float32", block_size=4)
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], x * np.repeat(scale, 4, axis=1))
