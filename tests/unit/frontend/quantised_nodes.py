@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 
 from mlc.frontend import load_model
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 
 MICROSOFT = "com.microsoft"
 

@@ -16,7 +16,7 @@ from tvm import relax
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
-from mlc.graph.rewrite import bindings, op_name
+from mlc.graph.ir.rewrite import bindings, op_name
 
 
 def _products(model: onnx.ModelProto) -> list[tuple[str, str, str]]:
