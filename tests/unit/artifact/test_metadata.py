@@ -31,7 +31,7 @@ def test_what_the_compiler_writes_is_taken(model: dict[str, Any]) -> None:
     (("inputs", 0, "shape"), [5, -24], r"inputs\[0\].shape\[1\] must be a whole number"),
     (("inputs", 0, "shape"), [1 << 30, 1 << 30], r"inputs\[0\].shape must be at most 64 sizes"),
     (("inputs", 0, "shape"), [1] * 65, r"inputs\[0\].shape must be at most 64 sizes"),
-    (("inputs", 0, "dtype"), "object", r"inputs\[0\].dtype must be one of bool, float16"),
+    (("inputs", 0, "dtype"), "object", r"inputs\[0\].dtype must be one of bfloat16, bool, float16"),
     (("outputs", 0, "aliased"), 1, r"outputs\[0\].aliased must be true or false"),
     (("threads",), 0, "threads must be a whole number from 1"),
     (("threads",), 1.0, "threads must be a whole number from 1"),
