@@ -97,7 +97,12 @@ def _solutions(equations: list[Poly], known: tuple[str, ...], wanted: tuple[str,
 
 
 def covers(one: Term, other: Term) -> Iterator[dict[str, Poly]]:
-    """Candidates: values of the variables of ``other`` in those of ``one`` for which their atoms may be the same."""
+    """Candidates: values of the variables of ``other`` in those of ``one`` for which their atoms may be the same.
+
+    Both sides of a rule often demand the same in other variables, numbered in the same order: that comes first.
+    """
+    if len(one.variables) == len(other.variables):
+        yield dict(zip(other.variables, map(Poly.symbol, one.variables), strict=True))
     equations = _equations(one.atoms[0], other.atoms[0])
     found = _solved(equations, other.variables, _determined)
     left = [n for n in other.variables if n not in found]
