@@ -19,6 +19,7 @@ from mlc.graph.layout.packing import PackWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
+from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.select import ChooseKernels, Price
@@ -92,6 +93,7 @@ def lowering(
         PackWeights(target),
         simplify.MergeMovement,
         LowerInnerReshapes,
+        JoinDequantised,
         DispatchSortScan(),
         Legalise(target),
         PlaceSlices(target),

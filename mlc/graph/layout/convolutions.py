@@ -67,7 +67,7 @@ def convolution(call: relax.Call, inner: ChannelBlocks | None = None, out: Chann
     return Convolution(
         n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
         (kernel[0], kernel[1]), strides, pads, dilation, int(attrs.groups), inner.size if inner else 1,
-        out.size if out else 1,
+        out.size if out else 1, 1 if is_integer_product(call) else 4,
     )
 
 

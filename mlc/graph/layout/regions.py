@@ -66,6 +66,8 @@ _RESIZE = "relax.image.resize2d"
 _IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", _RESIZE)
 #: how many times slower windows slide over the plain layout, whose vectors run along the row
 _PLAIN_WINDOWS = 2.0
+#: how many times slower than products of floats those of integers are there, which no dot product adds up
+_PLAIN_INTEGERS = 4.0
 #: and how many times slower interpolation is there, whose neighbours do not lie in vectors
 _PLAIN_INTERPOLATION = 8.0
 
@@ -188,7 +190,7 @@ class _Planner:
     def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
         name = name_of(value)
         if name == "relax.nn.conv2d" and is_image(var) and is_image(value.args[0]):
-            return self._estimate.plain(convolution(value))
+            return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * self._estimate.plain(convolution(value))
         if name == TRANSPOSED and is_image(var):
             return self._estimate.plain(with_zeros(value))
         if name in _IMAGES and is_image(var):

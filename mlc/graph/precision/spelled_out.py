@@ -6,10 +6,9 @@ before                                   after
 ``dequantize(q, s, z)``                  ``(float(q) - z) * s``
 ``quantize(x, s, z)``                    ``integer(clip(round(x / s) + z, least, most))``, rounding half to even
 ... of what an integer product gave      ``integer(clip(round(x * (1 / s) + z), least, most))``
-``dequantize(quantize(x))``              the same without the casts, where nothing else reads the integers
 =======================================  ======================================================================
 
-The first two and the last are bit-exact. The third rounds ``x`` otherwise, by less than one quantisation step: what
+The first two are bit-exact. The third rounds ``x`` otherwise, by less than one quantisation step: what
 comes from an integer product is as far from the model's float32 sums already, and a division takes as long as sixteen
 multiplications. Zero points and scales are exact in float32, since they have 16 bits at most.
 """
@@ -52,13 +51,8 @@ def dequantise(call: relax.Call, scope: Scope) -> relax.Expr | None:
     if affine is None or dtype_of(call) != "float32":
         return None
     data = call.args[0]
-    source = scope.call(data, "astype")
-    if dtype_of(data) not in _NARROW:
-        if affine.zero.any():
-            return None
-        return _scaled(scope.emit(op.astype(data, "float32")), affine, scope)
-    if source is not None and scope.once(data) and scope.call(source.args[0], "clip") is not None:
-        return _scaled(source.args[0], affine, scope)  # integers as float32: see quantise
+    if dtype_of(data) not in _NARROW and affine.zero.any():
+        return None
     return _scaled(scope.emit(op.astype(data, "float32")), affine, scope)
 
 

@@ -1,0 +1,253 @@
+"""Quantised graphs become integer kernels, and 16-bit floats are only stored."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from relax_evaluation import RNG, evaluate, network, operators, weight
+from tvm import relax
+from tvm.relax import op
+
+import mlc
+from mlc.artifact.features import missing_features, required_features
+from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, shape_of
+from mlc.graph.pipeline import lower
+from mlc.graph.precision import (
+    IntegerProducts,
+    MoveQuantisation,
+    SpellOutQuantisation,
+    UnsignedActivations,
+    WidenFloats,
+)
+from mlc.target import Target, resolve
+
+V3, NATIVE = resolve("x86-64-v3", threads=2), resolve("native", threads=2)
+Body = Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]
+
+
+def quantise(b: relax.BlockBuilder, x: relax.Expr, scale: float, zero: int, dtype: str = "uint8") -> relax.Expr:
+    return b.emit(op.quantize(x, relax.const(scale, "float32"), relax.const(zero, dtype), 0, dtype))
+
+
+def dequantise(b: relax.BlockBuilder, q: relax.Expr, scale: float, zero: int) -> relax.Expr:
+    return b.emit(op.dequantize(q, relax.const(scale, "float32"), relax.const(zero, dtype_of(q)), 0))
+
+
+def image(b: relax.BlockBuilder, x: relax.Expr, zero: int = 3, dtype: str = "uint8") -> relax.Expr:
+    """``x`` as quantised numbers."""
+    return dequantise(b, quantise(b, x, 0.03, zero, dtype), 0.03, zero)
+
+
+def weights(b: relax.BlockBuilder, shape: tuple[int, ...], axis: int, dtype: str = "int8", zero: int = 0) -> relax.Expr:
+    """A constant with a scale for each index of ``axis``."""
+    limits = np.iinfo(dtype)
+    integers = RNG.integers(limits.min, limits.max + 1, shape).astype(dtype)
+    scales = RNG.uniform(0.002, 0.01, shape[axis]).astype("float32")
+    zeros = np.full(shape[axis], zero, dtype)
+    return b.emit(op.dequantize(relax.const(integers), relax.const(scales), relax.const(zeros), axis))
+
+
+def passed(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    for each in passes:
+        mod = each(mod)
+    return mod
+
+
+def assert_same(mod: tvm.IRModule, changed: tvm.IRModule, *inputs: np.ndarray, tolerance: float = 0.0) -> None:
+    for old, new in zip(evaluate(mod, *inputs), evaluate(changed, *inputs), strict=True):
+        assert old.dtype == new.dtype and np.asarray(old, "float64").std() > 0
+        np.testing.assert_allclose(np.asarray(new, "float64"), np.asarray(old, "float64"), rtol=0, atol=tolerance)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    """With what quantising saturates at both ends."""
+    return RNG.uniform(-6, 6, shape).astype("float32")
+
+
+MOVED: dict[str, tuple[Body, list[str]]] = {
+    "transposed": (lambda b, x: b.emit(op.permute_dims(image(b, x), [0, 2, 3, 1])),
+                   ["quantize", "permute_dims", "dequantize"]),
+    "reshaped": (lambda b, x: b.emit(op.reshape(image(b, x), (2, -1))), ["quantize", "reshape", "dequantize"]),
+    "cut": (lambda b, x: b.emit(op.strided_slice(image(b, x), [1], [1], [3])),
+            ["quantize", "strided_slice", "dequantize"]),
+    "pooled": (lambda b, x: b.emit(op.nn.max_pool2d(image(b, x), (3, 3), (2, 2), (1, 1))),
+               ["quantize", "nn.max_pool2d", "dequantize"]),
+    "rectified": (lambda b, x: b.emit(op.nn.relu(image(b, x, 90))), ["quantize", "maximum", "dequantize"]),
+    "rectified at zero": (lambda b, x: b.emit(op.nn.relu(image(b, x, 0))), ["quantize", "dequantize"]),
+    "padded": (lambda b, x: b.emit(op.nn.pad(image(b, x, 7), [0, 0, 0, 0, 1, 2, 0, 1])),
+               ["quantize", "nn.pad", "dequantize"]),
+    "quantised twice": (lambda b, x: image(b, image(b, x)), ["quantize", "dequantize"]),
+    "quantised otherwise": (lambda b, x: image(b, image(b, x), 4),
+                            ["quantize", "dequantize", "quantize", "dequantize"]),
+    "concatenated": (lambda b, x: b.emit(op.concat([image(b, x), image(b, b.emit(op.negative(x)))], 1)),
+                     ["quantize", "negative", "quantize", "concat", "dequantize"]),
+    "quantised after concatenation": (lambda b, x: image(b, b.emit(op.concat([x, b.emit(op.negative(x))], 1))),
+                                      ["negative", "quantize", "quantize", "concat", "dequantize"]),
+    "quantised after a rectifier": (lambda b, x: image(b, b.emit(op.nn.relu(x)), 0), ["quantize", "dequantize"]),
+    "quantised after a rectifier that counts": (lambda b, x: image(b, b.emit(op.nn.relu(x)), 9),
+                                                ["nn.relu", "quantize", "dequantize"]),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_quantising_moves_and_cancels_bit_for_bit(name: str) -> None:
+    body, expected = MOVED[name]
+    mod = network((2, 4, 6, 5), body)
+    moved = MoveQuantisation(mod)
+    assert operators(moved) == expected
+    assert_same(mod, moved, numbers(2, 4, 6, 5))
+    spelled = SpellOutQuantisation(moved)
+    assert not {"quantize", "dequantize"} & set(operators(spelled))
+    assert_same(mod, spelled, numbers(2, 4, 6, 5))
+
+
+@pytest.mark.parametrize("zero", [-128, 0, 127])
+def test_signed_activations_become_unsigned(zero: int) -> None:
+    mod = network((2, 3, 4, 4), lambda b, x: image(b, x, zero, "int8"))
+    unsigned = UnsignedActivations(mod)
+    assert [dtype_of(b.value) for b in bindings(unsigned["main"])] == ["uint8", "float32"]
+    assert_same(mod, unsigned, numbers(2, 3, 4, 4))
+
+
+def test_signed_inputs_are_shifted() -> None:
+    builder = relax.BlockBuilder()
+    q = relax.Var("q", relax.TensorType((4, 256), "int8"))
+    with builder.function("main", [q]):
+        with builder.dataflow():
+            result = builder.emit_output(dequantise(builder, q, 0.1, -7))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    every = np.tile(np.arange(-128, 128, dtype="int8"), (4, 1))
+    assert_same(mod, passed(mod, UnsignedActivations, SpellOutQuantisation), every)
+
+
+def conv(shape: tuple[int, ...], zero: int, dtype: str = "int8", centre: int = 0, **options: Any) -> Body:
+    return lambda b, x: b.emit(op.nn.conv2d(image(b, x, zero), weights(b, shape, 0, dtype, centre), **options))
+
+
+PRODUCTS: dict[str, tuple[tuple[int, ...], Body]] = {
+    "3x3": ((2, 8, 9, 7), conv((5, 8, 3, 3), 0, padding=1)),
+    "padded by a zero point": ((2, 8, 9, 7), conv((5, 8, 3, 3), 117, padding=(1, 2, 0, 1), strides=2)),
+    "groups": ((1, 8, 6, 6), conv((6, 4, 3, 3), 255, groups=2)),
+    "depthwise": ((1, 8, 6, 6), conv((8, 1, 3, 3), 4, groups=8, padding=1)),
+    "dilated": ((1, 4, 9, 9), conv((3, 4, 3, 3), 9, dilation=2)),
+    "unsigned weights": ((1, 4, 5, 5), conv((3, 4, 1, 1), 9, "uint8", 128)),
+    "matrix": ((2, 5, 12), lambda b, x: b.emit(op.matmul(image(b, x, 77), weights(b, (12, 7), 1)))),
+    "turned matrix": (
+        (5, 12), lambda b, x: b.emit(op.matmul(image(b, x), b.emit(op.permute_dims(weights(b, (7, 12), 0)))))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_quantised_operands_add_up_integers(name: str) -> None:
+    shape, body = PRODUCTS[name]
+    mod = network(shape, body)
+    integers = passed(mod, MoveQuantisation, IntegerProducts)
+    products = [b.value for b in bindings(integers["main"]) if op_name(b.value) in ("relax.nn.conv2d", "relax.matmul")]
+    assert [[dtype_of(arg) for arg in p.args] for p in products] == [["uint8", "int8"]]
+    assert dtype_of(products[0]) == "int32"
+    x = numbers(*shape)
+    (before,), (after,) = evaluate(mod, x), evaluate(integers, x)
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
+    for target in targets_here():
+        (compiled,) = mlc.compile(mod, target)(x)
+        np.testing.assert_allclose(compiled, before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
+
+
+def targets_here() -> list[Target]:
+    """This machine, and the level whose products are of pairs where it can run that."""
+    runs = not missing_features(platform.machine(), required_features(V3.tvm))
+    return [NATIVE, *([V3] if runs and platform.machine() == "x86_64" else [])]
+
+
+REFUSED: dict[str, tuple[tuple[int, ...], Body]] = {
+    "weights that 8 bits around zero do not hold": ((1, 4, 5, 5), conv((3, 4, 1, 1), 9, "uint8", 3)),
+    "a scale for each input channel": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x), weights(b, (12, 7), 0)))),
+    "float weights": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x), weight(12, 7)))),
+    "a float operand": ((5, 12), lambda b, x: b.emit(op.matmul(x, weights(b, (12, 7), 1)))),
+    "sums beyond int32": ((1, 66_000), lambda b, x: b.emit(op.matmul(image(b, x), weights(b, (66_000, 1), 1)))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_products_stay(name: str) -> None:
+    shape, body = REFUSED[name]
+    mod = network(shape, body)
+    assert IntegerProducts(mod).same_as(mod)
+
+
+def test_what_integer_products_give_is_quantised_within_one_step() -> None:
+    body = PRODUCTS["3x3"][1]
+    mod = network((2, 8, 9, 7), lambda b, x: quantise(b, b.emit(op.nn.relu(body(b, x))), 0.07, 3))
+    integers = passed(mod, MoveQuantisation, IntegerProducts, SpellOutQuantisation)
+    assert "divide" in operators(integers)  # of the input, which is exact, and only there
+    assert operators(integers).count("divide") == 1
+    x = numbers(2, 8, 9, 7)
+    (before,), (after,) = evaluate(mod, x), evaluate(integers, x)
+    assert before.std() > 0 and np.abs(before.astype(int) - after).max() <= 1
+
+
+def test_sums_of_dequantised_tensors_read_integers() -> None:
+    """Both products of a residual block write bytes, in two kernels and with no other."""
+    def block(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        start = image(b, x, 0)
+        sides = []
+        for zero in (5, 12):
+            made = b.emit(op.nn.conv2d(start, weights(b, (16, 16, 1, 1), 0)))
+            sides.append(dequantise(b, quantise(b, made, 0.2, zero), 0.2, zero))
+        return quantise(b, b.emit(op.nn.relu(b.emit(op.add(*sides)))), 0.1, 0)
+
+    mod = network((1, 16, 14, 14), block)
+    lowered = lower(mod, V3)
+    calls = [b.value for b in bindings(lowered.module["main"]) if op_name(b.value) == "relax.call_tir"]
+    images = [call for call in calls if len(shape_of(call)) == 5 and shape_of(call)[1] == 1]
+    assert {dtype_of(call) for call in images} == {"uint8"}
+    assert sum("conv2d" in call.args[0].name_hint for call in calls) == 2
+    x = numbers(1, 16, 14, 14)
+    (expected,) = evaluate(mod, x)
+    for target in targets_here():
+        (compiled,) = mlc.compile(mod, target)(x)
+        assert expected.std() > 0 and np.abs(compiled.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bit_floats_are_stored_and_not_computed_in(dtype: str) -> None:
+    import ml_dtypes
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    matrix = RNG.standard_normal((300, 8)).astype(kind)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 300), dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(op.matmul(x, relax.const(tvm.runtime.tensor(matrix)), out_dtype=dtype))
+            softmax = builder.emit(op.nn.softmax(product))
+            result = builder.emit_output(relax.Tuple([softmax, product]))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    wide = WidenFloats(mod)
+    calls = [b.value for b in bindings(wide["main"]) if isinstance(b.value, relax.Call)]
+    inner = [dtype_of(call) for call in calls if op_name(call) in ("relax.matmul", "relax.nn.softmax")]
+    assert inner == ["float32", "float32"]
+    assert [str(ty.dtype) for ty in wide["main"].ret_ty.fields] == [dtype, dtype]
+    values = RNG.standard_normal((4, 300)).astype(kind)
+    got = evaluate(wide, values)[1]
+    exact = values.astype("float64") @ matrix.astype("float64")
+    step = 2.0 ** (-11 if dtype == "float16" else -8)  # half a unit in the last place
+    np.testing.assert_allclose(got.astype("float64"), exact, rtol=1.01 * step, atol=1e-4)
+
+
+def test_a_cast_to_sixteen_bits_rounds_and_other_models_stay() -> None:
+    mod = network((5, 7), lambda b, x: b.emit(op.astype(b.emit(op.astype(x, "float16")), "float32")))
+    x = numbers(5, 7)
+    (got,) = evaluate(WidenFloats(mod), x)
+    np.testing.assert_array_equal(got, x.astype("float16").astype("float32"))
+    assert (got != x).any()
+    plain = network((5, 7), lambda b, x: b.emit(op.nn.relu(x)))
+    assert WidenFloats(plain).same_as(plain)
