@@ -37,7 +37,10 @@ def scalar_of(expr: relax.Expr) -> float | None:
 
 def constant(array: np.ndarray, dtype: str | None = None) -> relax.Expr:
     """A Relax constant with the array's elements, cast to ``dtype``; strided views are copied once, directly."""
-    data = tvm.runtime.empty(array.shape, dtype or str(array.dtype))
+    kind = np.dtype(dtype or array.dtype)
+    if kind.kind == "V":  # of ml_dtypes, whose memory numpy does not share
+        return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array, kind)))
+    data = tvm.runtime.empty(array.shape, str(kind))
     if array.size:
         np.copyto(np.from_dlpack(data), array, casting="unsafe")
     return relax.const(data)

@@ -57,7 +57,8 @@ def _elementwise(arity: int, tame: bool) -> set[str]:
 
 
 # operators whose result on the padding lanes stays finite, since those lanes hold functions of zeros
-UNARY, BINARY = _elementwise(1, True), _elementwise(2, True)
+_QUANTISING = {"relax.quantize", "relax.dequantize"}
+UNARY, BINARY = _elementwise(1, True) | _QUANTISING, _elementwise(2, True)
 # operators that could make them infinite, for layouts without padding lanes
 UNARY_EXACT, BINARY_EXACT = _elementwise(1, False), _elementwise(2, False)
 
@@ -344,6 +345,8 @@ def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
 
 
 def _keeps_channels(call: relax.Call) -> bool:
+    if name_of(call) in _QUANTISING:
+        return all(shape_of(arg) == () for arg in call.args[1:])
     if name_of(call) == "relax.mean":
         return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
     return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"

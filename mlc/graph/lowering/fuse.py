@@ -152,6 +152,9 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
         func = mod[call.args[0]]
         if pattern_of(func) > INJECTIVE:
             continue
+        if any(str(param.dtype) == "bfloat16" for param in func.params):
+            changed[var] = OPAQUE  # a cast at the model's border: TVM cannot make float32 of it and expand functions
+            continue
         slow = bool(expensive_calls(func.body))
         depth[var] = slow + max((depth.get(arg, 0) for arg in leaves(call.args[1])), default=0)
         if slow and depth[var] > _DEEPEST:

@@ -10,8 +10,8 @@ tensor function with the dequantising of its operands::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import tvm
@@ -26,10 +26,10 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.add": lambda a, b: a + b, "relax.subtract": lambda a, b: a - b, "relax.multiply": lambda a, b: a * b,
     "relax.maximum": tirx.max, "relax.minimum": tirx.min,
 }
-_INTEGERS = ("uint8", "int8")
-#: steps from integers to numbers, in order
-_Steps = Sequence[Callable[[Any], Any]]
-_Operand = tuple[relax.Var, _Steps]
+#: scale and zero point
+_Affine = tuple[float, int]
+#: integers, and what they stand for
+_Operand = tuple[relax.Var, _Affine]
 
 
 class _Joins:
@@ -55,7 +55,7 @@ class _Joins:
         return relax.transform.DeadCodeElimination()(rebuilt(self._mod, self._bound, change, image=image))
 
     def _join(self, value: relax.Expr) -> tuple[_Operand, _Operand] | None:
-        """The integers that the operands are dequantised from, and how, if both are."""
+        """Both operands, if they are dequantised from integers."""
         if not isinstance(value, relax.Call) or op_name(value) not in _BINARY or dtype_of(value) != "float32":
             return None
         if any(not isinstance(arg, relax.Var) or shape_of(arg) != shape_of(value) for arg in value.args):
@@ -64,31 +64,20 @@ class _Joins:
         return None if first is None or second is None else (first, second)
 
     def _operand(self, var: relax.Var) -> _Operand | None:
-        """What scalar arithmetic makes ``var`` of integers, none of whose results anything else reads."""
-        steps: list[Callable[[Any], Any]] = []
-        while self._uses[var] == 1:
-            value = self._bound.get(var)
-            if not isinstance(value, relax.Call) or not isinstance(value.args[0], relax.Var):
-                return None
-            name, source = op_name(value), value.args[0]
-            if name == "relax.astype" and dtype_of(source) in _INTEGERS:
-                steps.append(lambda x: x.astype("float32"))
-                return (source, steps[::-1]) if self._uses[source] == 1 else None
-            number = scalar_of(value.args[1]) if name in _BINARY else None
-            if number is None:
-                return None
-            steps.append(partial(_with_number, _BINARY[name], number))
-            var = source
-        return None
+        """The integers that ``var`` is dequantised from, with scale and zero point, if nothing else reads either."""
+        value = self._bound.get(var)
+        if not isinstance(value, relax.Call) or op_name(value) != "relax.dequantize" or self._uses[var] != 1:
+            return None
+        integers, scale, zero = value.args[0], *map(scalar_of, value.args[1:])
+        if not isinstance(integers, relax.Var) or self._uses[integers] != 1 or scale is None or zero is None:
+            return None
+        return integers, (scale, int(zero))
 
 
-def _with_number(function: Callable[[Any, Any], Any], number: float, x: Any) -> Any:
-    return function(x, tirx.const(number, "float32"))
-
-
-def _joined(one: te.Tensor, other: te.Tensor, name: str, first: _Steps, second: _Steps) -> te.Tensor:
-    def number(integers: Any, steps: _Steps) -> Any:
-        return reduce(lambda value, step: step(value), steps, integers)
+def _joined(one: te.Tensor, other: te.Tensor, name: str, first: _Affine, second: _Affine) -> te.Tensor:
+    def number(integer: Any, affine: _Affine) -> Any:
+        scale, zero = affine
+        return (integer.astype("int32") - zero).astype("float32") * tirx.const(scale, "float32")
 
     function = _BINARY[name]
     shape, label = one.shape, name.removeprefix("relax.")

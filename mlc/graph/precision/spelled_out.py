@@ -1,16 +1,11 @@
-"""Quantising and dequantising as arithmetic, which becomes part of the kernels around it.
+"""Quantising what a product of integers gives, as arithmetic that scales and shifts are folded into.
 
-=======================================  ======================================================================
-before                                   after
-=======================================  ======================================================================
-``dequantize(q, s, z)``                  ``(float(q) - z) * s``
-``quantize(x, s, z)``                    ``integer(clip(round(x / s) + z, least, most))``, rounding half to even
-... of what an integer product gave      ``integer(clip(round(x * (1 / s) + z), least, most))``
-=======================================  ======================================================================
+``quantize(relu(float(total) * a), s, z)``   -->   ``integer(clip(round(relu(float(total) * a) * (1 / s) + z)))``
 
-The first two are bit-exact. The third rounds ``x`` otherwise, by less than one quantisation step: what
-comes from an integer product is as far from the model's float32 sums already, and a division takes as long as sixteen
-multiplications. Zero points and scales are exact in float32, since they have 16 bits at most.
+The right side is one multiply-add, a rounding to even and two comparisons once constants are folded; a division takes
+as long as sixteen multiplications. It differs from the left side by float32's rounding, before quantising, as the sum
+itself differs from the model's: the result by one step at most. Other quantising stays as it is, and is bit-exact: sums
+and means of integers often lie half-way between two steps, where any other rounding would show.
 """
 
 from __future__ import annotations
@@ -19,71 +14,50 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.ir.constants import constant
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, leaves, rewrite_pass, shape_of
-from mlc.graph.precision.affine import Affine, affine_of, spread
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.precision.affine import affine_of, spread
 
 __all__ = ["SpellOutQuantisation"]
 
-#: integers that float32 holds exactly, and those between which it rounds correctly
-_NARROW = ("uint8", "int8", "uint16", "int16")
-#: operators between a product and what quantises its result
-_DEPTH = 12
-
-
-def _constants(affine: Affine, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and zero point as float32, shaped to broadcast along their axis."""
-    zero = affine.zero.astype(np.float32)
-    return spread(affine.scale, affine.axis, rank), spread(zero, affine.axis, rank)
-
-
-def _scaled(x: relax.Expr, affine: Affine, scope: Scope) -> relax.Expr:
-    """``(x - z) * s``."""
-    scale, zero = _constants(affine, len(shape_of(x)))
-    if zero.any():
-        x = scope.emit(op.subtract(x, constant(zero)))
-    return op.multiply(x, constant(scale))
-
-
-def dequantise(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``dequantize(q) --> (float(q) - z) * s``."""
-    affine = affine_of(call)
-    if affine is None or dtype_of(call) != "float32":
-        return None
-    data = call.args[0]
-    if dtype_of(data) not in _NARROW and affine.zero.any():
-        return None
-    return _scaled(scope.emit(op.astype(data, "float32")), affine, scope)
+_INTEGERS = ("uint8", "int8")
+#: operators of an epilogue that the scale of what they give moves past, or that stop nothing
+_EPILOGUE = ("add", "clip", "maximum", "minimum", "multiply", "nn.relu", "reshape", "subtract")
 
 
 def quantise(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``quantize(x) --> integer(clip(round(x / s) + z))``."""
+    """``quantize(x) --> integer(clip(round(x * (1 / s) + z)))`` in the epilogue of a product of integers."""
     affine, dtype = affine_of(call), dtype_of(call)
-    if affine is None or dtype not in _NARROW or dtype_of(call.args[0]) != "float32":
+    if affine is None or dtype not in _INTEGERS or not _of_product(call.args[0], scope):
         return None
-    x = call.args[0]
-    scale, zero = _constants(affine, len(shape_of(x)))
-    if _of_integers(x, scope):
-        x = scope.emit(op.multiply(x, constant((1 / scale.astype(np.float64)).astype(np.float32))))
-        x = scope.emit(op.add(x, constant(zero))) if zero.any() else x
-        x = scope.emit(op.round(x))
-    else:
-        x = scope.emit(op.round(scope.emit(op.divide(x, constant(scale)))))
-        x = scope.emit(op.add(x, constant(zero))) if zero.any() else x
+    rank = len(shape_of(call))
+    scale = (1 / spread(affine.scale, affine.axis, rank).astype(np.float64)).astype(np.float32)
+    zero = spread(affine.zero.astype(np.float32), affine.axis, rank)
+    x = scope.emit(op.multiply(call.args[0], constant(scale)))
+    x = scope.emit(op.add(x, constant(zero))) if zero.any() else x
     limits = np.iinfo(dtype)
-    return op.astype(scope.emit(op.clip(x, float(limits.min), float(limits.max))), dtype)
+    return op.astype(scope.emit(op.clip(scope.emit(op.round(x)), float(limits.min), float(limits.max))), dtype)
 
 
-def _of_integers(expr: relax.Expr, scope: Scope, depth: int = _DEPTH) -> bool:
-    """Whether an integer product lies few operators before."""
-    value = scope.value(expr)
-    if not isinstance(value, relax.Call) or not depth:
-        return False
-    if str(value.op.name) == "relax.astype" and dtype_of(value.args[0]) == "int32":
-        return True
-    return any(_of_integers(leaf, scope, depth - 1) for leaf in set(leaves(value)))
+def _of_product(expr: relax.Expr, scope: Scope) -> bool:
+    """Whether nothing but arithmetic with constants lies between a product of integers and ``expr``."""
+    while (call := scope.call(expr, "astype", *_EPILOGUE)) is not None:
+        expr, *others = call.args
+        if str(call.op.name) == "relax.astype":
+            return dtype_of(expr) == "int32"
+        if not all(_is_constant(other, scope) for other in others):
+            return False
+    return False
 
 
-RULES: Rules = {"relax.dequantize": (dequantise,), "relax.quantize": (quantise,)}
+def _is_constant(expr: relax.Expr, scope: Scope) -> bool:
+    """Whether the expression will be folded, as a bias that is dequantised and reshaped; numbers and shapes count."""
+    call = scope.call(expr, "dequantize", "reshape", "astype")
+    if call is not None:
+        return all(_is_constant(arg, scope) for arg in call.args)
+    return not isinstance(expr.ty, relax.TensorType) or array_of(expr) is not None
+
+
+RULES: Rules = {"relax.quantize": (quantise,)}
 
 SpellOutQuantisation = rewrite_pass("SpellOutQuantisation", RULES)

@@ -106,10 +106,30 @@ class _Widening:
     def _value(self, value: relax.Expr) -> relax.Expr:
         if not isinstance(value, relax.Call):
             return self._wide(value)
+        if op_name(value).startswith("relax.call_"):
+            return self._called(value)
         args = [self._wide(arg) for arg in value.args]
         if op_name(value) == _CAST:
             return self._rounded(value, args[0])
         return relax.Call(value.op, args, _wide_attrs(value.attrs), value.ty_args)
+
+    def _called(self, call: relax.Call) -> relax.Expr:
+        """A tensor function that the importer made keeps its types."""
+        args = [self._as_it_was(arg) for arg in call.args]
+        result = self._builder.emit(relax.Call(call.op, args, call.attrs, call.ty_args))
+        if _is_narrow(call):
+            return relax.op.astype(result, "float32")
+        if not _has_narrow(call.ty):
+            return result
+        parts = [self._builder.emit(relax.TupleGetItem(result, i)) for i in range(len(call.ty.fields))]
+        return relax.Tuple([self._cast(part, "float32") if _is_narrow(part) else part for part in parts])
+
+    def _as_it_was(self, expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._as_it_was(field) for field in expr.fields])
+        if isinstance(expr, relax.Var) and _is_narrow(expr):
+            return self._cast(self._wide(expr), dtype_of(expr))
+        return self._wide(expr) if isinstance(expr, relax.Var) else expr
 
     def _rounded(self, cast: relax.Call, x: relax.Expr) -> relax.Expr:
         """A cast that the model has: one to 16 bits rounds."""

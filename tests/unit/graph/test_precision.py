@@ -101,9 +101,22 @@ def test_quantising_moves_and_cancels_bit_for_bit(name: str) -> None:
     moved = MoveQuantisation(mod)
     assert operators(moved) == expected
     assert_same(mod, moved, numbers(2, 4, 6, 5))
-    spelled = SpellOutQuantisation(moved)
-    assert not {"quantize", "dequantize"} & set(operators(spelled))
-    assert_same(mod, spelled, numbers(2, 4, 6, 5))
+    assert SpellOutQuantisation(moved).same_as(moved), "only the results of products may be rounded otherwise"
+
+
+def test_means_of_integers_that_lie_half_way_are_rounded_as_the_model_says() -> None:
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        made = b.emit(op.nn.conv2d(image(b, x), weights(b, (16, 4, 1, 1), 0)))
+        step = dequantise(b, quantise(b, made, 0.11, 128), 0.11, 128)
+        return quantise(b, b.emit(op.nn.avg_pool2d(step, (2, 2), (2, 2))), 0.11, 128)
+
+    mod = network((2, 4, 12, 12), body)
+    integers = passed(mod, MoveQuantisation, IntegerProducts)  # the same in arithmetic that nothing folds
+    x = numbers(2, 4, 12, 12)
+    (expected,) = evaluate(integers, x)
+    for target in targets_here():
+        (compiled,) = mlc.compile(mod, target)(x)
+        assert expected.std() > 0 and (compiled == expected).mean() > 0.999
 
 
 @pytest.mark.parametrize("zero", [-128, 0, 127])
@@ -184,10 +197,15 @@ def test_other_products_stay(name: str) -> None:
 
 def test_what_integer_products_give_is_quantised_within_one_step() -> None:
     body = PRODUCTS["3x3"][1]
-    mod = network((2, 8, 9, 7), lambda b, x: quantise(b, b.emit(op.nn.relu(body(b, x))), 0.07, 3))
+    bias = relax.const(RNG.integers(-999, 999, 5).astype("int32"))
+
+    def biased(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        shift = b.emit(op.reshape(dequantise(b, bias, 0.001, 0), (1, 5, 1, 1)))
+        return quantise(b, b.emit(op.nn.relu(b.emit(op.add(body(b, x), shift)))), 0.07, 3)
+
+    mod = network((2, 8, 9, 7), biased)
     integers = passed(mod, MoveQuantisation, IntegerProducts, SpellOutQuantisation)
-    assert "divide" in operators(integers)  # of the input, which is exact, and only there
-    assert operators(integers).count("divide") == 1
+    assert operators(integers).count("quantize") == 1, "that of the input, which is exact"
     x = numbers(2, 8, 9, 7)
     (before,), (after,) = evaluate(mod, x), evaluate(integers, x)
     assert before.std() > 0 and np.abs(before.astype(int) - after).max() <= 1
