@@ -73,10 +73,7 @@ def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
         transform.ConvertToDataflow(),
         transform.CanonicalizeBindings(),
         *((precision.WidenFloats,) if target.kind == "llvm" else ()),
-        precision.UnsignedActivations,
-        precision.MoveQuantisation,
-        *((precision.IntegerProducts,) if target.kind == "llvm" else ()),
-        precision.SpellOutQuantisation,
+        precision.Quantisation(integers=target.kind == "llvm"),
         Simplify,
         simplify.ShareCommon,
     )

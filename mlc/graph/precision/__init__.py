@@ -1,13 +1,16 @@
 """Models of few bits: what may be computed in integers, and how 16-bit floats are stored but not computed in.
 
-Quantised models come as ``quantize`` and ``dequantize`` around operators of floats. :data:`INTEGERS` makes integer
-kernels of them: dequantising moves past what only moves, products of 8-bit operands become integer products, and
-what is left becomes arithmetic that fuses with the kernels around it.
+Quantised models come as ``quantize`` and ``dequantize`` around operators of floats. :func:`Quantisation` makes integer
+kernels of them: dequantising moves past what only moves, products of 8-bit operands become integer products, and what
+is left becomes arithmetic that fuses with the kernels around it.
 """
 
 from mlc.graph.precision.integer import IntegerProducts
 from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
+from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
 from mlc.graph.precision.widened import WidenFloats
 
-__all__ = ["IntegerProducts", "MoveQuantisation", "SpellOutQuantisation", "UnsignedActivations", "WidenFloats"]
+__all__ = [
+    "IntegerProducts", "MoveQuantisation", "Quantisation", "SpellOutQuantisation", "UnsignedActivations", "WidenFloats",
+]

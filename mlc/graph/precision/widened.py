@@ -48,7 +48,7 @@ def _run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
 
 def _arguments(value: relax.Expr) -> list[relax.Expr]:
     if isinstance(value, relax.Call):
-        return [field for arg in value.args for field in _arguments(arg)] if value.args else []
+        return [field for arg in value.args for field in _arguments(arg)]
     if isinstance(value, relax.Tuple):
         return [field for arg in value.fields for field in _arguments(arg)]
     return [value]
