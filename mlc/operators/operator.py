@@ -73,6 +73,10 @@ class Operator:
     #: the second operand that changes nothing, or either if the operator is ``commutative``
     neutral: int | None = None
     commutative: bool = False
+    #: ``f(x, x)`` is ``x``; of a function, whose laws say so, ``f(f(x))`` is ``f(x)``
+    idempotent: bool = False
+    #: ``f(f(x))`` is ``x``
+    involution: bool = False
     #: every element is one of an input's, or 0
     movement: bool = False
     #: sums, means or largest elements over axes
@@ -121,6 +125,8 @@ def operator(
     def enter(define: Defined) -> Defined:
         if name in OPERATORS:
             raise ValueError(f"the operator {name} is defined twice")
+        if traits.get("laws") is not None and traits["laws"].idempotent:
+            traits["idempotent"] = True
         entry = OPERATORS[name] = Operator(name, arity, define, defaults or {}, **traits)
         if entry.laws is not None:
             LAWS[name] = entry.laws

@@ -81,10 +81,10 @@ pointwise("mul", lambda a, b: Mul((a, b)), arity=2, relax="multiply", taso="ewmu
           numpy=np.multiply, commutative=True, neutral=1, tame=True)
 pointwise("div", lambda a, b: Mul((a, Reciprocal(b))), arity=2, relax="divide", neutral=1, partial=True)
 pointwise("maximum", lambda a, b: Call("max", (a, b)), arity=2, relax="maximum", numpy=np.maximum, commutative=True,
-          tame=True)
+          idempotent=True, tame=True)
 # the smaller one by the larger one, so that there is one function to have laws about
 pointwise("minimum", lambda a, b: negated(Call("max", (negated(a), negated(b)))), arity=2, relax="minimum",
-          numpy=np.minimum, commutative=True, tame=True)
+          numpy=np.minimum, commutative=True, idempotent=True, tame=True)
 
 
 # -- functions of one element
@@ -130,5 +130,6 @@ function(
     relax="erf", tame=True,
 )
 pointwise("rsqrt", lambda x: Reciprocal(Call("sqrt", (x,))), relax="rsqrt", partial=True)
-pointwise("neg", negated, relax="negative", quick=_by("neg"), numpy=np.negative, tame=True)
+pointwise("neg", negated, relax="negative", quick=_by("neg"), numpy=np.negative, involution=True,
+          tame=True)
 pointwise("reciprocal", Reciprocal, partial=True)

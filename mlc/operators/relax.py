@@ -47,17 +47,17 @@ class Foreign:
     partial: bool = False
     tame: bool | None = None
     movement: bool = False
+    idempotent: bool = False
+    involution: bool = False
 
 
 #: by name, without ``relax.``
 FOREIGN: dict[str, Foreign] = {
-    **dict.fromkeys(
-        ("abs", "astype", "clip", "nn.gelu_tanh", "nn.leakyrelu", "round"), Foreign(pointwise=True, tame=True)
-    ),
-    **dict.fromkeys(
-        ("ceil", "cos", "floor", "nn.relu6", "nn.selu", "nn.softplus", "sign", "sin", "square"),
-        Foreign(pointwise=True),
-    ),
+    **dict.fromkeys(("astype", "clip", "nn.gelu_tanh", "nn.leakyrelu"), Foreign(pointwise=True, tame=True)),
+    **dict.fromkeys(("abs", "round"), Foreign(pointwise=True, tame=True, idempotent=True)),
+    **dict.fromkeys(("cos", "nn.selu", "nn.softplus", "sin", "square"), Foreign(pointwise=True)),
+    **dict.fromkeys(("ceil", "floor", "nn.relu6", "sign"), Foreign(pointwise=True, idempotent=True)),
+    **dict.fromkeys(("bitwise_not", "logical_not"), Foreign(involution=True)),
     **dict.fromkeys(
         ("acos", "acosh", "asin", "atanh", "floor_divide", "floor_mod", "log10", "log1p", "log2", "mod", "tan"),
         Foreign(partial=True),

@@ -3,6 +3,7 @@
 from mlc.graph.simplify.affine import FoldAffine
 from mlc.graph.simplify.arithmetic import CheaperArithmetic
 from mlc.graph.simplify.batch_norm import SimplifyBatchNorm
+from mlc.graph.simplify.broadcasts import ShrinkBroadcasts
 from mlc.graph.simplify.channel_window import ConvolveChannelWindows
 from mlc.graph.simplify.common import ShareCommon
 from mlc.graph.simplify.concat import ShareConcats
@@ -13,6 +14,8 @@ from mlc.graph.simplify.layer_norm import RecogniseLayerNorm
 from mlc.graph.simplify.lift import LiftToImages
 from mlc.graph.simplify.movement import MergeMovement
 from mlc.graph.simplify.padding import FoldPadding
+from mlc.graph.simplify.pieces import JoinPieces
+from mlc.graph.simplify.reductions import MergeReductions
 from mlc.graph.simplify.shuffles import SinkShuffles
 from mlc.graph.simplify.sinking import SinkMovement
 from mlc.graph.simplify.softmax import RecogniseSoftmax
@@ -21,6 +24,7 @@ from mlc.graph.simplify.volumes import SliceVolumes
 
 __all__ = [
     "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "FoldPadding",
-    "LiftToImages", "MergeMovement", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon",
-    "ShareConcats", "SimplifyBatchNorm", "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
+    "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "RecogniseGelu", "RecogniseLayerNorm",
+    "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm", "SinkMovement",
+    "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]

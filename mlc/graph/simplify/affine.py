@@ -5,6 +5,9 @@ before                                    after
 ========================================  ==============================================
 ``(x * a) * b``                           ``x * (a * b)``
 ``(x + a) + b``                           ``x + (a + b)``
+``((x + a) + y) + b``                     ``(x + y) + (a + b)``, products likewise
+``a - (x + b)``, ``a - (b - x)``          ``(a - b) - x``, ``x + (a - b)``
+``(a - x) + b``, ``a / (x * b)``          ``(a + b) - x``, ``(a / b) / x``
 ``(x + a) * b``                           ``x * b + (a * b)``
 ``conv(x, W) * s`` (``s`` per channel)    ``conv(x, W * s)``
 ``matmul(x, W) * s`` (``s`` per column)   ``matmul(x, W * s)``
@@ -26,13 +29,14 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.arithmetic import is_float
 
 __all__ = ["FoldAffine"]
 
 CONVS = ("nn.conv1d", "nn.conv2d", "nn.conv3d")
 TRANSPOSED = ("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose")
+LINEAR = (*CONVS, *TRANSPOSED, "matmul")
 
 
 def constant_side(call: relax.Call) -> tuple[relax.Expr, np.ndarray] | None:
@@ -67,6 +71,66 @@ def _gather(inner: str, merge: Callable[..., np.ndarray]):  # type: ignore[no-un
         return build(side[0], constant(both, dtype_of(call))) if side is not None and both is not None else None
 
     return rule
+
+
+def _gather_past(inner: str, merge: Callable[..., np.ndarray]):  # type: ignore[no-untyped-def]
+    """``((x op a) op y) op b --> (x op y) op merge(a, b)``, but for ``x`` that a product makes: it takes ``a`` in."""
+    build = getattr(op, inner)
+
+    def rule(call: relax.Call, scope: Scope) -> relax.Expr | None:
+        outer = constant_side(call)
+        middle = scope.call(outer[0], inner) if outer is not None and scope.once(outer[0]) else None
+        if outer is None or middle is None:
+            return None
+        for changed, other in (tuple(middle.args), tuple(reversed(middle.args))):
+            first = scope.call(changed, inner) if scope.once(changed) else None
+            side = constant_side(first) if first is not None else None
+            if side is None or is_constant(other) or scope.call(side[0], *LINEAR) is not None:
+                continue
+            both = _merged(side[1], outer[1], merge)
+            if both is not None:
+                return build(scope.emit(build(side[0], other)), constant(both, dtype_of(call)))
+        return None
+
+    return rule
+
+
+def subtracted(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``a - (x + b) --> (a - b) - x`` and ``a - (b - x) --> x + (a - b)``."""
+    outer, inner = array_of(call.args[0]), scope.call(call.args[1], "add", "subtract")
+    if outer is None or inner is None or not scope.once(call.args[1]) or not is_float(call):
+        return None
+    side = constant_side(inner)
+    both = _merged(outer, side[1], np.subtract) if side is not None else None
+    if side is None or both is None or shape_of(side[0]) != shape_of(call):
+        return None
+    if op_name(inner) == "relax.subtract":  # of which the constant is the first: x - b has become x + (-b)
+        return op.add(side[0], constant(both, dtype_of(call)))
+    return op.subtract(constant(both, dtype_of(call)), side[0])
+
+
+def added_to_difference(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``(a - x) + b --> (a + b) - x``."""
+    outer = constant_side(call)
+    inner = scope.call(outer[0], "subtract") if outer is not None and scope.once(outer[0]) else None
+    first = array_of(inner.args[0]) if inner is not None else None
+    if outer is None or inner is None or first is None or shape_of(inner.args[1]) != shape_of(call):
+        return None
+    both = _merged(first, outer[1], np.add)
+    return op.subtract(constant(both, dtype_of(call)), inner.args[1]) if both is not None else None
+
+
+def divided_by_multiple(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``a / (x * b) --> (a / b) / x`` where that quotient is finite."""
+    outer, inner = array_of(call.args[0]), scope.call(call.args[1], "multiply")
+    side = constant_side(inner) if inner is not None and scope.once(call.args[1]) and is_float(call) else None
+    if outer is None or side is None or shape_of(side[0]) != shape_of(call):
+        return None
+    with np.errstate(all="ignore"):
+        both = _merged(outer, side[1], np.divide)
+    if both is None or not np.isfinite(both).all():
+        return None
+    return op.divide(constant(both, dtype_of(call)), side[0])
 
 
 def scale_before_shift(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -141,7 +205,7 @@ def _with_weight(call: relax.Call, data: relax.Expr, weight: np.ndarray) -> rela
 def scale_after(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``conv(x, W) * s --> conv(x, W * s)``."""
     outer = constant_side(call)
-    linear = scope.call(outer[0], *CONVS, *TRANSPOSED, "matmul") if outer is not None else None
+    linear = scope.call(outer[0], *LINEAR) if outer is not None else None
     if outer is None or linear is None or not scope.once(outer[0]):
         return None
     weight, sides = array_of(linear.args[1]), _sides(linear)
@@ -163,9 +227,13 @@ def scale_before(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 RULES: Rules = {
-    "relax.add": (_gather("add", np.add),),
-    "relax.multiply": (scale_after, _gather("multiply", np.multiply), scale_before_shift),
-    **{f"relax.{name}": (scale_before,) for name in (*CONVS, *TRANSPOSED, "matmul")},
+    "relax.add": (_gather("add", np.add), _gather_past("add", np.add), added_to_difference),
+    "relax.subtract": (subtracted,),
+    "relax.multiply": (
+        scale_after, _gather("multiply", np.multiply), _gather_past("multiply", np.multiply), scale_before_shift,
+    ),
+    "relax.divide": (divided_by_multiple,),
+    **{f"relax.{name}": (scale_before,) for name in LINEAR},
 }
 
 FoldAffine = rewrite_pass("FoldAffine", RULES)

@@ -1,5 +1,5 @@
 """Drop operators that change nothing: ``x + 0``, ``x * 1``, a cast to the same type, a reshape to the same shape, an
-empty part of a concatenation.
+empty part of a concatenation, what is done twice (``relu(relu(x))``, ``max(x, x)``) or undone (``-(-x)``).
 
 Before::
 
@@ -10,13 +10,23 @@ After: ``x``.
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 
 from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
-from mlc.operators import OPERATORS
+from mlc.operators import OPERATORS, relax_where
 
 __all__ = ["DropIdentities"]
+
+_NOT_NEGATIVE = tuple(each.relax.name for each in OPERATORS.values()
+                      if each.relax is not None and each.laws is not None and each.laws.nonnegative)
+#: pairs of types of which the second one holds every value of the first
+_WIDER = frozenset(
+    [("float16", "float32"), ("bfloat16", "float32")] +
+    [(narrow, "float64") for narrow in ("float16", "bfloat16", "float32", "int32", "int16", "int8", "uint8")] +
+    [(f"int{few}", f"int{many}") for few in (8, 16, 32) for many in (16, 32, 64) if few < many] +
+    [("uint8", f"int{many}") for many in (16, 32, 64)] + [("int8", "float32"), ("uint8", "float32")]
+)
 
 
 def _same_type(call: relax.Call, arg: relax.Expr) -> relax.Expr | None:
@@ -74,8 +84,68 @@ def empty_parts(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 def idempotent(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``f(f(x)) --> f(x)``, as of relu."""
+    """``f(f(x)) --> f(x)``, as of relu; ``f(x, x) --> x``, as of a maximum."""
+    if len(call.args) == 2:
+        return call.args[0] if call.args[0].same_as(call.args[1]) else None
     return call.args[0] if scope.call(call.args[0], op_name(call).removeprefix("relax.")) is not None else None
+
+
+def involution(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``f(f(x)) --> x``, as of negation."""
+    inner = scope.call(call.args[0], op_name(call).removeprefix("relax."))
+    return inner.args[0] if inner is not None else None
+
+
+def reversed_twice(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``flip(flip(x)) --> x`` along the same axis."""
+    inner = scope.call(call.args[0], "flip")
+    return inner.args[0] if inner is not None and int(inner.attrs.axis) == int(call.attrs.axis) else None
+
+
+def not_negative(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``relu(f(x)) --> f(x)``, ``abs(f(x)) --> f(x)`` where no value of ``f`` is negative."""
+    return call.args[0] if scope.call(call.args[0], *_NOT_NEGATIVE) is not None else None
+
+
+def magnitude(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``abs(-x) --> abs(x)``."""
+    inner = scope.call(call.args[0], "negative")
+    return relax.op.abs(inner.args[0]) if inner is not None else None
+
+
+def clipped_twice(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``clip(clip(x, a, b), c, d) --> clip(x, clip(a, c, d), clip(b, c, d))``."""
+    inner = scope.call(call.args[0], "clip")
+    bounds = [_number(bound) for each in (inner, call) if each is not None for bound in each.args[1:]]
+    numbers = [bound for bound in bounds if bound is not None]
+    if inner is None or len(numbers) != 4 or numbers[0] > numbers[1] or numbers[2] > numbers[3]:
+        return None
+    return relax.op.clip(inner.args[0], *(min(max(bound, numbers[2]), numbers[3]) for bound in numbers[:2]))
+
+
+def _number(expr: relax.Expr) -> float | None:
+    value = getattr(expr, "value", None)
+    return getattr(value, "value", value) if isinstance(value, float | int | tirx.IntImm | tirx.FloatImm) else None
+
+
+def chosen(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``where(c, x, y) --> x`` where all elements of the constant ``c`` are true, ``y`` where none is, and
+    ``where(c, x, x) --> x``."""
+    condition, *values = call.args
+    array = scope.array(condition)
+    if values[0].same_as(values[1]):
+        return _same_type(call, values[0])
+    if array is None or not array.size or array.all() != array.any():
+        return None
+    return _same_type(call, values[0 if array.all() else 1])
+
+
+def widened(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``astype(astype(x, wider), type of x) --> x``."""
+    inner = scope.call(call.args[0], "astype")
+    if inner is None or dtype_of(inner.args[0]) != dtype_of(call):
+        return None
+    return inner.args[0] if (dtype_of(call), dtype_of(inner)) in _WIDER else None
 
 
 def known_field(item: relax.TupleGetItem, scope: Scope) -> relax.Expr | None:
@@ -91,15 +161,22 @@ RULES: Rules = {
     PROJECTION: (known_field,),
     **{f"relax.{each.relax.name}": (neutral_scalar(each.neutral, each.commutative),) for each in OPERATORS.values()
        if each.relax is not None and each.neutral is not None},
-    **{f"relax.{each.relax.name}": (idempotent,) for each in OPERATORS.values()
-       if each.relax is not None and each.laws is not None and each.laws.idempotent},
+    **{f"relax.{name}": (idempotent,) for name in relax_where(lambda each: each.idempotent)},
+    **{f"relax.{name}": (involution,) for name in relax_where(lambda each: each.involution)},
+    "relax.nn.relu": (idempotent, not_negative),
+    "relax.abs": (idempotent, not_negative, magnitude),
+    "relax.clip": (clipped_twice,),
+    "relax.where": (chosen,),
+    "relax.flip": (reversed_twice,),
     "relax.power": (first_power,),
-    "relax.astype": (same_shape,),
+    "relax.astype": (same_shape, widened),
     "relax.reshape": (same_shape,),
     "relax.flatten": (same_shape,),
     "relax.nn.batch_flatten": (same_shape,),
     "relax.squeeze": (same_shape,),
     "relax.broadcast_to": (same_shape,),
+    "relax.tile": (same_shape,),
+    "relax.repeat": (same_shape,),
     "relax.permute_dims": (same_order,),
     "relax.nn.pad": (no_pad,),
     "relax.concat": (empty_parts,),
