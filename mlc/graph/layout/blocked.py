@@ -38,6 +38,7 @@ from mlc.graph.layout.regions import (
 )
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BlockedLayouts"]
@@ -51,17 +52,17 @@ class _Value:
     blocked: dict[ChannelBlocks, relax.Expr] = field(default_factory=dict)
 
 
-def BlockedLayouts(target: Target, *, winograd: bool = True) -> tvm.transform.Pass:
+def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts where that pays.
 
-    ``winograd`` says whether convolutions may become Winograd's, which makes blocks pay more.
+    ``options`` say by which algorithms convolutions may be computed there, which makes blocks pay more.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm" or not _has_convolution(mod["main"]):
             return mod
-        return _Rewriter(mod, target, choose_layouts(mod["main"], target, winograd=winograd)).run()
+        return _Rewriter(mod, target, choose_layouts(mod["main"], target, options)).run()
 
     return run
 

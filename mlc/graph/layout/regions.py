@@ -37,6 +37,7 @@ from mlc.graph.layout.convolutions import (
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.operators import relax_where
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
@@ -79,9 +80,11 @@ def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) 
     return value if value is not None and name_of(value) == f"relax.{name}" else None
 
 
-def choose_layouts(func: relax.Function, target: Target, *, winograd: bool) -> dict[Hashable, Choice]:
+def choose_layouts(
+    func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS
+) -> dict[Hashable, Choice]:
     """The alternative of each variable of a straight-line function that is needed; the result is plain."""
-    planner = _Planner(func, target, winograd)
+    planner = _Planner(func, target, options)
     wanted = [(var, None) for var in dict.fromkeys(leaves(func.body.body))]
     return assign(planner.values(), wanted, planner.conversion)
 
@@ -94,10 +97,10 @@ class _Family:
 
 
 class _Planner:
-    def __init__(self, func: relax.Function, target: Target, winograd: bool) -> None:
+    def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
         self._func = func
         self._bound = {binding.var: binding.value for binding in bindings(func)}
-        self._winograd = winograd
+        self._winograd = "winograd" not in options.forbidden
         weights = [array_of(arg) for value in self._bound.values() if isinstance(value, relax.Call)
                    for arg in value.args]
         self._estimate = Estimate(target.tvm, sum(array.nbytes for array in weights if array is not None))

@@ -23,6 +23,7 @@ from mlc.graph.kernels.blocked import CONVOLUTION
 from mlc.graph.kernels.winograd import FILTER, TILES, applicable, conv2d_winograd, transform_weight
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]
@@ -66,18 +67,19 @@ class _Site:
 
 
 def ChooseKernels(
-    target: Target, price: Price | None = None, *, winograd: bool = True, notify: Callable[[Task], None] | None = None
+    target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
+    notify: Callable[[Task], None] | None = None,
 ) -> tvm.transform.Pass:
     """Module pass: every convolution of a CPU target gets the kernel with the lowest price.
 
     The task that each alternative would be is handed to ``price``; where fewer than two prices are known (or ``price``
     is None) an analytic estimate decides. Tasks with an equal ``choice`` compete for the same calls; ``notify`` is told
-    each of them, taken or not. ``winograd=False`` leaves the direct kernels, whose rounding error is that of a sum.
+    each of them, taken or not. ``options`` may forbid some.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ChooseKernels")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm" or not winograd:
+        if target.kind != "llvm" or "winograd" in options.forbidden:
             return mod
         return _Chooser(mod, target, price or (lambda _task: None), notify or (lambda _task: None)).run()
 

@@ -20,6 +20,7 @@ from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.substitute.saturate import Option
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 
 __all__ = ["Cost", "Costs"]
 
@@ -48,7 +49,7 @@ class Costs:
     by what was measured."""
 
     def __init__(
-        self, target: tvm.target.Target, weights: float, *, winograd: bool = True,
+        self, target: tvm.target.Target, weights: float, options: CompileOptions = DEFAULT_OPTIONS, *,
         scale: Mapping[str, float] | None = None,
     ) -> None:
         self._scale = {"conv2d": 1.0, "matmul": 1.0, **(scale or {})}
@@ -56,7 +57,7 @@ class Costs:
         self._on = machine(target)
         #: from one kernel's last instruction to the next one's first, besides the start of its threads
         self.call_seconds = self._on.call_seconds
-        self._winograd = winograd
+        self._winograd = "winograd" not in options.forbidden
 
     def held(self, shape: tuple[int, ...]) -> float:
         """The charge for a constant that is kept for the run."""
