@@ -13,6 +13,7 @@ from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get
 from mlc.graph import precision, simplify
+from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
@@ -148,6 +149,7 @@ def lower(
     """
     folder = dump or get("MLC_DUMP_DIR")
     options = CompileOptions.of() if options is None else options
+    check_options(options)
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     graphs: list[Lowered] = []  # with substitutions, of several graphs
 

@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 __all__ = ["CONVOLUTION", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial"]
 
-#: attribute of a function that convolves in blocked layouts: its strides, padding, dilation and groups
+#: attribute of a function that convolves in blocked layouts: its algorithm, strides, padding, dilation and groups
 CONVOLUTION = "mlc.convolution"
 
 #: ``(group, channel of the group) -> (block, lane)``
