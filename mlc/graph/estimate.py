@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import tvm
 
 from cost_model.machine import machine
+from mlc.graph.kernels.blocked import windows
 
 __all__ = ["Convolution", "Estimate"]
 
@@ -58,7 +59,7 @@ class Convolution:
         """Height and width of the result."""
         (h, w), (kh, kw), (sh, sw), (dh, dw) = self.size, self.kernel, self.strides, self.dilation
         top, left, bottom, right = self.pads
-        return (h + top + bottom - (kh - 1) * dh - 1) // sh + 1, (w + left + right - (kw - 1) * dw - 1) // sw + 1
+        return windows(h + top + bottom, kh, sh, dh), windows(w + left + right, kw, sw, dw)
 
     @property
     def image_bytes(self) -> float:
