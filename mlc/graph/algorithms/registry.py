@@ -41,7 +41,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def applicable(self, conv: Convolution) -> bool:
-        """Whether the convolution can be computed so."""
+        """Whether the convolution can be computed so. Of integers (``element`` 1), which are asked about too, only
+        direct algorithms are carried out so far."""
 
     @abstractmethod
     def weight_shape(self, conv: Convolution) -> tuple[int, ...]:

@@ -275,9 +275,10 @@ class _Planner:
                 yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
             if groups == 1 and channels < NARROW:
                 moved = self._estimate.copy(2 * self._bytes(data, None))
-                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out)) + moved)
+                conv = replace(convolution(value, None, out), block_in=channels)
+                yield Alternative(out, dict(key), self._kernel(conv) + moved)
             if shuffled is not None and isinstance(shuffled[0], relax.Var) and not is_integer_product(value):
-                seconds = self._kernel(convolution(value, None, out))
+                seconds = DIRECT.seconds(convolution(value, None, out), self._estimate)  # no other reads a shuffle
                 for layout in self._family(shuffled[0]).layouts:
                     yield Alternative(out, {shuffled[0]: layout}, seconds)
 

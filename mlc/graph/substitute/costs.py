@@ -118,8 +118,8 @@ class Costs:
             inner if depthwise else groups, BLOCK, BLOCK,
         )
         # which algorithms apply is asked of the channels that there are: a block of few is read as a narrow one
-        few = conv if depthwise else replace(conv, channels=channels, filters=filters)
-        return min(each.seconds(conv, self._estimate) for each in offered(few, self._options))
+        actual = conv if depthwise else replace(conv, channels=channels, filters=filters)
+        return min(each.seconds(conv, self._estimate) for each in offered(actual, self._options))
 
 
 def _bytes(shape: tuple[int, ...]) -> float:

@@ -19,6 +19,8 @@ from mlc.graph.algorithms.registry import Algorithm, algorithms, fastest, offere
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.pipeline import lower
 from mlc.graph.products import product_of
+from mlc.graph.substitute.costs import Costs
+from mlc.graph.substitute.saturate import Option
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import resolve
 
@@ -85,7 +87,13 @@ def test_layouts_and_searches_price_it(im2col: Algorithm) -> None:
     direct = DIRECT.seconds(CONV, estimate)
     assert [each.name for each in offered(CONV, DEFAULT_OPTIONS)] == ["conv2d", "im2col"]
     assert fastest(CONV, DEFAULT_OPTIONS, estimate) == pytest.approx(direct / 2)
-    assert fastest(CONV, CompileOptions(frozenset({"im2col"})), estimate) == direct
+    forbidden = CompileOptions(frozenset({"im2col"}))
+    assert fastest(CONV, forbidden, estimate) == direct
+    given = {"dilation": (1, 1), "groups": 1, "padding": CONV.pads, "stride": CONV.strides}
+    option, shapes = Option("conv2d", (0, 1), tuple(given.items())), {0: (1, 32, *CONV.size), 1: (32, 32, *CONV.kernel)}
+    free, confined = (Costs(CPU.tvm, 0.0, options).of(option, (1, 32, *CONV.out), shapes, {1}).seconds
+                      for options in (DEFAULT_OPTIONS, forbidden))
+    assert confined - free == pytest.approx(direct / 2)
 
 
 def test_times_of_its_product_say_nothing_of_others(im2col: Algorithm) -> None:
