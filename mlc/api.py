@@ -40,7 +40,7 @@ def compile(
     many threads the code is made for and runs on (default: the physical cores).
 
     3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
-    is faster. It rounds more (relative error about 1e-5, see :func:`mlc.graph.kernels.winograd.error_bound`);
+    is faster. It rounds more (relative error about 1e-5, see :mod:`mlc.graph.algorithms.winograd`);
     ``winograd=False`` forbids it, and None leaves it to ``MLC_WINOGRAD``.
 
     Proved rules (``mlc rules list``) may make another graph of the model where a tuning run has decided for one, or the

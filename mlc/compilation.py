@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
+
 if TYPE_CHECKING:
     import tvm
 
@@ -55,14 +57,12 @@ def _one_at_a_time() -> Iterator[None]:
 class Compilation:
     """A model and how it is to be compiled; :meth:`of` makes one.
 
-    ``winograd`` says whether 3x3 convolutions may run by Winograd's algorithm, ``substitutions`` whether proved rules
-    may make another graph of the model. Any thread may call what is here; the threads of a process take turns.
+    Any thread may call what is here; the threads of a process take turns.
     """
 
     model: ImportedModel
     target: Target
-    winograd: bool = True
-    substitutions: bool = True
+    options: CompileOptions = DEFAULT_OPTIONS
 
     @classmethod
     def of(
@@ -80,17 +80,14 @@ class Compilation:
         from mlc.installation import check_pins
 
         check_pins()
-        from mlc.config import get_flag
         from mlc.frontend.load import load_model
         from mlc.target import resolve
 
         resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
+        options = CompileOptions.of(winograd=winograd, substitutions=substitutions)
         with _one_at_a_time():
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes)
-        return cls(
-            imported, resolved, get_flag("MLC_WINOGRAD") if winograd is None else winograd,
-            get_flag("MLC_SUBSTITUTIONS") if substitutions is None else substitutions,
-        )
+        return cls(imported, resolved, options)
 
     def prices(self, log: LogReader | None) -> Prices:
         """The seconds of a task that alternatives are chosen by: the log's, unknown without one."""
@@ -106,7 +103,7 @@ class Compilation:
 
         rules = self._rules(_SEARCH_SECONDS, log, on_decision)
         with _one_at_a_time(), self._errors():
-            return lower(self.model.mod, self.target, self.prices(log), winograd=self.winograd, substitutions=rules)
+            return lower(self.model.mod, self.target, self.prices(log), self.options, substitutions=rules)
 
     def tasks(self, log: LogReader | None = None) -> list[Task]:
         """The tensor functions of :meth:`lowered`, and those that it might call instead of some."""
@@ -143,7 +140,7 @@ class Compilation:
                 with self._errors():
                     run = JointTuning(
                         self.model.mod, self.target, log, options, chosen, self._rules(_TUNED_SEARCH_SECONDS), on_event,
-                        shipped=Layers(shipped(self.target)), winograd=self.winograd, timer=timer,
+                        shipped=Layers(shipped(self.target)), compile_options=self.options, timer=timer,
                     )
                 return run.run()
         finally:
@@ -161,7 +158,7 @@ class Compilation:
         self, seconds: float, log: LogReader | None = None, notify: Callable[[Decision], None] | None = None
     ) -> Substitutions | None:
         """The shipped rules with what ``log`` has decided; None where they are switched off."""
-        if not self.substitutions:
+        if not self.options.substitutions:
             return None
         from mlc.graph.substitute.choose import Substitutions
         from mlc.graph.substitute.rules import shipped_patterns

@@ -15,7 +15,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlc.config import physical_cores
 from mlc.errors import TargetError
@@ -23,21 +23,29 @@ from mlc.errors import TargetError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["FRIENDLY", "Target", "resolve"]
+__all__ = ["FRIENDLY", "Friendly", "Target", "resolve"]
+
+
+class Friendly(NamedTuple):
+    """A target's name for users: what it stands for, as :func:`resolve` reads it, and what that is in words."""
+
+    spelling: str
+    meaning: str
+
 
 FRIENDLY = {
-    "native": "this machine's CPU with all the features it shows",
-    "llvm": "a generic CPU of this machine's architecture",
-    "x86-64": "any 64-bit x86 CPU (SSE2)",
-    "x86-64-v2": "x86 with SSE4.2",
-    "x86-64-v3": "x86 with AVX2 and FMA",
-    "x86-64-v4": "x86 with AVX-512",
-    "cuda": "NVIDIA GPU, sm_80 unless a GPU is found",
-    "cuda:sm_80": "NVIDIA Ampere (A100)",
-    "cuda:sm_86": "NVIDIA Ampere (consumer)",
-    "cuda:sm_89": "NVIDIA Ada",
-    "cuda:sm_90": "NVIDIA Hopper (H100, H200)",
-    "cuda:sm_90a": "NVIDIA Hopper with its architecture-specific instructions",
+    "native": Friendly("native", "this machine's CPU with all the features it shows"),
+    "llvm": Friendly("llvm", "a generic CPU of this machine's architecture"),
+    "x86-64": Friendly("llvm -mcpu=x86-64", "any 64-bit x86 CPU (SSE2)"),
+    "x86-64-v2": Friendly("llvm -mcpu=x86-64-v2", "x86 with SSE4.2"),
+    "x86-64-v3": Friendly("llvm -mcpu=x86-64-v3", "x86 with AVX2 and FMA"),
+    "x86-64-v4": Friendly("llvm -mcpu=x86-64-v4", "x86 with AVX-512"),
+    "cuda": Friendly("cuda", "NVIDIA GPU, sm_80 unless a GPU is found"),
+    "cuda:sm_80": Friendly("cuda -arch=sm_80", "NVIDIA Ampere (A100)"),
+    "cuda:sm_86": Friendly("cuda -arch=sm_86", "NVIDIA Ampere (consumer)"),
+    "cuda:sm_89": Friendly("cuda -arch=sm_89", "NVIDIA Ada"),
+    "cuda:sm_90": Friendly("cuda -arch=sm_90", "NVIDIA Hopper (H100, H200)"),
+    "cuda:sm_90a": Friendly("cuda -arch=sm_90a", "NVIDIA Hopper with its architecture-specific instructions"),
 }
 
 #: compute capabilities with instructions that no later one has
@@ -112,6 +120,8 @@ def _measured() -> str:
 @lru_cache(maxsize=64)
 def _resolve(name: str, threads: int, measured: str) -> Target:
     words = name.split()
+    if words and words[0] in FRIENDLY:
+        words[:1] = FRIENDLY[words[0]].spelling.split()
     head = words[0] if words else ""
     options: dict[str, Any] = {}
     for word in words[1:]:
@@ -132,8 +142,6 @@ def _resolve(name: str, threads: int, measured: str) -> Target:
         return _llvm(name, shown["mcpu"], threads, {key: value for key, value in options.items() if value != []})
     if head == "llvm":
         return _llvm(name, options.pop("mcpu", ""), threads, options)
-    if re.fullmatch(r"x86-64(-v[234])?", head):
-        return _llvm(name, head, threads, options)
     near = difflib.get_close_matches(head, FRIENDLY, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`mlc targets` lists the names"
     raise TargetError(f"the target must be one that `mlc targets` lists, got {name!r}; {hint}")

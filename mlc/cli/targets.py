@@ -23,12 +23,12 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
     if args.name:
         target = resolve(args.name)
-        rows = [_row(args.name, FRIENDLY.get(args.name, ""), target)]
+        rows = [_row(args.name, FRIENDLY[args.name].meaning if args.name in FRIENDLY else "", target)]
     else:
         rows = []
-        for name, meaning in FRIENDLY.items():
+        for name, friendly in FRIENDLY.items():
             try:
-                rows.append(_row(name, meaning, resolve(name)))
+                rows.append(_row(name, friendly.meaning, resolve(name)))
             except TargetError:  # an x86 level on another architecture
                 continue
     return Outcome({"targets": rows}, lambda console: _render(rows, console))

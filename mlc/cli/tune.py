@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import MeasureError, UsageError
-from mlc.tuning.options import STRATEGY_NAMES
+from mlc.tuning.strategy import strategy_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
-    parser.add_argument("--strategy", choices=STRATEGY_NAMES, default="evolutionary",
+    parser.add_argument("--strategy", choices=strategy_names(), default="evolutionary",
                         help="how candidates are proposed (default: evolutionary, exhaustive in small spaces)")
 
 

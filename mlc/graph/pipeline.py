@@ -11,8 +11,9 @@ import tvm
 from tvm.relax import transform
 from tvm.relax.backend import DispatchSortScan
 
-from mlc.config import get, get_flag
+from mlc.config import get
 from mlc.graph import precision, simplify
+from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
@@ -27,6 +28,7 @@ from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "prepare", "simplified"]
@@ -83,13 +85,14 @@ def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
 
 
 def lowering(
-    target: Target, price: Price | None = None, *, winograd: bool = True, notify: Callable[[Task], None] | None = None
+    target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
+    notify: Callable[[Task], None] | None = None,
 ) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs on the graph that is taken; ``notify`` is as for :func:`ChooseKernels`."""
     return (
         simplify.ShareConcats,
         FuseAttention(target),
-        BlockedLayouts(target, winograd=winograd),
+        BlockedLayouts(target, options),
         PackWeights(target),
         simplify.MergeMovement,
         LowerInnerReshapes,
@@ -100,15 +103,17 @@ def lowering(
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),
         *GROUPING,
-        ChooseKernels(target, price, winograd=winograd, notify=notify),
+        ChooseKernels(target, price, options, notify=notify),
         FoldPrologues(target),
         *MERGING,
     )
 
 
-def passes(target: Target, price: Price | None = None, *, winograd: bool = True) -> tuple[tvm.transform.Pass, ...]:
+def passes(
+    target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS
+) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs without substitutions, in order."""
-    return (*prepare(target), *lowering(target, price, winograd=winograd))
+    return (*prepare(target), *lowering(target, price, options))
 
 
 @dataclass(frozen=True)
@@ -134,20 +139,20 @@ class Lowered:
 
 
 def lower(
-    mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
+    mod: tvm.IRModule, target: Target, price: Price | None = None, options: CompileOptions | None = None, *,
     substitutions: Substitutions | None = None, dump: str | Path | None = None,
 ) -> Lowered:
     """Lower ``mod`` to calls of fused tensor functions.
 
     ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
-    analytic estimate. ``winograd`` says whether convolutions may round as
-    :func:`mlc.graph.kernels.winograd.error_bound` states; left out, ``MLC_WINOGRAD`` does. ``substitutions`` are the
-    rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module as
-    text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or
+    analytic estimate. ``options`` confine the choices; left out, the settings say what they are. ``substitutions`` are
+    the rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module
+    as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or
     symbolic shapes and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
-    allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd
+    options = CompileOptions.of() if options is None else options
+    check_options(options)
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     graphs: list[Lowered] = []  # with substitutions, of several graphs
 
@@ -160,7 +165,7 @@ def lower(
 
     def lowered(mod: tvm.IRModule) -> tvm.IRModule:
         weighed: list[Task] = []
-        steps = lowering(target, price, winograd=allowed, notify=weighed.append)
+        steps = lowering(target, price, options, notify=weighed.append)
         graphs.append(Lowered(run(mod, steps, len(prepare(target))), target, tuple(combined(weighed))))
         return graphs[-1].module
 
@@ -170,17 +175,17 @@ def lower(
             mod = lowered(mod)
         else:
             others = partial(run, each=prepare(target))
-            mod = choose(mod, target, substitutions, price, lambda m: lowered(others(m)), winograd=allowed)
+            mod = choose(mod, target, substitutions, price, lambda m: lowered(others(m)), options)
     check_lowered(mod)
     return next(graph for graph in graphs if graph.module.same_as(mod))
 
 
 def optimise(
-    mod: tvm.IRModule, target: Target, price: Price | None = None, *, winograd: bool | None = None,
+    mod: tvm.IRModule, target: Target, price: Price | None = None, options: CompileOptions | None = None, *,
     substitutions: Substitutions | None = None, dump: str | Path | None = None,
 ) -> tvm.IRModule:
     """The module of :func:`lower`."""
-    return lower(mod, target, price, winograd=winograd, substitutions=substitutions, dump=dump).module
+    return lower(mod, target, price, options, substitutions=substitutions, dump=dump).module
 
 
 def _dump(mod: tvm.IRModule, path: Path) -> None:

@@ -6,25 +6,25 @@ from typing import Literal, TypeAlias
 
 from tvm import tirx
 
+from mlc.graph.algorithms.registry import algorithms
 from schedules.analysis import BlockInfo, analyse
 
 __all__ = ["Product", "product_of"]
 
 Product: TypeAlias = Literal["conv2d", "matmul"]
 
-#: a block that multiplies what a transform has made: its time says nothing of a direct convolution's
-_TRANSFORMED = "conv2d_winograd"
-
 
 def product_of(func: tirx.PrimFunc) -> Product | None:
     """The one product of ``func``: a convolution if it slides a window, else a matrix product.
 
-    None for a function without a product, with several (attention), for one that Winograd's transforms surround, and
-    for a depthwise convolution, which adds up nothing but its window.
+    None for a function without a product, with several (attention), for one that computes a
+    convolution other than directly, whose time says nothing of a direct one's, and for a depthwise convolution, which
+    adds up nothing but its window.
     """
     blocks = analyse(func).blocks
     products = [block for block in blocks if block.contraction]
-    if len(products) != 1 or any(block.annotation == _TRANSFORMED for block in blocks):
+    indirect = {algorithm.op for algorithm in algorithms().values() if not algorithm.direct}
+    if len(products) != 1 or any(block.annotation in indirect for block in blocks):
         return None
     if not products[0].windowed:
         return "matmul"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,26 @@ import numpy as np
 from mlc.operators import ShapeError
 from mlc.operators.evaluate import STRICT, evaluate
 from mlc.operators.index import Poly, as_poly
+from mlc.substitution.assume import assumed
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.graph import Graph
-from mlc.substitution.prove import Refuted, assumed
 from mlc.substitution.rule import Rule
 
-__all__ = ["at_sizes", "compared", "draw_sizes", "find_counterexample", "judge", "run", "spoiling"]
+__all__ = ["Refuted", "at_sizes", "compared", "draw_sizes", "find_counterexample", "judge", "run", "spoiling"]
 
 _CHOICES = (1, 1, 2, 2, 3, 3, 4, 5, 6)
 _ELEMENTS, _TOLERANCE = 4000, 1e-6
+
+
+@dataclass(frozen=True)
+class Refuted:
+    """A counterexample: ``sizes`` by symbol, ``shapes`` and ``values`` of the inputs (nested lists; none if the target
+    is ill-formed), and in ``reason`` what differs."""
+
+    sizes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, Any]
+    reason: str
 
 
 def find_counterexample(rule: Rule, tries: int = 60, seed: int = 0) -> Refuted | None:

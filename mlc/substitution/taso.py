@@ -13,6 +13,7 @@ from typing import Any
 
 from mlc.operators import OPERATORS, Requirements, ShapeError, infer
 from mlc.operators.index import Condition, Poly, as_poly, divides, equal
+from mlc.substitution.assume import multiple, solvable
 from mlc.substitution.codec import RuleError
 from mlc.substitution.compose import with_sizes
 from mlc.substitution.graph import Graph, Node, Ref
@@ -83,21 +84,19 @@ class _Reader:
         return with_sizes(rule, {})
 
     def _solve(self, demands: Sequence[Condition], attempt: int) -> dict[str, Poly] | None:
-        from mlc.substitution.prove import _multiple, _solvable
-
         for demand in demands:
             if demand.poly.constant is not None:
                 if not demand.evaluate({}):
                     raise ShapeError(f"{demand} never holds")
                 continue
-            multiple = _multiple(demand.poly)
-            if multiple is not None:
+            whole = multiple(demand.poly)
+            if whole is not None:
                 # input channels are groups of filter channels, output channels groups of outputs
-                letter = {"c": "g", "n": "o"}.get(multiple[0][0], "k")
+                letter = {"c": "g", "n": "o"}.get(whole[0][0], "k")
                 known = {s for shape in self.shapes.values() for size in shape for s in size.symbols}
-                name = f"{letter}{multiple[0].lstrip('nchwgo')}"
-                return {multiple[0]: multiple[1] * Poly.symbol(name if name not in known else f"{name}_{attempt}")}
-            found = _solvable(demand.poly) if demand.relation == "==" else None
+                name = f"{letter}{whole[0].lstrip('nchwgo')}"
+                return {whole[0]: whole[1] * Poly.symbol(name if name not in known else f"{name}_{attempt}")}
+            found = solvable(demand.poly) if demand.relation == "==" else None
             if found is not None and not any(c < 0 for _, c in found[1].terms):
                 return {found[0]: found[1]}
         return None

@@ -30,6 +30,7 @@ from mlc.log.price import Prices
 from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.measure.measurer import Measurer
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from mlc.tuning.confirm import faster
 from mlc.tuning.events import Finished, Listener
@@ -81,14 +82,14 @@ class _Joint:
     log: TuningLog
     shipped: Layers
     rules: Substitutions | None
-    winograd: bool
+    options: CompileOptions
     entrants: dict[str, _Entrant] = field(default_factory=dict)
     #: whether a search had less time than one for a compile has, and used it up
     cut: bool = False
 
     def entrant(self, candidate: Candidate | None, module: tvm.IRModule) -> _Entrant:
         """A graph lowered as a run without the user's log would build it."""
-        lowered = lower(module, self.target, Prices(self.shipped), winograd=self.winograd)
+        lowered = lower(module, self.target, Prices(self.shipped), self.options)
         return _Entrant(candidate, module, lowered.tasks, lowered.with_alternatives())
 
     def promising(self, found: Found, own: _Entrant) -> list[_Entrant]:
@@ -110,8 +111,8 @@ class _Joint:
         assert self.rules is not None
         whole = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
         options = whole if seconds is None else replace(whole, seconds=min(whole.seconds, _SEARCH * seconds))
-        found = find(self.mod, self.target, replace(self.rules, options=options), reading=reading,
-                     winograd=self.winograd)
+        found = find(self.mod, self.target, replace(self.rules, options=options), None, self.options,
+                     reading=reading)
         self.cut |= options.seconds < whole.seconds and (
             found.seconds > options.seconds or any(report.reason == "seconds" for report in found.reports))
         return found
@@ -155,13 +156,13 @@ class JointTuning:
 
     def __init__(
         self, mod: tvm.IRModule, target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
-        rules: Substitutions | None, on_event: Listener | None = None, *, shipped: Layers, winograd: bool = True,
-        timer: Timer | None = None,
+        rules: Substitutions | None, on_event: Listener | None = None, *, shipped: Layers,
+        compile_options: CompileOptions = DEFAULT_OPTIONS, timer: Timer | None = None,
     ) -> None:
         with target.tvm:
             for step in prepare(target):
                 mod = step(mod)
-        self._joint = joint = _Joint(mod, target, log, shipped, rules, winograd)
+        self._joint = joint = _Joint(mod, target, log, shipped, rules, compile_options)
         self._options, self._measurer, self._timer = options, measurer, timer
         self._rounds, self._reports = Rounds(on_event, options), list[TuneReport]()
         self._own = joint.entrant(None, mod)
@@ -267,7 +268,7 @@ class JointTuning:
                 own, ours = joint.seconds([self._own, winner])
                 return ours < MARGIN * own, None, None
             log = Layers([joint.log, *joint.shipped.readers])
-            modules = [lower(entrant.module, joint.target, Prices(log), winograd=joint.winograd).module
+            modules = [lower(entrant.module, joint.target, Prices(log), joint.options).module
                        for entrant in (winner, self._own)]
             ours_, theirs = self._timer(modules, log.best)
             return faster(ours_, theirs), median(theirs), median(ours_)
@@ -284,7 +285,7 @@ class JointTuning:
         if winner is self._own and joint.cut:
             return  # a compile, which has more time to search, may find what this run did not
         try:
-            name = subject(reading, joint.target, rules.patterns, winograd=joint.winograd)
+            name = subject(reading, joint.target, rules.patterns, joint.options)
             graph = reading.graph.live() if winner.candidate is None else winner.candidate.graph
             decision = GraphDecision(name, digest(graph), scale, own_seconds, seconds, time.time())
         except Exception as error:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlc.errors import UsageError
+from mlc.tuning.strategy import check_name
 
-__all__ = ["STRATEGY_NAMES", "TuneOptions"]
-
-STRATEGY_NAMES = ("evolutionary", "coordinate", "exhaustive", "random", "grid")
+__all__ = ["TuneOptions"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class TuneOptions:
             raise UsageError(f"a batch must hold at least 1 candidate, got {self.batch}")
         if self.confirm_rounds < 0:
             raise UsageError(f"the rounds of the last comparison must not be negative, got {self.confirm_rounds}")
-        if self.strategy not in STRATEGY_NAMES:
-            raise UsageError(f"the strategy must be one of {', '.join(STRATEGY_NAMES)}, got {self.strategy!r}")
+        check_name(self.strategy)
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values."""

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from mlc.graph.kernels import integer
 from mlc.graph.pipeline import lower
+from mlc.options import DEFAULT_OPTIONS
 from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES
 from schedules.registry import find
@@ -43,7 +44,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.conv2d_integer": _integer_convolution(form),
         "cpu.gemm_integer": _integer_product(form),
     }
-    for task in lower(_network(), target, winograd=True).with_alternatives():
+    for task in lower(_network(), target, options=DEFAULT_OPTIONS).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
     return found
 

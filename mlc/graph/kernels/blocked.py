@@ -7,16 +7,25 @@ whose values are finite and meaningless, and every weight that meets them is zer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import te, tirx
 
-__all__ = ["CONVOLUTION", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial"]
+__all__ = ["CONVOLUTION", "PANEL", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial", "windows"]
 
-#: attribute of a function that convolves in blocked layouts: its strides, padding, dilation and groups
+#: attribute of a function that convolves in blocked layouts: its algorithm, strides, padding, dilation and groups
 CONVOLUTION = "mlc.convolution"
+
+#: columns of one panel of a packed weight: one AVX-512 or two AVX2 vectors of float32
+PANEL = 16
 
 #: ``(group, channel of the group) -> (block, lane)``
 ChannelSource = Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, tirx.Expr]]
+
+
+def windows(extent: Any, kernel: Any, stride: Any, dilation: Any) -> Any:
+    """How many windows of ``kernel`` places fit in a padded extent; numbers or expressions."""
+    return (extent - (kernel - 1) * dilation - 1) // stride + 1
 
 
 def pad_spatial(data: te.Tensor, pads: Sequence[int], value: float = 0) -> te.Tensor:
@@ -54,7 +63,7 @@ def conv2d_nchwc(
     n, _, h, w, _ = padded.shape
     oc_blocks, ic_blocks, kh, kw, ic, oc = weight.shape
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     per_group = oc_blocks // groups
     rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
     rw, rc = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, ic), name="rc")
@@ -77,7 +86,7 @@ def depthwise_nchwc(
     n, cb, h, w, c = padded.shape
     _, _, kh, kw, _, _ = weight.shape
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
 
     def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]

@@ -15,17 +15,15 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from mlc.graph.kernels.blocked import pad_spatial
+from mlc.graph.kernels.blocked import PANEL, pad_spatial, windows
 from mlc.target import Target
 from schedules.intrin import dot
 
 __all__ = [
-    "PANEL", "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "dot_form", "pack_conv",
+    "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "dot_form", "pack_conv",
     "pack_dense",
 ]
 
-#: columns of one panel of a packed weight
-PANEL = 16
 #: products of one step of a sum
 STEP = 4
 
@@ -105,7 +103,7 @@ def conv2d_nchwc_integer(
     oc_blocks, ic_blocks, kh, kw, steps = weight.shape[:5]
     oc = weight.shape[-2]
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     per_group = oc_blocks // groups
     rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
     rw, rq = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, steps), name="rq")
@@ -149,7 +147,7 @@ def depthwise_nchwc_integer(
     n, cb, h, w, c = padded.shape
     _, _, kh, kw, _, _ = weight.shape
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = (h - (kh - 1) * dh - 1) // sh + 1, (w - (kw - 1) * dw - 1) // sw + 1
+    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
 
     def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]

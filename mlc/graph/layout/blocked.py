@@ -10,20 +10,23 @@ the data movement around them. Weights are rearranged here, so the compiled modu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from mlc.graph.algorithms.direct import DEPTHWISE, DIRECT
+from mlc.graph.algorithms.registry import Algorithm
+from mlc.graph.estimate import Convolution
 from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
-from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc, depthwise_nchwc
+from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc
 from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
-from mlc.graph.layout.convolutions import CONVOLUTIONS, name_of, transposed_axes
+from mlc.graph.layout.convolutions import CONVOLUTIONS, convolution, is_depthwise, name_of, transposed_axes
 from mlc.graph.layout.regions import (
     BINARY,
     BINARY_EXACT,
@@ -38,6 +41,7 @@ from mlc.graph.layout.regions import (
 )
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BlockedLayouts"]
@@ -51,17 +55,17 @@ class _Value:
     blocked: dict[ChannelBlocks, relax.Expr] = field(default_factory=dict)
 
 
-def BlockedLayouts(target: Target, *, winograd: bool = True) -> tvm.transform.Pass:
+def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts where that pays.
 
-    ``winograd`` says whether convolutions may become Winograd's, which makes blocks pay more.
+    ``options`` say by which algorithms convolutions may be computed there, which makes blocks pay more.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm" or not _has_convolution(mod["main"]):
             return mod
-        return _Rewriter(mod, target, choose_layouts(mod["main"], target, winograd=winograd)).run()
+        return _Rewriter(mod, target, choose_layouts(mod["main"], target, options)).run()
 
     return run
 
@@ -164,54 +168,53 @@ class _Rewriter:
 
     def _conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
         data, weight = call.args
-        attrs = call.attrs
         array = array_of(weight)
         assert array is not None
-        channels, groups = shape_of(data)[1], int(attrs.groups)
-        strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
-        pads = [int(p) for p in attrs.padding]
+        channels, groups = shape_of(data)[1], int(call.attrs.groups)
         integer = is_integer_product(call)
-        if groups > 1 and groups == channels == array.shape[0]:
-            packed = out.cut(array, 0).transpose(0, 2, 3, 4, 1)[:, :, :, :, None, :]
-            te_args = (self._as(data, out), constant(packed), strides, pads, dilation)
-            if integer:
-                return self._bb.call_te(depthwise_nchwc_integer, *te_args, 0, primfunc_name_hint="depthwise")
-            return self._bb.call_te(depthwise_nchwc, *te_args, primfunc_name_hint="depthwise")
-        inner = choice.reads.get(data)
+        if is_depthwise(call):
+            conv = convolution(call, out, out)
+            if not integer:
+                return self._direct(DEPTHWISE, self._as(data, out), array, conv)
+            packed = constant(DEPTHWISE.pack(array, conv))
+            return self._bb.call_te(depthwise_nchwc_integer, self._as(data, out), packed, conv.strides, conv.pads,
+                                    conv.dilation, 0, primfunc_name_hint=DEPTHWISE.name)
+        shuffled = isinstance(data, relax.Var) and data not in choice.reads
+        inner = (choice.reads.get(data) if isinstance(data, relax.Var)
+                 else ChannelBlocks(channels, groups).canonical())
         if groups > 1 and inner is not None and not (inner.padded or out.padded):
             merged = merged_groups(groups, inner, out)
             array, groups = block_diagonal(array, groups, merged), groups // merged
-        cut = ChannelBlocks(array.shape[0], groups, out.size).cut(array, 0)
-        if isinstance(data, relax.Var) and data not in choice.reads:
-            return self._shuffled_conv2d(data, cut, strides, pads, dilation, groups, choice)
-        inner = choice.reads[data] if isinstance(data, relax.Var) else ChannelBlocks(channels, groups).canonical()
+        conv = replace(convolution(call, inner, out), groups=groups)
+        if shuffled:
+            return self._shuffled_conv2d(data, array, replace(conv, block_in=channels // groups), choice)
         if inner is None:
             size = -(-channels // STEP) * STEP if integer else channels
             x = self._narrow(data, size)
         else:
             x, size = self._as(data, inner), inner.size
-        packed = ChannelBlocks(channels // groups, size=size).cut(cut, 2).transpose(0, 2, 4, 5, 3, 1)
-        if integer:
-            packed = pack_conv(packed, size, out.size, groups, dot_form(self._target))
-        args = (x, constant(packed), strides, pads, dilation, groups)
-        if integer:
-            return self._bb.call_te(conv2d_nchwc_integer, *args, 0, primfunc_name_hint="conv2d")
-        convolution = {"strides": strides, "pads": pads, "dilation": dilation, "groups": groups}
+        if not integer:
+            return self._direct(DIRECT, x, array, replace(conv, block_in=size))
+        packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
+        return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
+                                primfunc_name_hint=DIRECT.name)
+
+    def _direct(self, algorithm: Algorithm, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr:
+        """The convolution by a direct algorithm, with what others of it need to know."""
+        described = {"algorithm": algorithm.name, "strides": list(conv.strides), "pads": list(conv.pads),
+                     "dilation": list(conv.dilation), "groups": conv.groups}
         return self._bb.call_te(
-            conv2d_nchwc, *args, primfunc_name_hint="conv2d", primfunc_attrs={CONVOLUTION: convolution}
+            partial(algorithm.kernel, conv=conv), x, constant(algorithm.pack(weight, conv)),
+            primfunc_name_hint=algorithm.name, primfunc_attrs={CONVOLUTION: described},
         )
 
     def _shuffled_conv2d(
-        self, data: relax.Expr, weight: np.ndarray, strides: list[int], pads: list[int], dilation: list[int],
-        groups: int, choice: Choice,
+        self, data: relax.Expr, weight: np.ndarray, conv: Convolution, choice: Choice
     ) -> relax.Expr:
-        """The convolution of a channel shuffle, which reads each channel where it is before the shuffle.
-
-        ``weight`` is ``[OC/o, o, IC/groups, KH, KW]``.
-        """
+        """The convolution of a channel shuffle, which reads each channel where it is before the shuffle."""
         found = shuffle_source(data, partial(call_of, self._bound))
         assert found is not None
-        (x, ways), channels = found, shape_of(data)[1]
+        (x, ways), channels, groups = found, shape_of(data)[1], conv.groups
         layout = choice.reads[x]
         assert layout is not None
 
@@ -219,9 +222,10 @@ class _Rewriter:
             place = group * (channels // groups) + channel
             return layout.place(tirx.floormod(place, ways), tirx.floordiv(place, ways), channels // ways)
 
-        packed = constant(weight.transpose(0, 3, 4, 2, 1)[:, None])
-        convolve = partial(conv2d_nchwc, strides=strides, pads=pads, dilation=dilation, groups=groups, source=source)
-        return self._bb.call_te(convolve, self._as(x, layout), packed, primfunc_name_hint="conv2d")
+        packed = constant(DIRECT.pack(weight, conv))
+        convolve = partial(conv2d_nchwc, strides=conv.strides, pads=conv.pads, dilation=conv.dilation, groups=groups,
+                           source=source)
+        return self._bb.call_te(convolve, self._as(x, layout), packed, primfunc_name_hint=DIRECT.name)
 
     def _conv2d_transpose(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
         data, weight = call.args

@@ -64,9 +64,10 @@ def convolution(call: relax.Call, inner: ChannelBlocks | None = None, out: Chann
     filters, _, *kernel = shape_of(call.args[1])
     attrs = call.attrs
     strides, pads, dilation = (tuple(int(v) for v in each) for each in (attrs.strides, attrs.padding, attrs.dilation))
+    groups = inner.lanes if inner and is_depthwise(call) else int(attrs.groups)
     return Convolution(
         n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
-        (kernel[0], kernel[1]), strides, pads, dilation, int(attrs.groups), inner.size if inner else 1,
+        (kernel[0], kernel[1]), strides, pads, dilation, groups, inner.size if inner else 1,
         out.size if out else 1, 1 if is_integer_product(call) else 4,
     )
 

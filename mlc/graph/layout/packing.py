@@ -9,15 +9,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
-from mlc.graph.kernels.blocked import dense_packed
+from mlc.graph.kernels.blocked import PANEL, dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense
 from mlc.graph.precision.integer import is_integer_product
 from mlc.target import Target
 
-__all__ = ["PANEL", "PackWeights"]
-
-#: columns of one panel: one AVX-512 or two AVX2 vectors of float32
-PANEL = 16
+__all__ = ["PackWeights"]
 
 
 def PackWeights(target: Target) -> tvm.transform.Pass:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
+from mlc.graph.algorithms.direct import DIRECT
+from mlc.graph.algorithms.registry import fastest
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK, ChannelBlocks, merged_groups
 from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import window
 from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, shape_of
-from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.convolutions import (
     CONVOLUTIONS,
@@ -37,6 +38,7 @@ from mlc.graph.layout.convolutions import (
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.operators import relax_where
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
@@ -79,9 +81,11 @@ def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) 
     return value if value is not None and name_of(value) == f"relax.{name}" else None
 
 
-def choose_layouts(func: relax.Function, target: Target, *, winograd: bool) -> dict[Hashable, Choice]:
+def choose_layouts(
+    func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS
+) -> dict[Hashable, Choice]:
     """The alternative of each variable of a straight-line function that is needed; the result is plain."""
-    planner = _Planner(func, target, winograd)
+    planner = _Planner(func, target, options)
     wanted = [(var, None) for var in dict.fromkeys(leaves(func.body.body))]
     return assign(planner.values(), wanted, planner.conversion)
 
@@ -94,10 +98,10 @@ class _Family:
 
 
 class _Planner:
-    def __init__(self, func: relax.Function, target: Target, winograd: bool) -> None:
+    def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
         self._func = func
         self._bound = {binding.var: binding.value for binding in bindings(func)}
-        self._winograd = winograd
+        self._options = options
         weights = [array_of(arg) for value in self._bound.values() if isinstance(value, relax.Call)
                    for arg in value.args]
         self._estimate = Estimate(target.tvm, sum(array.nbytes for array in weights if array is not None))
@@ -250,31 +254,31 @@ class _Planner:
         if name_of(value) == TRANSPOSED:
             for out in self._blockings(var, groups):
                 for inner in self._blockings(data, groups):
-                    seconds = self._estimate.direct(phases(value, inner, out)) + self._cropping(var, value, out)
-                    yield Alternative(out, dict.fromkeys(key, inner), seconds)
+                    seconds = DIRECT.seconds(phases(value, inner, out), self._estimate)
+                    yield Alternative(out, dict.fromkeys(key, inner), seconds + self._cropping(var, value, out))
             return
         if is_depthwise(value):
             for layout in self._family(var).layouts:
                 conv = convolution(value, layout, layout)
-                yield Alternative(layout, dict.fromkeys(key, layout), self._estimate.depthwise(conv))
+                yield Alternative(layout, dict.fromkeys(key, layout), self._kernel(conv))
             return
         whole = _merging(value)
-        winograd = self._winograd and not is_integer_product(value)
         if whole and key:  # several groups in a block, as one with zeros between them
             inner, out = whole
             conv = convolution(value, inner, out)
             conv = replace(conv, groups=groups // merged_groups(groups, inner, out))
-            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv, winograd))
+            yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
         shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
         for out in self._blockings(var, groups):
             for inner in self._blockings(data, groups):
                 conv = convolution(value, inner, out)
-                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv, winograd))
+                yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
             if groups == 1 and channels < NARROW:
                 moved = self._estimate.copy(2 * self._bytes(data, None))
-                yield Alternative(out, dict(key), self._kernel(convolution(value, None, out), winograd) + moved)
+                conv = replace(convolution(value, None, out), block_in=channels)
+                yield Alternative(out, dict(key), self._kernel(conv) + moved)
             if shuffled is not None and isinstance(shuffled[0], relax.Var) and not is_integer_product(value):
-                seconds = self._kernel(convolution(value, None, out), winograd)
+                seconds = DIRECT.seconds(convolution(value, None, out), self._estimate)  # no other reads a shuffle
                 for layout in self._family(shuffled[0]).layouts:
                     yield Alternative(out, {shuffled[0]: layout}, seconds)
 
@@ -290,12 +294,9 @@ class _Planner:
         sizes = [layout.size for layout in [*_blockings(channels, groups), *family]]
         return [ChannelBlocks(channels, groups, size).canonical() for size in dict.fromkeys(sizes)]
 
-    def _kernel(self, conv: Convolution, winograd: bool) -> float:
-        """The faster of the direct and Winograd's kernel; which one is decided where the epilogue is known."""
-        blocks = conv.block_in == conv.block_out == BLOCK
-        fits = applicable(conv.channels, conv.filters, conv.kernel, conv.strides, conv.dilation, conv.groups)
-        others = [self._estimate.winograd(conv, m) for m in TILES] if winograd and blocks and fits else []
-        return min([self._estimate.direct(conv), *others])
+    def _kernel(self, conv: Convolution) -> float:
+        """Of the fastest algorithm; which one is decided where the epilogue is known."""
+        return fastest(conv, self._options, self._estimate)
 
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
         fields = _concatenated(value)

@@ -27,7 +27,7 @@ from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.ir.views import Graph, View, i64
-from mlc.graph.layout.packing import PANEL
+from mlc.graph.kernels.blocked import PANEL
 from mlc.target import Target
 
 __all__ = ["QUERIES", "FuseAttention", "attention"]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import tvm
 from tvm import relax, tirx
 
+from mlc.graph.algorithms.direct import DIRECT
 from mlc.graph.ir.patterns import INJECTIVE, pattern_of
 from mlc.graph.ir.rewrite import bindings, builder_of, leaves, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import CONVOLUTION
@@ -50,12 +51,16 @@ class _Folding:
     def _data(self, value: relax.Expr) -> relax.Expr | None:
         """What of main's values the direct convolution in a called kernel reads, if nothing else in it does."""
         steps = list(_steps(self._mod, value))
-        conv = next((call for _, call in steps if CONVOLUTION in (self._mod[call.args[0]].attrs or {})), None)
+        conv = next((call for _, call in steps if self._is_direct(self._mod[call.args[0]])), None)
         if conv is None:
             return None
         data = conv.args[1].fields[0]
         readers = sum(leaf.same_as(data) for _, call in steps for leaf in leaves(call.args[1]))
         return data if readers == 1 else None
+
+    def _is_direct(self, func: tirx.PrimFunc) -> bool:
+        described = (func.attrs or {}).get(CONVOLUTION)
+        return described is not None and described["algorithm"] == DIRECT.name
 
     def _elementwise(self, data: relax.Var) -> bool:
         """Whether injective kernels make the value, of a tensor of its shape and of smaller ones."""

@@ -1,4 +1,4 @@
-"""Which kernel computes a convolution: the direct one, or Winograd's at one of its tile sizes.
+"""Which algorithm computes a convolution: the direct one, or one of :mod:`mlc.graph.algorithms` besides it.
 
 Runs between grouping and merging, where a kernel's epilogue is known and its weight is still a constant of ``main``.
 Each alternative is merged with the epilogue and priced as the task that it would be, so the choice is made for each
@@ -11,18 +11,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.relax import transform
 
+from mlc.graph.algorithms.direct import unpacked
+from mlc.graph.algorithms.registry import Algorithm, offered
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import bindings, builder_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import CONVOLUTION
-from mlc.graph.kernels.winograd import FILTER, TILES, applicable, conv2d_winograd, transform_weight
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]
@@ -32,9 +33,6 @@ Price = Callable[[Task], "float | None"]
 
 #: part of the direct kernel's time that one which rounds more and has larger weights may take at most
 MARGIN = 0.97
-
-#: channels of one block that Winograd's transformed weights are made of
-_WINOGRAD_BLOCK = 16
 
 
 def cheapest(known: Sequence[float | None], estimated: Sequence[float]) -> int:
@@ -53,42 +51,44 @@ def cheapest(known: Sequence[float | None], estimated: Sequence[float]) -> int:
 class _Site:
     """A kernel with a convolution and what it may be replaced by.
 
-    ``weight`` is the place of the convolution's weight among the arguments of a call. ``tiles`` are the Winograd tile
-    sizes of ``callees``, 0 for the direct kernel, which comes first.
+    ``weight`` is the place of the convolution's weight among the arguments of a call. ``algorithms`` are those of
+    ``callees``, the direct one first.
     """
 
     shape: Convolution
     weight: int
-    tiles: list[int]
+    algorithms: list[Algorithm]
     callees: list[tvm.ir.GlobalVar]
     calls: int = 0
     chosen: int = 0
 
 
 def ChooseKernels(
-    target: Target, price: Price | None = None, *, winograd: bool = True, notify: Callable[[Task], None] | None = None
+    target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
+    notify: Callable[[Task], None] | None = None,
 ) -> tvm.transform.Pass:
     """Module pass: every convolution of a CPU target gets the kernel with the lowest price.
 
     The task that each alternative would be is handed to ``price``; where fewer than two prices are known (or ``price``
     is None) an analytic estimate decides. Tasks with an equal ``choice`` compete for the same calls; ``notify`` is told
-    each of them, taken or not. ``winograd=False`` leaves the direct kernels, whose rounding error is that of a sum.
+    each of them, taken or not. ``options`` may forbid some.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ChooseKernels")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm" or not winograd:
+        if target.kind != "llvm":
             return mod
-        return _Chooser(mod, target, price or (lambda _task: None), notify or (lambda _task: None)).run()
+        return _Chooser(mod, target, price or (lambda _task: None), options, notify or (lambda _task: None)).run()
 
     return run
 
 
 class _Chooser:
     def __init__(
-        self, mod: tvm.IRModule, target: Target, price: Price, notify: Callable[[Task], None]
+        self, mod: tvm.IRModule, target: Target, price: Price, options: CompileOptions, notify: Callable[[Task], None]
     ) -> None:
         self._mod, self._target, self._price, self._notify = mod, target, price, notify
+        self._options = options
         self._builder = builder_of(mod)
         self._estimate = Estimate(target.tvm, _constant_bytes(mod))
         self._sites: dict[str, _Site | None] = {}  # by the symbol that main calls
@@ -125,21 +125,18 @@ class _Chooser:
             return None
         call, weight = found
         shape = _shape_of_convolution(self._mod, call)
-        if not applicable(shape.channels, shape.filters, shape.kernel, shape.strides, shape.dilation, shape.groups):
-            return None
-        whole_blocks = shape_of(call.args[1].fields[1])[4:] == (_WINOGRAD_BLOCK, _WINOGRAD_BLOCK)
-        if not whole_blocks or shape.block_in != _WINOGRAD_BLOCK:
-            return None
-        site = _Site(shape, weight, [0], [callee])
-        for m in TILES:
-            prim = self._builder.add_func(_winograd(shape, m), f"winograd_{m}x{m}")
+        direct, *others = offered(shape, self._options)
+        site = _Site(shape, weight, [direct], [callee])
+        for algorithm in others:
+            prim = self._builder.add_func(algorithm.function(shape), algorithm.name)
             whole = prim
             if isinstance(func, relax.Function):
-                param = relax.Var(f"weight_{m}x{m}", relax.TensorType(_weight_shape(shape, m), "float32"))
+                param = relax.Var(f"weight_{algorithm.name}",
+                                  relax.TensorType(algorithm.weight_shape(shape), "float32"))
                 whole = self._regrouped(func, call, callee.name_hint, prim, weight, param)
-            site.tiles.append(m)
+            site.algorithms.append(algorithm)
             site.callees.append(whole)
-        return site
+        return site if others else None
 
     def _regrouped(
         self, func: relax.Function, call: relax.Call, name: str, prim: tvm.ir.GlobalVar, weight: int, param: relax.Var
@@ -173,9 +170,7 @@ class _Chooser:
         for task in rivals:
             self._notify(task)
         known = [self._price(task) for task in rivals]
-        estimated = [
-            self._estimate.winograd(site.shape, m) if m else self._estimate.direct(site.shape) for m in site.tiles
-        ]
+        estimated = [algorithm.seconds(site.shape, self._estimate) for algorithm in site.algorithms]
         site.chosen = cheapest(known, estimated)
 
     def _rewritten(self) -> tvm.IRModule:
@@ -229,7 +224,7 @@ def _with_kernel(call: relax.Call, site: _Site) -> relax.Call:
     args, callee = _arguments(call), site.callees[site.chosen]
     packed = array_of(args[site.weight])
     assert packed is not None
-    args[site.weight] = constant(transform_weight(_unpacked(packed), site.tiles[site.chosen]))
+    args[site.weight] = constant(site.algorithms[site.chosen].pack(unpacked(packed), site.shape))
     if isinstance(call.op, tvm.ir.GlobalVar):
         return relax.Call(callee, args, call.attrs, call.ty_args)
     return relax.Call(call.op, [callee, relax.Tuple(args), *call.args[2:]], call.attrs, call.ty_args)
@@ -260,30 +255,10 @@ def _shape_of_convolution(mod: tvm.IRModule, call: relax.Call) -> Convolution:
     attrs = mod[call.args[0]].attrs[CONVOLUTION]
     data, weight = (shape_of(arg) for arg in call.args[1].fields)
     n, _, height, width, block_in = data
-    filters, channels, kernel_h, kernel_w, _, block_out = weight
+    filters, channels, kernel_h, kernel_w, depth, block_out = weight
     strides, pads, dilation = (tuple(int(v) for v in attrs[key]) for key in ("strides", "pads", "dilation"))
     groups = int(attrs["groups"])
     return Convolution(
-        n, channels * block_in * groups, filters * block_out, (height, width), (kernel_h, kernel_w), strides, pads,
+        n, channels * depth * groups, filters * block_out, (height, width), (kernel_h, kernel_w), strides, pads,
         dilation, groups, block_in, block_out,
     )
-
-
-def _winograd(shape: Convolution, m: int) -> tirx.PrimFunc:
-    height, width = shape.size
-    data = te.placeholder((shape.n, shape.channels // _WINOGRAD_BLOCK, height, width, _WINOGRAD_BLOCK), name="data")
-    weight = te.placeholder(_weight_shape(shape, m), name="weight")
-    result = conv2d_winograd(data, weight, m, shape.pads)
-    func = te.create_prim_func([data, weight, result], index_dtype_override="int64")  # as Relax has it
-    return func.without_attr("global_symbol").with_attr("tirx.noalias", True)
-
-
-def _weight_shape(shape: Convolution, m: int) -> tuple[int, ...]:
-    points = m + FILTER - 1
-    return points**2 * (shape.filters // _WINOGRAD_BLOCK), shape.channels, _WINOGRAD_BLOCK
-
-
-def _unpacked(weight: np.ndarray) -> np.ndarray:
-    """``[O/o, I/i, KH, KW, i, o] -> [O, I, KH, KW]``."""
-    ob, ib, kh, kw, i, o = weight.shape
-    return weight.transpose(0, 5, 1, 4, 2, 3).reshape(ob * o, ib * i, kh, kw)

@@ -28,12 +28,12 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
 from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised
+from mlc.operators import relax_where
 
 __all__ = ["MoveQuantisation", "UnsignedActivations"]
 
 #: operators that only move elements of their first argument
-_MOVERS = ("broadcast_to", "expand_dims", "flatten", "permute_dims", "repeat", "reshape", "squeeze", "strided_slice",
-           "take", "tile")
+_MOVERS = {*relax_where(lambda each: each.movement), "expand_dims", "flatten", "squeeze"} - {"concat", "nn.pad"}
 #: half of what 8 bits tell apart
 _HALF = 128
 

@@ -29,6 +29,7 @@ from mlc.graph.substitute.search import Candidate, Found, Options, search
 from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest", "failed", "find", "own_graph",
@@ -87,11 +88,11 @@ class Substitutions:
 
 def choose(
     mod: tvm.IRModule, target: Target, rules: Substitutions, price: Price | None,
-    lower: Callable[[tvm.IRModule], tvm.IRModule], *, winograd: bool = True,
+    lower: Callable[[tvm.IRModule], tvm.IRModule], compile_options: CompileOptions = DEFAULT_OPTIONS,
 ) -> tvm.IRModule:
     """The lowered module of the graph that is taken. ``lower`` does the rest of the pipeline with a graph."""
     try:
-        decision, lowered = _chosen(mod, target, rules, price, lower, winograd)
+        decision, lowered = _chosen(mod, target, rules, price, lower, compile_options)
     except Exception as error:
         lowered = lower(mod)  # what is wrong with the model itself is raised here
         failed(error)
@@ -111,12 +112,12 @@ def failed(error: Exception) -> None:
 
 def _chosen(
     mod: tvm.IRModule, target: Target, rules: Substitutions, price: Price | None,
-    lower: Callable[[tvm.IRModule], tvm.IRModule], winograd: bool,
+    lower: Callable[[tvm.IRModule], tvm.IRModule], compile_options: CompileOptions,
 ) -> tuple[Decision, tvm.IRModule]:
     reading = read(mod["main"])
-    decided = rules.decided(subject(reading, target, rules.patterns, winograd=winograd))
+    decided = rules.decided(subject(reading, target, rules.patterns, compile_options))
     trusted = target.kind == "llvm" or decided is not None
-    found = (find(mod, target, rules, decided, reading=reading, winograd=winograd) if trusted
+    found = (find(mod, target, rules, decided, compile_options, reading=reading) if trusted
              else own_graph(mod, reading))
     lowered: dict[int, tvm.IRModule] = {}
     tasks: dict[int, list[Task]] = {}
@@ -152,8 +153,8 @@ def _why_own(found: Found, trusted: bool) -> str:
 
 
 def find(
-    mod: tvm.IRModule, target: Target, rules: Substitutions, decided: Decided | None = None, *,
-    reading: Reading | None = None, winograd: bool = True,
+    mod: tvm.IRModule, target: Target, rules: Substitutions, decided: Decided | None = None,
+    compile_options: CompileOptions = DEFAULT_OPTIONS, *, reading: Reading | None = None,
 ) -> Found:
     """The graphs that are worth a look: the model's own alone where that was decided for or nothing can be gained."""
     started = time.monotonic()
@@ -162,13 +163,13 @@ def find(
     if decided is not None and decided.graph == digest(own):
         return own_graph(mod, reading)
     if decided is None:
-        costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), winograd=winograd)
+        costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), compile_options)
         if promise(own, rules.patterns, costs) < 1.0 - _PROMISING:
             return own_graph(mod, reading, time.monotonic() - started)
     options = rules.options
     if decided is not None:
         options = replace(options, scale=tuple(sorted(decided.scale.items())), seconds=rules.found_again)
-    return search(mod, rules.patterns, target.tvm, options, winograd=winograd, reading=reading)
+    return search(mod, rules.patterns, target.tvm, options, compile_options, reading=reading)
 
 
 def own_graph(mod: tvm.IRModule, reading: Reading, seconds: float = 0.0) -> Found:
@@ -187,11 +188,14 @@ def digest(graph: TermGraph) -> str:
     return hashlib.sha256(repr((graph.terms, graph.outputs)).encode()).hexdigest()[:32]
 
 
-def subject(reading: Reading, target: Target, patterns: Sequence[Pattern], *, winograd: bool = True) -> str:
-    """What a decision is about: the model's graph, the target, the rules and the versions of everything else."""
+def subject(
+    reading: Reading, target: Target, patterns: Sequence[Pattern], compile_options: CompileOptions = DEFAULT_OPTIONS
+) -> str:
+    """What a decision is about: the model's graph, the target, the rules, the versions of everything else and what a
+    compilation may do."""
     names = [_operator(reading.bound[var]) for var in reading.opaques]
     rules = hashlib.sha256(" ".join(pattern.rule.name for pattern in patterns).encode()).hexdigest()[:16]
-    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), winograd))
+    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), compile_options.canonical))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

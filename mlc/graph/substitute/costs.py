@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 
 from cost_model.machine import machine
+from mlc.graph.algorithms.direct import DIRECT
+from mlc.graph.algorithms.registry import offered
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK, ChannelBlocks
-from mlc.graph.kernels.winograd import TILES, applicable
 from mlc.graph.substitute.saturate import Option
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 
 __all__ = ["Cost", "Costs"]
 
@@ -48,7 +50,7 @@ class Costs:
     by what was measured."""
 
     def __init__(
-        self, target: tvm.target.Target, weights: float, *, winograd: bool = True,
+        self, target: tvm.target.Target, weights: float, options: CompileOptions = DEFAULT_OPTIONS, *,
         scale: Mapping[str, float] | None = None,
     ) -> None:
         self._scale = {"conv2d": 1.0, "matmul": 1.0, **(scale or {})}
@@ -56,7 +58,7 @@ class Costs:
         self._on = machine(target)
         #: from one kernel's last instruction to the next one's first, besides the start of its threads
         self.call_seconds = self._on.call_seconds
-        self._winograd = winograd
+        self._options = options
 
     def held(self, shape: tuple[int, ...]) -> float:
         """The charge for a constant that is kept for the run."""
@@ -100,9 +102,9 @@ class Costs:
     def _matmul(self, sources: list[tuple[int, ...]]) -> float:
         (*batch, rows, depth), columns = sources[0], sources[1][-1]
         columns += -columns % BLOCK
-        return self._estimate.direct(Convolution(
+        return DIRECT.seconds(Convolution(
             math.prod(batch), depth, columns, (1, rows), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, BLOCK, BLOCK
-        ))
+        ), self._estimate)
 
     def _conv2d(self, option: Option, sources: list[tuple[int, ...]]) -> float:
         (n, channels, *size), (filters, _, *kernel) = sources
@@ -113,13 +115,11 @@ class Costs:
         outer = ChannelBlocks(filters, 1 if depthwise else groups).lanes
         conv = Convolution(
             n, inner, outer, (size[0], size[1]), (kernel[0], kernel[1]), given["stride"], padding, given["dilation"],
-            1 if depthwise else groups, BLOCK, BLOCK,
+            inner if depthwise else groups, BLOCK, BLOCK,
         )
-        if depthwise:
-            return self._estimate.depthwise(conv)
-        fits = applicable(channels, filters, conv.kernel, conv.strides, conv.dilation, groups)
-        others = [self._estimate.winograd(conv, m) for m in TILES] if fits and self._winograd else []
-        return min([self._estimate.direct(conv), *others])
+        # which algorithms apply is asked of the channels that there are: a block of few is read as a narrow one
+        actual = conv if depthwise else replace(conv, channels=channels, filters=filters)
+        return min(each.seconds(conv, self._estimate) for each in offered(actual, self._options))
 
 
 def _bytes(shape: tuple[int, ...]) -> float:

@@ -24,6 +24,7 @@ from mlc.graph.substitute.split import Region, joined, split
 from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.substitute.tidy import tidied
 from mlc.graph.substitute.write import write
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 
 __all__ = ["Candidate", "Found", "Options", "search"]
 
@@ -73,8 +74,8 @@ class Found:
 
 
 def search(
-    mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options | None = None, *,
-    winograd: bool = True, reading: Reading | None = None,
+    mod: tvm.IRModule, patterns: Sequence[Pattern], target: tvm.target.Target, options: Options | None = None,
+    compile_options: CompileOptions = DEFAULT_OPTIONS, *, reading: Reading | None = None,
 ) -> Found:
     """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
 
@@ -83,7 +84,7 @@ def search(
     options, started = options or Options(), time.monotonic()
     reading = reading or read(mod["main"])
     weights = sum(array.nbytes for array in reading.constants)
-    costs = Costs(target, weights, winograd=winograd, scale=dict(options.scale))
+    costs = Costs(target, weights, compile_options, scale=dict(options.scale))
     whole = reading.graph.live()
     regions = split(whole, options.largest)
     distinct = list(dict.fromkeys(region.graph for region in regions))

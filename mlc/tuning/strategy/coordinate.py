@@ -13,7 +13,7 @@ from mlc.measure.measurer import MeasureResult
 from mlc.tuning.candidate import Candidate, Point, TaskSpace
 from mlc.tuning.strategy.base import Explorer, Scorer
 
-__all__ = ["CoordinateStrategy"]
+__all__ = ["STRATEGY", "CoordinateStrategy"]
 
 
 class CoordinateStrategy(Explorer):
@@ -56,3 +56,6 @@ class CoordinateStrategy(Explorer):
         ranked = self.ranked(self._moves.get(origin, []))
         self._moves[origin] = ranked[n:]
         return ranked[:n]
+
+
+STRATEGY = CoordinateStrategy

@@ -17,7 +17,7 @@ from mlc.measure.measurer import MeasureResult
 from mlc.tuning.candidate import Candidate, Point, TaskSpace
 from mlc.tuning.strategy.base import Explorer, Scorer
 
-__all__ = ["EvolutionaryStrategy"]
+__all__ = ["STRATEGY", "EvolutionaryStrategy"]
 
 #: candidates scheduled anew for each one that is asked for
 POOL = 5
@@ -98,3 +98,6 @@ class EvolutionaryStrategy(Explorer):
         self._reserve = {c.point: c for c in left[:_RESERVE]}
         self._set_aside += [c.point for c in left[_RESERVE:]]  # their scores were low under every model so far
         return picked + [rest[i] for i in sorted(drawn)]
+
+
+STRATEGY = EvolutionaryStrategy

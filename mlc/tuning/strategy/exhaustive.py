@@ -7,7 +7,7 @@ import random
 from mlc.tuning.candidate import Candidate, TaskSpace
 from mlc.tuning.strategy.base import Explorer, Scorer
 
-__all__ = ["ExhaustiveStrategy"]
+__all__ = ["STRATEGY", "ExhaustiveStrategy"]
 
 #: candidates that are scheduled and ranked together, for each one that is asked for
 _WINDOW = 8
@@ -31,3 +31,6 @@ class ExhaustiveStrategy(Explorer):
             self._window = ranked[n - len(chosen) :]
             chosen += ranked[: n - len(chosen)]
         return chosen
+
+
+STRATEGY = ExhaustiveStrategy

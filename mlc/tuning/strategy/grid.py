@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mlc.tuning.candidate import Candidate, Point, TaskSpace
 from mlc.tuning.strategy.base import Explorer, Scorer
 
-__all__ = ["GridStrategy"]
+__all__ = ["STRATEGY", "GridStrategy"]
 
 
 class GridStrategy(Explorer):
@@ -28,3 +28,6 @@ class GridStrategy(Explorer):
             if candidate is not None:
                 chosen.append(candidate)
         return chosen
+
+
+STRATEGY = GridStrategy

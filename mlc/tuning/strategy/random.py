@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlc.tuning.candidate import Candidate
 from mlc.tuning.strategy.base import Explorer
 
-__all__ = ["RandomStrategy"]
+__all__ = ["STRATEGY", "RandomStrategy"]
 
 #: draws for one candidate before the space counts as used up
 _PATIENCE = 200
@@ -23,3 +23,6 @@ class RandomStrategy(Explorer):
             if candidate is not None:
                 chosen.append(candidate)
         return chosen
+
+
+STRATEGY = RandomStrategy

@@ -19,6 +19,7 @@ from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.convolutions import name_of
 from mlc.graph.layout.regions import choose_layouts
 from mlc.graph.pipeline import passes
+from mlc.options import CompileOptions
 from mlc.target import resolve
 
 AVX512, AVX2 = resolve("x86-64-v4", threads=2), resolve("x86-64-v3", threads=2)
@@ -78,7 +79,7 @@ def conv(bb: relax.BlockBuilder, x: relax.Expr, shape: tuple[int, ...], **attrs:
 
 def layouts(mod: tvm.IRModule, target=AVX512) -> list[ChannelBlocks | None]:  # type: ignore[no-untyped-def]
     """Of the convolutions, in order."""
-    chosen = choose_layouts(mod["main"], target, winograd=False)
+    chosen = choose_layouts(mod["main"], target, CompileOptions.of(winograd=False))
     return [chosen[b.var].layout for b in bindings(mod["main"]) if name_of(b.value) == "relax.nn.conv2d"]
 
 
@@ -115,7 +116,7 @@ def test_blocks_of_two_sizes_where_vectors_are_short() -> None:
     assert layouts(mod, AVX2) == [ChannelBlocks(24, size=8)] * 2 + [ChannelBlocks(32)]
     assert layouts(mod, AVX512) == [ChannelBlocks(24)] * 2 + [ChannelBlocks(32)]
     for target in (AVX2, AVX512):
-        assert_same_values(mod, BlockedLayouts(target, winograd=False)(mod), 1e-4)
+        assert_same_values(mod, BlockedLayouts(target, CompileOptions.of(winograd=False))(mod), 1e-4)
 
 
 def test_parts_of_a_concatenation_share_their_blocks() -> None:
@@ -126,7 +127,7 @@ def test_parts_of_a_concatenation_share_their_blocks() -> None:
     mod = network((1, 32, 40, 40), body)
     found = layouts(mod, AVX2)
     assert [layout.size if layout else None for layout in found] == [8, 8, 8, 16]
-    after = BlockedLayouts(AVX2, winograd=False)(mod)
+    after = BlockedLayouts(AVX2, CompileOptions.of(winograd=False))(mod)
     assert_same_values(mod, after, 1e-4)
     names = [name_of(b.value) for b in bindings(after["main"])]
     assert names.count("relax.permute_dims") == 2  # into the region and out of it

@@ -8,6 +8,7 @@ from tvm.script import relax as R
 
 from mlc.graph.pipeline import lower
 from mlc.graph.products import product_of
+from mlc.options import DEFAULT_OPTIONS
 from mlc.target import resolve
 
 
@@ -42,6 +43,6 @@ def test_several_products_are_none_and_so_is_what_transforms_surround() -> None:
             R.output(y)
         return y
 
-    lowered = lower(module(func), resolve("x86-64-v3", threads=2), winograd=True)
+    lowered = lower(module(func), resolve("x86-64-v3", threads=2), options=DEFAULT_OPTIONS)
     found = {task.name: product_of(task.func) for task in lowered.alternatives}
     assert found == {"fused_conv2d_relu": "conv2d", "fused_winograd_2x2_relu": None, "fused_winograd_4x4_relu": None}

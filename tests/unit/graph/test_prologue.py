@@ -9,13 +9,15 @@ from tvm.script import relax as R
 
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
+from mlc.options import CompileOptions
 from mlc.target import resolve
 
 CPU = resolve("native")
+DIRECT = CompileOptions.of(winograd=False)
 
 
 def _kernels(func: relax.Function) -> list[str]:
-    mod = optimise(module(func), CPU, winograd=False)
+    mod = optimise(module(func), CPU, options=DIRECT)
     assert_same_values(func, mod)
     return [task.name for task in extract_tasks(mod, CPU)]
 
@@ -53,9 +55,9 @@ def test_equal_layers_are_one_task() -> None:
             R.output(y, a, b)
         return (y, a, b)
 
-    tasks = extract_tasks(optimise(module(func), CPU, winograd=False), CPU)
+    tasks = extract_tasks(optimise(module(func), CPU, options=DIRECT), CPU)
     assert [task.weight for task in tasks if task.name == "fused_add_relu_conv2d"] == [2]
-    assert_same_values(func, optimise(module(func), CPU, winograd=False))
+    assert_same_values(func, optimise(module(func), CPU, options=DIRECT))
 
 
 def test_a_value_with_two_readers_is_made_once() -> None:

@@ -11,15 +11,17 @@ from relax_evaluation import evaluate
 from tvm import relax
 
 from mlc.errors import UsageError
-from mlc.graph.kernels.winograd import error_bound
 from mlc.graph.lowering.select import MARGIN, cheapest
 from mlc.graph.pipeline import lower, optimise
 from mlc.graph.task import Task
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Prices, Record
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import resolve
 
 CPU = resolve("x86-64-v3", threads=2)
+DIRECT = CompileOptions.of(winograd=False)
+BOUND = 2e-5  # that :class:`Winograd` states for F(4x4) and 32 channels
 RNG = np.random.default_rng(5)
 FIRST, SECOND = (RNG.standard_normal(shape).astype("float32") for shape in ((32, 24, 3, 3), (32, 32, 3, 3)))
 BIAS = RNG.standard_normal((1, 32, 1, 1)).astype("float32")
@@ -77,22 +79,22 @@ def priced(**seconds: float) -> Callable[[Task], float | None]:
      ["fused_conv2d_add_relu", "fused_winograd_4x4_add"]),
 ])
 def test_each_convolution_follows_its_own_prices(seconds: dict[str, float], names: list[str]) -> None:
-    mod = optimise(network(), CPU, priced(**seconds), winograd=True)
+    mod = optimise(network(), CPU, priced(**seconds), DEFAULT_OPTIONS)
     assert kernels(mod) == names
-    check(mod, 2 * error_bound(4, 32))
+    check(mod, 2 * BOUND)
 
 
 def test_without_prices_an_estimate_decides() -> None:
-    mod = optimise(network(), CPU, winograd=True)
+    mod = optimise(network(), CPU, options=DEFAULT_OPTIONS)
     assert all("winograd" in name for name in kernels(mod))
-    check(mod, 2 * error_bound(4, 32))
+    check(mod, 2 * BOUND)
 
 
 def test_what_is_not_allowed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(task: Task) -> float:
         raise AssertionError(f"{task.name} has no alternative")
 
-    direct = optimise(network(), CPU, never, winograd=False)
+    direct = optimise(network(), CPU, never, DIRECT)
     assert not any("winograd" in name for name in kernels(direct))
     check(direct, 1e-6)
     monkeypatch.setenv("MLC_WINOGRAD", "0")
@@ -117,7 +119,7 @@ def test_cheapest(known: list[float | None], estimated: list[float], taken: int)
 
 def test_tasks_of_a_choice_are_what_would_be_built() -> None:
     """The keys of the tasks that are weighed are those of the functions that each choice leads to."""
-    lowered = lower(network(), CPU, winograd=True)
+    lowered = lower(network(), CPU, options=DEFAULT_OPTIONS)
     chosen, tasks = lowered.tasks, lowered.with_alternatives()
     assert [t.key for t in tasks[: len(chosen)]] == [t.key for t in chosen]
     choices = {t.choice for t in tasks if t.choice}
@@ -128,7 +130,7 @@ def test_tasks_of_a_choice_are_what_would_be_built() -> None:
     for wanted in ("direct", "f2", "f4"):
         others = {f"{k}_{e}": 2.0 for k in ("direct", "f2", "f4") for e in ("relu", "add")}
         best = {**others, f"{wanted}_relu": 1.0, f"{wanted}_add": 1.0}
-        built = extract_tasks(optimise(network(), CPU, priced(**best), winograd=True), CPU)
+        built = extract_tasks(optimise(network(), CPU, priced(**best), DEFAULT_OPTIONS), CPU)
         assert len(keys & {t.key for t in built}) == 2
 
 
@@ -141,7 +143,7 @@ def test_equal_convolutions_are_one_choice_and_weigh_their_calls() -> None:
             y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(y, relax.const(SECOND * 2), padding=1))))
             result = bb.emit_output(relax.op.nn.conv2d(y, relax.const(SECOND), strides=2))
         bb.emit_func_output(result)
-    lowered = lower(bb.finalize(), CPU, winograd=True)
+    lowered = lower(bb.finalize(), CPU, options=DEFAULT_OPTIONS)
     assert [(t.name, t.weight) for t in lowered.alternatives] == [
         ("fused_conv2d_relu", 2), ("fused_winograd_2x2_relu", 2), ("fused_winograd_4x4_relu", 2)
     ]
@@ -161,7 +163,7 @@ class _Log:
 
 def test_times_of_two_machines_are_not_compared() -> None:
     log = _Log(a=(1.0, "here"), b=(0.5, "there"), c=(0.7, "here"))
-    func = extract_tasks(optimise(network(), CPU, winograd=False), CPU)
+    func = extract_tasks(optimise(network(), CPU, options=DIRECT), CPU)
     tasks = [Task(name, task.func, CPU, choice="one") for name, task in zip("abc", func, strict=False)]
     log.names = {task.key: task.name for task in tasks}
     prices = Prices(log)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from mlc.graph.substitute.promise import promise
 from mlc.graph.substitute.read import read
 from mlc.graph.substitute.search import Options, search
 from mlc.graph.tasks import extract_tasks
+from mlc.options import CompileOptions
 from mlc.target import resolve
 
 
@@ -125,7 +126,7 @@ def test_a_defect_in_the_search_is_a_warning_and_the_own_graph_is_taken(
 def test_a_subject_is_a_model_a_target_and_rules() -> None:
     reading = read(prepared(recurrent(steps=1))["main"])
     names = {subject(reading, CPU, PATTERNS), subject(reading, resolve("x86-64-v4", threads=2), PATTERNS),
-             subject(reading, CPU, PATTERNS[1:]), subject(reading, CPU, PATTERNS, winograd=False),
+             subject(reading, CPU, PATTERNS[1:]), subject(reading, CPU, PATTERNS, CompileOptions.of(winograd=False)),
              subject(read(prepared(recurrent(steps=2))["main"]), CPU, PATTERNS)}
     assert len(names) == 5
     assert subject(read(prepared(recurrent(steps=1))["main"]), CPU, PATTERNS) in names

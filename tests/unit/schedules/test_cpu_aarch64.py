@@ -17,8 +17,8 @@ import tvm
 from harness import Case
 from tvm import te, tirx
 
+from mlc.graph.algorithms.winograd import conv2d_winograd
 from mlc.graph.kernels.blocked import dense_packed
-from mlc.graph.kernels.winograd import conv2d_winograd
 from mlc.target import resolve
 from schedules.cpu import SPACES
 from schedules.cpu.gemm import GEMM

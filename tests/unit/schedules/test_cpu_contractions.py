@@ -11,9 +11,9 @@ import pytest
 import tvm
 from tvm import s_tir, te, tirx
 
+from mlc.graph.algorithms.winograd import conv2d_winograd, transform_weight
 from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
 from mlc.graph.kernels.transposed import axes, conv2d_transpose_nchwc, phase_weight
-from mlc.graph.kernels.winograd import conv2d_winograd, transform_weight
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D
 from schedules.cpu.gemm import GEMM

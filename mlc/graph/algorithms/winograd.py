@@ -10,29 +10,34 @@ Convolution for Deep Neural Networks" (2020).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 from tvm import te, tirx
 
+from mlc.graph.algorithms.registry import Algorithm
+from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.ir.channels import BLOCK
 from mlc.graph.kernels.blocked import pad_spatial
 
-__all__ = ["FILTER", "TILES", "Transforms", "applicable", "conv2d_winograd", "error_bound", "transform_weight",
-           "transforms"]
+__all__ = ["ALGORITHMS", "FILTER", "Transforms", "Winograd", "conv2d_winograd", "transform_weight", "transforms"]
 
-#: the filter size, and the output tile sizes ``m`` that are worth their rounding error in float32
+#: the filter size
 FILTER = 3
-TILES = (2, 4)
 
 #: Finite interpolation points of ``F(m, 3)``; one more lies at infinity. Points in pairs of opposite sign make rows
 #: that share their even and odd parts. The error of 3/4 and 3/2 is a quarter of that of the usual 1 and 2, and below
 #: that of every pair tried.
 _POINTS = {2: (Fraction(0), Fraction(1), Fraction(-1)),
            4: (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))}
+
+#: parts of the peak that the products of the points reach, and the transforms: these have no multiply-adds, and every
+#: value is loaded and stored
+_MULTIPLYING, _ADDING = 0.8, 0.1
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def transforms(m: int) -> Transforms:
     rows_in, rows_filter = [], []
     for i, point in enumerate(points):
         others = points[:i] + points[i + 1 :]
-        weight = prod(point - other for other in others)
+        weight = math.prod(point - other for other in others)
         rows_in.append((*product(others), Fraction(0)))
         rows_filter.append(tuple(point**k / weight for k in range(FILTER)))
     rows_in.append(product(points))
@@ -76,27 +81,8 @@ def transforms(m: int) -> Transforms:
     return Transforms(tuple(rows_in), tuple(rows_filter), rows_out)
 
 
-def applicable(
-    channels: int, filters: int, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int], groups: int
-) -> bool:
-    """Whether a convolution can be computed this way on whole blocks of channels."""
-    return (
-        tuple(kernel) == (FILTER, FILTER) and tuple(strides) == tuple(dilation) == (1, 1) and groups == 1
-        and channels >= 16 and filters >= 16
-    )
-
-
-def error_bound(m: int, channels: int) -> float:
-    """Bound on ``max |error| / max |result|`` for Gaussian operands in float32, over direct summation in float64.
-
-    Rounding grows with the condition of the transforms and the root of the length of the sum; the constants hold
-    with a factor of four to spare (``tests/unit/graph/test_winograd.py``).
-    """
-    return {2: 4e-6, 4: 2e-5}[m] * max(1.0, (channels / 256) ** 0.5)
-
-
 def transform_weight(weight: np.ndarray, m: int) -> np.ndarray:
-    """``[O, I, 3, 3] -> [(m+2)^2 * O/16, I, 16]``, computed in float64; both channel counts padded to blocks of 16."""
+    """``[O, I, 3, 3] -> [(m+2)^2 * O/16, I, 16]``, computed in float64; both channel counts padded to blocks."""
     matrix = np.array(transforms(m).filter, dtype=np.float64)
     both = np.kron(matrix, matrix)  # of the flattened filter: [(m+2)^2, 9]
     out, inner = weight.shape[:2]
@@ -199,3 +185,51 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
         return tiles[tirx.indexmod(y, m), tirx.indexmod(z, m), b, t, lane]
 
     return te.compute((n, ob, oh, ow, o), output, name="conv2d_winograd")
+
+
+class Winograd(Algorithm):
+    """``F(m x m, 3 x 3)`` on whole blocks of channels.
+
+    Its rounding error grows with the condition of the transforms and the root of the length of the sum. ``additions``
+    are those of the transforms for each point of a tile and channel, of the input and of the output.
+    """
+
+    family, op = "winograd", "conv2d_winograd"
+
+    def __init__(self, m: int, additions: tuple[float, float], error: float) -> None:
+        self.name, self._m, self._additions, self._error = f"winograd_{m}x{m}", m, additions, error
+
+    def applicable(self, conv: Convolution) -> bool:
+        return (
+            conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == tuple(conv.dilation) == (1, 1)
+            and conv.groups == 1 and conv.channels >= BLOCK and conv.filters >= BLOCK
+            and conv.block_in == conv.block_out == BLOCK and conv.element == 4
+        )
+
+    def weight_shape(self, conv: Convolution) -> tuple[int, ...]:
+        return self._points * (conv.filters // BLOCK), conv.channels, BLOCK
+
+    def pack(self, weight: np.ndarray, conv: Convolution) -> np.ndarray:
+        return transform_weight(weight, self._m)
+
+    def kernel(self, data: te.Tensor, weight: te.Tensor, conv: Convolution) -> te.Tensor:
+        return conv2d_winograd(data, weight, self._m, conv.pads)
+
+    def seconds(self, conv: Convolution, estimate: Estimate) -> float:
+        vectors = conv.n * math.prod(-(-extent // self._m) for extent in conv.out) * self._points
+        inner, outer = self._additions
+        additions = vectors * (conv.channels * inner + conv.filters * outer)
+        products = vectors * conv.channels * conv.filters
+        operations = 2.0 * products / _MULTIPLYING + additions / _ADDING
+        return estimate.kernel(operations, 4.0 * self._points * conv.filters * conv.channels, conv.image_bytes)
+
+    def error_bound(self, conv: Convolution) -> float:
+        return self._error * max(1.0, (conv.channels / 256) ** 0.5)
+
+    @property
+    def _points(self) -> int:
+        return (self._m + FILTER - 1) ** 2
+
+
+#: the output tiles that are worth their rounding error in float32
+ALGORITHMS = (Winograd(2, (2.0, 1.5), 4e-6), Winograd(4, (4.0, 2.8), 2e-5))

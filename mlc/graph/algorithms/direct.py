@@ -1,0 +1,94 @@
+"""Direct convolution: one register-tiled sum over channels and window, or over the window alone where each channel is
+convolved by itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tvm import te
+
+from mlc.graph.algorithms.registry import Algorithm
+from mlc.graph.estimate import Convolution, Estimate
+from mlc.graph.kernels.blocked import conv2d_nchwc, depthwise_nchwc
+
+__all__ = ["ALGORITHMS", "DEPTHWISE", "DIRECT", "unpacked"]
+
+#: part of the peak that products reach
+_REACHED = 0.9
+#: and those of each channel by itself, measured on five layers of MobileNetV2 and EfficientNet, on both vector widths
+_REACHED_DEPTHWISE = 0.3
+#: of float32 (half a unit in the last place, relative)
+_ROUNDING = 2.0**-24
+
+
+class _Direct(Algorithm):
+    direct = True
+
+    def weight_shape(self, conv: Convolution) -> tuple[int, ...]:
+        inner = 1 if conv.depthwise else conv.block_in
+        return (conv.filters // conv.block_out, conv.channels // conv.groups // inner, *conv.kernel, inner,
+                conv.block_out)
+
+    def pack(self, weight: np.ndarray, conv: Convolution) -> np.ndarray:
+        """``[O/o, I/groups/i, KH, KW, i, o]``; each group fills whole blocks on both sides."""
+        blocks, depth, kh, kw, inner, outer = self.weight_shape(conv)
+        groups = 1 if conv.depthwise else conv.groups  # whose channels that only pad are at the end of all
+        grouped = weight.reshape(groups, -1, *weight.shape[1:])
+        missing = (blocks * outer // groups - grouped.shape[1], depth * inner - grouped.shape[2])
+        padded = np.pad(grouped, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0), (0, 0)))
+        return padded.reshape(blocks, outer, depth, inner, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+
+    def error_bound(self, conv: Convolution) -> float:
+        depth = conv.channels // conv.groups * math.prod(conv.kernel)
+        return 6.0 * _ROUNDING * depth**0.5
+
+
+class _Dense(_Direct):
+    """Of all channels, or those of a group; ``element`` 1 is priced alike, though its kernel is
+    :func:`mlc.graph.kernels.integer.conv2d_nchwc_integer`."""
+
+    name, family, op = "conv2d", "direct", "conv2d_nchwc"
+
+    def applicable(self, conv: Convolution) -> bool:
+        return not conv.depthwise
+
+    def kernel(self, data: te.Tensor, weight: te.Tensor, conv: Convolution) -> te.Tensor:
+        return conv2d_nchwc(data, weight, conv.strides, conv.pads, conv.dilation, conv.groups)
+
+    def seconds(self, conv: Convolution, estimate: Estimate) -> float:
+        depth = conv.channels // conv.groups * math.prod(conv.kernel)
+        products = conv.n * math.prod(conv.out) * conv.filters * depth
+        rate = estimate.machine.dot if conv.element == 1 else 1.0
+        weights = (4.0 if conv.element > 1 else 1.0 if rate > 2 else 2.0) * conv.filters * depth  # pairs are of 16 bits
+        return estimate.kernel(2.0 * products / rate / _REACHED, weights, conv.image_bytes) / _filled(conv, estimate)
+
+
+class _Depthwise(_Direct):
+    name, family, op = "depthwise", "direct", "depthwise_nchwc"
+
+    def applicable(self, conv: Convolution) -> bool:
+        return conv.depthwise
+
+    def kernel(self, data: te.Tensor, weight: te.Tensor, conv: Convolution) -> te.Tensor:
+        return depthwise_nchwc(data, weight, conv.strides, conv.pads, conv.dilation)
+
+    def seconds(self, conv: Convolution, estimate: Estimate) -> float:
+        products = conv.n * math.prod(conv.out) * conv.filters * math.prod(conv.kernel)
+        return estimate.kernel(2.0 * products / _REACHED_DEPTHWISE, 0.0, conv.image_bytes) / _filled(conv, estimate)
+
+
+def unpacked(weight: np.ndarray) -> np.ndarray:
+    """Inverse of what direct algorithms pack, with the lanes that pad: ``[O/o, I/i, KH, KW, i, o] -> [O, I, KH, KW]``.
+    """
+    ob, ib, kh, kw, i, o = weight.shape
+    return weight.transpose(0, 5, 1, 4, 2, 3).reshape(ob * o, ib * i, kh, kw)
+
+
+def _filled(conv: Convolution, estimate: Estimate) -> float:
+    """The part of a vector that a block fills, in loads as in products."""
+    return min(1.0, conv.block_out / estimate.machine.lanes(4))
+
+
+DIRECT, DEPTHWISE = _Dense(), _Depthwise()
+ALGORITHMS = (DIRECT, DEPTHWISE)

@@ -1,0 +1,46 @@
+"""What a compilation may do, as one value that every pass, search and tuning run is handed whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from mlc.config import get_flag
+
+__all__ = ["DEFAULT_OPTIONS", "CompileOptions"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compilation may do; what it is compiled for is the target's business.
+
+    ``forbidden`` are algorithms that no operator may be computed by, each by its name or its family's
+    (:mod:`mlc.graph.algorithms`): those that round more than the operator's own sum does, say. ``substitutions``:
+    whether proved rules may make another graph of the model.
+
+    Another option is another field: it reaches all that this value reaches, and decisions that were made under its
+    default keep their names (:attr:`canonical`).
+    """
+
+    forbidden: frozenset[str] = frozenset()
+    substitutions: bool = True
+
+    @classmethod
+    def of(cls, *, winograd: bool | None = None, substitutions: bool | None = None) -> CompileOptions:
+        """The options as users give them; what is None is left to ``MLC_WINOGRAD`` and ``MLC_SUBSTITUTIONS``.
+
+        Raises :class:`mlc.errors.UsageError` for a setting that is neither 0 nor 1.
+        """
+        winograd = get_flag("MLC_WINOGRAD") if winograd is None else winograd
+        substitutions = get_flag("MLC_SUBSTITUTIONS") if substitutions is None else substitutions
+        return cls(frozenset() if winograd else frozenset({"winograd"}), substitutions)
+
+    @property
+    def canonical(self) -> str:
+        """What differs from the defaults, equal for equal options; part of the names of what is decided under them."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return " ".join(f"{name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}"
+                        for name, value in changed.items())
+
+
+#: nothing is forbidden, whatever the settings say
+DEFAULT_OPTIONS = CompileOptions()
