@@ -116,8 +116,12 @@ def _imported(value: Any, spec: TensorSpec, kind: str = "input") -> Any:
             raise _not_here(kind, value, spec, str(error)) from error
     if tensor.device.dlpack_device_type() != CPU:
         raise _not_here(kind, value, spec, f"it is on {tensor.device}")
-    if tensor.shape != spec.shape or tensor.dtype != spec.dtype:
-        raise _mismatch(kind, spec, tuple(tensor.shape), tensor.dtype)
+    try:
+        dtype = tensor.dtype
+    except ValueError:  # TVM knows no complex numbers
+        dtype = value.dtype
+    if tensor.shape != spec.shape or dtype != spec.dtype:
+        raise _mismatch(kind, spec, tuple(tensor.shape), dtype)
     return tensor
 
 

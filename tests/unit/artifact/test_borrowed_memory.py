@@ -230,6 +230,7 @@ def test_inputs_of_other_libraries_that_do_not_fit(dense: tuple[Executable, prog
     for x, line in (
         (torch.randn(4, 24), "input x must have shape [5, 24], got [4, 24]"),
         (torch.randn(5, 24).double(), "input x must be float32, got float64; convert it with .astype('float32')"),
+        (torch.randn(5, 24, dtype=torch.complex64), "input x must be float32, got torch.complex64; convert it"),
         (torch.randn(5, 24, requires_grad=True), "input x must be a tensor that needs no gradient"),
         (torch.empty(5, 24, device="meta"), "input x must be an array in this machine's memory, got Tensor"),
         (torch.randn(5, 24).to_sparse(), "input x must be an array in this machine's memory, got Tensor"),
