@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -115,34 +115,46 @@ class _Graph:
 
     def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
         self._graph, self._options = graph, options
-        self._made: dict[tuple[Any, ...], _Specialised | None] = {}
+        # for sizes, a program for each set of weights: Dynamo gives modules of one class the same graph; None if eager
+        self._made: dict[tuple[Any, ...], tuple[_Specialised, ...] | None] = {}
         self._warned = False
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple(arg.shape if isinstance(arg, torch.Tensor) else arg for arg in args)
-        made = self._made.get(key, _MISSING)
-        if made is _MISSING or (made is not None and not made.holds(args)):
+        made = _found(self._made.get(key, ()), args)
+        if made is _MISSING:
             with self._lock:
-                made = self._made[key] = self._specialised(args)
+                made = _found(self._made.get(key, ()), args)
+                if made is _MISSING:
+                    made = self._specialised(key, args)
         return self._graph(*args) if made is None else made(args)
 
-    def _specialised(self, args: Sequence[Any]) -> _Specialised | None:
+    def _specialised(self, key: tuple[Any, ...], args: Sequence[Any]) -> _Specialised | None:
         """Compiled for these sizes and weights; None where that is impossible, said once."""
         try:
             _check(self._graph, args)
-            if len(self._made) >= _MOST_SIZES:
+            if key not in self._made and len(self._made) >= _MOST_SIZES:
                 raise ModelError(f"a graph must be called with at most {_MOST_SIZES} sets of sizes, each of which has "
                                  "an artifact of its own, but here is another; pad inputs to a few sizes")
             # AOTAutograd's wrapper has changed how this thread dispatches operators, and tracing wants that untouched
-            return _in_fresh_thread(lambda: _Specialised(self._graph, args, self._options))
+            made = _in_fresh_thread(lambda: _Specialised(self._graph, args, self._options))
         except UsageError:
             raise
         except Exception as error:  # whatever PyTorch or TVM has to say of an operator that they do not know
             if not self._warned:
                 self._warned = True
                 _warn(self._graph, str(error) if isinstance(error, MlcError) else one_line(str(error)))
+            self._made[key] = None
             return None
+        current = (other for other in self._made.get(key) or () if other.current())
+        self._made[key] = (made, *current)
+        return cast(_Specialised, made)
+
+
+def _found(made: Sequence[_Specialised] | None, args: Sequence[Any]) -> Any:
+    """What was made for the weights among the arguments; None where all runs eagerly, :data:`_MISSING` for nothing."""
+    return None if made is None else next((each for each in made if each.holds(args)), _MISSING)
 
 
 _MISSING: Any = object()
@@ -198,6 +210,11 @@ class _Specialised:
         """Whether the weights among the arguments are those inside."""
         return all(args[i] is weight() and _version(args[i]) == version for i, weight, version in self._weights)
 
+    def current(self) -> bool:
+        """Whether the weights inside are still what somebody has."""
+        weights = ((weight(), version) for _, weight, version in self._weights)
+        return all(weight is not None and _version(weight) == version for weight, version in weights)
+
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         tensors = [torch.empty(r.shape, dtype=r.dtype) for r in self._results if isinstance(r, _Result)]
         self._executable.run([args[i].detach() for i in self._inputs], tensors)
@@ -242,38 +259,40 @@ class _Frozen(torch.nn.Module):
 
     def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], inputs: Sequence[int]) -> None:
         super().__init__()
-        self.graph = _bare(graph)
-        self._inputs = inputs
-        self._others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor)}
-        self._frozen = [
-            i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in set(inputs)
-        ]
-        for i in self._frozen:
+        self.graph, constants = _bare(graph)
+        args = (*args, *constants)
+        self.inputs, self.count = inputs, len(args)
+        self.others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor)}
+        self.frozen = [i for i in range(self.count) if i not in self.others and i not in set(inputs)]
+        for i in self.frozen:
             self.register_buffer(f"weight_{i}", args[i].detach())
-        self._count = len(args)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self._inputs, tensors, strict=True))
-        given.update({i: getattr(self, f"weight_{i}") for i in self._frozen})
-        given.update(self._others)
-        return tuple(v for v in self.graph(*(given[i] for i in range(self._count))) if isinstance(v, torch.Tensor))
+        given = dict(zip(self.inputs, tensors, strict=True))
+        given.update({i: getattr(self, f"weight_{i}") for i in self.frozen})
+        given.update(self.others)
+        return tuple(v for v in self.graph(*(given[i] for i in range(self.count))) if isinstance(v, torch.Tensor))
 
 
-def _bare(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy without what tracing noted at the nodes, in which fused operators are what export knows them as."""
-    copy = torch.fx.Graph()
+def _bare(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """A copy without what tracing noted at the nodes, in which fused operators are what export knows them as.
+
+    Tensors that the code itself holds become arguments after the others, since export loses those of nested modules.
+    """
+    copy, constants = torch.fx.Graph(), list[torch.Tensor]()
     copy.output(copy.graph_copy(graph.graph, {}))
+    last = next(node for node in copy.nodes if node.op != "placeholder")
     for node in copy.nodes:
         node.meta = {}
         node.target = _composed(node) or node.target
-    bare = torch.fx.GraphModule(graph, copy)
-    for i, node in enumerate(copy.nodes):  # tensors of the code itself: export loses those that it did not name
         value = getattr(graph, node.target, None) if node.op == "get_attr" else None
         if isinstance(value, torch.Tensor):
-            node.target = f"constant_{i}"
-            bare.register_buffer(node.target, value.detach())
-    bare.recompile()
-    return bare
+            with copy.inserting_before(last):
+                node.replace_all_uses_with(copy.placeholder(f"constant_{len(constants)}"))
+            constants.append(value)
+    for node in [node for node in copy.nodes if node.op == "get_attr" and not node.users]:
+        copy.erase_node(node)
+    return torch.fx.GraphModule(graph, copy), constants
 
 
 def _composed(node: torch.fx.Node) -> Callable[..., Any] | None:
@@ -356,11 +375,11 @@ def _executable(frozen: _Frozen, args: Sequence[Any], inputs: Sequence[int], opt
     from mlc.frontend.pytorch import export_module
 
     examples = tuple(torch.zeros(args[i].shape, dtype=args[i].dtype) for i in inputs)
-    key = _digest(frozen, examples, options)
+    program = export_module(frozen, examples, "a graph of torch.compile")
+    key = _digest(program, options)
     found = _executables.get(key)
     if found is not None:
         return found
-    program = export_module(frozen, examples, "a graph of torch.compile")
     where: dict[str, Any] = {"target": options.target, "threads": options.threads}
     if options.seconds is not None or options.trials is not None:
         mlc.tune(program, log=options.log, seconds=options.seconds, trials=options.trials, **where)
@@ -369,31 +388,27 @@ def _executable(frozen: _Frozen, args: Sequence[Any], inputs: Sequence[int], opt
     return made
 
 
-def _digest(frozen: _Frozen, examples: Sequence[torch.Tensor], options: Options) -> str:
-    """Names what a graph computes: its operators, the elements of its weights, the types of its inputs."""
-    digest = hashlib.blake2b(digest_size=20)
+def _digest(program: Any, options: Options) -> str:
+    """Names what a program computes: its operators, the elements of its weights, the types of its inputs."""
+    digest = hashlib.blake2b(repr(options).encode(), digest_size=20)
+    weights = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
+    held = {**program.constants, **program.state_dict}
     order: dict[torch.fx.Node, str] = {}
-    for node in frozen.graph.graph.nodes:
+    for node in program.graph.nodes:
         order[node] = f"%{len(order)}"
         arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: order[n])
-        target = "" if node.op in ("placeholder", "get_attr") else str(node.target)
-        digest.update(f"{node.op} {target} {arguments}\n".encode())
-        if node.op == "get_attr":
-            value = frozen.graph
-            for part in node.target.split("."):
-                value = getattr(value, part)
-            digest.update(_content(value))
-    for name, value in frozen.named_buffers(recurse=False):
-        digest.update(name.encode() + _content(value))
-    digest.update(repr((frozen._inputs, frozen._others, [(e.shape, e.dtype) for e in examples], options)).encode())
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            said = _content(held[weights[node.name]]) if node.name in weights else f"{value.shape} {value.dtype}"
+        else:
+            said = f"{node.target} {arguments}"
+        digest.update(f"{node.op} {said}\n".encode())
     return digest.hexdigest()
 
 
-def _content(value: Any) -> bytes:
+def _content(value: torch.Tensor) -> str:
     import xxhash
 
-    if not isinstance(value, torch.Tensor):
-        return str(value).encode()
     flat = value.detach().contiguous().view(-1)
     array = flat.view(torch.uint8).numpy() if flat.numel() else b""
-    return f"{tuple(value.shape)} {value.dtype} {xxhash.xxh3_128_hexdigest(array)}\n".encode()
+    return f"{tuple(value.shape)} {value.dtype} {xxhash.xxh3_128_hexdigest(array)}"
