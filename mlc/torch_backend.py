@@ -3,8 +3,8 @@
 Dynamo breaks a model into graphs where its Python cannot be traced; each becomes a functional graph of ATen operators
 (AOTAutograd takes in-place updates and views out of it and does them around the call), and, at the first call with
 given sizes, a program of :func:`torch.export` that is imported as any other. Parameters and buffers are constants of
-the code, packed as its kernels want them; a call that brings others, or the same ones changed, compiles again. What
-cannot be compiled runs eagerly, with one warning that says what and why.
+the code, packed as its kernels want them; a call that brings others, or the same ones changed, compiles again (what
+changes a second time becomes an input). What cannot be compiled runs eagerly, with one warning that says why.
 
 The name is known through the entry point ``torch_dynamo_backends``; :func:`register` does the same where mlc is not
 installed.
@@ -16,11 +16,13 @@ import hashlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend, register_backend
 from torch._dynamo.exc import InvalidBackend
@@ -97,7 +99,11 @@ def backend(
     def compiler(functional: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(_Graph(functional, parsed))
 
-    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions={})(graph, example_inputs)
+    # ONNX's normalisation by the statistics of a batch is not what all converters make of it; arithmetic is
+    aten = torch.ops.aten
+    plain = get_decompositions([aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit,
+                                aten.native_batch_norm])
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=plain)(graph, example_inputs)
     return compiled
 
 
@@ -117,6 +123,7 @@ class _Graph:
         self._graph, self._options = graph, options
         # for sizes, a program for each set of weights: Dynamo gives modules of one class the same graph; None if eager
         self._made: dict[tuple[Any, ...], tuple[_Specialised, ...] | None] = {}
+        self._changes: Counter[int] = Counter()  # of the weights in place, by argument
         self._warned = False
         self._lock = threading.Lock()
 
@@ -137,8 +144,11 @@ class _Graph:
             if key not in self._made and len(self._made) >= _MOST_SIZES:
                 raise ModelError(f"a graph must be called with at most {_MOST_SIZES} sets of sizes, each of which has "
                                  "an artifact of its own, but here is another; pad inputs to a few sizes")
+            former = self._made.get(key) or ()
+            self._changes.update({i for each in former for i in each.changed(args)})
+            inputs = {i for i, count in self._changes.items() if count >= _MOST_CHANGES}
             # AOTAutograd's wrapper has changed how this thread dispatches operators, and tracing wants that untouched
-            made = _in_fresh_thread(lambda: _Specialised(self._graph, args, self._options))
+            made = _in_fresh_thread(lambda: _Specialised(self._graph, args, inputs, self._options))
         except UsageError:
             raise
         except Exception as error:  # whatever PyTorch or TVM has to say of an operator that they do not know
@@ -147,8 +157,7 @@ class _Graph:
                 _warn(self._graph, str(error) if isinstance(error, MlcError) else one_line(str(error)))
             self._made[key] = None
             return None
-        current = (other for other in self._made.get(key) or () if other.current())
-        self._made[key] = (made, *current)
+        self._made[key] = (made, *(each for each in former if each.current()))
         return cast(_Specialised, made)
 
 
@@ -159,6 +168,7 @@ def _found(made: Sequence[_Specialised] | None, args: Sequence[Any]) -> Any:
 
 _MISSING: Any = object()
 _MOST_SIZES = 8  # of one graph, since each holds its packed weights
+_MOST_CHANGES = 2  # of a weight in place; then it is an input, as statistics are that each call updates
 
 
 def _in_fresh_thread(function: Callable[[], Any]) -> Any:
@@ -190,18 +200,21 @@ def _check(graph: torch.fx.GraphModule, args: Sequence[Any]) -> None:
 
 
 class _Specialised:
-    """A graph compiled for given sizes, its weights inside."""
+    """A graph compiled for given sizes, its weights inside but for the arguments ``given``."""
 
-    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], options: Options) -> None:
-        self._weights = [(i, weakref.ref(arg), _version(arg)) for i, arg in enumerate(args) if _is_weight(arg)]
+    def __init__(
+        self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options
+    ) -> None:
+        weights = [(i, arg) for i, arg in enumerate(args) if i not in given and _is_weight(arg)]
+        self._weights = [(i, weakref.ref(weight), _version(weight)) for i, weight in weights]
         frozen = {i for i, _, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
         with torch.inference_mode(False), torch.no_grad():
             self._results = _results(graph, args)
             self._executable = _executable(_Frozen(graph, args, self._inputs), args, self._inputs, options)
         exe = self._executable
-        taken, given = ([(spec.shape, spec.dtype) for spec in specs] for specs in (exe.inputs, exe.outputs))
-        if (taken, given) != ([_type(args[i]) for i in self._inputs],
+        takes, gives = ([(spec.shape, spec.dtype) for spec in specs] for specs in (exe.inputs, exe.outputs))
+        if (takes, gives) != ([_type(args[i]) for i in self._inputs],
                               [_type(result) for result in self._results if isinstance(result, _Result)]):
             raise ModelError("the graph's inputs and outputs must be of types that arrays have, but some are complex "
                              "or of another type that is imported as something else")
@@ -209,6 +222,10 @@ class _Specialised:
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether the weights among the arguments are those inside."""
         return all(args[i] is weight() and _version(args[i]) == version for i, weight, version in self._weights)
+
+    def changed(self, args: Sequence[Any]) -> list[int]:
+        """The arguments that are weights inside, but have been written to."""
+        return [i for i, weight, version in self._weights if args[i] is weight() and _version(args[i]) != version]
 
     def current(self) -> bool:
         """Whether the weights inside are still what somebody has."""

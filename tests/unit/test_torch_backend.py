@@ -21,7 +21,6 @@ from mlc import torch_backend  # noqa: E402
 from mlc.errors import MlcError, TargetError, UsageError  # noqa: E402
 from mlc.networks.architectures import SMALL_ARCHITECTURES  # noqa: E402
 
-
 #: architectures of which every graph is compiled
 _WHOLE = ("convnextv2", "vit", "roberta")
 
@@ -37,18 +36,18 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.fixture()
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets the name of each model that is really compiled."""
-    names: list[str] = []
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[mlc.Executable]:
+    """Gets what is really compiled."""
+    made: list[mlc.Executable] = []
     compile_ = mlc.compile
 
     def counted(model: Any, **options: Any) -> mlc.Executable:
         exe = compile_(model, **options)
-        names.append(exe.metadata["name"])
+        made.append(exe)
         return exe
 
     monkeypatch.setattr(mlc, "compile", counted, raising=False)
-    return names
+    return made
 
 
 def _run(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
@@ -85,7 +84,7 @@ class Mixed(nn.Module):
         return {"z": z * times, "t": z.transpose(1, 3), "v": x.view(-1), "x": x, "n": times, "none": None}
 
 
-def test_a_model_is_one_graph_and_right(compiled: list[str]) -> None:
+def test_a_model_is_one_graph_and_right(compiled: list[mlc.Executable]) -> None:
     model = Mixed().eval()
     for _ in range(2):
         x = torch.randn(2, 3, 8, 8)
@@ -93,7 +92,7 @@ def test_a_model_is_one_graph_and_right(compiled: list[str]) -> None:
         _check(got, model(x))
         assert got["x"] is x and got["v"].data_ptr() == x.data_ptr()
         assert not eagerly
-    assert len(compiled) == 1
+    assert len(compiled) == 1 and len(compiled[0].inputs) == 1, "weights and statistics are inside"
 
 
 def test_inference_mode() -> None:
@@ -105,7 +104,7 @@ def test_inference_mode() -> None:
     assert not eagerly
 
 
-def test_free_sizes_are_compiled_one_by_one(compiled: list[str]) -> None:
+def test_free_sizes_are_compiled_one_by_one(compiled: list[mlc.Executable]) -> None:
     linear = nn.Linear(8, 4)
     fast = torch.compile(linear, backend="mlc")
     for rows in (2, 3, 5, 3, 2, 5):  # the second 2 in another graph of Dynamo's
@@ -114,7 +113,7 @@ def test_free_sizes_are_compiled_one_by_one(compiled: list[str]) -> None:
     assert len(compiled) == 3
 
 
-def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[str]) -> None:
+def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
     monkeypatch.setattr(torch_backend, "_MOST_SIZES", 2)
     linear = nn.Linear(8, 4)
     fast = torch.compile(linear, backend="mlc", dynamic=True)
@@ -147,7 +146,9 @@ def test_updates_in_place() -> None:
     assert not eagerly
 
 
-def test_a_graph_break_leaves_python_to_python(compiled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_break_leaves_python_to_python(
+    compiled: list[mlc.Executable], capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +187,7 @@ def test_complex_numbers_run_eagerly() -> None:
     assert torch.equal(got, torch.complex(x, x)) and len(eagerly) == 1
 
 
-def test_training_runs_eagerly_and_learns(compiled: list[str]) -> None:
+def test_training_runs_eagerly_and_learns(compiled: list[mlc.Executable]) -> None:
     linear, x = nn.Linear(8, 4), torch.randn(3, 8)
     with torch.enable_grad():
         got, eagerly = _run(linear, x)
@@ -195,7 +196,7 @@ def test_training_runs_eagerly_and_learns(compiled: list[str]) -> None:
     assert not compiled and len(eagerly) == 1 and "call it under torch.inference_mode()" in eagerly[0]
 
 
-def test_weights_that_change_are_seen(compiled: list[str]) -> None:
+def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
     linear, x = nn.Linear(8, 4), torch.randn(3, 8)
     fast = torch.compile(linear, backend="mlc")
     _check(fast(x), linear(x))
@@ -208,7 +209,17 @@ def test_weights_that_change_are_seen(compiled: list[str]) -> None:
     assert len(compiled) == 4
 
 
-def test_equal_graphs_are_compiled_once(compiled: list[str]) -> None:
+def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
+    mine, eager = (nn.BatchNorm1d(8) for _ in range(2))
+    fast = torch.compile(mine, backend="mlc")
+    for _ in range(6):
+        x = torch.randn(5, 8)
+        _check(fast(x), eager(x))
+        _check((mine.running_mean, mine.running_var), (eager.running_mean, eager.running_var))
+    assert len(compiled) == 3 and [len(exe.inputs) for exe in compiled] == [1, 1, 4]
+
+
+def test_equal_graphs_are_compiled_once(compiled: list[mlc.Executable]) -> None:
     first, second, other = (nn.Linear(8, 4) for _ in range(3))
     second.load_state_dict(first.state_dict())
     x = torch.randn(3, 8)
