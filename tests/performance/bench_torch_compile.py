@@ -3,8 +3,8 @@
     python -m tests.performance.bench_torch_compile [NAME...] [--small] [--check] [--repeats N]
 
 Prints for each architecture how many graphs were compiled and why others were not, the largest error against eager,
-relative to the largest magnitude, and the median milliseconds of the engines, called in turn on as many threads as the
-machine has cores. The last line has the geometric means.
+relative to the largest magnitude, and the median milliseconds of the engines on as many threads as the machine has
+cores. The last line has the geometric means.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ def _leaves(results: Any) -> list[torch.Tensor]:
 
 
 def _times(calls: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each, called in turn after two calls that do not count."""
-    taken = np.empty((repeats, len(calls)))
+    """Median seconds of each after a few calls that do not count. One engine after the other: threads of PyTorch's pool
+    and of TVM's wait for work by spinning, each in the other's way."""
+    medians = []
     for call in calls:
-        call()
-        call()
-    for i in range(repeats):
-        for j, call in enumerate(calls):
+        taken = []
+        for _ in range(repeats + 5):
             started = time.perf_counter()
             call()
-            taken[i, j] = time.perf_counter() - started
-    return [float(t) for t in np.median(taken, axis=0)]
+            taken.append(time.perf_counter() - started)
+        medians.append(float(np.median(taken[5:])))
+    return medians
 
 
 if __name__ == "__main__":
