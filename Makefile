@@ -24,7 +24,7 @@ SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
-.PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen clean
+.PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen bench-torch clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -39,6 +39,7 @@ help:
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
+	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
 	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
@@ -99,6 +100,9 @@ bench-transfer: $(STAMP)
 
 bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen
+
+bench-torch: $(STAMP)
+	@$(BIN)/python -m tests.performance.bench_torch_compile
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m tuning_logs.ship --seconds $(SECONDS)

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from mlc.artifact.link import find_linker, link_shared
-from mlc.artifact.memory import ViewConcats, ViewSlices
+from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices
 from mlc.artifact.schedule import last_line
 from mlc.errors import BuildError, CodeGenerationError, MlcError
 from mlc.target import Target
@@ -29,6 +29,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.CallTIRRewrite(),
     ViewConcats,
     ViewSlices,
+    AddEntryInto,
     transform.StaticPlanBlockMemory(),
     transform.LowerAllocTensor(),
     transform.KillAfterLastUse(),
@@ -46,7 +47,9 @@ def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Plan the memory of ``main`` and lower it to calls of the virtual machine; raises :class:`BuildError`."""
     try:
         with target.tvm:
-            return tvm.transform.Sequential(list(FINALISE))(mod)
+            # weights that an entry is bound to are copied to the GPU, and results come back from there anyway
+            passes = [each for each in FINALISE if each is not AddEntryInto or target.kind == "llvm"]
+            return tvm.transform.Sequential(passes)(mod)
     except Exception as error:
         raise BuildError(f"the calls of main must lower for {target.canonical}, but a pass failed: {last_line(error)}; "
                          "MLC_DUMP_DIR=DIR writes what it was given") from error

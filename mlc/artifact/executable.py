@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,7 +20,7 @@ from mlc import threads
 from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
-from mlc.artifact.inputs import InputSlot, in_order
+from mlc.artifact.inputs import InputSlot, OutputSlot, check_apart, in_order
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
@@ -29,7 +29,8 @@ from mlc.frontend.model import TensorSpec, array_type
 
 __all__ = ["Executable", "load"]
 
-_BOUND = "main_with_weights"
+_BOUND = "{}_with_weights"
+_INTO = "main_into"  # see mlc.artifact.memory, which needs the compiler
 
 
 class Executable:
@@ -51,12 +52,19 @@ class Executable:
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
         self._slots = [InputSlot(spec) for spec in self.inputs]
+        self._targets = [OutputSlot(spec) for spec in self.outputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
+        self._into: Callable[..., Any] | None = None
         self._machine: Any = None
         _living.add(self)
 
     def __call__(self, /, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the model; the outputs, in the model's order, are the caller's own.
+
+        An input is anything with ``__dlpack__`` (arrays of numpy and jax, tensors of torch and TVM) or that numpy makes
+        an array of. What is contiguous and starts at a multiple of 64 bytes (torch's and jax's do; numpy's that are
+        writable and happen to) is read where it is, other memory is copied first. Outputs share memory with what
+        compiled code wrote, and no later call writes to them: ``torch.from_dlpack(output)`` copies nothing either.
 
         Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
         :class:`mlc.errors.ArtifactError` where this machine cannot run the code.
@@ -65,6 +73,32 @@ class Executable:
         with self._lock:
             main, place = self._running or self._start()
             return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, place)), place)
+
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], outputs: Sequence[Any] | Mapping[str, Any]) -> None:
+        """Run the model into memory of the caller's: ``exe.run([x], [y])``, or both by name in dictionaries.
+
+        Inputs are as for a call. Outputs are contiguous numpy arrays or other tensors with ``__dlpack__`` that may be
+        written to, of the right shape and type, start at a multiple of 64 bytes (:meth:`empty_outputs` makes such) and
+        share memory with nothing else that is given. Compiled code for CPUs writes to them directly; what it cannot
+        make there (an input or a weight handed through, results of a GPU) is copied.
+
+        Raises :class:`mlc.errors.InputError` before anything is written, and :class:`mlc.errors.ArtifactError`.
+        """
+        values = _in_order(self.inputs, inputs, "input")
+        targets = _in_order(self.outputs, outputs, "output")
+        with self._lock:
+            main, place = self._running or self._start()
+            tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+            outs = [slot.tensor(value) for slot, value in zip(self._targets, targets, strict=True)]
+            check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
+            tensors = [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+            if self._into is None:
+                self._into = self._entry_into(main)
+            threads.call(self._threads, self._run_into, self._into, tensors, outs, place)
+
+    def empty_outputs(self) -> list[np.ndarray]:
+        """Arrays that :meth:`run` can write to, with anything in them."""
+        return [runtime.array_of(runtime.empty_tensor(spec.shape, spec.dtype)) for spec in self.outputs]
 
     def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
@@ -118,7 +152,7 @@ class Executable:
     def _forked(self) -> None:
         """In a forked child: what another thread was running will never end, so its machine and lock are left."""
         if self._lock.locked():
-            self._lock, self._running = threading.Lock(), None
+            self._lock, self._running, self._into = threading.Lock(), None, None
 
     def machine(self, place: Place) -> tuple[Any, Callable[..., Any]]:
         """A new virtual machine for the code, and its ``main`` with the weights bound.
@@ -128,12 +162,23 @@ class Executable:
         try:
             machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
-            if not self._weights:
-                return machine, machine["main"]
-            machine["save_function"]("main", _BOUND, 1, *self._bound_weights())
-            return machine, machine[_BOUND]
+            return machine, self._entry(machine, "main")
         except Exception as error:
             raise self._refused("load", error) from error
+
+    def _entry(self, machine: Any, name: str) -> Callable[..., Any]:
+        """A function of the virtual machine with the weights bound, which are its last arguments."""
+        if self._weights:
+            machine["save_function"](name, _BOUND.format(name), 1, *self._bound_weights())
+            name = _BOUND.format(name)
+        entry: Callable[..., Any] = machine[name]
+        return entry
+
+    def _entry_into(self, main: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes inputs and outputs: code for GPUs, and what former versions compiled, has ``main`` alone."""
+        if self._machine.implements_function(_INTO):
+            return self._entry(self._machine, _INTO)
+        return lambda *tensors: main(*tensors[: len(self.inputs)])
 
     @property
     def _name(self) -> str:
@@ -155,6 +200,13 @@ class Executable:
             return main(*tensors)
         except Exception as error:  # the virtual machine compares arguments with what the code was made for
             raise self._refused("run on what its metadata describes", error) from error
+
+    def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], place: Place) -> None:
+        result = self._run(into, (*tensors, *outs))
+        made = [result] if len(outs) == 1 and hasattr(result, "__dlpack__") else result
+        for tensor, out in zip(made, outs, strict=True):
+            if tensor.data_ptr() != out.data_ptr():
+                place.copy(tensor, out)
 
     def _times(
         self, main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int
@@ -198,6 +250,16 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _in_order(specs: Sequence[TensorSpec], given: Sequence[Any] | Mapping[str, Any], kind: str) -> Sequence[Any]:
+    if isinstance(given, list | tuple) and len(given) == len(specs):
+        return given
+    if isinstance(given, Mapping):
+        return in_order(specs, (), given, kind)
+    if not isinstance(given, Sequence):
+        raise InputError(f"{kind}s must be a list or a dictionary of arrays, got {type(given).__name__}; put it in one")
+    return in_order(specs, given, {}, kind)
 
 
 def _check_options(**options: Any) -> None:

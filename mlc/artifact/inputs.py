@@ -1,17 +1,20 @@
-"""Arrays that a caller gives, checked and handed to compiled code without a copy wherever that can be."""
+"""Arrays that a caller gives, checked and handed to compiled code: inputs without a copy where that can be, outputs
+always."""
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mlc.artifact.runtime import ALIGNMENT, array_of, empty_tensor, tensor_of
+from mlc.artifact.runtime import ALIGNMENT, CPU, array_of, empty_tensor, tensor_of
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
 
-__all__ = ["InputSlot", "in_order"]
+__all__ = ["InputSlot", "OutputSlot", "check_apart", "in_order"]
 
 
 class InputSlot:
@@ -26,15 +29,24 @@ class InputSlot:
     def tensor(self, value: Any) -> Any:
         """``value`` as a tensor that compiled code may read during this call.
 
-        An array that is contiguous, writable (DLPack asks for it) and aligned is shared; any other is copied into a
-        buffer that is kept. Raises :class:`InputError`.
+        What is contiguous and aligned is shared: a numpy array that is writable (DLPack asks for it), or whatever of
+        another library has ``__dlpack__``. Any other is copied into a buffer that is kept. Raises :class:`InputError`.
         """
-        array = value if type(value) is np.ndarray else _as_array(value, self.spec)
-        if array.shape != self._shape or array.dtype != self._dtype:
-            raise _mismatch(self.spec, array)
-        flags = array.flags
-        if flags.c_contiguous and flags.writeable and not array.ctypes.data % ALIGNMENT:
-            return tensor_of(array)
+        if type(value) is not np.ndarray:
+            tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(value, self.spec)
+            if tensor is not None:
+                return tensor if _fits(tensor, self.spec) else self._copied(_strided(tensor, self._dtype))
+            value = _as_array(value, self.spec)
+        if value.shape != self._shape or value.dtype != self._dtype:
+            raise _mismatch("input", self.spec, value.shape, value.dtype)
+        flags = value.flags
+        if flags.c_contiguous and flags.writeable:
+            tensor = tensor_of(value)
+            if not tensor.data_ptr() % ALIGNMENT:
+                return tensor
+        return self._copied(value)
+
+    def _copied(self, array: np.ndarray) -> Any:
         if self._staged is None:
             tensor = empty_tensor(self._shape, self.spec.dtype)
             self._staged = array_of(tensor), tensor
@@ -42,37 +54,129 @@ class InputSlot:
         return self._staged[1]
 
 
+class OutputSlot:
+    """One output of a compiled model, which the caller wants in memory of its own."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self._dtype = array_type(spec.dtype)
+
+    def tensor(self, value: Any) -> Any:
+        """``value`` as a tensor that compiled code may write to; raises :class:`InputError` where it may not."""
+        spec = self.spec
+        if isinstance(value, np.ndarray):
+            if value.shape != spec.shape or value.dtype != self._dtype:
+                raise _mismatch("output", spec, value.shape, value.dtype)
+            if not value.flags.writeable:
+                raise InputError(f"output {spec.name} must be writable, got an array that is read-only; give a copy")
+            tensor = tensor_of(value) if value.flags.c_contiguous else None
+        else:
+            tensor = _imported(value, spec, "output")
+            if tensor is None:
+                raise InputError(f"output {spec.name} must be an array or a tensor with __dlpack__, got "
+                                 f"{type(value).__name__}; empty_outputs() makes what fits")
+        if tensor is None or not tensor.is_contiguous():
+            raise InputError(f"output {spec.name} must be contiguous, in rows, got other strides; "
+                             "empty_outputs() makes what fits")
+        if tensor.data_ptr() % ALIGNMENT:
+            raise InputError(f"output {spec.name} must start at a multiple of {ALIGNMENT} bytes, got memory that "
+                             f"starts {tensor.data_ptr() % ALIGNMENT} bytes after one; empty_outputs() makes what fits")
+        return tensor
+
+
+def check_apart(inputs: Sequence[tuple[TensorSpec, Any]], outputs: Sequence[tuple[TensorSpec, Any]]) -> None:
+    """Raise :class:`InputError` where an output's memory is an input's or another output's: the code writes outputs
+    before it has read all inputs."""
+    used = [(tensor.data_ptr(), spec.nbytes, "input", spec) for spec, tensor in inputs]
+    for spec, tensor in outputs:
+        start, size = tensor.data_ptr(), spec.nbytes
+        for other_start, other_size, kind, other in used:
+            if start < other_start + other_size and other_start < start + size:
+                raise InputError(f"output {spec.name} must have memory of its own, got that of {kind} {other.name}; "
+                                 "empty_outputs() makes what fits")
+        used.append((start, size, "output", spec))
+
+
+def _imported(value: Any, spec: TensorSpec, kind: str = "input") -> Any:
+    """A tensor that shares the memory of a value of another library, checked; None where the value has no DLPack."""
+    import tvm_ffi
+
+    tensor = value
+    if not isinstance(value, tvm_ffi.Tensor):
+        if not hasattr(value, "__dlpack__"):
+            return None
+        if getattr(value, "requires_grad", False):
+            raise InputError(f"{kind} {spec.name} must be a tensor that needs no gradient, since compiled code gives "
+                             "none; pass tensor.detach()")
+        try:
+            tensor = tvm_ffi.from_dlpack(value)
+        except Exception as error:  # a sparse tensor, one of a type that nobody else has, memory that is read-only
+            if kind == "input" and hasattr(value, "__array__"):
+                return None
+            raise _not_here(kind, value, spec, str(error)) from error
+    if tensor.device.dlpack_device_type() != CPU:
+        raise _not_here(kind, value, spec, f"it is on {tensor.device}")
+    try:
+        dtype = tensor.dtype
+    except ValueError:  # TVM knows no complex numbers
+        dtype = value.dtype
+    if tensor.shape != spec.shape or dtype != spec.dtype:
+        raise _mismatch(kind, spec, tuple(tensor.shape), dtype)
+    return tensor
+
+
+def _fits(tensor: Any, spec: TensorSpec) -> bool:
+    return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
+
+
+def _strided(tensor: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """The elements of a tensor of any strides; they are read before it goes."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.strides)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(tensor.data_ptr())
+    return np.ndarray(shape, dtype, memory, strides=[stride * dtype.itemsize for stride in strides])
+
+
 def _as_array(value: Any, spec: TensorSpec) -> np.ndarray:
     try:
         return np.asarray(value)
-    except Exception as error:  # a tensor on a GPU, one that needs a gradient, a ragged list
-        raise InputError(f"input {spec.name} must be an array in this machine's memory, got {type(value).__name__} "
-                         f"({str(error).splitlines()[0]}); convert it to numpy") from error
+    except Exception as error:  # a tensor on a GPU, a ragged list
+        raise _not_here("input", value, spec, str(error)) from error
 
 
-def _mismatch(spec: TensorSpec, array: np.ndarray) -> InputError:
-    if array.dtype != array_type(spec.dtype):
+def _not_here(kind: str, value: Any, spec: TensorSpec, reason: str) -> InputError:
+    lines = reason.strip().splitlines() or [type(value).__name__]
+    return InputError(f"{kind} {spec.name} must be an array in this machine's memory, got {type(value).__name__} "
+                      f"({lines[0]}); convert it to numpy")
+
+
+def _mismatch(kind: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> InputError:
+    if str(dtype) != spec.dtype:
         name = "ml_dtypes.bfloat16" if spec.dtype == "bfloat16" else f"'{spec.dtype}'"
-        return InputError(f"input {spec.name} must be {spec.dtype}, got {array.dtype}; convert it with .astype({name})")
-    want, got = list(spec.shape), list(array.shape)
-    remedy = "reshape it" if array.size == int(np.prod(spec.shape)) else "compile the model again for this shape"
-    return InputError(f"input {spec.name} must have shape {want}, got {got}; {remedy}")
+        remedy = f"convert it with .astype({name})" if kind == "input" else "empty_outputs() makes what fits"
+        return InputError(f"{kind} {spec.name} must be {spec.dtype}, got {dtype}; {remedy}")
+    remedy = "reshape it" if math.prod(shape) == math.prod(spec.shape) else "compile the model again for this shape"
+    return InputError(f"{kind} {spec.name} must have shape {list(spec.shape)}, got {list(shape)}; {remedy}")
 
 
-def in_order(specs: Sequence[TensorSpec], arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def in_order(
+    specs: Sequence[TensorSpec], arrays: Sequence[Any], named: Mapping[str, Any], kind: str = "input"
+) -> list[Any]:
     """Positional arguments, then named ones, in the model's order; raises :class:`InputError` for a wrong set."""
-    names = [spec.name for spec in specs]
+    names, verb = [spec.name for spec in specs], "takes" if kind == "input" else "gives"
     unknown = [name for name in named if name not in names]
     if unknown:
-        raise InputError(f"an input's name must be one of {_listed(names)}, got {_listed(unknown)}")
+        raise InputError(f"an {kind}'s name must be one of {_listed(names)}, got {_listed(unknown)}")
     if len(arrays) > len(specs):
-        raise InputError(f"the model takes {len(specs)} inputs ({_listed(names)}), got {len(arrays)} arrays")
+        raise InputError(f"the model {verb} {len(specs)} {kind}s ({_listed(names)}), got {len(arrays)} arrays")
     twice = [name for name in names[: len(arrays)] if name in named]
     if twice:
-        raise InputError(f"each input must be given once, but {_listed(twice)} came by position and by name")
+        raise InputError(f"each {kind} must be given once, but {_listed(twice)} came by position and by name")
     missing = [name for name in names[len(arrays) :] if name not in named]
     if missing:
-        raise InputError(f"every input must be given, but {_listed(missing)} is missing; the model takes "
+        raise InputError(f"every {kind} must be given, but {_listed(missing)} is missing; the model {verb} "
                          f"{'; '.join(map(str, specs))}")
     return [*arrays, *(named[name] for name in names[len(arrays) :])]
 

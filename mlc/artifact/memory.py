@@ -1,10 +1,14 @@
-"""Tensors that are views of others: the parts of a concatenation that needs no copy, and slices in one piece.
+"""Tensors that are views of others: the parts of a concatenation that needs no copy, slices in one piece, results.
 
 After :func:`mlc.graph.lowering.concat.PlaceConcats`, each part of a concatenation left in ``main`` is made by a kernel,
 and is part of nothing else. After :func:`mlc.graph.lowering.slices.PlaceSlices`, each slice left there is contiguous.
+Results go where a caller wants them through a second entry, :data:`INTO`.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax
@@ -14,9 +18,13 @@ from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replac
 from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
 
-__all__ = ["ViewConcats", "ViewSlices"]
+__all__ = ["INTO", "AddEntryInto", "ViewConcats", "ViewSlices"]
+
+#: the entry that computes into tensors of its caller: ``y = main(x, w)`` is ``main_into(x, y, w)``
+INTO = "main_into"
 
 _ALLOC = "relax.builtin.alloc_tensor"
+_VIEWS = ("relax.memory.view", "relax.memory.ensure_zero_offset", "relax.reshape")
 
 
 def _view_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -105,5 +113,66 @@ def _view_slices(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRMo
     return made.with_attrs(dict(mod.attrs)) if mod.attrs else made
 
 
+def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """``main(x, w) { y = alloc(); f(x, w, y); y }`` stays, beside ``main_into(x, y, w) { f(x, w, y); y }``.
+
+    A result that is an input, a weight, a part of another tensor or the memory of an earlier result cannot be placed:
+    the caller sees by its address that it lies elsewhere, and copies it.
+    """
+    func = mod["main"]
+    bound = {b.var: b.value for b in bindings(func)}
+    results = _fields(func.body.body, bound)
+    outs = [relax.Var(f"out_{i}", relax.TensorType(shape_of(r), dtype_of(r))) for i, r in enumerate(results)]
+    placed: dict[relax.Var, relax.Var] = {}
+    for result, out in zip(results, outs, strict=True):
+        source = _memory_of(result, bound)
+        if _named(bound.get(source), _ALLOC) and _bytes(source) == _bytes(out):
+            placed.setdefault(source, out)
+    count = int(func.attrs["num_input"])
+    params = [*func.params[:count], *outs, *func.params[count:]]
+    attrs = {**dict(func.attrs), "num_input": count + len(outs), "global_symbol": INTO}
+    builder = builder_of(mod)
+    image: dict[relax.Var, relax.Expr] = {p: relax.Var(p.name, p.ty) for p in func.params}  # each function has its own
+    with builder.function(INTO, [image.get(p, p) for p in params], attrs=attrs, pure=bool(func.is_pure)):
+        for var, value in bound.items():
+            if var in placed:
+                image[var] = _in_place(builder, placed[var], var)
+            else:
+                image[var] = builder.emit(_apart(replaced(value, image)), var.name)
+        builder.emit_func_output(replaced(func.body.body, image))
+    into = builder.finalize()
+    both = tvm.IRModule({**dict(mod.functions), into.get_global_var(INTO): into[INTO]})
+    return both.with_attrs(dict(mod.attrs)) if mod.attrs else both
+
+
+def _fields(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> list[relax.Expr]:
+    while isinstance(bound.get(result), relax.Var | relax.Tuple):
+        result = bound[result]
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
+
+
+def _memory_of(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """What the tensor is a view of."""
+    expr = origin(expr, bound)
+    while any(_named(bound.get(expr), name) for name in _VIEWS):
+        expr = origin(bound[expr].args[0], bound)
+    return expr
+
+
+def _bytes(tensor: relax.Expr) -> int:
+    return math.prod(shape_of(tensor)) * tvm.DataType(dtype_of(tensor)).itemsize
+
+
+def _apart(value: relax.Expr) -> relax.Expr:
+    """A copy of a call: the planner of memory goes by the identity of calls, which two functions must not share."""
+    return relax.Call(value.op, value.args, value.attrs, value.ty_args) if isinstance(value, relax.Call) else value
+
+
+def _in_place(builder: relax.BlockBuilder, out: relax.Var, var: relax.Var) -> relax.Expr:
+    same = (shape_of(out), dtype_of(out)) == (shape_of(var), dtype_of(var))
+    return out if same else builder.emit(relax.op.memory.view(out, shape_of(var), dtype_of(var), 0), var.name)
+
+
+AddEntryInto = tvm.transform.module_pass(_add_entry_into, opt_level=0, name="AddEntryInto")
 ViewSlices = tvm.transform.module_pass(_view_slices, opt_level=0, name="ViewSlices")
 ViewConcats = tvm.transform.module_pass(_view_concats, opt_level=0, name="ViewConcats")

@@ -27,6 +27,9 @@ class Place(Protocol):
     def left(self, tensor: Any) -> np.ndarray:
         """An output as an array; it shares the tensor's memory where that is this machine's."""
 
+    def copy(self, tensor: Any, out: Any) -> None:
+        """Copy an output of the code into a tensor on the CPU, and wait for the end of it."""
+
     def synchronise(self) -> None:
         """Wait until everything that was started has ended."""
 
@@ -41,6 +44,9 @@ class CpuPlace:
 
     def left(self, tensor: Any) -> np.ndarray:
         return array_of(tensor)
+
+    def copy(self, tensor: Any, out: Any) -> None:
+        runtime.function("runtime.TVMTensorCopyFromTo")(tensor, out)
 
     def synchronise(self) -> None:
         pass
@@ -73,6 +79,10 @@ class CudaPlace:
         self._copy(tensor, host)
         self._device.sync()
         return array_of(host)
+
+    def copy(self, tensor: Any, out: Any) -> None:
+        self._copy(tensor, out)
+        self._device.sync()
 
     def synchronise(self) -> None:
         self._device.sync()

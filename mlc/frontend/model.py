@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError, UsageError
@@ -42,6 +44,11 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size in memory, in bytes."""
+        return math.prod(self.shape) * array_type(self.dtype).itemsize
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}{list(self.shape)}"

@@ -49,8 +49,10 @@ def _costs(exe: Executable, repeats: int) -> str:
     shape = exe.inputs[0].shape
     shared, unaligned = _aligned(shape), _aligned((shape[0] * shape[1] + 1,))[1:].reshape(shape)
     inside = float(np.median(exe.time(shared, repeats=repeats))) * 1e6
+    outputs = exe.empty_outputs()
     return (f"compiled code {inside:.1f} us; call {_median_us(lambda: exe(shared), repeats):.1f} us, "
-            f"with a copied input {_median_us(lambda: exe(unaligned), repeats):.1f} us")
+            f"with a copied input {_median_us(lambda: exe(unaligned), repeats):.1f} us, "
+            f"into given outputs {_median_us(lambda: exe.run([shared], outputs), repeats):.1f} us")
 
 
 if __name__ == "__main__":

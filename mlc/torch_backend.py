@@ -1,0 +1,431 @@
+"""``torch.compile(model, backend="mlc")``: the graphs that Dynamo captures, compiled for inference.
+
+Dynamo breaks a model into graphs where its Python cannot be traced; each becomes a functional graph of ATen operators
+(AOTAutograd takes in-place updates and views out of it and does them around the call), and, at the first call with
+given sizes, a program of :func:`torch.export` that is imported as any other. Parameters and buffers are constants of
+the code, packed as its kernels want them; a call that brings others, or the same ones changed, compiles again (what
+changes a second time becomes an input). What cannot be compiled runs eagerly, with one warning that says why.
+
+The name is known through the entry point ``torch_dynamo_backends``; :func:`register` does the same where mlc is not
+installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch._decomp import get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import lookup_backend, register_backend
+from torch._dynamo.exc import InvalidBackend
+from torch._functorch.aot_autograd import make_boxed_func
+
+from mlc.errors import MlcError, ModelError, UsageError
+from mlc.text import one_line
+
+if TYPE_CHECKING:
+    from mlc.artifact import Executable
+
+__all__ = ["Options", "backend", "register"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``torch.compile(..., options={...})`` may say; the names mean what they do for :func:`mlc.compile`.
+
+    With ``seconds`` or ``trials`` each graph is tuned for so long before it is compiled, into ``log`` (default: your
+    own log for the target), from which it is compiled in any case.
+    """
+
+    target: str = "native"
+    threads: int | None = None
+    log: str | None = None
+    seconds: float | None = None
+    trials: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> Options:
+        """Raises :class:`mlc.errors.UsageError` for an option that does not exist."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(given or {}) - set(known))
+        if unknown:
+            raise UsageError(f"an option of the backend mlc must be one of {', '.join(known)}, got {unknown[0]}")
+        options = cls(**(given or {}))
+        for name, kinds in (("target", str), ("log", str), ("threads", int), ("trials", int), ("seconds", int | float)):
+            value = getattr(options, name)
+            bad = not isinstance(value, kinds) or isinstance(value, bool) or (not isinstance(value, str) and value <= 0)
+            if value is not None and bad:
+                what = "text" if kinds is str else "a number above zero"
+                raise UsageError(f"the option {name} of the backend mlc must be {what}, got {value!r}")
+        return options
+
+
+def register() -> None:
+    """Make ``backend="mlc"`` known to ``torch.compile``; needless where mlc is installed."""
+    try:
+        lookup_backend("mlc")
+    except InvalidBackend:
+        register_backend(backend, name="mlc")
+
+
+def backend(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend itself, as ``torch.compile`` calls it for each graph.
+
+    A graph that needs gradients runs eagerly, with a warning. Raises :class:`mlc.errors.UsageError` for wrong options
+    (which Dynamo wraps) and :class:`mlc.errors.TargetError` for a wrong target.
+    """
+    from mlc.target import resolve
+
+    if mode is not None:
+        raise UsageError(f"the backend mlc must be called without a mode, got {mode}; options={{'seconds': 60}} tunes")
+    parsed = Options.of(options)
+    resolve(parsed.target, parsed.threads)
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
+        _warn(graph, "it is called where gradients are recorded, and mlc compiles inference alone; call it under "
+                     "torch.inference_mode() or torch.no_grad()")
+        return graph.forward
+
+    def compiler(functional: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(_Graph(functional, parsed))
+
+    # ONNX's normalisation by the statistics of a batch is not what all converters make of it; arithmetic is
+    aten = torch.ops.aten
+    plain = get_decompositions([aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit,
+                                aten.native_batch_norm])
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=plain)(graph, example_inputs)
+    return compiled
+
+
+def _warn(graph: torch.fx.GraphModule, reason: str) -> None:
+    count = sum(node.op.startswith("call") for node in graph.graph.nodes)
+    warnings.warn(f"a graph of {count} operators runs eagerly: {reason}", stacklevel=2)
+
+
+class _Graph:
+    """A functional graph; it is compiled for the sizes and the weights that it is called with.
+
+    Where Dynamo made sizes free, each size is compiled when it first comes: ``_specialised`` is where one artifact for
+    a range would be made instead.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
+        self._graph, self._options = graph, options
+        # for sizes, a program for each set of weights: Dynamo gives modules of one class the same graph; None if eager
+        self._made: dict[tuple[Any, ...], tuple[_Specialised, ...] | None] = {}
+        self._changes: Counter[int] = Counter()  # of the weights in place, by argument
+        self._warned = False
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        key = tuple(arg.shape if isinstance(arg, torch.Tensor) else arg for arg in args)
+        made = _found(self._made.get(key, ()), args)
+        if made is _MISSING:
+            with self._lock:
+                made = _found(self._made.get(key, ()), args)
+                if made is _MISSING:
+                    made = self._specialised(key, args)
+        return self._graph(*args) if made is None else made(args)
+
+    def _specialised(self, key: tuple[Any, ...], args: Sequence[Any]) -> _Specialised | None:
+        """Compiled for these sizes and weights; None where that is impossible, said once."""
+        try:
+            _check(self._graph, args)
+            if key not in self._made and len(self._made) >= _MOST_SIZES:
+                raise ModelError(f"a graph must be called with at most {_MOST_SIZES} sets of sizes, each of which has "
+                                 "an artifact of its own, but here is another; pad inputs to a few sizes")
+            former = self._made.get(key) or ()
+            self._changes.update({i for each in former for i in each.changed(args)})
+            inputs = {i for i, count in self._changes.items() if count >= _MOST_CHANGES}
+            # AOTAutograd's wrapper has changed how this thread dispatches operators, and tracing wants that untouched
+            made = _in_fresh_thread(lambda: _Specialised(self._graph, args, inputs, self._options))
+        except UsageError:
+            raise
+        except Exception as error:  # whatever PyTorch or TVM has to say of an operator that they do not know
+            if not self._warned:
+                self._warned = True
+                _warn(self._graph, str(error) if isinstance(error, MlcError) else one_line(str(error)))
+            self._made[key] = None
+            return None
+        self._made[key] = (made, *(each for each in former if each.current()))
+        return cast(_Specialised, made)
+
+
+def _found(made: Sequence[_Specialised] | None, args: Sequence[Any]) -> Any:
+    """What was made for the weights among the arguments; None where all runs eagerly, :data:`_MISSING` for nothing."""
+    return None if made is None else next((each for each in made if each.holds(args)), _MISSING)
+
+
+_MISSING: Any = object()
+_MOST_SIZES = 8  # of one graph, since each holds its packed weights
+_MOST_CHANGES = 2  # of a weight in place; then it is an input, as statistics are that each call updates
+
+
+def _in_fresh_thread(function: Callable[[], Any]) -> Any:
+    result: list[Any] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(function())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="mlc-compile")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return result[0]
+
+
+def _check(graph: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+    """Raise :class:`ModelError` for what export would take and mlc would get wrong."""
+    elsewhere = next((a for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise ModelError(f"every tensor must be in this machine's memory, but one is on {elsewhere.device}")
+    for node in graph.graph.nodes:
+        if _composed(node) is None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ModelError(f"every operator must compute the same each time, but {node.target} draws random numbers")
+
+
+class _Specialised:
+    """A graph compiled for given sizes, its weights inside but for the arguments ``given``."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options
+    ) -> None:
+        weights = [(i, arg) for i, arg in enumerate(args) if i not in given and _is_weight(arg)]
+        self._weights = [(i, weakref.ref(weight), _version(weight)) for i, weight in weights]
+        frozen = {i for i, _, _ in self._weights}
+        self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
+        with torch.inference_mode(False), torch.no_grad():
+            self._results = _results(graph, args)
+            self._executable = _executable(_Frozen(graph, args, self._inputs), args, self._inputs, options)
+        exe = self._executable
+        takes, gives = ([(spec.shape, spec.dtype) for spec in specs] for specs in (exe.inputs, exe.outputs))
+        if (takes, gives) != ([_type(args[i]) for i in self._inputs],
+                              [_type(result) for result in self._results if isinstance(result, _Result)]):
+            raise ModelError("the graph's inputs and outputs must be of types that arrays have, but some are complex "
+                             "or of another type that is imported as something else")
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether the weights among the arguments are those inside."""
+        return all(args[i] is weight() and _version(args[i]) == version for i, weight, version in self._weights)
+
+    def changed(self, args: Sequence[Any]) -> list[int]:
+        """The arguments that are weights inside, but have been written to."""
+        return [i for i, weight, version in self._weights if args[i] is weight() and _version(args[i]) != version]
+
+    def current(self) -> bool:
+        """Whether the weights inside are still what somebody has."""
+        weights = ((weight(), version) for _, weight, version in self._weights)
+        return all(weight is not None and _version(weight) == version for weight, version in weights)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        tensors = [torch.empty(r.shape, dtype=r.dtype) for r in self._results if isinstance(r, _Result)]
+        self._executable.run([args[i].detach() for i in self._inputs], tensors)
+        made = iter(tensors)
+        return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in self._results]
+
+
+@dataclass(frozen=True)
+class _Result:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None  #: None for rows one after the other
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with the strides that PyTorch computed with; what follows may go by them."""
+        if self.strides is None:
+            return tensor
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype).copy_(tensor)
+
+
+def _type(tensor: torch.Tensor | _Result) -> tuple[tuple[int, ...], str]:
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+
+def _results(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """What the graph returns: a :class:`_Result` for each tensor, the value itself for what is none."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args
+        ]
+        values = graph(*fakes)
+    return [
+        _Result(tuple(v.shape), v.dtype, None if v.is_contiguous() else tuple(v.stride()))
+        if isinstance(v, torch.Tensor) else v for v in values
+    ]
+
+
+class _Frozen(torch.nn.Module):
+    """A graph that takes the tensors ``inputs`` alone; the other arguments are part of it."""
+
+    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], inputs: Sequence[int]) -> None:
+        super().__init__()
+        self.graph, constants = _bare(graph)
+        args = (*args, *constants)
+        self.inputs, self.count = inputs, len(args)
+        self.others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor)}
+        self.frozen = [i for i in range(self.count) if i not in self.others and i not in set(inputs)]
+        for i in self.frozen:
+            self.register_buffer(f"weight_{i}", args[i].detach())
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(self.inputs, tensors, strict=True))
+        given.update({i: getattr(self, f"weight_{i}") for i in self.frozen})
+        given.update(self.others)
+        return tuple(v for v in self.graph(*(given[i] for i in range(self.count))) if isinstance(v, torch.Tensor))
+
+
+def _bare(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """A copy without what tracing noted at the nodes, in which fused operators are what export knows them as.
+
+    Tensors that the code itself holds become arguments after the others, since export loses those of nested modules.
+    """
+    copy, constants = torch.fx.Graph(), list[torch.Tensor]()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    last = next(node for node in copy.nodes if node.op != "placeholder")
+    for node in copy.nodes:
+        node.meta = {}
+        node.target = _composed(node) or node.target
+        value = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(value, torch.Tensor):
+            with copy.inserting_before(last):
+                node.replace_all_uses_with(copy.placeholder(f"constant_{len(constants)}"))
+            constants.append(value)
+    for node in [node for node in copy.nodes if node.op == "get_attr" and not node.users]:
+        copy.erase_node(node)
+    return torch.fx.GraphModule(graph, copy), constants
+
+
+def _composed(node: torch.fx.Node) -> Callable[..., Any] | None:
+    """What computes the same as a fused operator of PyTorch's inference, in operators that export keeps."""
+    function, drops = _COMPOSED.get(node.target, (None, None))
+    return None if drops is not None and len(node.args) > drops and node.args[drops] else function
+
+
+def _attention(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None,
+    scale: float | None = None,
+) -> tuple[Any, None]:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale), None
+
+
+def _multi_head(
+    query: Any, key: Any, value: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any,
+    mask: Any = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
+) -> tuple[Any, None]:
+    if mask is not None or need_weights:
+        raise ModelError("attention of many heads must need neither a mask nor weights to be compiled")
+
+    def parted(x: Any, i: int) -> Any:
+        one = slice(i * width, (i + 1) * width)
+        return torch.nn.functional.linear(x, weight[one], bias[one]).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    found, _ = _attention(*(parted(x, i) for i, x in enumerate((query, key, value))))
+    return torch.nn.functional.linear(found.transpose(1, 2).flatten(2), out_weight, out_bias), None
+
+
+def _encoder_layer(
+    x: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any, gelu: bool,
+    norm_first: bool, eps: float, gain_1: Any, shift_1: Any, gain_2: Any, shift_2: Any, up: Any, up_bias: Any,
+    down: Any, down_bias: Any, mask: Any = None, mask_type: int | None = None,
+) -> Any:
+    from torch.nn import functional as F
+
+    def attend(x: Any) -> Any:
+        return _multi_head(x, x, x, width, heads, weight, bias, out_weight, out_bias, mask, False)[0]
+
+    def feed(x: Any) -> Any:
+        return F.linear((F.gelu if gelu else F.relu)(F.linear(x, up, up_bias)), down, down_bias)
+
+    def norm(x: Any, gain: Any, shift: Any) -> Any:
+        return F.layer_norm(x, (width,), gain, shift, eps)
+
+    if norm_first:
+        x = x + attend(norm(x, gain_1, shift_1))
+        return x + feed(norm(x, gain_2, shift_2))
+    x = norm(x + attend(x), gain_1, shift_1)
+    return norm(x + feed(x), gain_2, shift_2)
+
+
+#: fused operator -> what it is composed of, and which argument of it is the part that it drops at random
+_COMPOSED: dict[Any, tuple[Callable[..., Any], int | None]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 3),
+    torch.ops.aten._native_multi_head_attention.default: (_multi_head, None),
+    torch.ops.aten._transformer_encoder_layer_fwd.default: (_encoder_layer, None),
+}
+
+
+def _is_weight(arg: Any) -> bool:
+    """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address."""
+    return isinstance(arg, torch.nn.Parameter) or (
+        isinstance(arg, torch.Tensor) and hasattr(arg, "_dynamo_static_input_type"))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts the changes in place; tensors made in inference mode do not count them."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+
+
+def _executable(frozen: _Frozen, args: Sequence[Any], inputs: Sequence[int], options: Options) -> Executable:
+    """Compiled, or found where an equal graph with equal weights was compiled with the same options."""
+    import mlc
+    from mlc.frontend.pytorch import export_module
+
+    examples = tuple(torch.zeros(args[i].shape, dtype=args[i].dtype) for i in inputs)
+    program = export_module(frozen, examples, "a graph of torch.compile")
+    key = _digest(program, options)
+    found = _executables.get(key)
+    if found is not None:
+        return found
+    where: dict[str, Any] = {"target": options.target, "threads": options.threads}
+    if options.seconds is not None or options.trials is not None:
+        mlc.tune(program, log=options.log, seconds=options.seconds, trials=options.trials, **where)
+    made = mlc.compile(program, log=options.log, **where)
+    _executables[key] = made
+    return made
+
+
+def _digest(program: Any, options: Options) -> str:
+    """Names what a program computes: its operators, the elements of its weights, the types of its inputs."""
+    digest = hashlib.blake2b(repr(options).encode(), digest_size=20)
+    weights = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
+    held = {**program.constants, **program.state_dict}
+    order: dict[torch.fx.Node, str] = {}
+    for node in program.graph.nodes:
+        order[node] = f"%{len(order)}"
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: order[n])
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            said = _content(held[weights[node.name]]) if node.name in weights else f"{value.shape} {value.dtype}"
+        else:
+            said = f"{node.target} {arguments}"
+        digest.update(f"{node.op} {said}\n".encode())
+    return digest.hexdigest()
+
+
+def _content(value: torch.Tensor) -> str:
+    import xxhash
+
+    flat = value.detach().contiguous().view(-1)
+    array = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return f"{tuple(value.shape)} {value.dtype} {xxhash.xxh3_128_hexdigest(array)}"

@@ -1,0 +1,293 @@
+"""``torch.compile(backend="mlc")`` computes what eager PyTorch does, and leaves to it what it cannot compile."""
+
+from __future__ import annotations
+
+import configparser
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import mlc  # noqa: E402
+from mlc import torch_backend  # noqa: E402
+from mlc.errors import MlcError, TargetError, UsageError  # noqa: E402
+from mlc.networks.architectures import SMALL_ARCHITECTURES  # noqa: E402
+
+#: architectures of which every graph is compiled
+_WHOLE = ("convnextv2", "vit", "roberta")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch_backend.register()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture()
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[mlc.Executable]:
+    """Gets what is really compiled."""
+    made: list[mlc.Executable] = []
+    compile_ = mlc.compile
+
+    def counted(model: Any, **options: Any) -> mlc.Executable:
+        exe = compile_(model, **options)
+        made.append(exe)
+        return exe
+
+    monkeypatch.setattr(mlc, "compile", counted, raising=False)
+    return made
+
+
+def _run(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
+    """What the compiled function returns, and what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = torch.compile(function, backend="mlc", **options)(*args)
+    return result, [str(w.message) for w in caught if "runs eagerly" in str(w.message)]
+
+
+def _check(got: Any, wanted: Any, rtol: float = 1e-4) -> None:
+    got, wanted = (torch.utils._pytree.tree_leaves(each) for each in (got, wanted))
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        if isinstance(other, torch.Tensor):
+            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+            scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 1.0
+            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * scale)
+
+
+class Mixed(nn.Module):
+    """A convolution, norms, attention; results that are views, transposed, the input itself, and no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.scale = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LayerNorm(8)
+        nn.init.uniform_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+
+    def forward(self, x: torch.Tensor, times: int = 2) -> dict[str, Any]:
+        y = self.scale(self.norm(self.conv(x)).relu().flatten(2).transpose(1, 2))
+        q = y.view(y.shape[0], -1, 2, 4).transpose(1, 2)
+        z = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return {"z": z * times, "t": z.transpose(1, 3), "v": x.view(-1), "x": x, "n": times, "none": None}
+
+
+def test_a_model_is_one_graph_and_right(compiled: list[mlc.Executable]) -> None:
+    model = Mixed().eval()
+    for _ in range(2):
+        x = torch.randn(2, 3, 8, 8)
+        got, eagerly = _run(model, x)
+        _check(got, model(x))
+        assert got["x"] is x and got["v"].data_ptr() == x.data_ptr()
+        assert not eagerly
+    assert len(compiled) == 1 and len(compiled[0].inputs) == 1, "weights and statistics are inside"
+
+
+def test_inference_mode() -> None:
+    model = Mixed().eval()
+    with torch.inference_mode():
+        x = torch.randn(2, 3, 8, 8)
+        got, eagerly = _run(model, x)
+        _check(got, model(x))
+    assert not eagerly
+
+
+def test_free_sizes_are_compiled_one_by_one(compiled: list[mlc.Executable]) -> None:
+    linear = nn.Linear(8, 4)
+    fast = torch.compile(linear, backend="mlc")
+    for rows in (2, 3, 5, 3, 2, 5):  # the second 2 in another graph of Dynamo's
+        x = torch.randn(rows, 8)
+        _check(fast(x), linear(x))
+    assert len(compiled) == 3
+
+
+def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
+    monkeypatch.setattr(torch_backend, "_MOST_SIZES", 2)
+    linear = nn.Linear(8, 4)
+    fast = torch.compile(linear, backend="mlc", dynamic=True)
+    with pytest.warns(UserWarning, match="must be called with at most 2 sets of sizes") as caught:
+        for rows in range(2, 6):
+            x = torch.randn(rows, 8)
+            _check(fast(x), linear(x))
+    assert len(compiled) == 2 and len([w for w in caught if "runs eagerly" in str(w.message)]) == 1
+
+
+def test_results_keep_their_values() -> None:
+    fast = torch.compile(nn.Linear(8, 4), backend="mlc")
+    first = fast(torch.randn(3, 8))
+    kept = first.clone()
+    fast(torch.randn(3, 8))
+    assert torch.equal(first, kept)
+
+
+def test_updates_in_place() -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[0] = 3
+        state.add_(y.sum(0))
+        return state.relu()
+
+    x, mine, eager = torch.randn(4, 6), torch.zeros(6), torch.zeros(6)
+    got, eagerly = _run(function, x, mine)
+    _check(got, function(x, eager))
+    _check(mine, eager)
+    assert not eagerly
+
+
+def test_a_graph_break_leaves_python_to_python(
+    compiled: list[mlc.Executable], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = first(x).relu()
+        print("in between")
+        return second(y)
+
+    x = torch.randn(3, 8)
+    got, eagerly = _run(function, x)
+    assert capsys.readouterr().out == "in between\n"
+    _check(got, function(x))
+    assert len(compiled) == 2 and not eagerly
+
+
+def test_an_operator_that_is_unknown_is_named_once() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svd(x)[1] + 1
+
+    x = torch.randn(4, 4)
+    fast = torch.compile(function, backend="mlc")
+    with pytest.warns(UserWarning, match=r"runs eagerly: .*aten\._linalg_svd") as caught:
+        for _ in range(3):
+            _check(fast(x), function(x))
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+
+
+def test_random_numbers_stay_random() -> None:
+    fast, x = torch.compile(lambda x: x + torch.rand_like(x), backend="mlc"), torch.zeros(4)
+    with pytest.warns(UserWarning, match=r"aten\.rand_like.* draws random numbers"):
+        assert not torch.equal(fast(x), fast(x))
+
+
+def test_complex_numbers_run_eagerly() -> None:
+    x = torch.randn(4)
+    got, eagerly = _run(lambda x: torch.complex(x, x), x)
+    assert torch.equal(got, torch.complex(x, x)) and len(eagerly) == 1
+
+
+def test_training_runs_eagerly_and_learns(compiled: list[mlc.Executable]) -> None:
+    linear, x = nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.enable_grad():
+        got, eagerly = _run(linear, x)
+        got.sum().backward()
+    torch.testing.assert_close(linear.weight.grad, x.sum(0).expand(4, 8))
+    assert not compiled and len(eagerly) == 1 and "call it under torch.inference_mode()" in eagerly[0]
+
+
+def test_weights_that_change_are_seen(compiled: list[mlc.Executable]) -> None:
+    linear, x = nn.Linear(8, 4), torch.randn(3, 8)
+    fast = torch.compile(linear, backend="mlc")
+    _check(fast(x), linear(x))
+    linear.weight.mul_(2)
+    _check(fast(x), linear(x))
+    linear.load_state_dict(nn.Linear(8, 4).state_dict())
+    _check(fast(x), linear(x))
+    linear.bias = nn.Parameter(torch.randn(4))
+    _check(fast(x), linear(x))
+    assert len(compiled) == 4
+
+
+def test_statistics_that_each_call_updates_become_inputs(compiled: list[mlc.Executable]) -> None:
+    mine, eager = (nn.BatchNorm1d(8) for _ in range(2))
+    fast = torch.compile(mine, backend="mlc")
+    for _ in range(6):
+        x = torch.randn(5, 8)
+        _check(fast(x), eager(x))
+        _check((mine.running_mean, mine.running_var), (eager.running_mean, eager.running_var))
+    assert len(compiled) == 3 and [len(exe.inputs) for exe in compiled] == [1, 1, 4]
+
+
+def test_equal_graphs_are_compiled_once(compiled: list[mlc.Executable]) -> None:
+    first, second, other = (nn.Linear(8, 4) for _ in range(3))
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(3, 8)
+    fast = {linear: torch.compile(linear, backend="mlc") for linear in (first, second, other)}
+    for _ in range(2):  # and none of them takes the place of another
+        for linear in fast:
+            _check(fast[linear](x), linear(x))
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_fused_layer_of_transformers(norm_first: bool) -> None:
+    """In inference PyTorch calls one operator for the whole layer, which nothing else knows."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first, activation="gelu").eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 5, 16)
+    got, eagerly = _run(layer, x)
+    _check(got, layer(x))
+    assert not eagerly
+
+
+@pytest.mark.parametrize("options, error, line", [
+    ({"sconds": 3}, UsageError, "an option of the backend mlc must be one of target, threads, log, seconds, trials, "
+                                "got sconds"),
+    ({"seconds": -1}, UsageError, "the option seconds of the backend mlc must be a number above zero, got -1"),
+    ({"threads": "2"}, UsageError, "the option threads of the backend mlc must be a number above zero, got '2'"),
+    ({"log": 3}, UsageError, "the option log of the backend mlc must be text, got 3"),
+    ({"target": "nowhere"}, TargetError, "the target must be one that `mlc targets` lists, got 'nowhere'"),
+])
+def test_wrong_options(options: dict[str, Any], error: type[MlcError], line: str) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        _run(lambda x: x + 1, torch.ones(2), options=options)
+    inner = caught.value.inner_exception
+    assert type(inner) is error and str(inner).startswith(line) and "\n" not in str(inner)
+
+
+def test_a_mode_is_refused() -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="must be called without a mode, got max-auto"):
+        _run(lambda x: x + 1, torch.ones(2), mode="max-autotune")
+
+
+@pytest.mark.alone
+def test_options_tune(tmp_path: Path) -> None:
+    linear, x, log = nn.Linear(64, 64), torch.randn(16, 64), tmp_path / "own.db"
+    got, eagerly = _run(linear, x, options={"trials": 4, "log": str(log), "threads": 1})
+    _check(got, linear(x))
+    assert not eagerly
+    from mlc.log import TuningLog
+
+    with TuningLog(log) as records:
+        assert records.count() > 0
+
+
+def test_the_entry_point_leads_to_the_backend() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(Path(mlc.__file__).parents[1] / "setup.cfg")
+    name, _, value = parser["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
+    assert EntryPoint(name, value, "torch_dynamo_backends").load() is torch_backend.backend
+    assert name == "mlc" and "mlc" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("name", ["mixer", "tcn", *(pytest.param(name, marks=pytest.mark.slow) for name in _WHOLE)])
+def test_architectures(name: str) -> None:
+    from tests.performance.bench_torch_compile import _inputs
+
+    network = SMALL_ARCHITECTURES[name]
+    module, inputs = network._module(), _inputs(network)
+    got, eagerly = _run(module, *inputs)
+    _check(got, module(*inputs), rtol=1e-3)
+    assert not eagerly
