@@ -376,6 +376,9 @@ def _count(expr: tirx.Expr, work: _Work) -> None:
         work.arithmetic += name not in _SPECIAL
     elif kind not in ("Broadcast", "Ramp"):
         work.arithmetic += 1
+    if kind in ("LShift", "RShift"):  # by how much is settled when loops are unrolled
+        _count(expr.a, work)
+        return
     for child in _children(expr):
         _count(child, work)
 
