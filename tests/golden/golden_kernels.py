@@ -73,7 +73,7 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
 def _weight_only_product() -> tirx.PrimFunc:
     """A row by 4-bit weights with a scale for each 32."""
     data = te.placeholder((1, 256), name="data")
-    words, scale = te.placeholder((4, 32, 32), "int32", name="words"), te.placeholder((4, 8, 32), name="scale")
+    words, scale = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((4, 8, 32), name="scale")
     return te.create_prim_func([data, words, scale, dense_weight_only(data, words, scale, None, 4, 32)])
 
 

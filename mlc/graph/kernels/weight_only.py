@@ -35,7 +35,7 @@ def pack_columns(array: np.ndarray) -> np.ndarray:
 
 
 def pack_words(integers: np.ndarray, bits: int) -> np.ndarray:
-    """``[K, N]`` of integers from ``-2**(bits-1)`` to ``2**(bits-1) - 1`` as int32 ``[N/32, K/r, 32]``, where ``r`` is
+    """``[K, N]`` of integers from ``-2**(bits-1)`` to ``2**(bits-1) - 1`` as uint32 ``[N/32, K/r, 32]``, where ``r`` is
     :func:`rows_of_word`; rows of zeros fill the last words."""
     each = rows_of_word(bits)
     depth, columns = integers.shape
@@ -43,7 +43,7 @@ def pack_words(integers: np.ndarray, bits: int) -> np.ndarray:
     words = np.zeros((len(fields), columns), np.uint32)
     for row in range(each):
         words |= (fields[:, row].view(np.uint32) & np.uint32((1 << bits) - 1)) << np.uint32(bits * row)
-    return pack_columns(words.view(np.int32))
+    return pack_columns(words)
 
 
 def dense_weight_only(
@@ -59,7 +59,7 @@ def dense_weight_only(
 
     def weight(pi, ki, ji):  # type: ignore[no-untyped-def]
         up = tirx.Cast("int32", _WORD - bits - ki % each * bits)  # to the upper end; then down with its sign
-        number = ((words[pi, ki // each, ji] << up) >> (_WORD - bits)).astype("float32")
+        number = ((words[pi, ki // each, ji].astype("int32") << up) >> (_WORD - bits)).astype("float32")
         if zero is not None:
             number = number - zero[pi, ki // block, ji]
         return number * scale[pi, ki // block, ji]

@@ -264,7 +264,7 @@ def test_lines_a_page_apart_fall_on_one_set() -> None:
 
 def test_unpacking_weights_is_two_shifts_a_conversion_and_a_scale() -> None:
     """By how much a word is shifted is settled when its rows are unrolled: no time of any schedule."""
-    x, words = te.placeholder((1, 256), name="x"), te.placeholder((4, 32, 32), "int32", name="words")
+    x, words = te.placeholder((1, 256), name="x"), te.placeholder((4, 32, 32), "uint32", name="words")
     scale = te.placeholder((4, 8, 32), name="scale")
     func = te.create_prim_func([x, words, scale, dense_weight_only(x, words, scale, None, 4, 32)])
     unpacked, product = read_function(func).nests
