@@ -99,10 +99,11 @@ def _streaming(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
             step = (m + _UNPACK) * vectors * waiting + m
             options.append((step * -(-shape.m // m) * -(-shape.n // n), m, n))
     options.sort()
+    k = max(divisors(shape.k, _WORD_ROWS))
     for _, m, n in options[:4]:
+        mb = max(divisors(-(-shape.m // m), 64))
         for nb in _chunks_of(-(-shape.n // n), machine.cores):
-            yield {"m": m, "n": n, "mb": -(-shape.m // m), "nb": nb, "k": max(divisors(shape.k, _WORD_ROWS)),
-                   "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
+            yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
 
 
 def _chunks_of(tiles: int, cores: int) -> list[int]:

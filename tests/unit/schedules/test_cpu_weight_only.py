@@ -122,6 +122,14 @@ def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) 
     assert stored <= count["vfmadd"] // 4, "a scale now and then may wait on the stack"
 
 
+def test_seeds_of_any_number_of_rows_are_values_of_the_knobs() -> None:
+    for rows in (1, 7, 16, 64, 521, 2048):
+        func = _case("", 4, 32, (rows,), 512, 320).func()
+        values = {knob.name: knob.values for knob in GEMM_WEIGHT_ONLY.knobs(func, TARGET)}
+        for seed in GEMM_WEIGHT_ONLY.seeds(func, TARGET):
+            assert all(seed[name] in values[name] for name in values), seed
+
+
 def test_few_rows_unpack_in_registers_and_many_in_panels() -> None:
     for rows, staged in ((1, 0), (16, 0), (64, 1)):
         func = _case("", 4, 32, (rows,), 512, 256).func()
