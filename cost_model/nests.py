@@ -376,8 +376,19 @@ def _count(expr: tirx.Expr, work: _Work) -> None:
         work.arithmetic += name not in _SPECIAL
     elif kind not in ("Broadcast", "Ramp"):
         work.arithmetic += 1
+    if kind == "Cast" and _same_bits(expr):
+        work.arithmetic -= 1
+    if kind in ("LShift", "RShift"):  # by how much is settled when loops are unrolled
+        _count(expr.a, work)
+        return
     for child in _children(expr):
         _count(child, work)
+
+
+def _same_bits(cast: tirx.Expr) -> bool:
+    """Whether a cast reads the bits of an integer as signed or unsigned, which no instruction does."""
+    kinds = [tvm.runtime.DataType(str(expr.ty.dtype)) for expr in (cast, cast.value)]
+    return kinds[0].bits == kinds[1].bits and all(str(kind).lstrip("u").startswith("int") for kind in kinds)
 
 
 def _count_select(expr: tirx.Expr, work: _Work) -> None:

@@ -6,7 +6,7 @@
     page boundary   header: magic, version, length of the metadata, length of the whole file, checksum of these and
                     of the metadata
                     metadata: JSON, with the checksum of each chunk of the other two parts
-    page boundary   weights, each at a multiple of 64 bytes
+    page boundary   weights, each at a multiple of 64 bytes, as the type that the metadata says they are stored as
 
 The loader of shared libraries ignores what follows one, and the metadata is read without running any code. Where the
 library ends is read from its own ELF header. Between the parts are zeros: no byte of the file is left unchecked.
@@ -30,13 +30,14 @@ import numpy as np
 
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import CHUNK, checksum, read_checked, sums
+from mlc.artifact.narrow import narrowed, room, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
 __all__ = ["FORMAT", "Artifact", "nonsense", "read", "write"]
 
 #: raised when a reader of the version before could not read what is written now
-FORMAT = 2
+FORMAT = 3
 _MAGIC = b"mlc\x00art\n"
 _HEADER = struct.Struct("<8sI4xQQ")  # magic, format, bytes of the metadata, bytes of the file
 _CHECKSUM = struct.Struct("<Q")  # of the header and the metadata; between them
@@ -62,10 +63,11 @@ class Artifact:
 def write(path: Path, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray]) -> None:
     """Write an artifact; it appears under its name when it is complete, in place of what was there.
 
-    ``weights`` are contiguous, in the order of ``metadata["weights"]``, whose offsets are filled in here. A process
-    that has loaded what was there keeps it.
+    ``weights`` are contiguous, in the order of ``metadata["weights"]``; where each is, and as which type it is stored
+    (:mod:`mlc.artifact.narrow`), is filled in here. A process that has loaded what was there keeps it.
     """
-    table, payload = _layout(metadata["weights"], weights)
+    entries, weights = _stored(metadata["weights"], weights)
+    table, payload = _layout(entries, weights)
     header_at = _aligned(len(code), _PAGE)
     found = {"code": sums([code, bytes(header_at - len(code))]), "weights": sums(_pieces(table, weights))}
     try:
@@ -109,6 +111,18 @@ def _pieces(table: Sequence[dict[str, Any]], weights: Sequence[np.ndarray]) -> I
         end = entry["offset"] + entry["bytes"]
 
 
+def _stored(
+    entries: Sequence[dict[str, Any]], weights: Sequence[np.ndarray]
+) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    """The table with the type that each weight is stored as, and the bytes to store."""
+    flat = [array.reshape(-1).view(np.uint8) for array in weights]
+    table = [{**entry, "stored": stored_type(entry["dtype"], data)} for entry, data in zip(entries, flat, strict=True)]
+    return table, [
+        data if entry["stored"] == entry["dtype"] else narrowed(data, entry["stored"])
+        for entry, data in zip(table, flat, strict=True)
+    ]
+
+
 def _layout(
     entries: Sequence[dict[str, Any]], weights: Sequence[np.ndarray]
 ) -> tuple[list[dict[str, Any]], int]:
@@ -136,6 +150,7 @@ def read(path: str | os.PathLike[str], verify: bool = True) -> Artifact:
 
     ``verify=False`` does so with code and metadata alone, and maps the weights from the file: then nothing of them is
     read before it is used, several processes share them, and the file must not be written to while they are in use.
+    That is for weights that are stored as they are used; others are read and widened.
 
     Raises :class:`ArtifactError` for a file that is missing, no artifact, cut short, damaged, or of another format.
     """
@@ -170,11 +185,17 @@ def _read(path: Path, file: IO[bytes], verify: bool) -> Artifact:
         raise _damaged(path, "padding", text_end)
     code = _checked(path, number, "code", 0, np.empty(header_at, np.uint8), expected)
     if verify:
-        weights = _checked(path, number, "weights", weights_at, _room(total - weights_at), expected)
+        weights = _checked(path, number, "weights", weights_at, room(total - weights_at), expected)
     else:
         weights = _mapped(file, weights_at, total - weights_at)
-    each = [weights[entry["offset"] : entry["offset"] + entry["bytes"]] for entry in metadata["weights"]]
+    each = [_as_used(entry, weights) for entry in metadata["weights"]]
     return Artifact(path, code[:code_bytes].tobytes(), metadata, each, weights_at)
+
+
+def _as_used(entry: dict[str, Any], weights: np.ndarray) -> np.ndarray:
+    """The bytes of one weight, as the type that the program reads."""
+    data = weights[entry["offset"] : entry["offset"] + entry["bytes"]]
+    return data if entry["stored"] == entry["dtype"] else widened(data, entry["stored"])
 
 
 def _elf_bytes(head: bytes) -> int | None:
@@ -230,13 +251,6 @@ def _checked(
     if bad is not None:
         raise _damaged(path, part, bad)
     return into
-
-
-def _room(size: int) -> np.ndarray:
-    """Memory for so many bytes, aligned as compiled code wants it."""
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size]
 
 
 def _mapped(file: IO[bytes], start: int, size: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from mlc.artifact.narrow import NARROW
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.frontend.model import ARRAY_TYPES
 
@@ -69,7 +70,9 @@ def payload_bytes(table: Any) -> int:
     end = 0
     for i, entry in enumerate(table):
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        size = math.prod(entry["shape"]) * _item_bytes(entry["dtype"])
+        kinds = (entry["dtype"], *(NARROW if entry["dtype"] == "float32" else ()))
+        _must(entry["stored"] in kinds, f"weights[{i}].stored", f"one of {', '.join(kinds)}", entry["stored"])
+        size = math.prod(entry["shape"]) * _item_bytes(entry["stored"])
         _must(entry["offset"] == start, f"weights[{i}].offset", str(start), entry["offset"])
         _must(entry["bytes"] == size, f"weights[{i}].bytes", str(size), entry["bytes"])
         end = start + size
@@ -200,7 +203,7 @@ def _anything(_value: Any, _place: str) -> None:
 
 
 _WEIGHT = _fields({
-    "shape": _shape, "dtype": _dtype, "offset": _whole(0, 1 << 62), "bytes": _whole(0, 1 << 62),
+    "shape": _shape, "dtype": _dtype, "offset": _whole(0, 1 << 62), "bytes": _whole(0, 1 << 62), "stored": _dtype,
 })
 _SUMS = _list_of(_whole(0, (1 << 64) - 1))
 _TENSOR: Mapping[str, Check] = {"name": _text, "shape": _shape, "dtype": _one_of(*ARRAY_TYPES)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError
+from mlc.frontend.onnx_decoder import NORMS
 from mlc.text import one_line
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["check_model", "check_text", "read_model"]
 
 _PROTOBUF_LIMIT = 2 << 30  # bytes one protobuf message can hold; larger models keep their weights in other files
+_MICROSOFT = "com.microsoft"
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -80,8 +82,13 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
     """Raise :class:`ModelError` where ``onnx.checker`` refuses the model."""
     import onnx
 
-    if model.ByteSize() >= _PROTOBUF_LIMIT:
+    unknown = any(map(_is_norm, model.graph.node))
+    if model.ByteSize() >= _PROTOBUF_LIMIT or unknown:
         model = _without_weights(model)
+    if unknown:
+        for node in filter(_is_norm, model.graph.node):
+            node.domain = _MICROSOFT
+        model.opset_import.add(domain=_MICROSOFT, version=1)
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as error:
@@ -107,6 +114,11 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         for t in model.graph.initializer if t.name not in named
     )
     return light
+
+
+def _is_norm(node: onnx.NodeProto) -> bool:
+    """Whether the node is one that onnxruntime puts into the standard domain, whose checker does not know it."""
+    return node.op_type in NORMS and node.domain in ("", "ai.onnx")
 
 
 def _one_line(error: Exception) -> str:

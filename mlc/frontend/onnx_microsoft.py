@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_expand import Expand, Nodes
 
 __all__ = ["MICROSOFT"]
@@ -458,6 +459,7 @@ def _as_standard(nodes: Nodes, operator: str) -> str:
 
 #: operator of ``com.microsoft`` --> what it is made of
 MICROSOFT: Mapping[str, Expand] = {
+    **DECODER,
     "Attention": _attention,
     "BiasGelu": functools.partial(_gelu, bias=True),
     "DequantizeLinear": functools.partial(_as_standard, operator="DequantizeLinear"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlc.errors import ModelError, UnsupportedOperators
 from mlc.frontend.onnx_converters import CONVERTERS
+from mlc.frontend.onnx_decoder import NORMS
 from mlc.frontend.onnx_expand import STANDARD, Expand
 from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
@@ -53,7 +54,7 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def expansion_of(node: onnx.NodeProto) -> Expand | None:
     """What the node is made of; None where it is converted as it is, or not at all."""
     if node.domain in _STANDARD:
-        return STANDARD.get(node.op_type)
+        return STANDARD.get(node.op_type) or NORMS.get(node.op_type)
     return MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" else None
 
 

@@ -79,6 +79,7 @@ def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
         transform.CanonicalizeBindings(),
         *((precision.WidenFloats,) if target.kind == "llvm" else ()),
         precision.Quantisation(integers=target.kind == "llvm"),
+        *((precision.WeightOnlyProducts,) if target.kind == "llvm" else ()),
         Simplify,
         simplify.ShareCommon,
     )

@@ -46,8 +46,8 @@ def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
     """One array for each parameter, the same in every process: random inputs, poisonless zeros for outputs.
 
     Floats are standard normal, or uniform in [0.1, 1.1] in the style ``positive``. Bytes are any, and so are those of
-    16 bits that weights are widened to. Longer integers are small and never negative; where the function indexes with
-    them, they are valid indices.
+    16 bits that weights are widened to, and the bits of uint32, words of several weights. Other integers are small and
+    never negative; where the function indexes with them, they are valid indices.
     """
     arrays = []
     for position, param in enumerate(params):
@@ -68,6 +68,8 @@ def random_arrays(params: Sequence[Param], style: str) -> list[np.ndarray]:
 
 def _values(dtype: np.dtype[Any]) -> tuple[int, int]:
     """The least of the integers to draw, and one more than the largest."""
+    if dtype == np.uint32:
+        return 0, 1 << 32
     if dtype.itemsize > 2:
         return 0, _SMALL
     signed = dtype.kind == "i"

@@ -39,15 +39,15 @@ from schedules.cpu.tiling import (
     staged_input,
     vectors_in,
 )
-from schedules.machine import cpu_machine
+from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["GEMM", "GEMM_INTEGER"]
+__all__ = ["GEMM", "GEMM_INTEGER", "Gemm", "Tile"]
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """The decisions of a candidate: what the knobs of :class:`Gemm` say."""
+class Tile:
+    """The decisions of a candidate: what the knobs of :class:`Gemm` and of what derives from it say."""
 
     m: int
     n: int
@@ -61,6 +61,7 @@ class _Tile:
     parts: int = 1
     chains: int = 1
     kb: int = 1
+    staged: int = 0
 
 
 class Gemm(Space):
@@ -92,11 +93,15 @@ class Gemm(Space):
         assert found is not None
         return found
 
-    def stage(self, sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV | None:
+    def stage(self, sch: s_tir.Schedule, block: SBlockRV, tile: Tile) -> SBlockRV | None:
         """Fold what comes before the product into it; returns the block that makes an operand, if there must be one."""
         for producer in sch.get_producers(block):
             sch.compute_inline(producer)
         return None
+
+    def place(self, sch: s_tir.Schedule, stage: SBlockRV, chunk: LoopRV, machine: CpuMachine) -> None:
+        """Lay out the block of :meth:`stage`; ``chunk`` is the loop in which all of what it makes is used."""
+        schedule_injective(sch, stage, machine, InjectiveTile())
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = self.shape(func)
@@ -128,8 +133,8 @@ class Gemm(Space):
         block, shape = self.product(sch)
         machine = cpu_machine(target)
         lanes = machine.lanes(shape.dtype)
-        stage = self.stage(sch, block)
-        tile = _Tile(**{name: pick(name) for name in names})
+        tile = Tile(**{name: pick(name) for name in names})
+        stage = self.stage(sch, block, tile)
         _check(tile, shape)
         check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k * shape.step.weights)
         panels = _packed(sch, block, shape, tile.n, padded(shape, machine)) if tile.pack else None
@@ -149,6 +154,8 @@ class Gemm(Space):
         chunks = sch.fuse(*parallel)
         if extent_of(sch, chunks) > 1:
             sch.parallel(chunks)
+        if stage is not None:
+            self.place(sch, stage, start if tile.kb > 1 else chunks, machine)
         starts = [(block, start)]
         if chains is not None:
             starts.append((chains, _added(sch, chains, lanes)))
@@ -161,9 +168,8 @@ class Gemm(Space):
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
             with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)
-        for copied in (panels, stage):
-            if copied is not None:
-                schedule_injective(sch, copied, machine, InjectiveTile())
+        if panels is not None:
+            schedule_injective(sch, panels, machine, InjectiveTile())
 
 
 class IntegerGemm(Gemm):
@@ -188,7 +194,7 @@ class IntegerGemm(Gemm):
         return block, shape
 
 
-    def stage(self, sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV | None:
+    def stage(self, sch: s_tir.Schedule, block: SBlockRV, tile: Tile) -> SBlockRV | None:
         return staged_input(sch, block) if sch.get_producers(block) else None  # the instruction reads bytes in memory
 
 
@@ -197,7 +203,7 @@ def _sum(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape) -> LoopRV:
     return sch.get_loops(block)[-1 - shape.step.axes]
 
 
-def _check(tile: _Tile, shape: GemmShape) -> None:
+def _check(tile: Tile, shape: GemmShape) -> None:
     if -(-shape.m // tile.m) % tile.mb or -(-shape.n // tile.n) % tile.nb:
         raise InvalidDecision("a parallel chunk must hold whole register tiles")
     if shape.k % (tile.parts * tile.chains * tile.kb * tile.k):
@@ -214,7 +220,7 @@ def _copied(sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV:
 
 
 def _product(
-    sch: s_tir.Schedule, block: SBlockRV, chains: SBlockRV | None, out: SBlockRV, shape: GemmShape, tile: _Tile,
+    sch: s_tir.Schedule, block: SBlockRV, chains: SBlockRV | None, out: SBlockRV, shape: GemmShape, tile: Tile,
     lanes: int,
 ) -> tuple[list[LoopRV], LoopRV]:
     """Tile ``out`` and compute ``block`` and the sum of its ``chains`` inside; returns the parallel loops, and the
@@ -245,7 +251,7 @@ def _product(
 
 
 def _blocked_sum(
-    sch: s_tir.Schedule, block: SBlockRV, chunk: LoopRV, shape: GemmShape, tile: _Tile, width: int
+    sch: s_tir.Schedule, block: SBlockRV, chunk: LoopRV, shape: GemmShape, tile: Tile, width: int
 ) -> LoopRV:
     """Compute a chunk of ``block`` one part of the sum after the other, each tile by tile: what a part reads of both
     operands stays in the second cache, and so do the sums."""

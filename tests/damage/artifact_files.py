@@ -232,7 +232,7 @@ def _weight_table(rng: Random) -> bytes:
     metadata = _metadata()
     table = metadata["weights"]
     entry = rng.choice(table)
-    match rng.randrange(7):
+    match rng.randrange(8):
         case 0:
             rng.shuffle(table)
         case 1:
@@ -244,6 +244,8 @@ def _weight_table(rng: Random) -> bytes:
         case 4:
             entry["dtype"] = rng.choice(("int32", "uint32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int4"))
         case 5:
+            entry["stored"] = rng.choice(("float16", "bfloat16", "float32", "int16"))
+        case 6:
             entry["bytes"] = rng.choice((0, 1, entry["bytes"] - 1, 1 << 62))
         case _:
             table.append(deepcopy(entry)) if rng.random() < 0.5 else table.remove(entry)

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from mlc.graph.kernels import integer
+from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.graph.pipeline import lower
 from mlc.options import DEFAULT_OPTIONS
 from mlc.target import Target, resolve
@@ -43,6 +44,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.contraction": _plain_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
         "cpu.gemm_integer": _integer_product(form),
+        "cpu.gemm_weight_only": _weight_only_product(),
     }
     for task in lower(_network(), target, options=DEFAULT_OPTIONS).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
@@ -67,6 +69,13 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
     weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
     sums = integer.conv2d_nchwc_integer(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero=128)
     return te.create_prim_func([data, weight, sums])
+
+
+def _weight_only_product() -> tirx.PrimFunc:
+    """A row by 4-bit weights with a scale for each 32."""
+    data = te.placeholder((1, 256), name="data")
+    words, scale = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((4, 8, 32), name="scale")
+    return te.create_prim_func([data, words, scale, dense_weight_only(data, words, scale, None, 4, 32)])
 
 
 def _integer_product(form: str) -> tirx.PrimFunc:

@@ -246,3 +246,33 @@ def test_weights_in_4_bits(form: str, symmetric: bool) -> None:
     model = quantised.model.model
     assert ("MatMulNBits" in {node.op_type for node in model.graph.node}) == (form == "QOperator")
     _compare("encoder", model, 1e-4)
+
+
+@pytest.mark.parametrize(("kind", "transposed"), [(TensorProto.INT4, False), (TensorProto.UINT4, True),
+                                                  (TensorProto.INT8, True)])
+def test_blocks_of_weights_are_read_as_integers(kind: int, transposed: bool) -> None:
+    """``DequantizeLinear`` with a block size before a product, as exporters write weight-only quantisation."""
+    rng, block = np.random.default_rng(kind), 32
+    low, high = {TensorProto.INT4: (-8, 8), TensorProto.UINT4: (0, 16), TensorProto.INT8: (-128, 128)}[kind]
+    shape, axis = ((96, 128), 1) if transposed else ((128, 96), 0)
+    blocks = tuple(extent // block if i == axis else extent for i, extent in enumerate(shape))
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    scale = rng.uniform(0.01, 0.02, blocks).astype("float32")
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=axis, block_size=block)]
+    if transposed:
+        nodes.append(helper.make_node("Transpose", ["d"], ["t"], perm=[1, 0]))
+    nodes.append(helper.make_node("MatMul", ["x", "t" if transposed else "d"], ["y"]))
+    constants = {"w": rng.integers(low, high, shape).astype(dtype), "s": scale,
+                 "z": rng.integers(low, high, blocks).astype(dtype)}
+    graph = helper.make_graph(
+        nodes, "blocks", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 128])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 96])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.standard_normal((3, 128), dtype=np.float32)
+    exe = mlc.compile(model, target="native")
+    assert [entry["space"] for entry in exe.metadata["functions"]] == ["cpu.gemm_weight_only"]
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    assert wanted.std() > 0.1
+    np.testing.assert_allclose(exe(x)[0], wanted, rtol=1e-5, atol=1e-5)

@@ -2,15 +2,18 @@
 
 Quantised models come as ``quantize`` and ``dequantize`` around operators of floats. :func:`Quantisation` makes integer
 kernels of them: dequantising moves past what only moves, products of 8-bit operands become integer products, and what
-is left becomes arithmetic that fuses with the kernels around it.
+is left becomes arithmetic that fuses with the kernels around it. Where the weight alone is quantised, its integers are
+what the product reads.
 """
 
 from mlc.graph.precision.integer import IntegerProducts
 from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
 from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
+from mlc.graph.precision.weight_only import WeightOnlyProducts
 from mlc.graph.precision.widened import WidenFloats
 
 __all__ = [
-    "IntegerProducts", "MoveQuantisation", "Quantisation", "SpellOutQuantisation", "UnsignedActivations", "WidenFloats",
+    "IntegerProducts", "MoveQuantisation", "Quantisation", "SpellOutQuantisation", "UnsignedActivations",
+    "WeightOnlyProducts", "WidenFloats",
 ]

@@ -82,14 +82,15 @@ def test_metadata_may_not_be_endless() -> None:
         metadata.encoded({"a": float("nan")})
 
 
-def _weight(offset: int, size: int, shape: list[int], dtype: str = "float32") -> dict[str, Any]:
-    return {"shape": shape, "dtype": dtype, "offset": offset, "bytes": size}
+def _weight(offset: int, size: int, shape: list[int], dtype: str = "float32", stored: str = "") -> dict[str, Any]:
+    return {"shape": shape, "dtype": dtype, "stored": stored or dtype, "offset": offset, "bytes": size}
 
 
 def test_weights_lie_one_after_the_other() -> None:
     table = [_weight(0, 24, [2, 3]), _weight(64, 0, [0, 9]), _weight(64, 5, [5], "bool"),
-             _weight(128, 6, [3], "bfloat16"), _weight(192, 3, [3], "float8_e4m3fn"), _weight(256, 8, [], "int64")]
-    assert metadata.payload_bytes(table) == 264 and metadata.payload_bytes([]) == 0
+             _weight(128, 6, [3], "bfloat16"), _weight(192, 3, [3], "float8_e4m3fn"), _weight(256, 8, [], "int64"),
+             _weight(320, 10, [5], stored="bfloat16"), _weight(384, 12, [6], stored="float16")]
+    assert metadata.payload_bytes(table) == 396 and metadata.payload_bytes([]) == 0
 
 
 @pytest.mark.parametrize(("second", "words"), [
@@ -97,6 +98,9 @@ def test_weights_lie_one_after_the_other() -> None:
     (_weight(128, 4, [1]), r"weights\[1\].offset must be 64, got 128"),  # behind a gap
     (_weight(64, 8, [1]), r"weights\[1\].bytes must be 4, got 8"),
     (_weight(64, 4, [1], "float64"), r"weights\[1\].bytes must be 8, got 4"),
+    (_weight(64, 4, [1], stored="float16"), r"weights\[1\].bytes must be 2, got 4"),
+    (_weight(64, 4, [2], stored="int16"), r"weights\[1\].stored must be one of float32, bfloat16, float16"),
+    (_weight(64, 4, [2], "int32", "float16"), r"weights\[1\].stored must be one of int32, got 'float16'"),
     (_weight(64, 4, [1], "handle"), r"weights\[1\].dtype must be a type"),
     (_weight(64, 1 << 62, [1 << 60]), r"weights\[1\].shape\[0\] must be a whole number"),
     ({"shape": [1], "dtype": "float32"}, r"weights\[1\] must be an object with offset"),

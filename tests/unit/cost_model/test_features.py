@@ -17,6 +17,7 @@ from cost_model.machine import machine
 from cost_model.nests import Nest, read_function
 from cost_model.roofline import analyse as roofline
 from mlc.graph.kernels.integer import dense_integer, dot_form, pack_dense
+from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.target import resolve
 from schedules.cpu.gemm import GEMM_INTEGER
 from schedules.space import schedule_with
@@ -259,3 +260,13 @@ def test_lines_a_page_apart_fall_on_one_set() -> None:
         return hottest(sch.mod)[1]
 
     assert (down(1024).aliased, down(1040).aliased) == (16, 0) and down(1024).streams >= 17
+
+
+def test_unpacking_weights_is_two_shifts_a_conversion_and_a_scale() -> None:
+    """By how much a word is shifted is settled when its rows are unrolled: no time of any schedule."""
+    x, words = te.placeholder((1, 256), name="x"), te.placeholder((4, 32, 32), "uint32", name="words")
+    scale = te.placeholder((4, 8, 32), name="scale")
+    func = te.create_prim_func([x, words, scale, dense_weight_only(x, words, scale, None, 4, 32)])
+    unpacked, product = read_function(func).nests
+    assert (unpacked.arithmetic, product.arithmetic) == (4, 2)
+    assert roofline(func, TARGET).bytes == (256 + 4 * 32 * 32 + 4 * 8 * 32 + 128) * 4

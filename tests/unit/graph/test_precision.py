@@ -22,6 +22,7 @@ from mlc.graph.precision import (
     MoveQuantisation,
     SpellOutQuantisation,
     UnsignedActivations,
+    WeightOnlyProducts,
     WidenFloats,
 )
 from mlc.target import Target, resolve
@@ -269,3 +270,81 @@ def test_a_cast_to_sixteen_bits_rounds_and_other_models_stay() -> None:
     assert (got != x).any()
     plain = network((5, 7), lambda b, x: b.emit(op.nn.relu(x)))
     assert WidenFloats(plain).same_as(plain)
+
+
+# -- weights alone
+
+
+def blocks(
+    b: relax.BlockBuilder, k: int, n: int, block: int, axis: int, dtype: str = "int8", zeros: bool = False,
+    limits: tuple[int, int] = (-8, 8),
+) -> relax.Expr:
+    """A constant ``[k, n]``, or ``[n, k]`` where the blocks are along axis 1, as the ONNX importer writes blocks."""
+    shape = (k, n) if axis == 0 else (n, k)
+    whole = [*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :]]
+    single = [*shape[:axis], shape[axis] // block, 1, *shape[axis + 1 :]]
+    integers = RNG.integers(*limits, shape).astype(dtype)
+    wide = b.emit(op.astype(b.emit(op.reshape(relax.const(integers), whole)), "float32"))
+    if zeros:
+        wide = b.emit(op.subtract(wide, relax.const(RNG.integers(*limits, single).astype("float32"))))
+    scaled = b.emit(op.multiply(wide, relax.const(RNG.uniform(0.01, 0.1, single).astype("float32"))))
+    return b.emit(op.reshape(scaled, shape))
+
+
+def turned(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    return b.emit(op.permute_dims(x))
+
+
+WEIGHT_ONLY: dict[str, tuple[tuple[int, ...], Body]] = {
+    "rows of blocks": ((3, 128), lambda b, x: b.emit(op.matmul(x, blocks(b, 128, 70, 32, 0)))),
+    "columns of blocks": ((1, 128), lambda b, x: b.emit(op.matmul(x, turned(b, blocks(b, 128, 64, 64, 1))))),
+    "zero points": ((2, 3, 64), lambda b, x: b.emit(op.matmul(x, turned(b, blocks(b, 64, 40, 16, 1, zeros=True))))),
+    "unsigned": ((1, 5, 64), lambda b, x: b.emit(op.matmul(x, blocks(
+        b, 64, 32, 32, 0, "uint8", zeros=True, limits=(0, 16))))),
+    "bytes": ((2, 64), lambda b, x: b.emit(op.matmul(x, blocks(b, 64, 33, 32, 0, limits=(-128, 128))))),
+    "unsigned bytes": ((33, 64), lambda b, x: b.emit(op.matmul(x, blocks(
+        b, 64, 33, 32, 0, "uint8", zeros=True, limits=(0, 256))))),
+    "cut short": ((2, 50), lambda b, x: b.emit(op.matmul(x, turned(b, b.emit(op.strided_slice(
+        blocks(b, 64, 40, 16, 1, zeros=True), [1], [0], [50])))))),
+    "one scale for each column": ((2, 60), lambda b, x: b.emit(op.matmul(x, weights(b, (60, 24), 1, zero=3)))),
+    "one scale for each row, transposed": ((2, 60), lambda b, x: b.emit(op.matmul(x, turned(
+        b, weights(b, (24, 60), 0, "uint8", zero=250))))),
+    "one scale": ((2, 60), lambda b, x: b.emit(op.matmul(x, dequantise(
+        b, relax.const(RNG.integers(-128, 128, (60, 24)).astype("int8")), 0.02, -5)))),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
+def test_products_read_the_integers_of_weights(name: str) -> None:
+    shape, body = WEIGHT_ONLY[name]
+    mod = network(shape, body)
+    changed = WeightOnlyProducts(mod)
+    assert "matmul" not in operators(changed) and "multiply" not in operators(changed)
+    assert_same(mod, changed, numbers(*shape), tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("block", "bits"), [(32, 4), (128, 8)])
+def test_compiled_weights_take_their_bits(block: int, bits: int) -> None:
+    half = 1 << (bits - 1)
+    mod = network((1, 512), lambda b, x: b.emit(op.matmul(x, blocks(b, 512, 256, block, 0, limits=(-half, half)))))
+    x = numbers(1, 512)
+    for target in targets_here():
+        exe = mlc.compile(mod, target)
+        assert [entry["space"] for entry in exe.metadata["functions"]] == ["cpu.gemm_weight_only"]
+        size = sum(int(np.prod(entry["shape"])) * 4 for entry in exe.metadata["weights"])
+        assert size == 512 * 256 * bits // 8 + 512 // block * 256 * 4
+        np.testing.assert_allclose(exe(x)[0], evaluate(mod, x)[0], rtol=1e-5, atol=1e-4)
+
+
+KEPT: dict[str, Body] = {
+    "a scale for each row of the sum": lambda b, x: b.emit(op.matmul(x, weights(b, (64, 24), 0))),
+    "small blocks": lambda b, x: b.emit(op.matmul(x, blocks(b, 64, 24, 8, 0))),
+    "blocks of columns": lambda b, x: b.emit(op.matmul(x, turned(b, blocks(b, 32, 64, 16, 0)))),
+    "numbers": lambda b, x: b.emit(op.matmul(x, weight(64, 24))),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_weights_stay(name: str) -> None:
+    mod = network((2, 64), KEPT[name])
+    assert WeightOnlyProducts(mod).same_as(mod)

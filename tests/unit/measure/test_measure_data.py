@@ -35,6 +35,11 @@ def test_bytes_have_their_extremes() -> None:
     assert ends == [(0, 255), (-128, 127), (-128, 127)]
 
 
+def test_every_bit_of_a_word_varies() -> None:
+    (words,) = random_arrays([Param((1000,), "uint32", False)], "normal")
+    assert all(0.4 < (words >> bit & 1).mean() < 0.6 for bit in range(32))
+
+
 def test_integers_stay_below_their_limits_and_vary() -> None:
     ids, pairs = random_arrays(
         [Param((1, 500), "int64", False, (3,)), Param((200, 2), "int64", False, (1, 128))], "normal"

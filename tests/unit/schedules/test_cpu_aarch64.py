@@ -12,6 +12,7 @@ import test_cpu_elementwise
 import test_cpu_fallback
 import test_cpu_reduction
 import test_cpu_staging
+import test_cpu_weight_only
 import test_cpu_window
 import tvm
 from harness import Case
@@ -45,7 +46,7 @@ def _winograd() -> list[te.Tensor]:
 _CONTRACTS = (
     test_cpu_attention.TestAttention, test_cpu_elementwise.TestElementwise, test_cpu_fallback.TestFallback,
     test_cpu_reduction.TestReduction, test_cpu_staging.TestStagedInput, test_cpu_window.TestPooling,
-    test_cpu_window.TestDepthwise, test_cpu_window.TestContraction,
+    test_cpu_window.TestDepthwise, test_cpu_window.TestContraction, test_cpu_weight_only.TestWeightOnly,
 )
 _CASES: list[tuple[Space, Case]] = [
     (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),

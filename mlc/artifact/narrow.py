@@ -1,0 +1,71 @@
+"""Weights in half the bytes where that loses nothing: float32 in the program, 16 bits in the file.
+
+A model of 16-bit floats is computed in float32 (:mod:`mlc.graph.precision.widened`), so that its weights are float32
+numbers that 16 bits can hold, wherever nothing was folded into them and no algorithm transformed them. Whether a
+weight is such is seen by its values, whatever the model says of itself, and what is restored is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlc.artifact.runtime import ALIGNMENT
+
+__all__ = ["NARROW", "narrowed", "room", "stored_type", "widened"]
+
+#: types that float32 weights may be stored as
+NARROW = ("bfloat16", "float16")
+#: bytes of a weight below which nothing is gained
+_SMALLEST = 1 << 12
+#: elements that are looked at together; of most models, the first ones tell that a weight is no such
+_PIECE = 1 << 16
+
+
+def stored_type(dtype: str, data: np.ndarray) -> str:
+    """The type that a weight's bytes, elements of ``dtype``, may be stored as: ``dtype`` or one of :data:`NARROW`."""
+    if dtype != "float32" or data.nbytes < _SMALLEST:
+        return dtype
+    return next((kind for kind in NARROW if _holds(kind, data.view(np.float32))), dtype)
+
+
+def _holds(kind: str, values: np.ndarray) -> bool:
+    """Whether every value, signed zeros, infinities and payloads of NaN included, is one of ``kind``."""
+    pieces = (values[i : i + _PIECE] for i in range(0, values.size, _PIECE))
+    return all(np.array_equal(_widened(_narrowed(piece, kind), kind), piece.view(np.uint32)) for piece in pieces)
+
+
+def _narrowed(values: np.ndarray, kind: str) -> np.ndarray:
+    """Bits of 16-bit floats, which are exact where the values are among them."""
+    if kind == "bfloat16":  # the upper half of a float32
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(all="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def _widened(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Bits of the float32 numbers."""
+    if kind == "bfloat16":
+        return np.left_shift(bits, 16, dtype=np.uint32)
+    return bits.view(np.float16).astype(np.float32).view(np.uint32)
+
+
+def narrowed(data: np.ndarray, kind: str) -> np.ndarray:
+    """The bytes to store for float32 weights of which :func:`stored_type` has said ``kind``."""
+    return _narrowed(data.view(np.float32), kind).view(np.uint8)
+
+
+def widened(data: np.ndarray, kind: str) -> np.ndarray:
+    """The bytes of float32 weights that were stored as ``kind``, aligned as compiled code wants them."""
+    bits, result = data.view(np.uint16), room(2 * data.size)
+    if kind == "bfloat16":
+        np.left_shift(bits, 16, out=result.view(np.uint32), dtype=np.uint32)
+    else:
+        np.copyto(result.view(np.float32), bits.view(np.float16))
+    return result
+
+
+def room(size: int) -> np.ndarray:
+    """Memory for so many bytes, aligned as compiled code wants it."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]

@@ -1,0 +1,218 @@
+"""onnxruntime's operators of decoders such as LLaMA's: root-mean-square norms, rotary positions, grouped attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mlc.frontend.onnx_expand import Expand, Nodes
+
+__all__ = ["DECODER", "NORMS"]
+
+
+# Normalisation
+
+
+def _normalised(nodes: Nodes, x: str, scale: str, axis: int = -1) -> str:
+    """``x / sqrt(mean(x ** 2) + epsilon) * scale``, the mean over all axes from ``axis`` on."""
+    epsilon = nodes.constant(float(nodes.attributes().get("epsilon", 1e-5)), x)
+    rank = len(nodes.known_shape(nodes.node.input[0], "input"))
+    axes = list(range(axis % rank, rank))
+    square = nodes("Mul", x, x)
+    mean = (nodes("ReduceMean", square, nodes.constant(axes)) if nodes.opset >= 18
+            else nodes("ReduceMean", square, axes=axes))
+    return str(nodes("Mul", nodes("Div", x, nodes("Sqrt", nodes("Add", mean, epsilon))), scale))
+
+
+def _simplified_layer_norm(nodes: Nodes) -> str:
+    """``X, scale``."""
+    if any(nodes.node.output[1:]):
+        raise nodes.refused("its deviation must not be used; export the model without it")
+    x, scale = nodes.inputs(2)
+    return _normalised(nodes, x, scale, int(nodes.attributes().get("axis", -1)))
+
+
+def _skip_simplified_layer_norm(nodes: Nodes) -> list[str]:
+    """``input, skip, gamma, bias``; the last of four outputs is the sum that is normalised."""
+    x, skip, gamma, bias = nodes.inputs(4)
+    if any(nodes.node.output[1:3]):
+        raise nodes.refused("its mean and deviation must not be used; export the model without them")
+    total = str(nodes("Add", x, skip))
+    if bias:
+        total = str(nodes("Add", total, bias))
+    return [_normalised(nodes, total, gamma), "", "", total]
+
+
+# Rotary positions
+
+
+def _turned(nodes: Nodes, x: str, tables: Sequence[str], angles: int, size: int, interleaved: bool) -> str:
+    """Each pair of the first numbers of a head turned by its angle: ``(a cos - b sin, b cos + a sin)``.
+
+    ``x`` ends in the axis of a head's ``size`` numbers, of which the first ``2 * angles`` are turned; ``tables`` of
+    cosines and sines broadcast over all axes before and end in the angles. Pairs are neighbours where ``interleaved``,
+    else a number of the first half and one of the second.
+    """
+    cos, sin = tables
+    turned, rest = x, ""
+    if 2 * angles < size:
+        turned, rest = (_sliced(nodes, x, begin, end) for begin, end in ((0, 2 * angles), (2 * angles, size)))
+    if interleaved:
+        a, b = (_sliced(nodes, turned, first, 2 * angles, 2) for first in (0, 1))
+    else:
+        a, b = (_sliced(nodes, turned, begin, begin + angles) for begin in (0, angles))
+    first = nodes("Sub", nodes("Mul", a, cos), nodes("Mul", b, sin))
+    second = nodes("Add", nodes("Mul", b, cos), nodes("Mul", a, sin))
+    if interleaved:
+        last = nodes.constant([-1])
+        pairs = nodes("Concat", nodes("Unsqueeze", first, last), nodes("Unsqueeze", second, last), axis=-1)
+        joined = nodes("Reshape", pairs, nodes("Shape", turned))
+    else:
+        joined = nodes("Concat", first, second, axis=-1)
+    return str(nodes("Concat", joined, rest, axis=-1) if rest else joined)
+
+
+def _sliced(nodes: Nodes, x: str, begin: int, end: int, step: int = 1) -> str:
+    """Elements of the last axis."""
+    return str(nodes("Slice", x, *(nodes.constant([number]) for number in (begin, end, -1, step))))
+
+
+def _rotary_embedding(nodes: Nodes) -> str:
+    """``input, position_ids, cos_cache, sin_cache``; the input is (batch, length, hidden) or (batch, heads, length,
+    size), and a single position is that of the first token."""
+    x, places, cos, sin = nodes.inputs(4)
+    attributes = nodes.attributes()
+    if attributes.get("scale", 1.0) != 1.0 or attributes.get("is_packed_batching", 0):
+        raise nodes.refused("scale must be 1 and is_packed_batching 0; export the model again")
+    shape, angles = nodes.known_shape(x, "input"), nodes.known_shape(cos, "cos_cache")[1]
+    if nodes.known_shape(places, "position_ids") == (1,):
+        length = shape[1] if len(shape) == 3 else shape[2]
+        steps = nodes("Add", places, nodes.constant(list(range(length))))
+        places = nodes("Reshape", steps, nodes.constant([1, length]))
+    # (batch, length, angles), with an axis for the heads
+    axis = nodes.constant([2 if len(shape) == 3 else 1])
+    tables = [str(nodes("Unsqueeze", nodes("Gather", table, places), axis)) for table in (cos, sin)]
+    interleaved = bool(attributes.get("interleaved", 0))
+    if len(shape) == 4:
+        return _turned(nodes, x, tables, angles, shape[3], interleaved)
+    heads = int(attributes.get("num_heads", 0))
+    size = shape[2] // heads if heads else 2 * angles
+    split = str(nodes("Reshape", x, nodes.constant([0, 0, -1, size])))
+    turned = _turned(nodes, split, tables, angles, size, interleaved)
+    return str(nodes("Reshape", turned, nodes.constant([0, 0, shape[2]])))
+
+
+# Attention
+
+
+_OFF = {"smooth_softmax": 0, "qk_output": 0, "k_quant_type": "NONE", "v_quant_type": "NONE"}
+
+
+def _group_query_attention(nodes: Nodes) -> list[str]:
+    """``query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache,
+    position_ids, attention_bias``: causal attention in which ``num_heads / kv_num_heads`` heads of queries share a head
+    of keys and values.
+
+    Without ``key`` and ``value``, ``query`` holds all three. The present keys are the past ones and the new ones
+    behind them, (batch, kv_num_heads, past + length, size): every sequence fills its past, as ``seqlens_k`` must say.
+    The heads that share a key are rows of one product with it.
+    """
+    query, key, value, past_key, past_value, _, total, cos, sin, places, added = nodes.inputs(11)
+    attributes = nodes.attributes()
+    for name, off in _OFF.items():
+        given = attributes.get(name, off)
+        if (given.decode() if isinstance(given, bytes) else given) != off:
+            raise nodes.refused(f"{name} must be {off}, got {given!r}; export the model without it")
+    if any(nodes.inputs(14)[11:]) or any(nodes.node.output[3:]):
+        raise nodes.refused("it must have neither sinks nor scales, and give no scores; export the model without them")
+    heads, groups = (int(attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    batch, length, width = nodes.known_shape(query, "query")
+    size = width // heads if key else width // (heads + 2 * groups)
+    if heads % groups or (heads if key else heads + 2 * groups) * size != width:
+        raise nodes.refused(f"the {width} columns of its query must be those of {heads} heads in {groups} groups; "
+                            "export the model again")
+    if not key:
+        query, key, value = _split(nodes, query, [heads * size, groups * size, groups * size])
+    past = nodes.known_shape(past_key, "past_key")[2] if past_key else 0
+    _check_length(nodes, total, past, past + length)
+
+    def by_heads(x: str, count: int, turn: bool) -> str:
+        """(batch, heads, length, size), turned to the positions."""
+        split = str(nodes("Reshape", x, nodes.constant([batch, length, count, size])))
+        if turn:
+            angles = nodes.known_shape(cos, "cos_cache")[1]
+            split = _turned(nodes, split, tables, angles, size, bool(attributes.get("rotary_interleaved", 0)))
+        return str(nodes("Transpose", split, perm=[0, 2, 1, 3]))
+
+    rotary, tables = bool(attributes.get("do_rotary", 0)), list[str]()
+    if rotary:
+        places = places or nodes.constant(np.arange(past, past + length).reshape(1, length))
+        tables = [str(nodes("Unsqueeze", nodes("Gather", table, places), nodes.constant([2]))) for table in (cos, sin)]
+    rows = heads // groups * length
+    queries = nodes("Reshape", by_heads(query, heads, rotary), nodes.constant([batch, groups, rows, size]))
+    present = [by_heads(key, groups, rotary), by_heads(value, groups, False)]
+    if past:
+        present = [str(nodes("Concat", old, new, axis=2))
+                   for old, new in zip((past_key, past_value), present, strict=True)]
+    scale = float(attributes.get("scale", 0.0)) or size ** -0.5
+    turned = nodes("Transpose", present[0], perm=[0, 1, 3, 2])
+    scores = nodes("MatMul", nodes("Mul", queries, nodes.constant(scale, query)), turned)
+    cap = float(attributes.get("softcap", 0.0))
+    if cap:
+        limit = nodes.constant(cap, query)
+        scores = nodes("Mul", nodes("Tanh", nodes("Div", scores, limit)), limit)
+    if added:
+        whole = nodes("Expand", added, nodes.constant([batch, heads, length, past + length]))
+        scores = nodes("Add", scores, nodes("Reshape", whole, nodes.constant([batch, groups, rows, past + length])))
+    hidden = _hidden(past, length, int(attributes.get("local_window_size", -1)))
+    if hidden.any():
+        mask = np.tile(np.where(hidden, np.finfo("float32").min, 0).astype("float32"), (heads // groups, 1))
+        scores = nodes("Add", scores, _typed(nodes, mask, query))
+    seen = nodes("MatMul", nodes("Softmax", scores, axis=3), present[1])
+    joined = nodes("Transpose", nodes("Reshape", seen, nodes.constant([batch, heads, length, size])), perm=[0, 2, 1, 3])
+    return [str(nodes("Reshape", joined, nodes.constant([batch, length, heads * size]))), *present]
+
+
+def _split(nodes: Nodes, x: str, sizes: list[int]) -> list[str]:
+    if nodes.opset >= 13:
+        return list(nodes("Split", x, nodes.constant(sizes), outputs=len(sizes), axis=2))
+    return list(nodes("Split", x, outputs=len(sizes), axis=2, split=sizes))
+
+
+def _check_length(nodes: Nodes, total: str, past: int, wanted: int) -> None:
+    """Raise where the present keys are known not to be the past ones and the new ones."""
+    given = nodes.constant_of(total) if total else None
+    present = nodes.node.output[1] if len(nodes.node.output) > 1 else ""
+    declared = nodes.types[present][1][2:3] if present in nodes.types else ()
+    length = int(given.reshape(())) if given is not None else declared[0] if declared else wanted
+    if length != wanted:
+        raise nodes.refused(f"its keys must be the {past} past ones and the new ones, {wanted} together, got {length}; "
+                            "export the model with past keys of the sequence's length")
+
+
+def _hidden(past: int, length: int, window: int) -> np.ndarray:
+    """Which keys each query does not see: later ones, and with a window all but so many before it and itself."""
+    query, key = np.arange(past, past + length)[:, None], np.arange(past + length)[None]
+    return (key > query) | ((key < query - window + 1) if window > 0 else False)
+
+
+def _typed(nodes: Nodes, mask: np.ndarray, like: str) -> str:
+    """The mask in the type of ``like``: the least float16 is far less than scores are."""
+    from onnx import helper
+
+    kind = nodes.types[like][0] if like in nodes.types else 1
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    return nodes.constant(np.maximum(mask, -65504).astype(dtype) if kind != 1 else mask)
+
+
+#: operators that onnxruntime puts into the standard domain
+NORMS: Mapping[str, Expand] = {"SimplifiedLayerNormalization": _simplified_layer_norm}
+
+#: operator of ``com.microsoft`` --> what it is made of
+DECODER: Mapping[str, Expand] = {
+    **NORMS,
+    "GroupQueryAttention": _group_query_attention,
+    "RotaryEmbedding": _rotary_embedding,
+    "SkipSimplifiedLayerNormalization": _skip_simplified_layer_norm,
+}

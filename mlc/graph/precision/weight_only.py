@@ -1,0 +1,203 @@
+"""Products with weights of 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
+
+``matmul(x, dequantise(W))``   -->   ``dense_weight_only(x, words of W, scales, zero points)``
+
+``dequantise`` is what importers make of constant integers with a scale for each column, or for each column and block
+of rows: a ``dequantize``, or its arithmetic on blocks, transposed and cut where the model does so. Each weight is
+``(integer - zero) * scale``, rounded to float32 once, as the model says; only the order of the sum is the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.movement import cuts, permutation
+from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
+from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words
+from mlc.graph.precision.affine import affine_of
+
+__all__ = ["WeightOnlyProducts"]
+
+#: rows of a block at least: smaller ones have more bytes of scales than of integers
+_SMALLEST_BLOCK = 16
+_BITS = (4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """``(integers - zero) * scale``: integers ``[R, C]``, of which each ``block`` (rows, columns) has a scale and a
+    zero point, arrays of one element a block."""
+
+    integers: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+    block: tuple[int, int]
+
+    @property
+    def transposed(self) -> _Weight:
+        return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1])
+
+
+_Bound = Mapping[relax.Var, relax.Expr]
+
+
+def _run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    bound = {binding.var: binding.value for binding in bindings(mod["main"])}
+    found = {var: weight for var, value in bound.items() if (weight := _of_product(value, bound)) is not None}
+    if not found:
+        return mod
+
+    def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        return _product(builder, value.args[0], shape_of(var), found[var]) if var in found else value
+
+    return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change))
+
+
+def _product(
+    builder: relax.BlockBuilder, data: relax.Expr, shape: tuple[int, ...], weight: _Weight
+) -> relax.Expr:
+    """The product, of that shape, as a kernel's; batches are more rows of it, so that the weight is read once."""
+    depth, columns = weight.integers.shape
+    bits = _bits(weight.integers)
+    rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
+    if rows != shape[:-1]:
+        data = builder.emit(op.reshape(data, (*rows, depth)))
+    zero = constant(pack_columns(weight.zero.astype(np.float32))) if weight.zero.any() else None
+    result = builder.emit(builder.call_te(
+        dense_weight_only, data, constant(pack_words(weight.integers, bits)),
+        constant(pack_columns(weight.scale)), zero, bits, weight.block[0], primfunc_name_hint="dense_weight_only",
+    ))
+    if columns % PANEL:
+        result = builder.emit(op.strided_slice(result, [len(rows)], [0], [columns]))
+    return op.reshape(result, shape) if rows != shape[:-1] else result
+
+
+def _bits(integers: np.ndarray) -> int:
+    """How many bits the integers need, of those that there are kernels for."""
+    return next(bits for bits in _BITS if _fits(integers, bits))
+
+
+def _fits(integers: np.ndarray, bits: int) -> bool:
+    return bool(-(1 << (bits - 1)) <= integers.min() and integers.max() < 1 << (bits - 1))
+
+
+def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
+    """The weight ``[K, N]`` that a product of float32 multiplies by, with a scale for each column in blocks of rows."""
+    if not isinstance(value, relax.Call) or op_name(value) != "relax.matmul" or dtype_of(value) != "float32":
+        return None
+    data, weight = value.args
+    if not len(shape_of(data)) >= 2 or len(shape_of(weight)) != 2 or not all(shape_of(weight)):
+        return None
+    found = _weight(weight, bound)
+    if found is None or found.block[1] != 1 or found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
+        return None
+    return _centred(found)
+
+
+def _centred(weight: _Weight) -> _Weight:
+    """With signed integers: unsigned ones of the fewest bits move by half of their range, with their zero points."""
+    integers = weight.integers.astype(np.int32)
+    shift = 0
+    if weight.integers.dtype.kind == "u":
+        shift = next(half for bits in _BITS if _fits(integers - (half := 1 << (bits - 1)), bits))
+    return replace(weight, integers=integers - shift, zero=weight.zero - shift)
+
+
+def _weight(expr: relax.Expr, bound: _Bound) -> _Weight | None:
+    """The integers that a matrix of constants is dequantised from."""
+    if (call := _call(expr, bound, "dequantize")) is not None:
+        return _dequantised(call, bound)
+    if (call := _call(expr, bound, "reshape")) is not None:
+        return _in_blocks(call, bound)
+    if (call := _call(expr, bound, "permute_dims")) is not None:
+        inner = _weight(call.args[0], bound)
+        return inner.transposed if inner is not None and permutation(call) == [1, 0] else inner
+    if (call := _call(expr, bound, "strided_slice")) is not None:
+        return _cut(call, _weight(call.args[0], bound))
+    return None
+
+
+def _call(expr: relax.Expr, bound: _Bound, name: str) -> relax.Call | None:
+    """The call of the operator ``name`` that the variable is bound to, if it is."""
+    value = bound.get(expr) if isinstance(expr, relax.Var) else None
+    return value if isinstance(value, relax.Call) and op_name(value) == f"relax.{name}" else None
+
+
+def _cut(call: relax.Call, weight: _Weight | None) -> _Weight | None:
+    """What a slice from the first row and column on leaves."""
+    kept = cuts(call)
+    if weight is None or kept is None or any(cut.begin or cut.step > 1 for cut in kept):
+        return None
+    rows, columns = (cut.end for cut in kept)
+    blocks = slice(-(-rows // weight.block[0])), slice(-(-columns // weight.block[1]))
+    return _Weight(weight.integers[:rows, :columns], weight.scale[blocks], weight.zero[blocks], weight.block)
+
+
+def _dequantised(call: relax.Call, bound: _Bound) -> _Weight | None:
+    """One scale for each index of an axis, or for all: the other axis is one block."""
+    integers, affine = _integers(call.args[0], bound), affine_of(call)
+    if integers is None or affine is None or integers.ndim != 2:
+        return None
+    each = [extent if not affine.single and axis == affine.axis else 1 for axis, extent in enumerate(integers.shape)]
+    scale, zero = (np.broadcast_to(a.reshape(-1), max(a.size, prod(each))).reshape(each)
+                   for a in (affine.scale, affine.zero))
+    if affine.single:  # a scale for each column is what kernels read
+        columns = (1, integers.shape[1])
+        return _Weight(integers, np.broadcast_to(scale, columns), np.broadcast_to(zero, columns), (len(integers), 1))
+    return _Weight(integers, scale, zero, (1, integers.shape[1]) if affine.axis == 0 else (integers.shape[0], 1))
+
+
+def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
+    """``reshape((float(reshape(integers)) - zero) * scale)`` as importers write blocks: the integers have an axis for
+    the blocks and one behind it for what is in them."""
+    shape, scaled = shape_of(call), _call(call.args[0], bound, "multiply")
+    if len(shape) != 2 or scaled is None:
+        return None
+    wide, scale = scaled.args[0], array_of(scaled.args[1])
+    zero: np.ndarray | None = np.zeros((1, 1, 1), np.int64)
+    if (moved := _call(wide, bound, "subtract")) is not None:
+        wide, zero = moved.args[0], array_of(moved.args[1])
+    cast = _call(wide, bound, "astype")
+    integers = _integers(cast.args[0], bound) if cast is not None else None
+    if integers is None or scale is None or zero is None or integers.ndim != 3 or scale.ndim != 3:
+        return None
+    if scale.dtype != np.float32 or not np.array_equal(zero, np.rint(zero)):
+        return None
+    whole, blocks = integers.shape, scale.shape
+    axis = next((a for a in (0, 1) if _joined(whole, a) == shape and blocks == (*whole[: a + 1], 1, *whole[a + 2 :])),
+                None)
+    if axis is None:
+        return None
+    counts = _joined(blocks, axis)
+    block = tuple(extent // count for extent, count in zip(shape, counts, strict=True))
+    zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.int64)
+    return _Weight(integers.reshape(shape), scale.reshape(counts), zero, (block[0], block[1]))
+
+
+def _joined(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape with an axis and the one behind it as one."""
+    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+def _integers(expr: relax.Expr, bound: _Bound) -> np.ndarray | None:
+    """The elements of a constant of integers, which may be reshaped and transposed."""
+    if (call := _call(expr, bound, "reshape")) is not None:
+        inner = _integers(call.args[0], bound)
+        return None if inner is None else inner.reshape(shape_of(call))
+    if (call := _call(expr, bound, "permute_dims")) is not None:
+        inner = _integers(call.args[0], bound)
+        return None if inner is None else inner.transpose(permutation(call))
+    array = array_of(expr)
+    return array if array is not None and array.dtype.kind in "iu" and array.dtype.itemsize == 1 else None
+
+
+#: Module pass: products of float32 with constants of 4 or 8 bits read the integers.
+WeightOnlyProducts = tvm.transform.module_pass(_run, opt_level=0, name="WeightOnlyProducts")

@@ -1,0 +1,139 @@
+"""Products of float32 with weights of 4 and 8 bits: packed, and unpacked in registers or in panels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import pytest
+import tvm
+from harness import CORES, TARGET, Case, SpaceContract, pytest_generate_tests
+from tvm import te, tirx
+
+from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words, rows_of_word
+from mlc.target import resolve
+from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
+from schedules.lowering import PIPELINE
+from schedules.space import schedule_with
+
+__all__ = ["pytest_generate_tests"]
+
+
+def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
+    """``[N/32, R, 32]`` words as ``[K, N]`` integers, by arithmetic that shares nothing with the kernel's."""
+    each, half = rows_of_word(bits), 1 << (bits - 1)
+    flat = words.astype(np.int64).transpose(1, 0, 2).reshape(words.shape[1], -1) % (1 << 32)
+    fields = np.stack([flat // (1 << bits * row) % (1 << bits) for row in range(each)], 1)
+    return ((fields + half) % (1 << bits) - half).reshape(-1, flat.shape[1])
+
+
+def _columns(panels: np.ndarray) -> np.ndarray:
+    return panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)
+
+
+def _func(bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool, bias: bool) -> tirx.PrimFunc:
+    panels, blocks = -(-n // PANEL), -(-k // block)
+    x = te.placeholder((*rows, k), "float32", name="x")
+    words = te.placeholder((panels, -(-k // rows_of_word(bits)), PANEL), "uint32", name="words")
+    scale = te.placeholder((panels, blocks, PANEL), "float32", name="scale")
+    inputs = [x, words, scale]
+    if zero:
+        inputs.append(te.placeholder((panels, blocks, PANEL), "float32", name="zero"))
+    y = dense_weight_only(x, words, scale, inputs[3] if zero else None, bits, block)
+    if bias:
+        inputs.append(b := te.placeholder((panels * PANEL,), "float32", name="bias"))
+        product = y
+        y = te.compute(y.shape, lambda *i: te.max(product[i] + b[i[-1]], tirx.const(0.0, "float32")), name="relu")
+    return te.create_prim_func([*inputs, y])
+
+
+def _case(
+    name: str, bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool = False, bias: bool = False
+) -> Case:
+    def product(x: np.ndarray, words: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        zeros = np.repeat(_columns(others[0]), block, 0)[:k] if zero else 0.0
+        weight = (_unpacked(words, bits)[:k] - zeros) * np.repeat(_columns(scale), block, 0)[:k]
+        return np.maximum(x @ weight + others[-1], 0) if bias else x @ weight
+
+    references: dict[int, Callable[..., np.ndarray]] = {
+        3: lambda x, w, s: product(x, w, s), 4: lambda x, w, s, a: product(x, w, s, a),
+        5: lambda x, w, s, a, b: product(x, w, s, a, b),
+    }
+    return Case(name, lambda: _func(bits, block, rows, k, n, zero, bias), references[3 + zero + bias], 1e-5,
+                high={1: 1 << 32})
+
+
+class TestWeightOnly(SpaceContract):
+    space = GEMM_WEIGHT_ONLY
+    cases = (
+        _case("a row of 4 bits", 4, 32, (1,), 256, 96),
+        _case("a row of 8 bits, zero points, epilogue", 8, 64, (1, 1), 128, 64, zero=True, bias=True),
+        _case("a few rows", 4, 16, (5,), 96, 64, zero=True),
+        _case("sixteen rows", 4, 128, (16,), 256, 160, bias=True),
+        _case("many rows of 4 bits", 4, 32, (40,), 128, 128),
+        _case("many rows of 8 bits, zero points", 8, 32, (33,), 96, 64, zero=True, bias=True),
+        _case("a sum that ends within a word and a block", 4, 32, (2,), 203, 32, zero=True),
+        _case("more than the second cache", 4, 32, (24,), 4096, 64),
+    )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packing_and_unpacking_are_inverse(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    half = 1 << (bits - 1)
+    integers = rng.integers(-half, half, (203, 70))
+    integers[0], integers[1] = -half, half - 1
+    words = pack_words(integers, bits)
+    assert words.dtype == np.uint32 and words.shape == (3, -(-203 * bits // 32), PANEL)
+    back = _unpacked(words, bits)
+    np.testing.assert_array_equal(back[:203, :70], integers)
+    assert not back[203:].any() and not back[:, 70:].any()
+
+
+def test_columns_lie_in_panels() -> None:
+    array = np.arange(3 * 40).reshape(3, 40)
+    packed = pack_columns(array)
+    assert packed.shape == (2, 3, PANEL)
+    np.testing.assert_array_equal(_columns(packed)[:, :40], array)
+    assert not _columns(packed)[:, 40:].any()
+
+
+X86 = "x86" in str(tvm.target.codegen.llvm_get_system_triple())
+
+
+@pytest.mark.skipif(not X86, reason="the instructions are x86's")
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) -> None:
+    """A vector of weights costs two shifts at most, one conversion, and no way through memory."""
+    target = resolve(level, threads=CORES).tvm
+    func = _case("", bits, 32, (1,), 1024, 1024).func()
+    seed = next(iter(GEMM_WEIGHT_ONLY.seeds(func, target)))
+    sch = schedule_with(GEMM_WEIGHT_ONLY, func, target, seed)
+    assembly = tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE).mod.inspect_source("s")
+    hot = max(re.split(r"\n(?=\.L\w+:)", assembly), key=lambda block: block.count("vcvtdq2ps"))
+    loop = re.split(r"\tj\w+\t\.L", hot)[0]
+    count = {name: len(re.findall(rf"\t{name}", loop)) for name in ("vcvtdq2ps", "vfmadd", "vpslld", "vpsrad")}
+    assert count["vcvtdq2ps"] == count["vfmadd"] == count["vpsrad"] >= rows_of_word(bits)
+    assert count["vpslld"] == count["vpsrad"] * (rows_of_word(bits) - 1) // rows_of_word(bits)
+    stored = len(re.findall(r"mov\w*\s+%[xyz]mm\d+, .*\(%rsp", loop))
+    assert stored <= count["vfmadd"] // 4, "a scale now and then may wait on the stack"
+
+
+def test_seeds_of_any_number_of_rows_are_values_of_the_knobs() -> None:
+    for rows in (1, 7, 16, 64, 521, 2048):
+        func = _case("", 4, 32, (rows,), 512, 320).func()
+        values = {knob.name: knob.values for knob in GEMM_WEIGHT_ONLY.knobs(func, TARGET)}
+        for seed in GEMM_WEIGHT_ONLY.seeds(func, TARGET):
+            assert all(seed[name] in values[name] for name in values), seed
+
+
+def test_few_rows_unpack_in_registers_and_many_in_panels() -> None:
+    for rows, staged in ((1, 0), (16, 0), (64, 1)):
+        func = _case("", 4, 32, (rows,), 512, 256).func()
+        seed = next(iter(GEMM_WEIGHT_ONLY.seeds(func, TARGET)))
+        assert seed["staged"] == staged
+        chunk = int(seed["nb"]) * int(seed["n"])
+        assert 256 % chunk == 0 and prod((chunk, 512)) * 4 <= 1 << 20
