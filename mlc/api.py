@@ -88,13 +88,16 @@ def tune(
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
+    executor: str = "local",
 ) -> TuneReport:
     """Search faster schedules for a model's functions and keep every measurement in the log.
 
     ``trials`` (candidates measured) and ``seconds`` bound the run, whichever is reached first; with neither it ends
     when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
-    ``on_event`` is told of progress; ``measurer`` replaces the one that uses this machine. The model, ``target``,
+    ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this
+    machine, or the devices behind ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``),
+    of which ``native`` then means the CPU; ``measurer`` replaces it. The model, ``target``,
     ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
     tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are those of the
     graphs that rules make of the model; the best of them is then timed in turn with the model's own graph.
@@ -106,13 +109,16 @@ def tune(
     from mlc.config import user_log_path
     from mlc.log import TuningLog
     from mlc.tuning import TuneOptions
+    from mlc.tuning.devices import devices
 
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
-    compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, threads=threads,
-                                 winograd=winograd, substitutions=substitutions)
-    path = Path(log) if log is not None else user_log_path(compilation.target.canonical)
-    with TuningLog(path) as records:
-        return compilation.tune(records, options, measurer=measurer, on_event=on_event)
+    with devices(executor, target, on_event) as fleet:
+        compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, threads=threads,
+                                     winograd=winograd, substitutions=substitutions)
+        path = Path(log) if log is not None else user_log_path(compilation.target.canonical, fleet.machine)
+        with TuningLog(path) as records:
+            chosen = measurer or fleet.measurer(compilation.target.threads)
+            return compilation.tune(records, options, measurer=chosen, on_event=on_event)
 
 
 def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ SETTINGS = {
         Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
         Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
         Setting("MLC_SUBSTITUTIONS", "1", "0: no rules make another graph of a model (--no-substitutions)"),
+        Setting("MLC_TOKEN", "", "the secret that workers on other machines and tuning runs share"),
         Setting("MLC_CPUINFO", "/proc/cpuinfo", "the file that lists the features of this machine's CPU"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),
     )
@@ -112,9 +114,11 @@ def user_data_dir() -> Path:
 _LONGEST_NAME = 160
 
 
-def user_log_path(canonical_target: str) -> Path:
-    """The user's own tuning log for a target."""
+def user_log_path(canonical_target: str, machine: str = "") -> Path:
+    """The user's own tuning log for a target; one for each class of other machines that measure for it."""
     name = canonical_target.replace("/", "-")
+    if machine:
+        name += "@" + re.sub(r"[^\w.-]+", "-", machine)
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
     return user_data_dir() / "tuning_logs" / f"{name}.db"

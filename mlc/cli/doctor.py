@@ -24,12 +24,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", action="store_true",
         help="measure this machine's clock, units, caches, memory and threads for some seconds, and keep the result "
              "with your data: untuned schedules and estimates for `native` go by it")
+    parser.add_argument("--executor", default="local", metavar="E",
+                        help="look at the cluster or the tracker too that `mlc tune --executor E` would use")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc.cli.probes import examine
 
-    findings = examine()
+    findings = examine(args.executor)
     wrong = [f for f in findings if f.state == "wrong" and not (args.calibrate and f.name == "calibration")]
     shown: list[Figure] = []
     note, kept = "", True

@@ -6,7 +6,7 @@ import argparse
 import heapq
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     imports = action("import", "add the records of a JSON lines file, or of a MetaSchedule database", _import)
     imports.add_argument("file", type=Path, metavar="FILE.jsonl", help="or a folder with MetaSchedule's two files")
     _add_place(imports)
+    push = action("push", "share this log's own runs through a folder", _push)
+    push.add_argument("folder", type=Path, metavar="DIR", help="the folder; each log has a file of its own in it")
+    _add_place(push)
+    pull = action("pull", "add what others have shared through a folder", _pull)
+    pull.add_argument("folder", type=Path, metavar="DIR", help="the folder")
+    _add_place(pull)
     prune = action("prune", "copy a log without the records that no longer matter", _prune)
     prune.add_argument("file", type=Path, metavar="NEW", help="the pruned log")
     prune.add_argument("--keep", type=options.positive_int, default=8, metavar="N",
@@ -253,6 +259,52 @@ def _export(args: argparse.Namespace) -> Outcome:
     with TuningLog(path, readonly=True) as log:
         count = export_jsonl(log, args.file)
     return Outcome({"log": str(path), "file": str(args.file), "records": count}, _line(f"{args.file}: {count} records"))
+
+
+def _push(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog
+    from mlc.log.share import push
+
+    path = _existing(args)
+    with TuningLog(path) as log:
+        file, count = push(log, args.folder)
+    return Outcome({"log": str(path), "file": str(file), "records": count}, _line(f"{file}: {count} records"))
+
+
+def _pull(args: argparse.Namespace) -> Outcome:
+    from mlc.log import TuningLog
+    from mlc.log.share import pull
+
+    path = _place(args)
+    if not args.folder.is_dir():  # before the log is made
+        raise LogError(f"logs are shared through a folder, but {args.folder} is none; check the path")
+    with TuningLog(path) as log:
+        pulled = pull(log, args.folder)
+    done = pulled.exchange
+    document = {
+        "log": str(path), "files": pulled.files, "added": done.added, "duplicates": done.duplicates,
+        "problems": [{"source": source, "line": line, "reason": reason} for source, line, reason in done.problems],
+        "gains": [asdict(gain) for gain in pulled.gains],
+    }
+
+    def render(console: Console) -> None:
+        from mlc.report import format as fmt
+        from mlc.report.tables import table
+
+        rows = [(gain.task_name, fmt.seconds(gain.seconds), fmt.factor(gain.factor) if gain.factor else "new",
+                 gain.machine, gain.versions) for gain in pulled.gains]
+        if rows:
+            console.print(table(("task", "best", "gain", "machine", "versions"), rows, right=("best", "gain")))
+        console.print(f"{path}: {done}, from {pulled.files} files", soft_wrap=True)
+
+    return Outcome(document, render, exit_code=1 if done.problems else 0)
+
+
+def _existing(args: argparse.Namespace) -> Path:
+    path = _place(args)
+    if not path.is_file():
+        raise LogError(f"a log must exist to be shared, but {path} does not; `mlc tune` writes one")
+    return path
 
 
 def _prune(args: argparse.Namespace) -> Outcome:

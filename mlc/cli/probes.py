@@ -23,6 +23,8 @@ __all__ = ["Finding", "cpu_findings", "examine"]
 
 State = Literal["ok", "note", "wrong"]
 
+#: seconds in which a device must answer
+_DEVICES_SECONDS = 60.0
 _PEERS = ("onnxruntime", "openvino", "torch", "transformers")
 
 
@@ -36,8 +38,8 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
-    """Every finding, in the order in which a reader wants them."""
+def examine(executor: str = "local") -> list[Finding]:
+    """Every finding, in the order in which a reader wants them; ``executor`` is what ``mlc tune`` would be given."""
     findings: list[Finding] = []
     for probe in (_python, _packages, _clash):
         findings += _guarded(probe)
@@ -47,7 +49,29 @@ def examine() -> list[Finding]:
         findings += _guarded(_native)
     for probe in (_runs, _threads, _calibration, _linker, _cuda, _logs):
         findings += _guarded(probe)
+    if executor != "local":
+        findings += _executor(executor)
     return findings
+
+
+def _executor(text: str) -> list[Finding]:
+    """Whether the devices of a cluster or a tracker answer, and with what."""
+    from mlc.errors import MlcError
+    from mlc.measure.executors import fleet, parse
+
+    address = parse(text)
+    if address is None:
+        return []
+    try:
+        devices = fleet(address, patience=_DEVICES_SECONDS)
+    except MlcError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return [Finding("executor", "wrong", problem, remedy)]
+    try:
+        return [Finding("device", "note" if status.state not in ("idle", "busy") else "ok",
+                        f"{status.device}: {status.machine or status.state}") for status in devices.status()]
+    finally:
+        devices.close()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
+    parser.add_argument("--executor", default="local", metavar="E",
+                        help="who measures: local (default: this machine), ray, ray://HOST:PORT[/CLASS] (a cluster) or "
+                             "rpc://HOST:PORT/KEY (TVM's tracker); `native` is then what the devices are")
     parser.add_argument("--strategy", choices=strategy_names(), default="evolutionary",
                         help="how candidates are proposed (default: evolutionary, exhaustive in small spaces)")
 
@@ -48,30 +51,37 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
     from mlc.cli.models import find_model
+    from mlc.measure.executors import parse
     from mlc.measure.machine import load_warning
     from mlc.report.console import stderr_console
     from mlc.report.progress import listening
     from mlc.target import resolve
+    from mlc.tuning.devices import devices
 
     model = find_model(args.model)
     if model.is_artifact:
         raise UsageError(f"{args.model} is compiled already; give the model that it was built from")
+    here = parse(args.executor) is None
     target = resolve(args.target)
-    _open_log(Path(_log_path(args, target)).expanduser())
-    if target.kind == "cuda":
+    if here or args.log:
+        _open_log(Path(_log_path(args, target)).expanduser())
+    if here and target.kind == "cuda":
         _need_gpu(args.target)
-    busy = load_warning() if target.kind == "llvm" else ""
+    busy = load_warning() if here and target.kind == "llvm" else ""
     if busy and not args.json:
         stderr_console().print(busy, soft_wrap=True)
-    with listening(stderr_console(), as_json=args.json) as listener:
+    with listening(stderr_console(), as_json=args.json) as listener, \
+            devices(args.executor, args.target, listener) as reached:
+        target = resolve(reached.target)
+        log = _log_path(args, target, reached.machine)
         report = api.tune(
-            model.source(), target=target, trials=args.trials, seconds=args.seconds, log=args.log, seed=args.seed,
+            model.source(), target=target, trials=args.trials, seconds=args.seconds, log=log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
-            substitutions=args.substitutions,
+            substitutions=args.substitutions, measurer=reached.measurer(target.threads),
         )
-    refuse_nothing(report, _log_path(args, target))
+    refuse_nothing(report, log)
     document: dict[str, Any] = {
-        "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(_log_path(args, target)),
+        "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(log),
         "warning": busy, **report.to_json(),
     }
     if report.reason == "interrupted":
@@ -117,6 +127,7 @@ def resume_command(args: argparse.Namespace) -> str:
     words = ["mlc", "tune", args.model]
     given = {"--target": args.target if args.target != "native" else None, "--trials": args.trials,
              "--seconds": args.seconds, "--log": args.log, "--seed": args.seed or None,
+             "--executor": args.executor if args.executor != "local" else None,
              "--strategy": args.strategy if args.strategy != "evolutionary" else None}
     for name, value in given.items():
         if value is not None:
@@ -132,10 +143,10 @@ def _substitutions(args: argparse.Namespace) -> list[str]:
     return [] if args.substitutions is None else ["--substitutions" if args.substitutions else "--no-substitutions"]
 
 
-def _log_path(args: argparse.Namespace, target: Any) -> Any:
+def _log_path(args: argparse.Namespace, target: Any, machine: str = "") -> Any:
     from mlc.config import user_log_path
 
-    return args.log or user_log_path(target.canonical)
+    return args.log or user_log_path(target.canonical, machine)
 
 
 def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, Any], console: Console) -> None:
@@ -162,7 +173,7 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
     else:
         words = ["mlc", "compile", args.model]
         words += ["--target", args.target] if args.target != "native" else []
-        words += ["--log", args.log] if args.log else []
+        words += ["--log", document["log"]] if args.log or args.executor != "local" else []
         words += _switches(args)
         console.print(f"next: {shlex.join(words)}", soft_wrap=True)
 

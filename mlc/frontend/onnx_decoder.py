@@ -115,10 +115,11 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
     of keys and values.
 
     Without ``key`` and ``value``, ``query`` holds all three. The present keys are the past ones and the new ones
-    behind them, (batch, kv_num_heads, past + length, size): every sequence fills its past, as ``seqlens_k`` must say.
+    behind them, (batch, kv_num_heads, past + length, size): every sequence fills its past. The results of one of which
+    ``seqlens_k`` says otherwise are not numbers (NaN).
     The heads that share a key are rows of one product with it.
     """
-    query, key, value, past_key, past_value, _, total, cos, sin, places, added = nodes.inputs(11)
+    query, key, value, past_key, past_value, lengths, total, cos, sin, places, added = nodes.inputs(11)
     attributes = nodes.attributes()
     for name, off in _OFF.items():
         given = attributes.get(name, off)
@@ -171,7 +172,12 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
         scores = nodes("Add", scores, _typed(nodes, mask, query))
     seen = nodes("MatMul", nodes("Softmax", scores, axis=3), present[1])
     joined = nodes("Transpose", nodes("Reshape", seen, nodes.constant([batch, heads, length, size])), perm=[0, 2, 1, 3])
-    return [str(nodes("Reshape", joined, nodes.constant([batch, length, heads * size]))), *present]
+    result = nodes("Reshape", joined, nodes.constant([batch, length, heads * size]))
+    if lengths:
+        full = nodes("Equal", nodes("Reshape", lengths, nodes.constant([-1, 1, 1])),
+                     nodes.constant(np.array(past + length - 1, "int32")))
+        result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, query) for x in (0.0, np.nan))))
+    return [str(result), *present]
 
 
 def _split(nodes: Nodes, x: str, sizes: list[int]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import tvm
 import tvm_ffi
@@ -37,7 +37,7 @@ class Task:
     constants: tuple[int, ...] = ()
     constant_bytes: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Equal for equal functions on equal targets under equal versions; what the log is keyed by."""
         return task_key(self.func, self.target)

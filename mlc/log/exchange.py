@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,10 +42,13 @@ class Exchange:
         return f"{text}, {len(self.problems)} lines skipped: {shown}{more}"
 
 
-def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) -> int:
+def export_jsonl(
+    log: TuningLog, path: str | Path, task_key: str | None = None, sessions: Collection[str] | None = None
+) -> int:
     """Write every workload, decision and record as one JSON object a line, with its digest as ``uid``.
 
-    With ``task_key`` those of one task alone. Returns how many records were written.
+    With ``task_key`` those of one task alone, with ``sessions`` the records of these runs alone. Returns how many
+    records were written.
     """
     target, count = Path(path), 0
     try:
@@ -58,6 +61,8 @@ def export_jsonl(log: TuningLog, path: str | Path, task_key: str | None = None) 
                 text = decision_text(decision)
                 file.write(f'{{"uid":"{codec.digest(text).hex()}","decision":{text}}}\n')
             for record in log.records(task_key):
+                if sessions is not None and record.session not in sessions:
+                    continue
                 text = codec.canonical_text(record)
                 file.write(f'{{"uid":"{codec.digest(text).hex()}",{text[1:]}\n')
                 count += 1

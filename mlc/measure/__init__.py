@@ -1,13 +1,14 @@
-"""Build, run and time candidates, somewhere that may crash, hang or lie."""
+"""Build, run and time candidates, here or on a fleet, somewhere that may crash, hang or lie."""
 
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Executor, Job
+from mlc.measure.fleet import DeviceStatus, Fleet
 from mlc.measure.local import LocalMeasurer
 from mlc.measure.local_executor import LocalExecutor, local_measurer
 from mlc.measure.machine import load_warning, machine_id
 from mlc.measure.measurer import MeasureOptions, Measurer, MeasureRequest, MeasureResult
 
 __all__ = [
-    "Answer", "Dispatcher", "Executor", "Job", "LocalExecutor", "LocalMeasurer", "MeasureOptions", "MeasureRequest",
-    "MeasureResult", "Measurer", "load_warning", "local_measurer", "machine_id",
+    "Answer", "DeviceStatus", "Dispatcher", "Executor", "Fleet", "Job", "LocalExecutor", "LocalMeasurer",
+    "MeasureOptions", "MeasureRequest", "MeasureResult", "Measurer", "load_warning", "local_measurer", "machine_id",
 ]

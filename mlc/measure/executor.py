@@ -1,4 +1,5 @@
-"""What builds and runs candidates: :class:`mlc.measure.local_executor.LocalExecutor`, on this machine.
+"""What builds and runs candidates: :class:`mlc.measure.local_executor.LocalExecutor` on this machine,
+:class:`mlc.measure.fleet.Fleet` on many.
 
 An executor takes jobs and gives answers, in whatever order they come. It may lose a job with the device that had it,
 and answer one twice: :class:`mlc.measure.dispatch.Dispatcher` submits again what is lost and takes each answer once.
@@ -48,6 +49,19 @@ class Executor(Protocol):
     @property
     def capacity(self) -> int:
         """How many jobs it is worth submitting at once; those submitted beyond may wait long."""
+
+    @property
+    def wanted(self) -> int:
+        """Jobs that must be under way so that no device is about to be idle, at most :attr:`capacity`. With 1 a batch
+        is measured before the next is proposed."""
+
+    @property
+    def machine(self) -> str:
+        """What its devices are, as in a record; empty for this machine."""
+
+    @property
+    def grain(self) -> int:
+        """Candidates that one job should hold, the last of a batch perhaps fewer."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Take ``jobs`` and return. A job may be submitted again under its id, whatever became of it before.

@@ -8,10 +8,10 @@ from mlc.config import physical_cores
 from mlc.measure.dispatch import Dispatcher
 from mlc.measure.executor import Answer, Job
 from mlc.measure.local import LocalMeasurer
-from mlc.measure.measurer import MeasureOptions, Measurer
+from mlc.measure.measurer import MeasureOptions, Measurer, MeasureResult
 from mlc.target import Target
 
-__all__ = ["LocalExecutor", "local_measurer"]
+__all__ = ["LocalExecutor", "build_workers", "local_measurer"]
 
 _BATCH = 64  # jobs that are built together before the first is timed
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
@@ -19,9 +19,13 @@ _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait
 
 def local_measurer(target: Target) -> Measurer:
     """What measures candidates for ``target`` on this machine; to be closed."""
-    workers = max(1, min(physical_cores(), _BUILD_WORKERS))
     options = MeasureOptions(threads=target.threads)
-    return Dispatcher(LocalExecutor(LocalMeasurer(options, workers)), options)
+    return Dispatcher(LocalExecutor(LocalMeasurer(options, build_workers())), options)
+
+
+def build_workers() -> int:
+    """How many processes of this machine compile candidates at once."""
+    return max(1, min(physical_cores(), _BUILD_WORKERS))
 
 
 class LocalExecutor:
@@ -40,6 +44,18 @@ class LocalExecutor:
     def capacity(self) -> int:
         return _BATCH
 
+    @property
+    def wanted(self) -> int:
+        return 1
+
+    @property
+    def machine(self) -> str:
+        return ""
+
+    @property
+    def grain(self) -> int:
+        return 1
+
     def submit(self, jobs: Sequence[Job]) -> None:
         self._jobs.update((job.id, job) for job in jobs)
 
@@ -57,11 +73,16 @@ class LocalExecutor:
         jobs, self._jobs = list(self._jobs.values()), {}
         single = [job for job in jobs if not job.rounds and len(job.requests) == 1]
 
-        def done(index: int, result: object) -> None:
-            self._done.append(Answer(single[index].id, (result,)))  # type: ignore[arg-type]
+        told: set[int] = set()
+
+        def done(index: int, result: MeasureResult) -> None:
+            told.add(index)
+            self._done.append(Answer(single[index].id, (result,)))
 
         if single:
-            self._measurer.measure([job.requests[0] for job in single], done)
+            for index, result in enumerate(self._measurer.measure([job.requests[0] for job in single], done)):
+                if index not in told:
+                    done(index, result)
         for job in jobs:
             if job.rounds:
                 self._done.append(Answer(job.id, tuple(self._measurer.compare(job.requests, job.rounds))))

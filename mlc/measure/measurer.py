@@ -60,7 +60,8 @@ class MeasureRequest:
 class MeasureResult:
     """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code.
 
-    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`).
+    ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`), and
+    ``machine`` which machine it was, empty for this one.
     """
 
     times: tuple[float, ...] = ()
@@ -70,6 +71,7 @@ class MeasureResult:
     run_seconds: float = 0.0
     slowness: float = 1.0
     code_hash: str = ""
+    machine: str = ""
 
 
 class Measurer(Protocol):

@@ -16,7 +16,16 @@ from rich.text import Text
 from mlc.report import format as fmt
 from mlc.report.session import SessionView, TaskView
 from mlc.report.tables import fitted
-from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskStopped
+from mlc.tuning.events import (
+    BatchMeasured,
+    Event,
+    Finished,
+    FleetChanged,
+    Listener,
+    SessionStarted,
+    TaskConfirmed,
+    TaskStopped,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveTable", "line", "listening"]
 
 _STYLE = {"tuning": "bold", "waiting": "dim", "tuned": "green", "failing": "red"}
+_SHOWN_DEVICES = 4
 _OTHER_LINES = 6  # what the display shows besides tasks
 
 
@@ -61,6 +71,7 @@ class LiveTable:
 
     def __init__(self, height: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.view = SessionView()
+        self._fleet: FleetChanged | None = None
         self._rows = max(3, height - _OTHER_LINES)
         self._clock = clock
         self._at = clock()
@@ -69,6 +80,8 @@ class LiveTable:
         """Take one event in."""
         self.view.update(event)
         self._at = self._clock()
+        if isinstance(event, FleetChanged):
+            self._fleet = event
 
     def render(self) -> RenderableType:
         """The table, the bar and the line below them."""
@@ -76,18 +89,20 @@ class LiveTable:
         if not view.tasks:
             return Text("preparing the tasks ...", style="dim")
         ranked = list(view.ranked())
-        visible = ranked[: self._rows]
+        rows = self._rows - (self._fleet is not None)
+        visible = ranked[:rows]
         active = view.tasks.get(view.active)
         if active is not None and active not in visible:
             visible[-1] = active
-        rows = [self._row(task) for task in visible]
+        cells = [self._row(task) for task in visible]
         right = ("trials", "best", "roofline", "share", "gain")
-        shown = fitted(("task", "calls", *right, "state"), rows, right=("calls", *right),
+        shown = fitted(("task", "calls", *right, "state"), cells, right=("calls", *right),
                        spare=("calls", "trials", "gain"))
         parts: list[RenderableType] = [shown]
-        if len(ranked) > self._rows:
-            parts.append(Text(f"and {len(ranked) - self._rows} smaller tasks", style="dim"))
-        return Group(*parts, self._bar(since), Text(_summary(view, since)))
+        if len(ranked) > rows:
+            parts.append(Text(f"and {len(ranked) - rows} smaller tasks", style="dim"))
+        fleet = [] if self._fleet is None else [Text(_devices(self._fleet).strip(), overflow="ellipsis", no_wrap=True)]
+        return Group(*parts, self._bar(since), Text(_summary(view, since)), *fleet)
 
     def _row(self, task: TaskView) -> tuple[object, ...]:
         kind = task.state.partition(":")[0]
@@ -125,6 +140,8 @@ def line(event: Event, view: SessionView) -> str:
         case TaskConfirmed():
             return (f"{'':>7}  {event.name}: {event.verdict}, {fmt.seconds(event.best_seconds)} "
                     f"against {fmt.seconds(event.default_seconds)} untuned")
+        case FleetChanged():
+            return _devices(event)
         case Finished():
             return ""
 
@@ -142,6 +159,17 @@ def _started(event: SessionStarted, view: SessionView) -> str:
     of = f" of {view.graphs} graphs" if view.graphs > 1 else ""
     return (f"{len(event.tasks)} tasks{of}, {known} of them in the log already; budget: "
             f"{' or '.join(limits) or 'until nothing gains any more'}{resumed}")
+
+
+def _devices(event: FleetChanged) -> str:
+    """How many devices measure, how fast, and what became of the others."""
+    working = [d for d in event.devices if d.state in ("busy", "idle")]
+    text = (f"{'':>7}  {len(working)} devices, {sum(d.rate for d in working):.1f} results/s: "
+            + ", ".join(f"{d.device} {d.results}" + (f" ({d.failures} failed)" if d.failures else "")
+                        for d in working[:_SHOWN_DEVICES]))
+    more = len(working) - _SHOWN_DEVICES
+    text += f" and {more} more" if more > 0 else ""
+    return text + "".join(f"; {d.device}: {d.state}" for d in event.devices if d not in working)
 
 
 def _summary(view: SessionView, since: float) -> str:

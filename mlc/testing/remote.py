@@ -45,12 +45,13 @@ class RemoteExecutor:
 
     def __init__(
         self, run: Callable[[Job], Sequence[MeasureResult]], clock: Clock, misfortune: Misfortune, seed: int,
-        capacity: int = 4,
+        capacity: int = 4, grain: int = 1,
     ) -> None:
         self.submitted: list[Job] = []
         self.most_at_once = 0
         self.closed = False
         self._run, self._clock, self._misfortune, self._capacity = run, clock, misfortune, capacity
+        self._grain = grain
         self._rng = random.Random(seed)
         self._order = itertools.count()
         self._coming: list[tuple[float, int, Answer]] = []  # a heap by the time of arrival
@@ -59,6 +60,18 @@ class RemoteExecutor:
     @property
     def capacity(self) -> int:
         return self._capacity
+
+    @property
+    def wanted(self) -> int:
+        return self._capacity
+
+    @property
+    def machine(self) -> str:
+        return ""
+
+    @property
+    def grain(self) -> int:
+        return self._grain
 
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

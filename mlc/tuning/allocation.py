@@ -80,7 +80,9 @@ class TaskState:
     spent: float = 0.0  # seconds of search and measurement
     gains: list[float] = field(default_factory=list)  # relative gain of each batch, the first one left out
     batches: int = 0
+    pending: int = 0  # batches under way
     flat: int = 0  # batches since the last success
+    judged: int = 0  # batches when a success or the lack of one counted last
     failures: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
 
@@ -113,6 +115,7 @@ class Allocator:
         share = _affordable(trials, seconds) * _FIRST_PART / max(1, len(self.states))
         self._first = int(min(batch, max(_LEAST, share)))
         self._everyone = share >= _LEAST
+        self._resting: dict[int, int] = {}
         self._rivals = {
             s.index: [r for r in self.states if s.choice and r.choice == s.choice and r is not s] for s in self.states
         }
@@ -123,14 +126,16 @@ class Allocator:
         if trials is not None and trials < 1:
             return None
         calls = self._calls()
-        active = [s for s in self.states if not s.stopped and calls[s.index] > 0.0]
+        active = [s for s in self.states if not s.stopped and calls[s.index] > 0.0 and not self._rests(s)]
         if not active:
             return None
         active = [s for s in active if not any(s is other for other in last)] or active
-        new = [s for s in active if not s.batches and not math.isfinite(s.best) and not self._beaten(s)]
+        new = [s for s in active
+               if not s.batches and not s.pending and not math.isfinite(s.best) and not self._beaten(s)]
         typical, pace = self._typical(), self._pace()
         among = new if self._everyone and new else active
-        rates = {s.index: self._rate(s, typical, pace) for s in among}
+        # a batch that is proposed without the results of those under way gains the less the more of them there are
+        rates = {s.index: self._rate(s, typical, pace) / (1 + s.pending) for s in among}
         state = max(among, key=lambda s: (calls[s.index] * rates[s.index], calls[s.index] * s.roofline, -s.index))
         n = self._size(state)
         return state, n if trials is None else min(n, trials)
@@ -205,12 +210,24 @@ class Allocator:
         """Seconds that a trial of a new task takes."""
         return median([s.spent / s.trials for s in self.states if s.trials] or [_TRIAL_SECONDS])
 
-    def update(self, state: TaskState, trials: int, best: float, seconds: float) -> str:
+    def rest(self, state: TaskState) -> None:
+        """No batch of a task that has nothing to propose until more of what is under way is known."""
+        self._resting[state.index] = state.batches
+
+    def _rests(self, state: TaskState) -> bool:
+        return state.pending > 0 and self._resting.get(state.index) == state.batches
+
+    def update(
+        self, state: TaskState, trials: int, best: float, seconds: float, generation: int | None = None
+    ) -> str:
         """Note a batch of ``trials`` that took ``seconds`` of tuning; the reason if the task stops now, else empty.
 
-        ``best`` is the fastest time of one call in this batch, infinite where all failed.
+        ``best`` is the fastest time of one call in this batch, infinite where all failed. ``generation`` is how many
+        of the task's batches were known when it was proposed, left out for all: of those that were proposed with the
+        same knowledge, only the first that gains nothing says that the task is flat.
         """
-        before = state.best
+        before, flat = state.best, state.flat
+        news = generation is None or generation >= state.judged
         state.trials += trials
         state.spent += seconds
         state.batches += 1
@@ -218,9 +235,13 @@ class Allocator:
         if math.isfinite(before):
             relative = 1.0 - state.best / before
             state.gains.append(relative)
-            state.flat = 0 if relative > GAIN else state.flat + 1
+            state.flat = 0 if relative > GAIN else state.flat + news
         elif not math.isfinite(best):
-            state.flat += 1
+            state.flat += news
+        if state.flat != flat or not state.flat:
+            state.judged = state.batches
+        if state.stopped:
+            return ""
         if not math.isfinite(state.best):
             return self.stop(state, "failing") if state.flat >= FAILING else ""
         if self._beaten(state):

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlc.measure.fleet import DeviceStatus
 from mlc.tuning.report import Outcome, TuneReport
 
 __all__ = [
-    "BatchMeasured", "Event", "Finished", "Listener", "SessionStarted", "TaskConfirmed", "TaskPlan", "TaskStopped",
+    "BatchMeasured", "Event", "Finished", "FleetChanged", "Listener", "SessionStarted", "TaskConfirmed", "TaskPlan",
+    "TaskStopped",
 ]
 
 
@@ -103,6 +105,13 @@ class TaskConfirmed(_Json):
 
 
 @dataclass(frozen=True)
+class FleetChanged(_Json):
+    """The devices that measure, those that are gone or left out too: told when one comes or goes, and now and then."""
+
+    devices: tuple[DeviceStatus, ...]
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is over; always the last event."""
 
@@ -112,5 +121,5 @@ class Finished:
         return {"event": "Finished", **self.report.to_json()}
 
 
-Event = SessionStarted | BatchMeasured | TaskStopped | TaskConfirmed | Finished
+Event = SessionStarted | BatchMeasured | TaskStopped | TaskConfirmed | FleetChanged | Finished
 Listener = Callable[[Event], None]

@@ -74,9 +74,9 @@ class Journal:
         self.trials += 1
         return Record(
             task.key, task.name, space, dict(decisions), trace, times=tuple(result.times), failure=result.failure,
-            detail=result.detail[:500], machine=machine_id(), versions=versions(), seed=self._options.seed,
-            session=self.session, trial=self.spent_trials + self.trials, build_seconds=result.build_seconds,
-            when=time.time(), flops=flops, code=result.code_hash,
+            detail=result.detail[:500], machine=result.machine or machine_id(), versions=versions(),
+            seed=self._options.seed, session=self.session, trial=self.spent_trials + self.trials,
+            build_seconds=result.build_seconds, when=time.time(), flops=flops, code=result.code_hash,
             slowness=round(result.slowness, 2) if result.slowness >= DISTURBED else 0.0,
         )
 
@@ -89,7 +89,7 @@ class Journal:
         """The record of a candidate that was timed again in the last comparison; no trial of its own."""
         return replace(
             record, times=tuple(result.times), failure=result.failure, detail=result.detail[:500],
-            machine=machine_id(), versions=versions(), session=self.session, seed=self._options.seed,
+            machine=result.machine or machine_id(), versions=versions(), session=self.session, seed=self._options.seed,
             when=time.time(), verdict=verdict,
         )
 

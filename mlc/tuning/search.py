@@ -75,10 +75,10 @@ class Search:
         best = self.state.best
         return replace(self._request, trace=trace, best=best if math.isfinite(best) else 0.0)
 
-    def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> None:
-        """Let the strategy and the cost model know the results."""
+    def learn(self, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> list[Sample]:
+        """Let the strategy know the results; what the cost model may learn from them."""
         self.strategy.tell(candidates, results)
-        self._model.fit(self._samples(candidates, [_median(r) for r in results]))
+        return self._samples(candidates, [_median(r) for r in results])
 
     def is_new(self, result: MeasureResult) -> bool:
         """Whether no earlier candidate lowered to the same code: then the result tells something."""

@@ -1,21 +1,29 @@
-"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up; then confirm the winners."""
+"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up; then confirm the winners.
+
+Where one machine measures, a batch is measured before the next is proposed. Where many do, as many batches are under
+way as keep them busy, several of one task if need be: no point is proposed twice, trials go where gains are expected
+with what is under way taken into account, and what comes back together is made durable together.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from cost_model.gbt import RankingModel
-from cost_model.model import CostModel
+from cost_model.model import CostModel, Sample
 from mlc.errors import MlcError
 from mlc.graph.substitute.price import call_seconds
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined
-from mlc.log.record import Record, Verdict
+from mlc.log.record import Record, Verdict, best_of
 from mlc.log.store import TuningLog
-from mlc.measure.measurer import Measurer, MeasureResult
+from mlc.measure.dispatch import Batch, Dispatcher
+from mlc.measure.local_executor import LocalExecutor
+from mlc.measure.measurer import MeasureOptions, Measurer, MeasureRequest, MeasureResult
 from mlc.target import Target
 from mlc.tuning.allocation import Allocator
 from mlc.tuning.candidate import Candidate
@@ -48,6 +56,8 @@ _COMPARISON = 2.5
 _CLOSE = 1.3
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
+#: largest part of the run that the cost model may be trained for while other batches wait for it
+_TRAINING = 0.1
 #: standard deviations of the pre-trained model that count in a candidate's favour
 EXPLORE = 0.25
 
@@ -88,6 +98,40 @@ def _ignore(event: Event) -> None:
     """The listener of a caller that wants the report alone."""
 
 
+@dataclass
+class _Turn:
+    """Candidates of one task, of which the first ``asked`` are under way; the others follow if these do not all fail.
+
+    ``since`` is when they were proposed, ``generation`` how many batches of the task were known by then.
+    """
+
+    search: Search
+    candidates: list[Candidate]
+    since: float
+    generation: int
+    known: dict[int, MeasureResult] = field(default_factory=dict)
+    recorded: set[int] = field(default_factory=set)
+    asked: int = 0  # of the candidates
+    seen: int = 0  # of those that were asked for, before the last part of them
+    trials: int = 0
+
+    @property
+    def done(self) -> bool:
+        return len(self.known) == self.asked
+
+    @property
+    def results(self) -> list[MeasureResult]:
+        return [self.known[index] for index in sorted(self.known)]
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Candidates to be timed in turn, and what is to be made of their times."""
+
+    requests: list[MeasureRequest]
+    judge: Callable[[Sequence[MeasureResult]], None]
+
+
 class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
@@ -95,7 +139,10 @@ class _Run:
         graphs: Sequence[Mapping[str, int]],
     ) -> None:
         self._shipped, self._experience, self._graphs = shipped, experience, graphs
-        self._options, self._measurer, self._emit, self._model = options, measurer, emit, model
+        self._options, self._emit, self._model = options, emit, model
+        self._measurer = measurer if isinstance(measurer, Dispatcher) else Dispatcher(
+            LocalExecutor(measurer), MeasureOptions(target.threads))
+        self._alone = self._measurer.executor.wanted == 1
         self._tasks = combined(tasks)
         self._journal = Journal(log, self._tasks, target, options)
         self._searches: list[Search] = []
@@ -104,6 +151,9 @@ class _Run:
         self._batches = 0
         self._first = FirstResults(target, len(self._tasks))
         self._put_off: dict[int, list[Candidate]] = {}
+        self._turns: list[_Turn] = []
+        self._learned: list[Sample] = []
+        self._trained = 0.0  # seconds
 
     def run(self) -> TuneReport:
         """The whole run; see :func:`tune_tasks`."""
@@ -133,11 +183,11 @@ class _Run:
         left = self._journal.trials_left
         budget = None if left is None else left // max(1, len(self._tasks))
         for task in self._tasks:
-            records = list(self._journal.log.records(task.key))
+            records, earlier = self._recalled(task)
             try:
                 search = Search(
                     task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
-                    self._journal.log.best(task.key), self._shipped(task.key), budget, self._experience,
+                    earlier, self._shipped(task.key), budget, self._experience,
                 )
             except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
                 self._broken.append(_broken(task, error))
@@ -155,6 +205,15 @@ class _Run:
         for report in self._broken:
             self._emit(TaskStopped(report.key, report.name, report.stopped, 0, None))
 
+    def _recalled(self, task: Task) -> tuple[list[Record], Record | None]:
+        """The log's records of a task and the one of them to compile with; of a fleet's machine class, where one
+        measures: the times of two say nothing about each other."""
+        records, machine = list(self._journal.log.records(task.key)), self._measurer.executor.machine
+        if not machine:
+            return records, self._journal.log.best(task.key)
+        own = [record for record in records if record.machine == machine]
+        return own, best_of(own)
+
     # -- the search
 
     def _search(self) -> str:
@@ -164,18 +223,36 @@ class _Run:
             [s.state for s in self._searches], self._options.batch, journal.trials_left, journal.seconds_left,
             self._by_index(), max((call_seconds(s.task) for s in self._searches), default=0.0),
         )
-        while True:
-            trials, seconds = journal.trials_left, journal.seconds_left
-            if trials is not None and trials < 1:
-                return "trials"
+        try:
+            while True:
+                reason = self._begin_batches(allocator)
+                if not self._turns:
+                    self._train(at_once=True)
+                    return reason
+                self._measurer.advance()
+                self._take(allocator)
+        except BaseException:
+            self._record()  # what is known when an interrupt comes
+            raise
+
+    def _begin_batches(self, allocator: Allocator) -> str:
+        """Ask for as many batches as keep every device busy; why there are none to come once these are measured."""
+        while not self._turns or (self._measurer.hungry and not (self._alone and self._first.open)):
+            trials, seconds = self._journal.trials_left, self._journal.seconds_left
+            if trials is not None:
+                trials -= sum(turn.asked - turn.trials for turn in self._turns)
+                if trials < 1:
+                    return "trials"
             if seconds is not None and seconds <= self._reserve():
                 return "seconds"
-            turn = allocator.next(trials, [s.state for s in self._searches if self._first.seen(s.task.key)])
-            if turn is None:
-                return "finished"
-            self._batch(self._searches[turn[0].index], turn[1], allocator)
             if self._first.hopeless:
                 return "failing"
+            seen = [s.state for s in self._searches if self._first.seen(s.task.key)] if self._first.open else []
+            chosen = allocator.next(trials, seen)
+            if chosen is None:
+                return "finished"
+            self._ask(self._searches[chosen[0].index], chosen[1], allocator)
+        return ""
 
     def _by_index(self) -> list[dict[int, int]]:
         """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
@@ -192,25 +269,62 @@ class _Run:
         wanted = each * _COMPARISON * (len(compared) + sum(bool(s.task.choice) for s in compared) / 2)
         return min(wanted, self._options.seconds * _RESERVED)
 
-    def _batch(self, search: Search, n: int, allocator: Allocator) -> None:
-        start = time.monotonic()
+    def _ask(self, search: Search, n: int, allocator: Allocator) -> None:
+        """Begin a batch of a task, or stop the task where there is nothing to ask for."""
+        turn = _Turn(search, [], time.monotonic(), search.state.batches)
         try:
-            candidates = self._put_off.pop(search.state.index, [])[:n] or search.ask(n)
+            turn.candidates = self._put_off.pop(search.state.index, [])[:n] or search.ask(n)
         except MlcError:
             raise
         except Exception as error:
             self._stop(search, allocator.stop(search.state, _reason(error)))
             return
-        if not candidates:
+        if turn.candidates:
+            search.state.pending += 1
+            self._turns.append(turn)
+            # on a fleet nobody waits for the first results: where all fail, a few more have failed
+            count = len(turn.candidates)
+            self._measure(turn, self._first.count(count) if self._alone else count)
+        elif not search.state.pending:
             self._stop(search, allocator.stop(search.state, "exhausted"))
-            return
-        results, trials = self._begin(search, candidates)
-        candidates, later = candidates[: len(results)], candidates[len(results) :]
-        self._put_off[search.state.index] = later
-        problem = _learn(search, candidates, results)
+        else:  # what is under way may breed new candidates
+            allocator.rest(search.state)
+
+    def _measure(self, turn: _Turn, count: int) -> None:
+        """Begin with the next ``count`` of a turn's candidates: the first few alone as long as nothing has worked."""
+        first = turn.asked
+        turn.asked += count
+        requests = [turn.search.request(candidate.trace) for candidate in turn.candidates[first : turn.asked]]
+
+        def known(index: int, result: MeasureResult) -> None:
+            turn.known[first + index] = result
+
+        self._measurer.begin(requests, known)
+
+    def _take(self, allocator: Allocator) -> None:
+        """Write down what has come back, and let those learn whose batches are complete."""
+        self._record()
+        for turn in [turn for turn in self._turns if turn.done]:
+            self._first.note(turn.search.task.key, [r for i, r in turn.known.items() if i >= turn.seen])
+            turn.seen = turn.asked
+            if turn.asked < len(turn.candidates):
+                if not self._first.open:
+                    self._measure(turn, len(turn.candidates) - turn.asked)
+                    continue
+                self._put_off[turn.search.state.index] = turn.candidates[turn.asked :]
+            self._turns.remove(turn)
+            self._finish(turn, allocator)
+
+    def _finish(self, turn: _Turn, allocator: Allocator) -> None:
+        search, results = turn.search, turn.results
+        search.state.pending -= 1
+        problem = self._learn(search, turn.candidates[: turn.asked], results)
         self._journal.store_model(self._model)
         best = min((median(r.times) for r in results if r.times and not r.failure), default=math.inf)
-        reason = allocator.update(search.state, trials, best, time.monotonic() - start)
+        seconds = time.monotonic() - turn.since
+        if not self._alone:  # the wait for a device, and what others did meanwhile, are no costs of this task
+            seconds = sum(result.build_seconds + result.run_seconds for result in results)
+        reason = allocator.update(search.state, turn.trials, best, seconds, turn.generation)
         if problem:
             reason = allocator.stop(search.state, problem)
         self._batches += 1
@@ -218,45 +332,43 @@ class _Run:
         if reason:
             self._stop(search, reason)
 
-    def _begin(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
-        """Measure candidates, the first few alone as long as nothing has worked; where they fail too, no more of them.
-
-        The results so far, and how many of them were trials.
-        """
-        count = self._first.count(len(candidates))
-        results, trials = self._measure(search, candidates[:count])
-        self._first.note(search.task.key, results)
-        if len(results) < len(candidates) and not self._first.open:
-            more, further = self._measure(search, candidates[count:])
-            results, trials = results + more, trials + further
-        return results, trials
-
-    def _measure(self, search: Search, candidates: Sequence[Candidate]) -> tuple[list[MeasureResult], int]:
-        """Measure and record; the results, and how many of them were trials.
-
-        What is known when an interrupt comes is recorded before it goes on.
-        """
-        known: dict[int, MeasureResult] = {}
-        requests = [search.request(c.trace) for c in candidates]
-        try:
-            results = self._measurer.measure(requests, known.__setitem__)
-        except BaseException:
-            self._record(search, [(candidates[i], known[i]) for i in sorted(known)])
-            raise
-        return results, self._record(search, list(zip(candidates, results, strict=True)))
-
-    def _record(self, search: Search, measured: Sequence[tuple[Candidate, MeasureResult]]) -> int:
+    def _record(self) -> None:
         """Write down what is new; candidates that lowered to known code were not run and are no trials."""
         records = []
-        for candidate, result in measured:
-            default = search.space.default
-            if search.is_new(result) or (default is not None and candidate.point == default.point):
-                records.append(self._journal.trial(
-                    search.task, candidate.space, candidate.decisions, candidate.trace, result, search.roofline.flops
-                ))
-                search.note(records[-1])
-        self._journal.append(records)
-        return len(records)
+        for turn in self._turns:
+            search = turn.search
+            for index in sorted(turn.known.keys() - turn.recorded):
+                turn.recorded.add(index)
+                candidate, result = turn.candidates[index], turn.known[index]
+                default = search.space.default
+                if search.is_new(result) or (default is not None and candidate.point == default.point):
+                    records.append(self._journal.trial(
+                        search.task, candidate.space, candidate.decisions, candidate.trace, result,
+                        search.roofline.flops,
+                    ))
+                    search.note(records[-1])
+                    turn.trials += 1
+        if records:
+            self._journal.append(records)
+
+    def _learn(self, search: Search, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> str:
+        """Tell the search what was measured; why that failed, which costs the task its turns and nobody else's."""
+        try:
+            self._learned += search.learn(candidates, results)
+            self._train(at_once=self._alone)
+        except MlcError:
+            raise
+        except Exception as error:
+            return _reason(error)
+        return ""
+
+    def _train(self, *, at_once: bool) -> None:
+        """Train the cost model on what is new, unless it has been trained for a good part of the time already."""
+        if self._learned and (at_once or self._trained <= _TRAINING * self._journal.elapsed):
+            start = time.monotonic()
+            learned, self._learned = self._learned, []
+            self._model.fit(learned)
+            self._trained += time.monotonic() - start
 
     def _expected(self, search: Search) -> float:
         return math.inf if self._allocator is None else self._allocator.expected(search.state)
@@ -294,22 +406,32 @@ class _Run:
         """Time each winner in turn with the default and the earlier best, the largest saving first."""
         if not self._options.confirm_rounds:
             return
-        for search in sorted(self._searches, key=lambda s: (self._lost(s), -_saving(s))):
-            best = search.best
-            if not search.open:
-                if best is not None:
-                    search.verdict = "default" if _same(best, search.default) else "earlier"
-                continue
-            left = self._journal.seconds_left
-            if left is not None and left <= 0:
-                return
-            if not self._lost(search):  # asked again: its rivals have been compared by now
-                self._compare(search)
-        for rivals in self._contests():
-            left = self._journal.seconds_left
-            if left is not None and left <= 0:
-                return
-            self._decide(rivals)
+        for search in self._searches:
+            if not search.open and search.best is not None:
+                search.verdict = "default" if _same(search.best, search.default) else "earlier"
+        ranked = sorted((s for s in self._searches if s.open), key=lambda s: (self._lost(s), -_saving(s)))
+        # asked again: its rivals may have been compared by now
+        self._compare_all(self._rivals(search) for search in ranked if not self._lost(search))
+        self._compare_all(self._alternatives(group) for group in self._contests())
+
+    def _compare_all(self, comparisons: Iterable[_Comparison]) -> None:
+        """Time the rivals of each comparison in turn, as many comparisons at once as there are devices for, until the
+        seconds are used up."""
+        waiting, under_way = iter(comparisons), list[tuple[Batch, _Comparison]]()
+        more = True
+        while more or under_way:
+            while more and (not under_way or self._measurer.hungry):
+                left = self._journal.seconds_left
+                comparison = None if left is not None and left <= 0 else next(waiting, None)
+                more = comparison is not None
+                if comparison is not None:
+                    rounds = self._options.confirm_rounds
+                    under_way.append((self._measurer.begin_comparison(comparison.requests, rounds), comparison))
+            if under_way:
+                self._measurer.advance()
+            for entry in [entry for entry in under_way if entry[0].done]:
+                under_way.remove(entry)
+                entry[1].judge(entry[0].results)
 
     def _contests(self) -> list[list[Search]]:
         """Alternatives that this run tuned and that are so close that times of different moments do not tell which is
@@ -326,28 +448,35 @@ class _Run:
                 found.append(close)
         return found
 
-    def _decide(self, alternatives: Sequence[Search]) -> None:
-        """Time alternatives in turn: from now on the log has times of them that can be compared."""
+    def _alternatives(self, alternatives: Sequence[Search]) -> _Comparison:
+        """Alternatives in turn: from then on the log has times of them that can be compared."""
         records = [search.best for search in alternatives if search.best is not None]
         requests = [search.request(record.trace) for search, record in zip(alternatives, records, strict=True)]
-        results = self._measurer.compare(requests, self._options.confirm_rounds)
-        results = as_alone(results, [record.seconds for record in records])
-        again = {
-            search.task.key: self._journal.again(record, result, Verdict.KEPT)
-            for search, record, result in zip(alternatives, records, results, strict=True) if not result.failure
-        }
-        self._journal.append(again.values())
-        for search in alternatives:
-            if search.task.key in again:
-                search.final = again[search.task.key]
-                search.state.best = search.final.seconds
+
+        def judge(results: Sequence[MeasureResult]) -> None:
+            scaled = as_alone(results, [record.seconds for record in records])
+            again = {
+                search.task.key: self._journal.again(record, result, Verdict.KEPT)
+                for search, record, result in zip(alternatives, records, scaled, strict=True) if not result.failure
+            }
+            self._journal.append(again.values())
+            for search in alternatives:
+                if search.task.key in again:
+                    search.final = again[search.task.key]
+                    search.state.best = search.final.seconds
+
+        return _Comparison(requests, judge)
 
     def _lost(self, search: Search) -> bool:
         return self._allocator is not None and self._allocator.lost(search.state)
 
-    def _compare(self, search: Search) -> None:
+    def _rivals(self, search: Search) -> _Comparison:
+        """A task's winner in turn with its default and its earlier best."""
         rivals = search.finalists(_FINALISTS)
-        results = self._measurer.compare([search.request(r.trace) for r in rivals], self._options.confirm_rounds)
+        return _Comparison([search.request(r.trace) for r in rivals],
+                           lambda results: self._judge(search, rivals, results))
+
+    def _judge(self, search: Search, rivals: Sequence[Record], results: Sequence[MeasureResult]) -> None:
         choice = choose(results, _place(search.default, rivals), _place(search.earlier, rivals))
         results = as_alone(results, [self._journal.undisturbed(record) for record in rivals])
         if choice.index is None:
@@ -367,17 +496,6 @@ class _Run:
         self._emit(TaskConfirmed(
             search.task.key, search.task.name, choice.verdict, _known(search.state.default), search.final.seconds
         ))
-
-
-def _learn(search: Search, candidates: Sequence[Candidate], results: Sequence[MeasureResult]) -> str:
-    """Tell the search what was measured; why that failed, which costs the task its turns and nobody else's."""
-    try:
-        search.learn(candidates, results)
-    except MlcError:
-        raise
-    except Exception as error:
-        return _reason(error)
-    return ""
 
 
 def _saving(search: Search) -> float:

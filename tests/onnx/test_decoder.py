@@ -111,3 +111,15 @@ def test_a_decoder_of_4_bits_is_right(length: int, past: int, bits: int) -> None
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
     products = [entry for entry in exe.metadata["functions"] if entry["space"] == "cpu.gemm_weight_only"]
     assert sum(entry["calls"] for entry in products) == 7 * LAYERS + 1
+
+
+def test_a_length_that_is_told_when_run_is_never_silently_wrong() -> None:
+    model = _Decoder(2, 0, 4).model()
+    (place,) = [i for i, weight in enumerate(model.graph.initializer) if weight.name == "seqlens"]
+    del model.graph.initializer[place]
+    model.graph.input.append(helper.make_tensor_value_info("seqlens", TensorProto.INT32, [1]))
+    exe = mlc.compile(model, target="native")
+    feeds = {"ids": np.array([[3, 5]]), "seqlens": np.array([1], "int32")}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(exe(**feeds)[0], session.run(None, feeds)[0], rtol=1e-4, atol=1e-4)
+    assert np.isnan(exe(**{**feeds, "seqlens": np.array([0], "int32")})[0]).all()
