@@ -113,7 +113,7 @@ def _minimise(made: Generation, begin: int) -> None:
 
 def _known(made: Generation) -> list[Rule]:
     """What nothing has to be proved for again: what follows from a quarantined pair would only be quarantined too."""
-    return [*made.rules, *(replace(q.rule, certificate={}) for q in made.quarantined)]
+    return [*made.rules, *(q.rule for q in made.quarantined)]
 
 
 def _text(rule: Rule) -> str:

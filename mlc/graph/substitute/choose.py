@@ -26,9 +26,9 @@ from mlc.graph.substitute.price import Comparison, Price, compare
 from mlc.graph.substitute.promise import promise
 from mlc.graph.substitute.read import Reading, read
 from mlc.graph.substitute.search import Candidate, Found, Options, search
-from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
+from mlc.substitution.terms import TermGraph
 from mlc.target import Target
 
 __all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest", "failed", "find", "own_graph",

@@ -1,4 +1,4 @@
-"""What a rule does to a graph, and where it can apply at all: from its two sides alone, whatever its name.
+"""What a rule does to a graph: from its two sides alone, whatever its name.
 
 What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
 compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where
@@ -11,22 +11,15 @@ the same otherwise could go on without end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import IntEnum
 from itertools import combinations
-from typing import TypeAlias
 
-from mlc.graph.substitute.egraph import PRODUCTS
-from mlc.graph.substitute.terms import TermGraph
-from mlc.operators import OPERATORS, Attributes, infer
-from mlc.operators.index import Poly
+from mlc.substitution.egraph import PRODUCTS
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Kind", "Place", "kind_of", "kinds_of", "places", "present", "widened"]
-
-#: an operator and the rank of its result; None for a rank that is not known
-Place: TypeAlias = "tuple[str, int | None]"
+__all__ = ["Kind", "kind_of", "kinds_of"]
 
 
 class Kind(IntEnum):
@@ -99,37 +92,3 @@ def _kind(source: _Side, target: _Side, constant: frozenset[str]) -> Kind:
     if len(after) < len(before) or (len(after) == len(before) and cuts_later):
         return Kind.SHORTER if fewer == len(products) else Kind.OTHER
     return Kind.OTHER
-
-
-def places(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozenset[Place]:
-    """The operators of a side of a rule with their ranks."""
-    ranks: dict[Ref, int | None] = {name: len(shape) for name, shape in shapes.items()}
-    for place, node in enumerate(graph.nodes):
-        operands = [ranks.get(ref) for ref in node.inputs]
-        ranks[place, 0] = _rank(node.op, dict(node.attributes), operands)
-    return frozenset((node.op, ranks[place, 0]) for place, node in enumerate(graph.nodes))
-
-
-def _rank(op: str, attributes: Attributes, operands: list[int | None]) -> int | None:
-    known = OPERATORS[op]
-    if not known.arity:
-        return len(infer(op, (), attributes)[0])
-    shape, axes = attributes.get("shape"), attributes.get("axes")
-    if isinstance(shape, tuple):
-        return len(shape)
-    if any(rank is None for rank in operands):
-        return None
-    rank = max(rank for rank in operands if rank is not None)
-    if isinstance(axes, tuple) and attributes.get("keepdims") == 0:
-        return rank - len(axes)
-    return rank
-
-
-def present(graph: TermGraph) -> set[Place]:
-    """The operators of a model with their ranks, each also for a rank that is not known."""
-    return widened((term.op, len(term.shape)) for term in graph.terms if not term.leaf)
-
-
-def widened(found: Iterable[Place]) -> set[Place]:
-    """``found``, each also for a rank that is not known."""
-    return {place for op, rank in found for place in ((op, rank), (op, None))}

@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlc.graph.substitute.egraph import EGraph, Node
-from mlc.graph.substitute.kinds import Place
 from mlc.graph.substitute.sums import Shared
-from mlc.graph.substitute.terms import freeze
 from mlc.operators import operators_where
+from mlc.substitution.egraph import EGraph, ENode
+from mlc.substitution.terms import freeze
 
 __all__ = ["offer", "offered"]
 
 _COMBINING = operators_where(lambda each: each.pointwise and each.arity == 2)
 
 
-def offered(sums: Sequence[Shared]) -> set[Place]:
+def offered(sums: Sequence[Shared]) -> set[tuple[str, int]]:
     """The operators that may be put up for sums."""
     return {("enlarge", 4), ("identity_kernel", 4), ("conv2d", 4)} if sums else set()
 
@@ -52,7 +51,7 @@ def _offer_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
     found = [node for each in terms for node in graph.nodes[each] if _convolves(graph, node, image)]
     if not found:
         return
-    largest = max(found, key=lambda node: (sum(_window(graph, node)), node))
+    largest = max(found, key=lambda node: (sum(_window(graph, node)), node.attributes, node.inputs))
     if any(_kept(graph, each, image) for each in terms):
         given = dict(largest.attributes)
         kernel = freeze(channels=graph.shapes[image][1], kernel=(1, 1), groups=1)
@@ -74,18 +73,18 @@ def _kept(graph: EGraph, each: int, image: int) -> bool:
     )
 
 
-def _convolves(graph: EGraph, node: Node, image: int) -> bool:
+def _convolves(graph: EGraph, node: ENode, image: int) -> bool:
     if node.op != "conv2d" or graph.find(node.inputs[0]) != image or not graph.constant[graph.find(node.inputs[1])]:
         return False
     given = dict(node.attributes)
     return given["groups"] == 1 and not isinstance(given["padding"], str)
 
 
-def _window(graph: EGraph, node: Node) -> tuple[int, ...]:
+def _window(graph: EGraph, node: ENode) -> tuple[int, ...]:
     return graph.shapes[graph.find(node.inputs[1])][2:]
 
 
-def _widened(graph: EGraph, node: Node, window: tuple[int, ...]) -> dict[str, Any] | None:
+def _widened(graph: EGraph, node: ENode, window: tuple[int, ...]) -> dict[str, Any] | None:
     """The attributes with which zeros around the filter change nothing; None where they cannot be centred."""
     given, around = dict(node.attributes), []
     for large, small, apart in zip(window, _window(graph, node), given["dilation"], strict=True):

@@ -11,37 +11,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice, pairwise
 from operator import or_
 
-from mlc.graph.substitute.egraph import PRODUCTS, EGraph
 from mlc.graph.substitute.fold import foldable
 from mlc.graph.substitute.kinds import Kind
-from mlc.graph.substitute.match import Match, Pattern
+from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.offer import offer, offered
-from mlc.graph.substitute.rules import relevant
 from mlc.graph.substitute.sums import arrange
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
+from mlc.substitution.egraph import PRODUCTS, EGraph, ENode, Limits
+from mlc.substitution.rewrite import Match, relevant
 from mlc.substitution.rule import Rule
+from mlc.substitution.terms import TermGraph
 
-__all__ = ["Choices", "Limits", "Option", "Report", "folds", "saturate"]
+__all__ = ["Choices", "Report", "folds", "saturate"]
 
 #: matches that a rule may have in a round before it has to wait
 _BUDGET = 400
 #: pairs of products with an operand in common up to which all are joined; of more, a chain is
 _PAIRS = 3
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop, whichever comes first. What is found does not depend on the machine unless ``seconds`` end it."""
-
-    nodes: int = 4_000
-    rounds: int = 12
-    seconds: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,29 +47,16 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One way to have a class: an operator or leaf over classes, and the rule that brought it (None: the model)."""
-
-    op: str
-    inputs: tuple[int, ...]
-    attributes: Attributes
-    rule: str | None = field(default=None, compare=False)
-
-    @property
-    def leaf(self) -> bool:
-        return self.op in (INPUT, CONSTANT, OPAQUE)
-
-
-@dataclass(frozen=True)
 class Choices:
-    """``options`` and ``shapes`` by class; ``constant`` are the classes that depend on constants alone; ``roots`` the
-    classes of the outputs, and ``original`` the option that the graph had in each of its classes."""
+    """``options`` and ``shapes`` by class: of a class its nodes, each with the rule that brought it (None: the model).
+    ``constant`` are the classes that depend on constants alone; ``roots`` the classes of the outputs, and ``original``
+    the node that the graph had in each of its classes."""
 
-    options: dict[int, tuple[Option, ...]]
+    options: dict[int, dict[ENode, str | None]]
     shapes: dict[int, tuple[int, ...]]
     constant: frozenset[int]
     roots: tuple[int, ...]
-    original: dict[int, Option]
+    original: dict[int, ENode]
 
 
 def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits | None = None) -> tuple[Choices, Report]:
@@ -108,7 +86,8 @@ class _Saturation:
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
         useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
-        self._patterns = sorted(relevant(useful, graph, offered(self._sums)), key=lambda pattern: pattern.kind)
+        present = graph.operators() | offered(self._sums)
+        self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.kind)
 
     def folds(self) -> bool:
         by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.kinds]
@@ -217,25 +196,26 @@ class _Saturation:
 
     def _choices(self) -> Choices:
         graph, found = self._egraph, [self._egraph.find(each) for each in self._found]
-        options = {each: tuple(self._options(each)) for each in graph.nodes}
-        original: dict[int, Option] = {}
+        options = {each: self._options(each) for each in graph.nodes}
+        original: dict[int, ENode] = {}
         for place, term in enumerate(self._graph.terms):
-            own = Option(term.op, tuple(found[i] for i in term.inputs), term.attributes)
+            own = ENode(term.op, tuple(found[i] for i in term.inputs), term.attributes)
             original.setdefault(found[place], own)
         return Choices(
             options, dict(graph.shapes), frozenset(each for each in graph.nodes if graph.constant[each]),
             tuple(found[place] for place in self._graph.outputs), original,
         )
 
-    def _options(self, each: int) -> Iterable[Option]:
-        graph = self._egraph
+    def _options(self, each: int) -> dict[ENode, str | None]:
+        graph, found = self._egraph, dict[ENode, str | None]()
         for node, rule in graph.nodes[each].items():
             if any(graph.find(source) == each for source in node.inputs):
                 continue  # made of itself
             if node.op in PRODUCTS and rule is not None and self._joined_further(each):
                 continue
-            if node.op in (INPUT, CONSTANT, OPAQUE) or not graph.constant[each] or foldable(node.op):
-                yield Option(node.op, tuple(map(graph.find, node.inputs)), node.attributes, rule)
+            if node.leaf or not graph.constant[each] or foldable(node.op):
+                found.setdefault(ENode(node.op, tuple(map(graph.find, node.inputs)), node.attributes), rule)
+        return found
 
     def _joined_further(self, each: int) -> bool:
         """Whether a product is only a step of a chain: there is all of it to choose, or none."""

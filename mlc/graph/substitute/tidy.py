@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph, freeze
+from mlc.substitution.terms import Term, TermBuilder, TermGraph, freeze
 
 __all__ = ["tidied"]
 

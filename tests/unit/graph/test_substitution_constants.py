@@ -19,14 +19,14 @@ from tvm.relax import op
 from mlc.graph.pipeline import optimise
 from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.choose import Decision, Substitutions
-from mlc.graph.substitute.egraph import COMMUTATIVE, EGraph
 from mlc.graph.substitute.kinds import Kind, kinds_of
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import Limits, saturate
 from mlc.graph.substitute.search import Found, Options, search
-from mlc.graph.substitute.terms import TermBuilder, TermGraph, freeze
+from mlc.substitution.egraph import COMMUTATIVE, EGraph
 from mlc.substitution.prove import Proved, prove
+from mlc.substitution.terms import TermBuilder, TermGraph, freeze
 
 Emit = Callable[..., relax.Expr]
 #: gives a weight of a shape: a constant, or an input of the network
