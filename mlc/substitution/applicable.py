@@ -10,10 +10,10 @@ from mlc.operators.index import Poly, Symbol, as_poly
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule, symbols_of
 
-__all__ = ["Place", "determined", "directions", "places"]
+__all__ = ["Signature", "determined", "directions", "signatures"]
 
 #: an operator and the rank of its result; None for a rank that is not known
-Place: TypeAlias = "tuple[str, int | None]"
+Signature: TypeAlias = "tuple[str, int | None]"
 
 
 def directions(rule: Rule) -> Iterator[bool]:
@@ -58,7 +58,7 @@ def _told(poly: Poly, known: set[str]) -> Iterator[str]:
             yield name
 
 
-def places(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozenset[Place]:
+def signatures(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozenset[Signature]:
     """The operators of a side of a rule with their ranks."""
     ranks: dict[Ref, int | None] = {name: len(shape) for name, shape in shapes.items()}
     for place, node in enumerate(graph.nodes):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mlc.operators.index import Condition, Poly, as_poly
 from mlc.operators.tensor import ShapeError
-from mlc.substitution.applicable import Place, places
+from mlc.substitution.applicable import Signature, signatures
 from mlc.substitution.compose import compose
 from mlc.substitution.egraph import COMMUTATIVE, PRODUCTS, EGraph, ENode
 from mlc.substitution.graph import Graph, Node, Ref, concrete
@@ -41,7 +41,7 @@ class Rewrite:
         self.proved, self.turned, self._assumed = rule, turned, assumed
         self.rule = rule = replace(rule.turned, name=f"{rule.name} turned") if turned else rule
         #: the operators that it needs and those that it brings, with their ranks
-        self.needs, self.brings = places(rule.source, rule.shapes), places(rule.target, rule.shapes)
+        self.needs, self.brings = signatures(rule.source, rule.shapes), signatures(rule.target, rule.shapes)
         self.source, self.target = ([replace(node, attributes=node.completed) for node in side.nodes]
                                     for side in (rule.source, rule.target))
         self._asked = [_asked(node) for node in self.source]
@@ -328,7 +328,7 @@ def _root(poly: Poly, name: str, value: int, sizes: Mapping[str, int]) -> int | 
 _Some = TypeVar("_Some", bound=Rewrite)
 
 
-def relevant(rewrites: Sequence[_Some], present: Iterable[Place]) -> list[_Some]:
+def relevant(rewrites: Sequence[_Some], present: Iterable[Signature]) -> list[_Some]:
     """Those that can apply where operators are ``present``, or to what others of them make of that."""
     known, found = _widened(present), [False] * len(rewrites)
     changed = True
@@ -341,6 +341,6 @@ def relevant(rewrites: Sequence[_Some], present: Iterable[Place]) -> list[_Some]
     return [one for place, one in enumerate(rewrites) if found[place]]
 
 
-def _widened(found: Iterable[Place]) -> set[Place]:
+def _widened(found: Iterable[Signature]) -> set[Signature]:
     """``found``, each also for a rank that is not known."""
     return {place for op, rank in found for place in ((op, rank), (op, None))}

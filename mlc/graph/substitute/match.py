@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from mlc.graph.substitute.kinds import Kind, kinds_of
+from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
 from mlc.substitution.compose import compose
@@ -23,10 +23,10 @@ class Pattern(Rewrite):
     def __init__(self, rule: Rule, *, turned: bool = False) -> None:
         super().__init__(rule, turned=turned)
         rule = self.rule
-        #: what must be constant for it to be of use, and what it is then
-        self.kinds = kinds_of(rule)
-        self.kind = min(self.kinds.values(), default=Kind.OTHER)
-        self._constant = frozenset.intersection(*self.kinds) if self.kinds else frozenset[str]()
+        #: what must be constant for it to be of use, and what is gained then
+        self.benefits = benefits_of(rule)
+        self.benefit = min(self.benefits.values(), default=Benefit.NONE)
+        self._constant = frozenset.intersection(*self.benefits) if self.benefits else frozenset[str]()
         #: the inputs that the target joins with each other
         self._pairs = [(a, b) for node in rule.target.nodes if node.op == "concat"
                        for a, b in (node.inputs,) if isinstance(a, str) and isinstance(b, str)]
@@ -51,15 +51,15 @@ class Pattern(Rewrite):
         """Whether enough is constant, and the target neither joins a tensor with itself nor says what is known."""
         if any(match.classes[a] == match.classes[b] and not graph.constant[match.classes[a]] for a, b in self._pairs):
             return False
-        if frozenset() in self.kinds:
+        if frozenset() in self.benefits:
             return True
         constant = {name for name in self.rule.source.inputs if graph.constant[graph.find(match.classes[name])]}
-        kind = min((kind for names, kind in self.kinds.items() if names <= constant), default=Kind.OTHER)
-        if kind is Kind.OTHER or self._known(graph, match, constant):
+        benefit = min((each for names, each in self.benefits.items() if names <= constant), default=Benefit.NONE)
+        if benefit is Benefit.NONE or self._known(graph, match, constant):
             return False
         # one product for another is of use if it is no larger; one for two is for extraction to judge
-        return kind is Kind.JOIN or not self._work or self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(
-            match.sizes)
+        return benefit is Benefit.JOIN or not self._work or (
+            self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(match.sizes))
 
     def _known(self, graph: EGraph, match: Match, constant: set[str]) -> bool:
         """Whether the class has the target's operator over the same operands of run time already."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from mlc.graph.substitute.kinds import Kind, kind_of
+from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
 from mlc.substitution.applicable import directions
 from mlc.substitution.rule import Rule
@@ -24,7 +24,7 @@ def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
     """Rules with a certificate, both ways where they are; those that leave fewer products first."""
     found = [Pattern(rule, turned=turned) for rule in rules if rule.certificate is not None
              for turned in _directions(rule)]
-    return tuple(sorted(found, key=lambda pattern: pattern.kind))
+    return tuple(sorted(found, key=lambda pattern: pattern.benefit))
 
 
 def _directions(rule: Rule) -> Iterable[bool]:
@@ -36,4 +36,4 @@ def _grows(rule: Rule) -> bool:
     """Whether a rule of one output makes more of less, at run time too: without end, so that it would use up the nodes
     of others."""
     more = len(rule.source.outputs) == 1 and len(rule.target.nodes) > len(rule.source.nodes)
-    return more and kind_of(rule) is Kind.OTHER
+    return more and benefit_of(rule) is Benefit.NONE

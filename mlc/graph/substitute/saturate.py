@@ -1,8 +1,9 @@
 """Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
 
-Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.kinds.Kind`, and takes
-the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's back-off
-scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that gain.
+Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.benefit.Benefit`, and
+takes the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's
+back-off scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that
+gain.
 A rule that joins products takes them in the order of the model, from left to right: of products 1, 2, 3 of one tensor
 come 1+2, then (1+2)+3, but neither 2+1 nor 1+1; and of more than a few, one chain from the first to the last.
 """
@@ -17,10 +18,10 @@ from functools import reduce
 from itertools import islice, pairwise
 from operator import or_
 
+from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.fold import foldable
-from mlc.graph.substitute.kinds import Kind
+from mlc.graph.substitute.hints import add_hints, hinted
 from mlc.graph.substitute.match import Pattern
-from mlc.graph.substitute.offer import offer, offered
 from mlc.graph.substitute.sums import arrange
 from mlc.substitution.egraph import PRODUCTS, EGraph, ENode, Limits
 from mlc.substitution.rewrite import Match, relevant
@@ -85,22 +86,22 @@ class _Saturation:
         self._arranged = arrange(self._egraph, graph, self._found, patterns)
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
-        useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
-        present = graph.operators() | offered(self._sums)
-        self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.kind)
+        useful = [pattern for pattern in patterns if pattern.benefit is not Benefit.NONE]
+        present = graph.operators() | hinted(self._sums)
+        self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.benefit)
 
     def folds(self) -> bool:
-        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.kinds]
+        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.benefits]
         return bool(self._sums) or self._arranged.products > _PAIRS or any(
             True for pattern in by_constants for _ in pattern.matches(self._egraph))
 
     def run(self) -> tuple[Choices, Report]:
         started = time.monotonic()
         reason, number = "rounds", 0
-        offer(self._egraph, self._sums)
+        add_hints(self._egraph, self._sums)
         for number in range(1, self._limits.rounds + 1):
             learnt, waiting = self._round(number, started)
-            learnt |= offer(self._egraph, self._sums)
+            learnt |= add_hints(self._egraph, self._sums)
             self._egraph.rebuild()
             if len(self._egraph) >= self._limits.nodes:
                 reason = "nodes"

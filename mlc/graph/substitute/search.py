@@ -20,8 +20,8 @@ from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import Reading, read
 from mlc.graph.substitute.saturate import Report, folds, saturate
+from mlc.graph.substitute.slices import merged_slices
 from mlc.graph.substitute.split import Region, joined, split
-from mlc.graph.substitute.tidy import tidied
 from mlc.graph.substitute.write import write
 from mlc.substitution.egraph import Limits
 from mlc.substitution.terms import TermGraph
@@ -162,7 +162,7 @@ def _saturated(
         return _Solved(original, [], report)
     found = extract(problem, count=options.candidates, seconds=max(0.5, seconds - report.seconds))
     return _Solved(original, [
-        _Choice(tidied(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
+        _Choice(merged_slices(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
     ], report)
 
 

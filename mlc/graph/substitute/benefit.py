@@ -1,12 +1,12 @@
-"""What a rule does to a graph: from its two sides alone, whatever its name.
+"""What is gained by a rule: from its two sides alone, whatever its name.
 
 What counts is what is left at run time: operators that depend on constants alone are evaluated when the model is
 compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where
 some of its inputs are constant: ``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
 
-Searches take the rules in the order of their kinds. Those that leave fewer products come first; they leave slices and
-concatenations behind, which the second kind carries towards the outputs and the constants, and cancels; what only says
-the same otherwise could go on without end.
+Searches take the rules in the order of their benefits. Those that leave fewer products come first; they leave slices
+and concatenations behind, which the next carry towards the outputs and the constants, and cancel; what only says the
+same otherwise could go on without end.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from mlc.substitution.egraph import PRODUCTS
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Kind", "kind_of", "kinds_of"]
+__all__ = ["Benefit", "benefit_of", "benefits_of"]
 
 
-class Kind(IntEnum):
+class Benefit(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SHORTER``: fewer operators, or
-    slices taken later; ``OTHER``: all else. At run time, each."""
+    slices taken later; ``NONE``: neither. At run time, each."""
 
     JOIN = 0
     SHORTER = 1
-    OTHER = 2
+    NONE = 2
 
 
-def kind_of(rule: Rule) -> Kind:
-    """The kind whatever is constant, else the best that constants make of it."""
-    return min(kinds_of(rule).values(), default=Kind.OTHER)
+def benefit_of(rule: Rule) -> Benefit:
+    """The benefit whatever is constant, else the best that constants make of it."""
+    return min(benefits_of(rule).values(), default=Benefit.NONE)
 
 
-def kinds_of(rule: Rule) -> dict[frozenset[str], Kind]:
-    """The smallest sets of inputs that must be constant for a rule to be of use, with the kind that it is then."""
+def benefits_of(rule: Rule) -> dict[frozenset[str], Benefit]:
+    """The smallest sets of inputs that must be constant for a rule to be of use, with the benefit that it has then."""
     source, target = _Side(rule.source), _Side(rule.target)
     names = [name for name in rule.source.inputs if name in rule.shapes]
-    found: dict[frozenset[str], Kind] = {}
+    found: dict[frozenset[str], Benefit] = {}
     for count in range(len(names)):
         for chosen in combinations(names, count):
             constant = frozenset(chosen)
             if not any(smaller <= constant for smaller in found):
-                kind = _kind(source, target, constant)
-                if kind is not Kind.OTHER:
-                    found[constant] = kind
+                benefit = _benefit(source, target, constant)
+                if benefit is not Benefit.NONE:
+                    found[constant] = benefit
     return found
 
 
@@ -79,16 +79,16 @@ class _Side:
         }
 
 
-def _kind(source: _Side, target: _Side, constant: frozenset[str]) -> Kind:
+def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     if not all(side.of(output) - constant for side in (source, target) for output in side.graph.outputs):
-        return Kind.OTHER
+        return Benefit.NONE
     before, after = source.left(constant), target.left(constant)
     products, fewer = source.products(before), len(target.products(after))
     if fewer < len(products):
         operands = [set(source.graph.nodes[place].inputs) for place in products]
         shared = len(source.graph.outputs) == 1 or set.intersection(*operands)
-        return Kind.JOIN if shared else Kind.OTHER
+        return Benefit.JOIN if shared else Benefit.NONE
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
     if len(after) < len(before) or (len(after) == len(before) and cuts_later):
-        return Kind.SHORTER if fewer == len(products) else Kind.OTHER
-    return Kind.OTHER
+        return Benefit.SHORTER if fewer == len(products) else Benefit.NONE
+    return Benefit.NONE

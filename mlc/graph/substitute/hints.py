@@ -1,10 +1,10 @@
-"""Terms that are put up for rules to look at: a rule can only find what is there.
+"""Hints: terms that are added, equal to nothing yet, since a rule can only find what is there.
 
 Products that were joined leave neighbouring slices of one tensor. Where each is combined with a constant of its own (a
-bias, a scale), the constants joined and cut again are offered: ``concat(u, v)`` and its slices. That these are ``u``
-and ``v``, and that the sums are slices of one sum, rules have to say.
+bias, a scale), the constants joined and cut again are added: ``concat(u, v)`` and its slices. That these are ``u`` and
+``v``, and that the sums are slices of one sum, rules have to say.
 
-In a sum of convolutions of one image, those with smaller windows are offered with the largest one, zeros around their
+In a sum of convolutions of one image, those with smaller windows are added with the largest one, zeros around their
 filters; and the image itself as a convolution with the kernel that leaves it as it is.
 """
 
@@ -18,21 +18,21 @@ from mlc.operators import operators_where
 from mlc.substitution.egraph import EGraph, ENode
 from mlc.substitution.terms import freeze
 
-__all__ = ["offer", "offered"]
+__all__ = ["add_hints", "hinted"]
 
 _COMBINING = operators_where(lambda each: each.pointwise and each.arity == 2)
 
 
-def offered(sums: Sequence[Shared]) -> set[tuple[str, int]]:
-    """The operators that may be put up for sums."""
+def hinted(sums: Sequence[Shared]) -> set[tuple[str, int]]:
+    """The operators that hints may add for sums."""
     return {("enlarge", 4), ("identity_kernel", 4), ("conv2d", 4)} if sums else set()
 
 
-def offer(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
-    """Add what is missing; whether anything was."""
+def add_hints(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
+    """Add the hints that are missing; whether any was."""
     before = len(graph)
     for each in sums:
-        _offer_windows(graph, graph.find(each.image), [*dict.fromkeys(map(graph.find, each.terms))])
+        _add_windows(graph, graph.find(each.image), [*dict.fromkeys(map(graph.find, each.terms))])
     for axis, left, right in list(_neighbours(graph)):
         theirs = {(op, side): other for op, side, other in _combined(graph, right, axis)}
         for op, side, u in _combined(graph, left, axis):
@@ -46,7 +46,7 @@ def offer(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
     return len(graph) > before
 
 
-def _offer_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
+def _add_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
     """Convolutions of one image with the largest window among them, where padding and all else allow it."""
     found = [node for each in terms for node in graph.nodes[each] if _convolves(graph, node, image)]
     if not found:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 
+from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.kinds import Kind
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.sums import shared
 from mlc.operators.shapes import infer
@@ -20,7 +20,7 @@ from mlc.substitution.graph import Ref, concrete
 from mlc.substitution.rewrite import Match, relevant
 from mlc.substitution.terms import TermGraph, freeze
 
-__all__ = ["promise"]
+__all__ = ["gain_bound"]
 
 #: matches of a rule that are looked at; a model with more has enough to search for
 _MATCHES = 500
@@ -28,9 +28,9 @@ _MATCHES = 500
 _AROUND, _EACH = 0.5, 2
 
 
-def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
+def gain_bound(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
     """The part of the graph's estimated time, from above, that joining its products could save; 0 where no rule can."""
-    return _Bound(graph, costs).part([p for p in relevant(patterns, graph.operators()) if p.kind is Kind.JOIN])
+    return _Bound(graph, costs).part([p for p in relevant(patterns, graph.operators()) if p.benefit is Benefit.JOIN])
 
 
 class _Bound:
