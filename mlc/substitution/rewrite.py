@@ -20,6 +20,7 @@ from mlc.substitution.trust import trusted
 
 __all__ = ["Match", "Rewrite", "relevant"]
 
+
 @dataclass(frozen=True)
 class Match:
     """The classes that a rule's inputs and source nodes are, and its sizes."""
