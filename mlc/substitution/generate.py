@@ -28,7 +28,7 @@ __all__ = ["Generation", "Quarantined", "generate"]
 #: how many candidates are looked at in one saturation, and how many are proved before the next
 BATCH, ROUND = 40, 6
 #: a proof that takes more time of the processor is given up
-PROOF_SECONDS = 60.0
+PROOF_SECONDS = 180.0
 Progress = Callable[["Generation", str, float], None]
 
 
