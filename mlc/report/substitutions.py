@@ -16,7 +16,7 @@ from mlc.text import as_html
 if TYPE_CHECKING:
     from mlc.graph.substitute.choose import Decision
     from mlc.graph.substitute.read import Reading
-    from mlc.graph.substitute.terms import TermGraph
+    from mlc.substitution.terms import TermGraph
 
 __all__ = ["FILE", "changed", "facts", "joined", "letter", "lines", "write"]
 

@@ -1,6 +1,6 @@
 """What holds of a rule's sizes wherever it applies: its conditions and the demands of its source, solved.
 
-Every step has a witness (:mod:`mlc.substitution.solve`) and becomes part of the certificate.
+Every step has a witness (:mod:`mlc.substitution.entailment`) and becomes part of the certificate.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mlc.operators import OPERATORS, ShapeError
 from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text
 from mlc.substitution.compose import compose, with_sizes
+from mlc.substitution.entailment import Facts, quotients, without_remainders
 from mlc.substitution.goal import Stuck
 from mlc.substitution.normal import replaced
 from mlc.substitution.quotients import resolve
 from mlc.substitution.rule import Rule
-from mlc.substitution.solve import Facts, quotients, without_remainders
 
 __all__ = ["Assumptions", "assumed", "composed", "multiple", "plain", "settled", "solvable"]
 

@@ -8,10 +8,9 @@ from itertools import combinations
 
 from mlc.operators import operators_where
 from mlc.operators.index import Poly, as_poly
+from mlc.substitution.applicable import determined
 from mlc.substitution.codec import graph_text, rule_text
 from mlc.substitution.compose import compose, with_sizes
-from mlc.substitution.egraph_rule import UndeterminedError, rule_program
-from mlc.substitution.egraph_symbols import Symbols
 from mlc.substitution.enumerate import Term, term_graph
 from mlc.substitution.fingerprint import agree, assignments
 from mlc.substitution.graph import Graph, Node
@@ -78,15 +77,6 @@ def candidate(family: Family, one: Term, other: Term) -> Rule | NearMiss | None:
         return NearMiss(graph_text(rule.source), graph_text(rule.target), rule.shapes, None)
     general = canonical(general)
     return _checked(general) if determined(general) else None
-
-
-def determined(rule: Rule) -> bool:
-    """Whether the source tells all sizes, so that the rule can be applied."""
-    try:
-        rule_program(replace(rule, certificate={}), Symbols(), 0)
-    except UndeterminedError:
-        return False
-    return True
 
 
 def _checked(rule: Rule) -> Rule | NearMiss:
@@ -162,7 +152,7 @@ def in_context(rule: Rule) -> Rule | None:
     """
     if not rule.two_way or not rule.source.nodes or not rule.target.nodes:
         return None
-    if determined(replace(rule, source=rule.target, target=rule.source)):
+    if determined(rule.turned):
         return None
     root = rule.source.nodes[-1]
     if root.op not in _PRODUCTS or rule.source.outputs != ((len(rule.source.nodes) - 1, 0),):

@@ -16,7 +16,7 @@ from mlc.substitution.taso import read_taso
 
 __all__ = ["Derivation", "derivations"]
 
-LIMITS = Limits(iterations=14, nodes=60_000, seconds=10.0, grow=6)
+LIMITS = Limits(rounds=20, nodes=60_000, seconds=10.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ class Derivation:
 
 def derivations(data: Sequence[Mapping[str, Any]], rules: Sequence[Rule],
                 progress: Callable[[int, int], None] | None = None) -> list[Derivation]:
-    """For each rule of a list in TASO's format or in ours; raises :class:`RuleError` for one that cannot be read."""
+    """For each rule of a list in TASO's format or in ours; raises :class:`RuleError` for one that cannot be read.
+
+    ``rules`` without a certificate do not count.
+    """
+    rules = [rule for rule in rules if rule.certificate is not None]
     found: list[Derivation] = []
     for place, entry in enumerate(data):
         if not isinstance(entry, dict):

@@ -2,85 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import TypeAlias
 
 from mlc.operators.index import as_poly
-from mlc.substitution.egraph import EGraph, Limits, Term
-from mlc.substitution.fingerprint import assignments, concrete
-from mlc.substitution.graph import Graph
+from mlc.substitution.applicable import directions
+from mlc.substitution.egraph import EGraph, Limits
+from mlc.substitution.fingerprint import assignments
+from mlc.substitution.graph import Graph, Ref, concrete
+from mlc.substitution.rewrite import Rewrite, relevant
 from mlc.substitution.rule import Rule
+from mlc.substitution.terms import INPUT, freeze
 
-__all__ = ["derivable", "kinds_of"]
+__all__ = ["derivable"]
 
 #: limits of one saturation; what needs more counts as not derived
-LIMITS = Limits(iterations=9, nodes=12_000, seconds=3.0, grow=4)
+LIMITS = Limits(rounds=13, nodes=12_000, seconds=3.0)
+#: rounds of the rules that make more operators of fewer, each when the others have nothing more to say
+_GROWTH = 4
 
-
-#: an operator with its axis and a rank of the rule's inputs: what must be met for a rule to match at all
-Kind = tuple[str, str, int]
-
-
-def kinds_of(rule: Rule, *sides: Graph) -> frozenset[Kind]:
-    """The kinds of the operators of sides (both); where a reshape changes ranks, each at the rank that it is met at."""
-    if any(node.op == "reshape" for side in sides or (rule.source, rule.target) for node in side.nodes):
-        return frozenset(kind for side in sides or (rule.source, rule.target) for kind in _ranked(rule, side))
-    ranks = {len(shape) for shape in rule.shapes.values() if shape}
-    return frozenset((node.op, str(node.attributes.get("axis", "")), rank) for rank in ranks
-                     for side in sides or (rule.source, rule.target) for node in side.nodes)
-
-
-def _ranked(rule: Rule, side: Graph) -> Iterator[Kind]:
-    ranks: dict[Any, int] = {name: len(shape) for name, shape in rule.shapes.items()}
-    for place, node in enumerate(side.nodes):
-        rank = max((ranks[ref] for ref in node.inputs), default=0)
-        yield node.op, str(node.attributes.get("axis", "")), rank
-        shape = node.attributes.get("shape")
-        ranks[place, 0] = len(shape) if isinstance(shape, tuple) else rank
+#: the classes of an output on both sides
+_Pair: TypeAlias = "tuple[int, int]"
 
 
 def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits = LIMITS,
               sizes: Sequence[Mapping[str, int] | None] | None = None) -> list[bool]:
     """For each candidate, whether its sides become equal under ``rules``; candidates share no inputs.
 
-    ``sizes`` are those to look at; left out, they are drawn so that the precondition holds and sizes differ.
+    ``rules`` are taken as right, whatever their certificates. ``sizes`` are those to look at; left out, they are drawn
+    so that the precondition holds and sizes differ.
     """
-    used = frozenset[Kind]().union(*map(kinds_of, candidates))
-    # rules with several outputs only bring together what is apart: sliced, both sides show the same without them
-    rules = [rule for rule in rules if len(rule.source.outputs) == 1]
-    # a rule that needs an operator which nothing can introduce matches nothing
-    reachable = _reachable(used, rules)
-    graph = EGraph(rule for rule in rules if _fits(rule, reachable))
-    sides: list[tuple[list[Term], list[Term]] | None] = []
+    graph = EGraph(commutative=())  # a law like others, which may follow or not
+    pairs: list[list[_Pair] | None] = []
     for place, rule in enumerate(candidates):
         given = sizes[place] if sizes else next(assignments(rule, 1, largest=7), None)
-        sides.append(None if given is None else _add(graph, rule, given, f"{place}."))
-    graph.run(limits)
-    return [both is not None and all(map(graph.equal, *both)) for both in sides]
+        pairs.append(None if given is None else _added(graph, rule, given, place))
+    graph.rebuild()
+    # rules with several outputs only bring together what is apart: sliced, both sides show the same without them
+    rewrites = [one for rule in rules if len(rule.source.outputs) == 1 for one in _rewrites(rule)]
+    present = {(node.op, len(graph.shapes[each])) for each, nodes in graph.nodes.items() for node in nodes}
+    _Saturation(graph, relevant(rewrites, present), limits, [p for each in pairs for p in each or ()]).run()
+    return [each is not None and _equal(graph, each) for each in pairs]
 
 
-def _reachable(used: frozenset[Kind], rules: Sequence[Rule]) -> frozenset[Kind]:
-    while True:
-        more = used.union(*(kinds_of(rule) for rule in rules if _fits(rule, used)))
-        if more == used:
-            return used
-        used = more
+@lru_cache(maxsize=4096)
+def _rewrites(rule: Rule) -> list[Rewrite]:
+    return [Rewrite(rule, turned=turned, assumed=True) for turned in directions(rule)]
 
 
-def _fits(rule: Rule, used: frozenset[Kind]) -> bool:
-    """Whether all operators of a side are there, at the rule's ranks."""
-    return any(kinds_of(rule, side) <= used for side in (rule.source, rule.target) if side.nodes)
+def _added(graph: EGraph, rule: Rule, sizes: Mapping[str, int], number: int) -> list[_Pair]:
+    """The outputs of both sides of a rule; ``number`` tells its inputs from those of others."""
+    known: dict[Ref, int] = {}
+    for name, shape in rule.shapes.items():
+        known[name] = graph.leaf(INPUT, freeze(id=(number, name)), tuple(int(s.evaluate(sizes)) for s in
+                                                                         map(as_poly, shape)))
+
+    def outputs(side: Graph) -> list[int]:
+        made = dict(known)
+        for place, node in enumerate(side.nodes):
+            attributes = freeze(**{name: concrete(value, sizes) for name, value in node.completed.items()})
+            made[place, 0] = graph.add(node.op, attributes, [made[ref] for ref in node.inputs])
+        return [made[ref] for ref in side.outputs]
+
+    return list(zip(outputs(rule.source), outputs(rule.target), strict=True))
 
 
-def _add(graph: EGraph, rule: Rule, sizes: Mapping[str, int], prefix: str) -> tuple[list[Term], list[Term]]:
-    inputs = {name: graph.add_input(prefix + name, tuple(int(s.evaluate(sizes)) for s in map(as_poly, shape)))
-              for name, shape in rule.shapes.items()}
-    return _terms(graph, rule.source, inputs, sizes), _terms(graph, rule.target, inputs, sizes)
+def _equal(graph: EGraph, pairs: Sequence[_Pair]) -> bool:
+    return all(graph.find(one) == graph.find(other) for one, other in pairs)
 
 
-def _terms(graph: EGraph, side: Graph, inputs: Mapping[str, Term], sizes: Mapping[str, int]) -> list[Term]:
-    known: dict[Any, Term] = dict(inputs)
-    for place, node in enumerate(side.nodes):
-        attributes = {name: concrete(value, sizes) for name, value in node.attributes.items()}
-        known[place, 0] = graph.add(node.op, [known[ref] for ref in node.inputs], attributes)
-    return [known[ref] for ref in side.outputs]
+@dataclass
+class _Saturation:
+    """Applies rewrites until all ``pairs`` are equal, nothing is learnt or a limit is reached."""
+
+    graph: EGraph
+    rewrites: Sequence[Rewrite]
+    limits: Limits
+    pairs: Sequence[_Pair]
+
+    def run(self) -> None:
+        self._deadline = time.monotonic() + self.limits.seconds
+        self._done: set[tuple[object, ...]] = set()
+        growing = [len(one.target) > len(one.source) for one in self.rewrites]
+        grown = 0
+        for _ in range(self.limits.rounds):
+            if self._over() or _equal(self.graph, self.pairs):
+                return
+            if not self._round([not grows for grows in growing]):
+                if grown == _GROWTH or not self._round(growing):
+                    return
+                grown += 1
+
+    def _over(self) -> bool:
+        return len(self.graph) >= self.limits.nodes or time.monotonic() > self._deadline
+
+    def _round(self, chosen: Sequence[bool]) -> bool:
+        """Apply the chosen rewrites wherever they match what there is; whether anything was learnt."""
+        learnt, found = False, []
+        for place, one in enumerate(self.rewrites):
+            if chosen[place] and time.monotonic() <= self._deadline:
+                found += [(place, match) for match in islice(one.matches(self.graph), self.limits.nodes)]
+        for place, match in found:
+            key = (place, *(self.graph.find(each) for each in match.classes.values()), *match.sizes.values())
+            if key not in self._done and len(self.graph) < self.limits.nodes:
+                self._done.add(key)
+                learnt |= self.rewrites[place].build(self.graph, match)
+        self.graph.rebuild()
+        return learnt

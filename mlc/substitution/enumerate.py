@@ -20,8 +20,8 @@ from mlc.operators import OPERATORS, operators_where
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate
 from mlc.operators.tensor import ShapeError
-from mlc.substitution.fingerprint import concrete, random_input
-from mlc.substitution.graph import Graph, Node, Ref
+from mlc.substitution.fingerprint import random_input
+from mlc.substitution.graph import Graph, Node, Ref, concrete
 from mlc.substitution.space import Family, Step
 
 __all__ = ["Counts", "Term", "pairs", "term_graph"]

@@ -16,15 +16,15 @@ import numpy as np
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate
-from mlc.operators.index import Poly, as_poly
+from mlc.operators.index import as_poly
 from mlc.operators.tensor import ShapeError
-from mlc.substitution.graph import Graph
+from mlc.substitution.graph import Graph, concrete
 from mlc.substitution.prove import Refuted
 from mlc.substitution.refute import judge
 from mlc.substitution.rule import Rule
 from mlc.substitution.unify import products
 
-__all__ = ["agree", "assignments", "concrete", "random_input", "values_of"]
+__all__ = ["agree", "assignments", "random_input", "values_of"]
 
 Array = Any
 
@@ -32,13 +32,6 @@ Array = Any
 def random_input(name: str, shape: tuple[int, ...]) -> Array:
     """The field elements of the input ``name``: the same for equal names and shapes."""
     return FIELD.random(np.random.default_rng([zlib.crc32(name.encode()), *shape]), shape)
-
-
-def concrete(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with its symbols replaced by integers."""
-    if isinstance(value, Poly):
-        return int(value.evaluate(sizes))
-    return tuple(concrete(v, sizes) for v in value) if isinstance(value, tuple) else value
 
 
 def values_of(graph: Graph, inputs: Mapping[str, Array], sizes: Mapping[str, int]) -> list[Array]:

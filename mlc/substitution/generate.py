@@ -28,7 +28,7 @@ __all__ = ["Generation", "Quarantined", "generate"]
 #: how many candidates are looked at in one saturation, and how many are proved before the next
 BATCH, ROUND = 40, 6
 #: a proof that takes more time of the processor is given up
-PROOF_SECONDS = 60.0
+PROOF_SECONDS = 180.0
 Progress = Callable[["Generation", str, float], None]
 
 
@@ -113,7 +113,7 @@ def _minimise(made: Generation, begin: int) -> None:
 
 def _known(made: Generation) -> list[Rule]:
     """What nothing has to be proved for again: what follows from a quarantined pair would only be quarantined too."""
-    return [*made.rules, *(replace(q.rule, certificate={}) for q in made.quarantined)]
+    return [*made.rules, *(q.rule for q in made.quarantined)]
 
 
 def _text(rule: Rule) -> str:

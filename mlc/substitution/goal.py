@@ -13,8 +13,8 @@ from typing import Any
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
+from mlc.substitution.entailment import Facts
 from mlc.substitution.normal import Atom, Expander, Function, Normal, Number, Term, make_term, mapped, negations
-from mlc.substitution.solve import Facts
 
 __all__ = ["Goal", "Stuck", "inequalities"]
 

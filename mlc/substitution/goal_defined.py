@@ -7,11 +7,11 @@ from typing import Any
 
 from mlc.operators.index import Poly
 from mlc.operators.laws import LAWS
+from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal, Stuck
 from mlc.substitution.goal_merge import equal_atoms, plausible
 from mlc.substitution.goal_simplify import settle_context, simplify_all
-from mlc.substitution.matching import covers, skeleton
 from mlc.substitution.normal import Atom, Function, Number, Term, substituted
 
 __all__ = ["prove_defined"]

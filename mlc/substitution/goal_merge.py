@@ -8,11 +8,11 @@ from typing import Any
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
+from mlc.substitution.change_of_variables import inverse_of, mappings, skeleton
+from mlc.substitution.entailment import Facts
 from mlc.substitution.goal import Goal, Stuck, inequalities
 from mlc.substitution.goal_simplify import settle_context, simplify_all
-from mlc.substitution.matching import inverse_of, mappings, skeleton
 from mlc.substitution.normal import Atom, Function, Largest, Normal, Number, Term, substituted
-from mlc.substitution.solve import Facts
 
 __all__ = ["equal_atoms", "plausible", "prove_goal"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
+from mlc.substitution.entailment import Facts, quotients
 from mlc.substitution.goal import Goal, Stuck
 from mlc.substitution.normal import Atom, Function, Largest, Number, Term, make_term, mapped, replaced, substituted
 from mlc.substitution.quotients import divided, resolve
-from mlc.substitution.solve import Facts, quotients
 
 __all__ = ["settle_context", "simplify_all"]
 

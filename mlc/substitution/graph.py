@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from mlc.operators.operator import Attributes
+from mlc.operators.index import Poly
+from mlc.operators.operator import OPERATORS, Attributes
 
-__all__ = ["Graph", "Node", "Ref"]
+__all__ = ["Graph", "Node", "Ref", "concrete"]
 
 #: an input by its name, or an output of a node as (place of the node, place of the output)
 Ref: TypeAlias = "str | tuple[int, int]"
@@ -21,6 +22,12 @@ class Node:
     op: str
     inputs: tuple[Ref, ...]
     attributes: Attributes = field(default_factory=dict)
+
+    @property
+    def completed(self) -> Attributes:
+        """All attributes, those with defaults too; "valid" is no padding."""
+        given = {**OPERATORS[self.op].defaults, **self.attributes}
+        return {**given, "padding": (0, 0, 0, 0)} if given.get("padding") == "valid" else given
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,10 @@ class Graph:
 
 #: shapes of inputs by name: a size is an integer, or an expression over the rule's size symbols
 Shapes: TypeAlias = Mapping[str, "tuple[object, ...]"]
+
+
+def concrete(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with its symbols replaced by integers."""
+    if isinstance(value, Poly):
+        return int(value.evaluate(sizes))
+    return tuple(concrete(v, sizes) for v in value) if isinstance(value, tuple) else value

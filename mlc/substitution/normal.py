@@ -19,7 +19,7 @@ from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 from mlc.operators.laws import LAWS, Laws
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.integers import positive, translated
-from mlc.substitution.solve import without_remainders
+from mlc.substitution.entailment import without_remainders
 
 __all__ = ["Atom", "Expander", "Function", "Largest", "Normal", "Number", "Term", "negations",
            "substituted"]

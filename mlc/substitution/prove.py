@@ -3,12 +3,12 @@
 Source and target are composed from the operators' specifications into the scalar expression of one output element at
 symbolic indices, over symbolic sizes of at least 1. Their difference becomes a sum of guarded terms
 (:mod:`mlc.substitution.normal`), which changes of variables, case splits and cancellations take to zero
-(:mod:`mlc.substitution.goal_merge`); every side condition has a witness (:mod:`mlc.substitution.solve`). The steps with
-their witnesses are the certificate, bound to the rule by the hash of its content; :mod:`mlc.substitution.check` plays
-them again on its own. Elements are real numbers: rounding is not modelled. That the target is defined wherever the
-source is, is proved apart (:mod:`mlc.substitution.goal_defined`): every element that the target reads and every partial
-function that it evaluates, for an element of the output, is one that the source reads or evaluates for it. A tensor of
-which the target reads more has to be defined as a whole for the rule to be applied.
+(:mod:`mlc.substitution.goal_merge`); every side condition has a witness (:mod:`mlc.substitution.entailment`). The steps
+with their witnesses are the certificate, bound to the rule by the hash of its content; :mod:`mlc.substitution.check`
+plays them again on its own. Elements are real numbers: rounding is not modelled. That the target is defined wherever
+the source is, is proved apart (:mod:`mlc.substitution.goal_defined`): every element that the target reads and every
+partial function that it evaluates, for an element of the output, is one that the source reads or evaluates for it. A
+tensor of which the target reads more has to be defined as a whole for the rule to be applied.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mlc.operators.scalar import Read
 from mlc.substitution.assume import assumed, composed, plain, settled
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
+from mlc.substitution.entailment import Facts, without_remainders
 from mlc.substitution.goal import Goal, Stuck
 from mlc.substitution.goal_defined import prove_defined
 from mlc.substitution.goal_merge import prove_goal
 from mlc.substitution.normal import Expander
 from mlc.substitution.refute import Refuted, find_counterexample, spoiling
 from mlc.substitution.rule import Rule
-from mlc.substitution.solve import Facts, without_remainders
 
 __all__ = ["Proof", "Proved", "Refuted", "Undecided", "certified", "prove"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlc.operators.index import FloorDiv, Monomial, Poly
-from mlc.substitution.solve import Facts, Witness
+from mlc.substitution.entailment import Facts, Witness
 
 __all__ = ["divided", "resolve"]
 

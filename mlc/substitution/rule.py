@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlc.operators.index import Condition, Poly
 from mlc.substitution.graph import Graph
 
-__all__ = ["Rule"]
+__all__ = ["Rule", "symbols_of"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,27 @@ class Rule:
     conditions: tuple[Condition, ...] = ()
     certificate: Mapping[str, Any] | None = field(default=None, compare=False)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def two_way(self) -> bool:
         return set(self.source.inputs) == set(self.target.inputs)
 
     @property
+    def turned(self) -> Rule:
+        """The rule that the source may replace the target."""
+        return replace(self, source=self.target, target=self.source)
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """The size symbols that the rule holds for all values of, sorted: of shapes and the source's attributes."""
         values = [*self.shapes.values(), *(value for node in self.source.nodes for value in node.attributes.values())]
-        return tuple(sorted(set().union(*map(_symbols, values))))
+        return tuple(sorted(set().union(*map(symbols_of, values))))
 
 
-def _symbols(value: Any) -> set[str]:
+def symbols_of(value: Any) -> set[str]:
+    """The size symbols in a polynomial, or in those of a tuple."""
     if isinstance(value, Poly):
         return set(value.symbols)
-    return set().union(*map(_symbols, value)) if isinstance(value, tuple) else set()
+    return set().union(*map(symbols_of, value)) if isinstance(value, tuple) else set()

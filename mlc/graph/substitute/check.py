@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph, freeze
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, REAL, STRICT, STRICT_SINGLE, Arithmetic
 from mlc.operators.evaluate import evaluate
+from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph, freeze
 
 __all__ = ["agree", "difference", "identical", "same_where_changed"]
 

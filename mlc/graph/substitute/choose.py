@@ -1,7 +1,7 @@
 """The choice between the graphs of a search: by what was decided before, else by the prices of their tasks.
 
 A search must be worth its time: where a tuning run has decided for the model's own graph there is none, and none where
-:mod:`mlc.graph.substitute.promise` says that nothing could come of it. It must never keep a model from being compiled
+:mod:`mlc.graph.substitute.gain` says that nothing could come of it. It must never keep a model from being compiled
 either: what goes wrong in it is a warning, and the model's own graph is taken.
 """
 
@@ -21,15 +21,15 @@ from mlc.config import get_int
 from mlc.graph.ir.rewrite import op_name
 from mlc.graph.substitute.check import same_where_changed
 from mlc.graph.substitute.costs import Costs
+from mlc.graph.substitute.gain import gain_bound
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
-from mlc.graph.substitute.promise import promise
 from mlc.graph.substitute.read import Reading, read
 from mlc.graph.substitute.search import Candidate, Found, Options, search
-from mlc.graph.substitute.terms import TermGraph
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.substitution.terms import TermGraph
 from mlc.target import Target
 
 __all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest", "failed", "find", "own_graph",
@@ -164,7 +164,7 @@ def find(
         return own_graph(mod, reading)
     if decided is None:
         costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), compile_options)
-        if promise(own, rules.patterns, costs) < 1.0 - _PROMISING:
+        if gain_bound(own, rules.patterns, costs) < 1.0 - _PROMISING:
             return own_graph(mod, reading, time.monotonic() - started)
     options = rules.options
     if decided is not None:

@@ -18,10 +18,10 @@ from mlc.graph.algorithms.direct import DIRECT
 from mlc.graph.algorithms.registry import offered
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK, ChannelBlocks
-from mlc.graph.substitute.saturate import Option
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.substitution.egraph import ENode
 
 __all__ = ["Cost", "Costs"]
 
@@ -64,7 +64,7 @@ class Costs:
         """The charge for a constant that is kept for the run."""
         return _HELD * _bytes(shape) / self._on.bandwidth
 
-    def of(self, option: Option, shape: tuple[int, ...], shapes: Mapping[int, tuple[int, ...]],
+    def of(self, option: ENode, shape: tuple[int, ...], shapes: Mapping[int, tuple[int, ...]],
            constant: Collection[int]) -> Cost:
         """What ``option`` costs that makes a tensor of ``shape`` of classes with ``shapes``."""
         sources = [shapes[i] for i in option.inputs]
@@ -94,7 +94,7 @@ class Costs:
     def _moving(self, touched: float) -> float:
         return self._estimate.copy(touched) + self.call_seconds
 
-    def _packing(self, option: Option, shapes: Mapping[int, tuple[int, ...]], constant: Collection[int]) -> float:
+    def _packing(self, option: ENode, shapes: Mapping[int, tuple[int, ...]], constant: Collection[int]) -> float:
         """Products of activations read their right side as it lies, in no panels."""
         weight = option.inputs[1]
         return self.call_seconds + (0.0 if weight in constant else self._moving(2 * _bytes(shapes[weight])))
@@ -106,7 +106,7 @@ class Costs:
             math.prod(batch), depth, columns, (1, rows), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, BLOCK, BLOCK
         ), self._estimate)
 
-    def _conv2d(self, option: Option, sources: list[tuple[int, ...]]) -> float:
+    def _conv2d(self, option: ENode, sources: list[tuple[int, ...]]) -> float:
         (n, channels, *size), (filters, _, *kernel) = sources
         given = dict(option.attributes)
         groups, padding = int(given["groups"]), explicit(given, size, kernel)
@@ -126,7 +126,7 @@ def _bytes(shape: tuple[int, ...]) -> float:
     return 4.0 * math.prod(shape)
 
 
-def _neighbouring(option: Option, sources: list[tuple[int, ...]]) -> bool:
+def _neighbouring(option: ENode, sources: list[tuple[int, ...]]) -> bool:
     """Whether parts lie one behind the other, each where a kernel can write or read it."""
     axis = int(dict(option.attributes)["axis"])
     given = dict(option.attributes)

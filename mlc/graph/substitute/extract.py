@@ -17,9 +17,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from mlc.graph.substitute.costs import Cost
-from mlc.graph.substitute.egraph import PRODUCTS
-from mlc.graph.substitute.saturate import Choices, Option
-from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph
+from mlc.graph.substitute.saturate import Choices
+from mlc.substitution.egraph import PRODUCTS, ENode
+from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
 __all__ = ["Extraction", "Problem", "as_terms", "extract"]
 
@@ -32,8 +32,8 @@ _NODES = 1
 #: what each option costs besides, so that nothing is chosen for nothing; seconds
 _LEAST = 1e-10
 
-Pick = Mapping[int, Option]
-CostOf = Callable[[Option, tuple[int, ...]], Cost]
+Pick = Mapping[int, ENode]
+CostOf = Callable[[ENode, tuple[int, ...]], Cost]
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Problem:
         self.choices = choices
         self.constants = _fewest(choices)
         self.held = {c: held(choices.shapes[c]) for c in self.constants}
-        self.options: dict[int, tuple[Option, ...]] = {}
+        self.options: dict[int, tuple[ENode, ...]] = {}
         self.costs: dict[tuple[int, int], Cost] = {}
         for each in _reachable(choices):
             if each in self.constants:
                 continue
             known = [o for o in choices.options[each]
                      if all(i in self.constants or i not in choices.constant for i in o.inputs)]
-            self.options[each] = tuple(sorted(dict.fromkeys(known), key=_order))
+            self.options[each] = tuple(sorted(known, key=_order))
             for place, option in enumerate(self.options[each]):
                 self.costs[each, place] = cost(option, choices.shapes[each])
 
@@ -75,7 +75,7 @@ class Problem:
                 total += cost.seconds + _LEAST + (0.0 if inside else cost.alone)
         return total
 
-    def cost(self, each: int, option: Option) -> Cost:
+    def cost(self, each: int, option: ENode) -> Cost:
         return self.costs[each, self.options[each].index(option)]
 
     def needed(self, pick: Pick) -> list[int]:
@@ -277,11 +277,11 @@ class _Program:
         return []
 
 
-def _is_product(option: Option) -> bool:
+def _is_product(option: ENode) -> bool:
     return option.op in PRODUCTS
 
 
-def _products(problem: Problem, pick: Pick) -> frozenset[tuple[int, Option]]:
+def _products(problem: Problem, pick: Pick) -> frozenset[tuple[int, ENode]]:
     """What a choice computes that takes time: its products, and its outputs where it has none."""
     needed = [each for each in problem.needed(pick) if each in problem.options]
     found = frozenset((each, pick[each]) for each in needed if _is_product(pick[each]))
@@ -297,7 +297,7 @@ def _complete(problem: Problem, pick: Pick) -> bool:
         return False
 
 
-def _order(option: Option) -> tuple[str, str, tuple[int, ...]]:
+def _order(option: ENode) -> tuple[str, str, tuple[int, ...]]:
     return option.op, str(option.attributes), option.inputs
 
 
@@ -312,9 +312,9 @@ def _reachable(choices: Choices) -> list[int]:
     return list(seen)
 
 
-def _fewest(choices: Choices) -> dict[int, Option]:
+def _fewest(choices: Choices) -> dict[int, ENode]:
     """For each constant class the option that the fewest operators make; without those that nothing known makes."""
-    best: dict[int, tuple[int, Option]] = {}
+    best: dict[int, tuple[int, ENode]] = {}
     changed = True
     while changed:
         changed = False

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlc.graph.substitute.terms import Term
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import REAL, SINGLE
 from mlc.operators.evaluate import evaluate
+from mlc.substitution.terms import Term
 
 __all__ = ["fold", "foldable"]
 

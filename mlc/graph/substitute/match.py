@@ -1,70 +1,38 @@
-"""Where a rule applies in an e-graph, and what it builds there."""
+"""The rules of a model's search: where a rewrite leaves less to do at run time."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
 
-from mlc.graph.substitute.egraph import COMMUTATIVE, PRODUCTS, EGraph, Node
-from mlc.graph.substitute.kinds import Kind, kinds_of, places
-from mlc.graph.substitute.terms import freeze
+from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.operators import OPERATORS
-from mlc.operators.index import Condition, Poly, as_poly
-from mlc.operators.tensor import ShapeError
+from mlc.operators.index import Poly, as_poly
 from mlc.substitution.compose import compose
+from mlc.substitution.egraph import EGraph
 from mlc.substitution.graph import Graph, Ref
-from mlc.substitution.graph import Node as RuleNode
+from mlc.substitution.rewrite import Match, Rewrite
 from mlc.substitution.rule import Rule
-from mlc.substitution.trust import trusted
 
-__all__ = ["Match", "Pattern", "value_of"]
-
-
-@dataclass(frozen=True)
-class Match:
-    """The classes that a rule's inputs and source nodes are, and its sizes."""
-
-    classes: Mapping[Ref, int]
-    sizes: Mapping[str, int]
+__all__ = ["Pattern"]
 
 
-class Pattern:
-    """A rule made ready: attributes with their defaults. It matches where it is of use, or ``always``. ``turned``: the
-    target is looked for. Raises ValueError for a rule without a certificate; one whose certificate is not valid builds
-    nothing."""
+class Pattern(Rewrite):
+    """A rewrite that matches only where it is of use."""
 
-    def __init__(self, rule: Rule, *, always: bool = False, turned: bool = False) -> None:
-        if rule.certificate is None:
-            raise ValueError(f"the rule {rule.name} has no certificate: only proved rules are applied")
-        self.proved, self.turned = rule, turned
-        self.rule = rule = replace(rule, name=f"{rule.name} turned", source=rule.target,
-                                   target=rule.source) if turned else rule
-        #: what must be constant for it to be of use, and what it is then
-        self.kinds = {frozenset[str](): Kind.OTHER} if always else kinds_of(rule)
-        self.kind = min(self.kinds.values(), default=Kind.OTHER)
-        self._constant = frozenset.intersection(*self.kinds) if self.kinds else frozenset[str]()
+    def __init__(self, rule: Rule, *, turned: bool = False) -> None:
+        super().__init__(rule, turned=turned)
+        rule = self.rule
+        #: what must be constant for it to be of use, and what is gained then
+        self.benefits = benefits_of(rule)
+        self.benefit = min(self.benefits.values(), default=Benefit.NONE)
+        self._constant = frozenset.intersection(*self.benefits) if self.benefits else frozenset[str]()
         #: the inputs that the target joins with each other
         self._pairs = [(a, b) for node in rule.target.nodes if node.op == "concat"
                        for a, b in (node.inputs,) if isinstance(a, str) and isinstance(b, str)]
-        #: the operators that it needs and those that it brings, with their ranks
-        self.needs, self.brings = places(rule.source, rule.shapes), places(rule.target, rule.shapes)
         #: whether it undoes slices and concatenations by themselves: then it is for constants as well
-        self.undoes = len(rule.target.nodes) < len(rule.source.nodes) and all(
+        self._undoes = len(rule.target.nodes) < len(rule.source.nodes) and all(
             node.op in ("slice", "concat") for node in rule.source.nodes)
-        self.source = [_completed(node) for node in rule.source.nodes]
-        self.target = [_completed(node) for node in rule.target.nodes]
-        self._asked = [_asked(node) for node in self.source]
-        self._shapes = {name: tuple(map(_form, shape)) for name, shape in rule.shapes.items()}
-        #: whether it joins several products that are all of one kind, which it could do in any order
-        outputs = [self.source[o[0]].op for o in rule.source.outputs if not isinstance(o, str)]
-        self.joins = len(outputs) > 1 and len(set(outputs)) == 1 and outputs[0] in PRODUCTS
-        #: the operators whose operands are tried in both orders
-        self._either = {place for place, node in enumerate(self.source)
-                        if node.op in COMMUTATIVE and _text(rule, place) != _text(rule)}
-        self._wanted = {s for node in self.target for s in _symbols(tuple(node.attributes.values()))}
         #: the inputs that all outputs read directly
         self.shared = tuple(
             name for name in rule.source.inputs
@@ -72,28 +40,26 @@ class Pattern:
         )
 
     def matches(self, graph: EGraph) -> Iterator[Match]:
-        """Every way in which the source is in the graph, the precondition holds and the rule is of use, oldest classes
-        first."""
-        outputs = list(self.rule.source.outputs)
-        if any(isinstance(output, str) for output in outputs):
-            return
-        for match in self._outputs(graph, outputs, {}, {}, []):
-            if self._useful(graph, match):
-                yield match
+        return (match for match in super().matches(graph) if self._useful(graph, match))
+
+    def _admits(self, graph: EGraph, ref: Ref, each: int) -> bool:
+        if isinstance(ref, str):
+            return ref not in self._constant or graph.constant[each]
+        return self._undoes or not graph.constant[each]
 
     def _useful(self, graph: EGraph, match: Match) -> bool:
         """Whether enough is constant, and the target neither joins a tensor with itself nor says what is known."""
         if any(match.classes[a] == match.classes[b] and not graph.constant[match.classes[a]] for a, b in self._pairs):
             return False
-        if frozenset() in self.kinds:
+        if frozenset() in self.benefits:
             return True
         constant = {name for name in self.rule.source.inputs if graph.constant[graph.find(match.classes[name])]}
-        kind = min((kind for names, kind in self.kinds.items() if names <= constant), default=Kind.OTHER)
-        if kind is Kind.OTHER or self._known(graph, match, constant):
+        benefit = min((each for names, each in self.benefits.items() if names <= constant), default=Benefit.NONE)
+        if benefit is Benefit.NONE or self._known(graph, match, constant):
             return False
         # one product for another is of use if it is no larger; one for two is for extraction to judge
-        return kind is Kind.JOIN or not self._work or self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(
-            match.sizes)
+        return benefit is Benefit.JOIN or not self._work or (
+            self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(match.sizes))
 
     def _known(self, graph: EGraph, match: Match, constant: set[str]) -> bool:
         """Whether the class has the target's operator over the same operands of run time already."""
@@ -123,163 +89,6 @@ class Pattern:
         sides = [_multiplications(side, self.rule) for side in (self.rule.source, self.rule.target)]
         return (sides[0], sides[1]) if sides[0].terms or sides[1].terms else None
 
-    def _outputs(
-        self, graph: EGraph, left: list[Ref], classes: dict[Ref, int], sizes: dict[str, int], known: list[Any]
-    ) -> Iterator[Match]:
-        if not left:
-            solved = _solved(sizes, known)
-            if solved is not None and self._wanted <= solved.keys() and self._holds(solved):
-                yield Match(classes, solved)
-            return
-        output, rest = left[0], left[1:]
-        for each in self._candidates(graph, output, classes):
-            if graph.constant[each] and not self.undoes:
-                continue
-            for state in self._at(graph, output, each, (classes, sizes, known)):
-                yield from self._outputs(graph, rest, *state)
-
-    def _candidates(self, graph: EGraph, ref: Ref, classes: Mapping[Ref, int]) -> Iterator[int]:
-        """The classes that a node of the source may be, by what of its operands is known."""
-        if ref in classes:
-            return iter([graph.find(classes[ref])])
-        assert not isinstance(ref, str)
-        node = self.source[ref[0]]
-        for source in node.inputs:
-            if source in classes:
-                return graph.readers(classes[source], node.op)
-        for source in node.inputs:
-            if not isinstance(source, str) and self._anchored(source, classes):
-                below = list(self._candidates(graph, source, classes))
-                return iter(dict.fromkeys(r for b in below for r in graph.readers(b, node.op)))
-        return graph.classes(node.op)
-
-    def _anchored(self, ref: Ref, classes: Mapping[Ref, int]) -> bool:
-        if ref in classes or isinstance(ref, str):
-            return ref in classes
-        return any(self._anchored(source, classes) for source in self.source[ref[0]].inputs)
-
-    def _at(self, graph: EGraph, ref: Ref, each: int, state: tuple[Any, Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
-        """How the source below ``ref`` can be at a class, given what is known."""
-        classes, sizes, known = state
-        each = graph.find(each)
-        if ref in classes:
-            if graph.find(classes[ref]) == each:
-                yield state
-            return
-        if isinstance(ref, str):
-            shape = self._shapes[ref]
-            if len(shape) != len(graph.shapes[each]) or (ref in self._constant and not graph.constant[each]):
-                return
-            bound = _bound(sizes, known, zip(shape, graph.shapes[each], strict=True))
-            if bound is not None:
-                yield {**classes, ref: each}, *bound
-            return
-        wanted = self.source[ref[0]]
-        for node in list(graph.nodes[each]):
-            if node.op != wanted.op or len(node.inputs) != len(wanted.inputs):
-                continue
-            bound = _attributes(self._asked[ref[0]], node, sizes, known)
-            if bound is not None:
-                given = ({**classes, ref: each}, *bound)
-                yield from self._operands(graph, wanted.inputs, node.inputs, given)
-                if ref[0] in self._either and node.inputs[0] != node.inputs[1]:
-                    yield from self._operands(graph, wanted.inputs, node.inputs[::-1], given)
-
-    def _operands(
-        self, graph: EGraph, wanted: tuple[Ref, ...], given: tuple[int, ...], state: tuple[Any, Any, Any]
-    ) -> Iterator[tuple[Any, Any, Any]]:
-        if not wanted:
-            yield state
-            return
-        for further in self._at(graph, wanted[0], given[0], state):
-            yield from self._operands(graph, wanted[1:], given[1:], further)
-
-    def _holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the sizes are such as the proof is about: the precondition holds, and both sides are well-formed as
-        the rule says them. A source may be found where it is not: ``add(x, y)`` of equal sizes where one broadcasts."""
-        return all(size >= 1 for size in sizes.values()) and all(
-            condition.poly.symbols <= sizes.keys() and condition.evaluate(sizes)
-            for condition in (*self.rule.conditions, *self._demands)
-        )
-
-    @cached_property
-    def _demands(self) -> tuple[Condition, ...]:
-        """What the operators of both sides demand of sizes; what never holds where a side is ill-formed."""
-        try:
-            both = [d for side in (self.rule.source, self.rule.target) for d in compose(side, self.rule.shapes)[1]]
-        except ShapeError:
-            return (Condition(as_poly(-1), ">="),)
-        return tuple(dict.fromkeys(both))
-
-    @cached_property
-    def _trusted(self) -> bool:
-        """Whether the certificate is valid, and for this direction."""
-        certificate = self.proved.certificate
-        assert certificate is not None
-        return trusted(self.proved) and not (self.turned and certificate["backward"] is None)
-
-    @cached_property
-    def _whole(self) -> tuple[str, ...]:
-        """The inputs of which the target reads elements that the source does not: all must be defined."""
-        assert self.proved.certificate is not None
-        return tuple(self.proved.certificate["whole"]["backward" if self.turned else "forward"])
-
-    def build(self, graph: EGraph, match: Match) -> bool:
-        """Add the target and merge it with the source; whether the graph learnt anything."""
-        if not self._trusted or not all(graph.whole[graph.find(match.classes[name])] for name in self._whole
-                                        if name in match.classes):
-            return False
-        before, mark, made = len(graph), graph.mark, dict(match.classes)
-        origin = 0
-        for place, node in enumerate(self.source):
-            if node.op in PRODUCTS:
-                origin |= graph.members[graph.find(match.classes[place, 0])]
-        try:
-            for place, node in enumerate(self.target):
-                inputs = [made[ref] if isinstance(ref, str) else made[-1, ref[0]] for ref in node.inputs]
-                attributes = freeze(**{k: value_of(v, match.sizes) for k, v in node.attributes.items()})
-                made[-1, place] = each = graph.add(node.op, attributes, inputs, self.rule.name)
-                if node.op in PRODUCTS and not graph.members[each]:
-                    graph.members[each] = origin
-                    if self.joins:
-                        graph.joined[each] = self.rule.name
-        except ShapeError:
-            return False  # a precondition that says too little; nothing is concluded
-        learnt = len(graph) > before
-        for source, target in zip(self.rule.source.outputs, self.rule.target.outputs, strict=True):
-            new = made[target] if isinstance(target, str) else made[-1, target[0]]
-            old = match.classes[source]
-            if graph.shapes[graph.find(old)] == graph.shapes[graph.find(new)]:
-                learnt |= graph.refine(old, new, mark)
-        return learnt
-
-
-def _text(rule: Rule, exchanged: int | None = None) -> str:
-    """A text of a rule that is the same where it says the same: whatever the names of its inputs, and whatever the
-    order in which the target adds or joins. The operands of the source's node ``exchanged`` are taken the other way
-    round."""
-    names: dict[str, str] = {}
-
-    def text(graph: Graph, ref: Ref) -> str:
-        if isinstance(ref, str):
-            return names.setdefault(ref, f"x{len(names)}")
-        node = graph.nodes[ref[0]]
-        turned = graph is rule.source and ref[0] == exchanged
-        operands = [text(graph, each) for each in (node.inputs[::-1] if turned else node.inputs)]
-        if graph is rule.target and node.op in (*COMMUTATIVE, "concat"):
-            operands.sort()
-        attributes = ",".join(f"{k}={_plain(v)}" for k, v in sorted(node.attributes.items()))
-        return f"{node.op}[{attributes}]({';'.join(operands)})"
-
-    sides = [";".join(text(graph, output) for output in graph.outputs) for graph in (rule.source, rule.target)]
-    shapes = ";".join(_plain(tuple(rule.shapes[name])) for name in names)
-    known = {name: f"s{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"[a-z_]+\d+", shapes)))}
-    return re.sub(r"[a-z_]+\d+", lambda found: known.get(found[0], found[0]), f"{sides} {shapes}")
-
-
-def _plain(value: Any) -> str:
-    return f"({','.join(map(_plain, value))})" if isinstance(value, tuple) else str(value)
-
 
 def _multiplications(side: Graph, rule: Rule) -> Poly:
     """How many the products of a side take."""
@@ -293,118 +102,3 @@ def _multiplications(side: Graph, rule: Rule) -> Poly:
                 number = number * size
             total = total + number
     return total
-
-
-def _symbols(value: Any) -> set[str]:
-    if isinstance(value, Poly):
-        return set(value.symbols)
-    return {s for v in value for s in _symbols(v)} if isinstance(value, tuple) else set()
-
-
-def _completed(node: RuleNode) -> RuleNode:
-    given = {**OPERATORS[node.op].defaults, **node.attributes}
-    if given.get("padding") == "valid":
-        given["padding"] = (0, 0, 0, 0)
-    return RuleNode(node.op, node.inputs, given)
-
-
-class _Form(NamedTuple):
-    """A polynomial, the number that it is, and the symbol that it is."""
-
-    poly: Poly
-    number: int | None
-    symbol: str | None
-
-
-def _form(value: Poly | int) -> _Form:
-    poly = as_poly(value)
-    name = str(poly)
-    return _Form(poly, poly.constant, name if name in poly.symbols else None)
-
-
-def _asked(node: RuleNode) -> tuple[tuple[str, Any], ...]:
-    """What a node asks of attributes, by name: numbers as forms, and None for what no attribute can be."""
-    numbers = (Poly, int)
-
-    def of(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(_form, value)) if all(isinstance(each, numbers) for each in value) else None
-        return _form(value) if isinstance(value, numbers) else value
-
-    return tuple(sorted(((name, of(value)) for name, value in node.attributes.items()), key=lambda each: each[0]))
-
-
-def _attributes(asked: tuple[tuple[str, Any], ...], node: Node, sizes: Any, known: Any) -> tuple[Any, Any] | None:
-    """What attributes say of sizes; None where they differ."""
-    if len(asked) != len(node.attributes):
-        return None
-    pairs: list[tuple[_Form, int]] = []
-    for (name, pattern), (other, value) in zip(asked, node.attributes, strict=True):
-        if name != other:
-            return None
-        if isinstance(pattern, _Form):
-            if not isinstance(value, int):
-                return None
-            pairs.append((pattern, value))
-        elif isinstance(pattern, tuple):
-            if not isinstance(value, tuple) or len(pattern) != len(value):
-                return None
-            pairs += zip(pattern, value, strict=True)
-        elif pattern != value:
-            return None
-    return _bound(sizes, known, pairs) if pairs else (sizes, known)
-
-
-def _bound(
-    sizes: dict[str, int], known: list[Any], pairs: Iterable[tuple[_Form, int]]
-) -> tuple[Any, Any] | None:
-    """Sizes with what ``pairs`` of polynomial and value add; None where they contradict each other."""
-    fresh, later = dict(sizes), known
-    for (poly, number, symbol), value in pairs:
-        if number is not None:
-            if number != value:
-                return None
-        elif symbol is not None:
-            if fresh.setdefault(symbol, value) != value:
-                return None
-        else:
-            later = [*later, (poly, value)]
-    return fresh, later
-
-
-def _solved(sizes: dict[str, int], known: list[tuple[Poly, int]]) -> dict[str, int] | None:
-    """All sizes, where one unknown at a time follows from ``known``; None where they contradict each other."""
-    solved, left = dict(sizes), list(known)
-    while left:
-        for item in left:
-            unknown = item[0].symbols - solved.keys()
-            if len(unknown) > 1:
-                continue
-            if unknown:
-                value = _root(item[0], next(iter(unknown)), item[1], solved)
-                if value is None:
-                    return None
-                solved[next(iter(unknown))] = value
-            elif item[0].evaluate(solved) != item[1]:
-                return None
-            left.remove(item)
-            break
-        else:
-            return None
-    return solved
-
-
-def _root(poly: Poly, name: str, value: int, sizes: Mapping[str, int]) -> int | None:
-    """The size for which a polynomial that is linear in it has a value."""
-    at = [poly.evaluate({**sizes, name: x}) for x in (0, 1, 2)]
-    slope = at[1] - at[0]
-    if not slope or at[2] - at[1] != slope or (value - at[0]) % slope:
-        return None
-    return int((value - at[0]) // slope)
-
-
-def value_of(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute of a rule with numbers for its sizes."""
-    if isinstance(value, Poly):
-        return int(value.evaluate(sizes))
-    return tuple(value_of(v, sizes) for v in value) if isinstance(value, tuple) else value

@@ -16,8 +16,8 @@ from tvm import relax
 from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import cuts
 from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, shape_of
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
 from mlc.operators import OPERATORS, relax_where
+from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
 
 __all__ = ["Reading", "read"]
 

@@ -1,8 +1,9 @@
 """Equality saturation of a model's terms, and what there is to choose from afterwards: the options of every class.
 
-Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.kinds.Kind`, and takes
-the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's back-off
-scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that gain.
+Each round goes through the rules that leave less, in the order of :class:`~mlc.graph.substitute.benefit.Benefit`, and
+takes the oldest matches of each up to a budget; a rule that has more waits for a while, and longer each time (egg's
+back-off scheduler). The others (commutation, growth and the like) are left out: they used up the nodes of those that
+gain.
 A rule that joins products takes them in the order of the model, from left to right: of products 1, 2, 3 of one tensor
 come 1+2, then (1+2)+3, but neither 2+1 nor 1+1; and of more than a few, one chain from the first to the last.
 """
@@ -11,37 +12,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice, pairwise
 from operator import or_
 
-from mlc.graph.substitute.egraph import PRODUCTS, EGraph
+from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.fold import foldable
-from mlc.graph.substitute.kinds import Kind
-from mlc.graph.substitute.match import Match, Pattern
-from mlc.graph.substitute.offer import offer, offered
-from mlc.graph.substitute.rules import relevant
+from mlc.graph.substitute.hints import add_hints, hinted
+from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.sums import arrange
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, TermGraph
+from mlc.substitution.egraph import PRODUCTS, EGraph, ENode, Limits
+from mlc.substitution.rewrite import Match, relevant
 from mlc.substitution.rule import Rule
+from mlc.substitution.terms import TermGraph
 
-__all__ = ["Choices", "Limits", "Option", "Report", "folds", "saturate"]
+__all__ = ["Choices", "Report", "folds", "saturate"]
 
 #: matches that a rule may have in a round before it has to wait
 _BUDGET = 400
 #: pairs of products with an operand in common up to which all are joined; of more, a chain is
 _PAIRS = 3
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop, whichever comes first. What is found does not depend on the machine unless ``seconds`` end it."""
-
-    nodes: int = 4_000
-    rounds: int = 12
-    seconds: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,29 +48,16 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One way to have a class: an operator or leaf over classes, and the rule that brought it (None: the model)."""
-
-    op: str
-    inputs: tuple[int, ...]
-    attributes: Attributes
-    rule: str | None = field(default=None, compare=False)
-
-    @property
-    def leaf(self) -> bool:
-        return self.op in (INPUT, CONSTANT, OPAQUE)
-
-
-@dataclass(frozen=True)
 class Choices:
-    """``options`` and ``shapes`` by class; ``constant`` are the classes that depend on constants alone; ``roots`` the
-    classes of the outputs, and ``original`` the option that the graph had in each of its classes."""
+    """``options`` and ``shapes`` by class: of a class its nodes, each with the rule that brought it (None: the model).
+    ``constant`` are the classes that depend on constants alone; ``roots`` the classes of the outputs, and ``original``
+    the node that the graph had in each of its classes."""
 
-    options: dict[int, tuple[Option, ...]]
+    options: dict[int, dict[ENode, str | None]]
     shapes: dict[int, tuple[int, ...]]
     constant: frozenset[int]
     roots: tuple[int, ...]
-    original: dict[int, Option]
+    original: dict[int, ENode]
 
 
 def saturate(graph: TermGraph, rules: Sequence[Pattern | Rule], limits: Limits | None = None) -> tuple[Choices, Report]:
@@ -107,21 +86,22 @@ class _Saturation:
         self._arranged = arrange(self._egraph, graph, self._found, patterns)
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
-        useful = [pattern for pattern in patterns if pattern.kind is not Kind.OTHER]
-        self._patterns = sorted(relevant(useful, graph, offered(self._sums)), key=lambda pattern: pattern.kind)
+        useful = [pattern for pattern in patterns if pattern.benefit is not Benefit.NONE]
+        present = graph.operators() | hinted(self._sums)
+        self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.benefit)
 
     def folds(self) -> bool:
-        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.kinds]
+        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.benefits]
         return bool(self._sums) or self._arranged.products > _PAIRS or any(
             True for pattern in by_constants for _ in pattern.matches(self._egraph))
 
     def run(self) -> tuple[Choices, Report]:
         started = time.monotonic()
         reason, number = "rounds", 0
-        offer(self._egraph, self._sums)
+        add_hints(self._egraph, self._sums)
         for number in range(1, self._limits.rounds + 1):
             learnt, waiting = self._round(number, started)
-            learnt |= offer(self._egraph, self._sums)
+            learnt |= add_hints(self._egraph, self._sums)
             self._egraph.rebuild()
             if len(self._egraph) >= self._limits.nodes:
                 reason = "nodes"
@@ -217,25 +197,26 @@ class _Saturation:
 
     def _choices(self) -> Choices:
         graph, found = self._egraph, [self._egraph.find(each) for each in self._found]
-        options = {each: tuple(self._options(each)) for each in graph.nodes}
-        original: dict[int, Option] = {}
+        options = {each: self._options(each) for each in graph.nodes}
+        original: dict[int, ENode] = {}
         for place, term in enumerate(self._graph.terms):
-            own = Option(term.op, tuple(found[i] for i in term.inputs), term.attributes)
+            own = ENode(term.op, tuple(found[i] for i in term.inputs), term.attributes)
             original.setdefault(found[place], own)
         return Choices(
             options, dict(graph.shapes), frozenset(each for each in graph.nodes if graph.constant[each]),
             tuple(found[place] for place in self._graph.outputs), original,
         )
 
-    def _options(self, each: int) -> Iterable[Option]:
-        graph = self._egraph
+    def _options(self, each: int) -> dict[ENode, str | None]:
+        graph, found = self._egraph, dict[ENode, str | None]()
         for node, rule in graph.nodes[each].items():
             if any(graph.find(source) == each for source in node.inputs):
                 continue  # made of itself
             if node.op in PRODUCTS and rule is not None and self._joined_further(each):
                 continue
-            if node.op in (INPUT, CONSTANT, OPAQUE) or not graph.constant[each] or foldable(node.op):
-                yield Option(node.op, tuple(map(graph.find, node.inputs)), node.attributes, rule)
+            if node.leaf or not graph.constant[each] or foldable(node.op):
+                found.setdefault(ENode(node.op, tuple(map(graph.find, node.inputs)), node.attributes), rule)
+        return found
 
     def _joined_further(self, each: int) -> bool:
         """Whether a product is only a step of a chain: there is all of it to choose, or none."""

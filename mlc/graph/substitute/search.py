@@ -19,12 +19,13 @@ from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.extract import Extraction, Problem, as_terms, extract
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import Reading, read
-from mlc.graph.substitute.saturate import Limits, Report, folds, saturate
+from mlc.graph.substitute.saturate import Report, folds, saturate
+from mlc.graph.substitute.slices import merged_slices
 from mlc.graph.substitute.split import Region, joined, split
-from mlc.graph.substitute.terms import TermGraph
-from mlc.graph.substitute.tidy import tidied
 from mlc.graph.substitute.write import write
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.substitution.egraph import Limits
+from mlc.substitution.terms import TermGraph
 
 __all__ = ["Candidate", "Found", "Options", "search"]
 
@@ -162,7 +163,7 @@ def _saturated(
         return _Solved(original, [], report)
     found = extract(problem, count=options.candidates, seconds=max(0.5, seconds - report.seconds))
     return _Solved(original, [
-        _Choice(tidied(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
+        _Choice(merged_slices(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
     ], report)
 
 
@@ -183,5 +184,6 @@ def _candidates(
 
 def _rules(problem: Problem, choice: Extraction) -> Counter[str]:
     """How many of the operators that are taken each rule brought."""
-    taken = [choice.pick[each] for each in problem.needed(choice.pick) if each in problem.options]
-    return Counter(option.rule for option in taken if option.rule is not None)
+    taken = [(each, choice.pick[each]) for each in problem.needed(choice.pick) if each in problem.options]
+    rules = (problem.choices.options[each][node] for each, node in taken if problem.choices.original.get(each) != node)
+    return Counter(rule for rule in rules if rule is not None)

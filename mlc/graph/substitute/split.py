@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Attributes, Term, TermBuilder, TermGraph, freeze
+from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Attributes, Term, TermBuilder, TermGraph, freeze
 
 __all__ = ["Region", "joined", "split"]
 

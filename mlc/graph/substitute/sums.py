@@ -17,9 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mlc.graph.substitute.egraph import COMMUTATIVE, PRODUCTS, EGraph
 from mlc.graph.substitute.match import Pattern
-from mlc.graph.substitute.terms import INPUT, TermGraph, freeze
+from mlc.substitution.egraph import COMMUTATIVE, PRODUCTS, EGraph
+from mlc.substitution.rewrite import Rewrite
+from mlc.substitution.terms import INPUT, TermGraph, freeze
 
 __all__ = ["Arranged", "Shared", "arrange", "shared"]
 
@@ -200,7 +201,7 @@ class _Laws:
         ways = [graph.add(op, (), (graph.add(op, (), (a, b)), c)) for a, b, c in ((x, y, z), (x, z, y), (y, z, x))]
         name = None
         for rule in self._rules.get((op, len(shapes[0])), ()):
-            law = _always(rule)
+            law = _unconditional(rule)
             if any([law.build(graph, match) for match in list(law.matches(graph))]):
                 name = rule.rule.name
             graph.rebuild()
@@ -210,9 +211,9 @@ class _Laws:
 
 
 @cache
-def _always(rule: Pattern) -> Pattern:
+def _unconditional(rule: Pattern) -> Rewrite:
     """The rule as it matches whatever is constant."""
-    return Pattern(rule.proved, always=True, turned=rule.turned)
+    return Rewrite(rule.proved, turned=rule.turned)
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from mlc.graph.ir.constants import constant
 from mlc.graph.ir.rewrite import leaves, replaced, shape_of
 from mlc.graph.substitute.fold import fold
 from mlc.graph.substitute.read import Reading
-from mlc.graph.substitute.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
 from mlc.operators import OPERATORS
+from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
 
 __all__ = ["write"]
 

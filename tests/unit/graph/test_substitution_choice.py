@@ -14,7 +14,7 @@ from tvm.relax import op
 from mlc.graph.pipeline import optimise
 from mlc.graph.substitute.choose import Decision, Substitutions, digest, subject
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.promise import promise
+from mlc.graph.substitute.gain import gain_bound
 from mlc.graph.substitute.read import read
 from mlc.graph.substitute.search import Options, search
 from mlc.graph.tasks import extract_tasks
@@ -50,7 +50,7 @@ def promised(name: str) -> tuple[float, float]:
     costs = Costs(CPU.tvm, sum(array.nbytes for array in reading.constants))
     found = search(mod, PATTERNS, CPU.tvm, Options(seconds=2.0), reading=reading)
     gained = 1.0 - min(c.estimate for c in found.candidates) / found.candidates[0].estimate
-    return promise(reading.graph.live(), PATTERNS, costs), gained
+    return gain_bound(reading.graph.live(), PATTERNS, costs), gained
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -62,7 +62,7 @@ def test_no_search_gains_more_than_is_promised(name: str) -> None:
 def test_the_promise_tells_networks_apart() -> None:
     assert promised("recurrent")[0] > 0.1
     graph = read(prepared(network({"x": (4, 64)}, row(3)))["main"]).graph
-    assert promise(graph, PATTERNS, Costs(CPU.tvm, 1e5)) == 0.0
+    assert gain_bound(graph, PATTERNS, Costs(CPU.tvm, 1e5)) == 0.0
 
 
 def test_nothing_is_searched_where_nothing_can_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_estimates_do_not_decide_for_gpus() -> None:
     assert (decisions[0].reason, decisions[0].chosen) == ("untuned", 0)
 
 
-@pytest.mark.parametrize("where", ["read", "promise", "search", "compare"])
+@pytest.mark.parametrize("where", ["read", "gain_bound", "search", "compare"])
 def test_a_defect_in_the_search_is_a_warning_and_the_own_graph_is_taken(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,16 +17,16 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.pipeline import optimise
+from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.choose import Decision, Substitutions
-from mlc.graph.substitute.egraph import COMMUTATIVE, EGraph
-from mlc.graph.substitute.kinds import Kind, kinds_of
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import Limits, saturate
 from mlc.graph.substitute.search import Found, Options, search
-from mlc.graph.substitute.terms import TermBuilder, TermGraph, freeze
+from mlc.substitution.egraph import COMMUTATIVE, EGraph
 from mlc.substitution.prove import Proved, prove
+from mlc.substitution.terms import TermBuilder, TermGraph, freeze
 
 Emit = Callable[..., relax.Expr]
 #: gives a weight of a shape: a constant, or an input of the network
@@ -172,19 +172,19 @@ def test_strides_leave_out_the_image() -> None:
 
 def test_kinds_ask_for_the_fewest_constants() -> None:
     chain = rule("chain", "x[n,m] a[m,k] b[k,l]", "matmul(matmul(x, a), b)", "matmul(x, matmul(a, b))")
-    assert kinds_of(chain) == {frozenset("ab"): Kind.JOIN}
+    assert benefits_of(chain) == {frozenset("ab"): Benefit.JOIN}
     biases = rule("biases", "x[n,m] a[n,m] b[n,m]", "add(add(x, a), b)", "add(x, add(a, b))")
-    assert kinds_of(biases) == {frozenset("ab"): Kind.SHORTER}
+    assert benefits_of(biases) == {frozenset("ab"): Benefit.SHORTER}
     join = rule("join", "x[n,m] a[m,k] b[m,k]", "add(matmul(x, a), matmul(x, b))", "matmul(x, add(a, b))")
-    assert kinds_of(join) == {frozenset(): Kind.JOIN}
-    assert kinds_of(rule("order", "x[n,m] y[n,m]", "add(x, y)", "add(y, x)")) == {}
+    assert benefits_of(join) == {frozenset(): Benefit.JOIN}
+    assert benefits_of(rule("order", "x[n,m] y[n,m]", "add(x, y)", "add(y, x)")) == {}
 
 
 def test_a_reshape_is_nothing_at_run_time() -> None:
     twice = rule("twice", "x[n,m]", "reshape(reshape(x, shape=(n*m,)), shape=(m,n))", "reshape(x, shape=(m,n))")
-    assert kinds_of(twice) == {}
+    assert benefits_of(twice) == {}
     moved = rule("moved", "x[1,m]", "transpose(x, perm=(1,0))", "reshape(x, shape=(m,1))")
-    assert kinds_of(moved) == {frozenset(): Kind.SHORTER}
+    assert benefits_of(moved) == {frozenset(): Benefit.SHORTER}
 
 
 def test_sums_match_in_either_order() -> None:

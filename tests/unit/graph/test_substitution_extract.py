@@ -9,24 +9,25 @@ import pytest
 
 from mlc.graph.substitute.costs import Cost
 from mlc.graph.substitute.extract import Problem, as_terms, extract, greedy
-from mlc.graph.substitute.saturate import Choices, Option
+from mlc.graph.substitute.saturate import Choices
+from mlc.substitution.egraph import ENode
 
-LEAF = Option("input", (), (("id", 0),))
+LEAF = ENode("input", (), (("id", 0),))
 
 
 def random_problem(seed: int) -> Problem:
     """Six to eight classes of up to three options each, which may read any class; the last class is the output."""
     rng = random.Random(seed)
     count = rng.randint(6, 8)
-    options: dict[int, tuple[Option, ...]] = {0: (LEAF,)}
-    costs: dict[Option, Cost] = {LEAF: Cost(0.0)}
-    original: dict[int, Option] = {0: LEAF}
+    options: dict[int, tuple[ENode, ...]] = {0: (LEAF,)}
+    costs: dict[ENode, Cost] = {LEAF: Cost(0.0)}
+    original: dict[int, ENode] = {0: LEAF}
     for each in range(1, count):
         own = []
         for place in range(rng.randint(1, 3)):
             below = range(each) if place == 0 else [c for c in range(count) if c != each]  # later ones make cycles
             inputs = tuple(rng.choice(list(below)) for _ in range(rng.randint(1, 2)))
-            option = Option(rng.choice(("matmul", "add", "slice")), inputs, (("tag", (each, place)),))
+            option = ENode(rng.choice(("matmul", "add", "slice")), inputs, (("tag", (each, place)),))
             heavy = option.op == "matmul"
             costs[option] = Cost(rng.uniform(1, 9) * 1e-6 if heavy else rng.uniform(0, 1) * 1e-6,
                                  fusable=option.op != "slice", alone=3e-6 if option.op == "add" else 0.0)

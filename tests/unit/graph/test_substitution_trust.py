@@ -12,13 +12,13 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.substitute.check import same_where_changed
-from mlc.graph.substitute.egraph import EGraph
-from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
-from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph
 from mlc.graph.substitute.write import write
 from mlc.substitution import trust
+from mlc.substitution.egraph import EGraph
 from mlc.substitution.prove import certified
+from mlc.substitution.rewrite import Rewrite
+from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
 TWICE = ("x[n,m]", "relu(relu(x))", "relu(x)")
 
@@ -30,10 +30,10 @@ def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trust._remembered.cache_clear()
 
 
-def built(pattern: Pattern, graph: TermGraph) -> list[bool]:
-    """What came of every match of a pattern."""
+def built(rewrite: Rewrite, graph: TermGraph) -> list[bool]:
+    """What came of every match of a rewrite."""
     egraph, _ = EGraph.of(graph)
-    return [pattern.build(egraph, match) for match in list(pattern.matches(egraph))]
+    return [rewrite.build(egraph, match) for match in list(rewrite.matches(egraph))]
 
 
 def twice(size: int = 4) -> TermGraph:
@@ -46,15 +46,15 @@ def twice(size: int = 4) -> TermGraph:
 def test_rule_without_a_valid_certificate_is_not_applied(certificate: object) -> None:
     bare = replace(rule("twice", *TWICE, proved=False), certificate=certificate)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="a rule must have a valid certificate to be applied, but rule twice"):
-        assert built(Pattern(bare, always=True), twice()) == [False]
+        assert built(Rewrite(bare), twice()) == [False]
 
 
 def test_wrong_rule_with_the_certificate_of_a_right_one_is_not_applied() -> None:
     right = rule("twice", *TWICE)
     wrong = replace(rule("wrong", "x[n,m]", "relu(relu(x))", "neg(x)", proved=False), certificate=right.certificate)
-    assert built(Pattern(right, always=True), twice()) == [True]
+    assert built(Rewrite(right), twice()) == [True]
     with pytest.warns(UserWarning, match="hash differs"):
-        assert built(Pattern(wrong, always=True), twice()) == [False]
+        assert built(Rewrite(wrong), twice()) == [False]
 
 
 def test_certificate_is_checked_once_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,7 @@ def test_certificate_is_checked_once_on_a_machine(monkeypatch: pytest.MonkeyPatc
 
 def test_demands_of_the_source_hold_where_it_is_found() -> None:
     """In ``sum(x + y) - sum(y)`` one of them must not broadcast."""
-    sums = Pattern(rule("sums", "x[n] y[m]", "sub(sum(add(x, y), axes=(0,)), sum(y, axes=(0,)))", "sum(x, axes=(0,))"),
-                   always=True)
+    sums = Rewrite(rule("sums", "x[n] y[m]", "sub(sum(add(x, y), axes=(0,)), sum(y, axes=(0,)))", "sum(x, axes=(0,))"))
     for n, m, fires in ((5, 5, True), (1, 5, False), (5, 1, False), (1, 1, True)):
         build = TermBuilder()
         x, y = build.add("input", (), (n,), id=0), build.add("input", (), (m,), id=1)
@@ -96,7 +95,7 @@ def test_reading_more_needs_a_tensor_that_is_defined(partial: bool) -> None:
     w = build.add("constant", (), (3, 4, 1, 1), id=0)
     given = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
     graph = build.graph([build.add("conv2d", (cut, w), (1, 3, 2, 2), **given)])
-    found = built(Pattern(one, always=True), graph)
+    found = built(Rewrite(one), graph)
     assert found and any(found) != partial
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from mlc.graph.substitute.terms import TermBuilder, TermGraph
 from mlc.report.graph_svg import Box, drawing
 from mlc.report.substitutions import changed, joined, letter, lines
+from mlc.substitution.terms import TermBuilder, TermGraph
 
 
 def gates(steps: int, count: int = 4) -> tuple[TermGraph, TermGraph]:

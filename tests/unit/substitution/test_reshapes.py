@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from mlc.operators.index import FloorDiv, Poly
+from mlc.substitution.applicable import signatures
 from mlc.substitution.check import CertificateError, check
 from mlc.substitution.check.integers import Quotient, translated
 from mlc.substitution.check.witness import check_division
 from mlc.substitution.codec import RuleError, condition_text, content_hash, dump_rule, load_rule, parse_size
-from mlc.substitution.derive import derivable, kinds_of
+from mlc.substitution.derive import derivable
+from mlc.substitution.entailment import Facts
 from mlc.substitution.fingerprint import agree, assignments
 from mlc.substitution.graph import Graph
 from mlc.substitution.prove import Proved, Refuted, prove
@@ -23,7 +25,6 @@ from mlc.substitution.quotients import resolve
 from mlc.substitution.refute import find_counterexample, judge
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
-from mlc.substitution.solve import Facts
 from mlc.substitution.space import area_of
 from mlc.substitution.unify import generalise, merged_sizes, products
 from tests.unit.substitution.mutants import mutants
@@ -198,9 +199,9 @@ def _other_shape(data: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def test_kinds_are_at_the_ranks_that_reshapes_make() -> None:
-    assert kinds_of(ADD, ADD.source) == {("reshape", "", 2), ("add", "", 3)}
-    assert kinds_of(ADD, ADD.target) == {("reshape", "", 2), ("add", "", 2)}
+def test_operators_are_at_the_ranks_that_reshapes_make() -> None:
+    assert signatures(ADD.source, ADD.shapes) == {("reshape", 3), ("add", 3)}
+    assert signatures(ADD.target, ADD.shapes) == {("reshape", 3), ("add", 2)}
 
 
 def test_no_mutant_of_a_reshape_is_proved() -> None:

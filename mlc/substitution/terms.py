@@ -6,19 +6,19 @@ are known too, so that one graph holds a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from mlc.operators import OPERATORS
 
-__all__ = ["CONSTANT", "INPUT", "OPAQUE", "Attributes", "Term", "TermGraph", "freeze", "whole"]
+__all__ = ["CONSTANT", "INPUT", "LEAVES", "OPAQUE", "Attributes", "Term", "TermBuilder", "TermGraph", "freeze", "whole"]
 
 #: an attribute: an integer, a word or a tuple of integers, by name and in the order of the names
 Attributes: TypeAlias = "tuple[tuple[str, Any], ...]"
 
 #: the operators of leaves; the attribute ``id`` says which, and ``whole=0`` that elements of it may be undefined
-INPUT, CONSTANT, OPAQUE = "input", "constant", "opaque"
+LEAVES = INPUT, CONSTANT, OPAQUE = "input", "constant", "opaque"
 
 
 def whole(op: str, attributes: Attributes, inputs: Iterable[bool]) -> bool:
@@ -47,7 +47,7 @@ class Term:
     @property
     def leaf(self) -> bool:
         """Whether it is no operator of the table."""
-        return self.op in (INPUT, CONSTANT, OPAQUE)
+        return self.op in LEAVES
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ class TermGraph:
 
     def __len__(self) -> int:
         return len(self.terms)
+
+    def operators(self) -> set[tuple[str, int]]:
+        """The operators of the table that are in it, with the ranks of their results."""
+        return {(term.op, len(term.shape)) for term in self.terms if not term.leaf}
 
     def readers(self) -> dict[int, list[int]]:
         """For each place, the places of the terms that read it."""
@@ -121,11 +125,3 @@ class TermBuilder:
 
     def graph(self, outputs: Sequence[int]) -> TermGraph:
         return TermGraph(tuple(self.terms), tuple(outputs))
-
-
-def text(graph: TermGraph) -> Iterator[str]:
-    """One line for each term, for people."""
-    for place, term in enumerate(graph.terms):
-        attributes = "".join(f", {k}={v}" for k, v in term.attributes)
-        inputs = ", ".join(f"%{i}" for i in term.inputs)
-        yield f"%{place} = {term.op}({inputs}{attributes})  # {list(term.shape)}"

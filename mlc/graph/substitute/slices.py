@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlc.graph.substitute.terms import Term, TermBuilder, TermGraph, freeze
+from mlc.substitution.terms import Term, TermBuilder, TermGraph, freeze
 
-__all__ = ["tidied"]
+__all__ = ["merged_slices"]
 
 
-def tidied(graph: TermGraph) -> TermGraph:
+def merged_slices(graph: TermGraph) -> TermGraph:
     """``slice(slice(x, b, e), c, d) --> slice(x, b + c, b + d)`` along one axis; a slice of all of it is left out."""
     build = TermBuilder()
     image: list[int] = []

@@ -1,10 +1,10 @@
-"""Terms that are put up for rules to look at: a rule can only find what is there.
+"""Hints: terms that are added, equal to nothing yet, since a rule can only find what is there.
 
 Products that were joined leave neighbouring slices of one tensor. Where each is combined with a constant of its own (a
-bias, a scale), the constants joined and cut again are offered: ``concat(u, v)`` and its slices. That these are ``u``
-and ``v``, and that the sums are slices of one sum, rules have to say.
+bias, a scale), the constants joined and cut again are added: ``concat(u, v)`` and its slices. That these are ``u`` and
+``v``, and that the sums are slices of one sum, rules have to say.
 
-In a sum of convolutions of one image, those with smaller windows are offered with the largest one, zeros around their
+In a sum of convolutions of one image, those with smaller windows are added with the largest one, zeros around their
 filters; and the image itself as a convolution with the kernel that leaves it as it is.
 """
 
@@ -13,27 +13,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlc.graph.substitute.egraph import EGraph, Node
-from mlc.graph.substitute.kinds import Place
 from mlc.graph.substitute.sums import Shared
-from mlc.graph.substitute.terms import freeze
 from mlc.operators import operators_where
+from mlc.substitution.egraph import EGraph, ENode
+from mlc.substitution.terms import freeze
 
-__all__ = ["offer", "offered"]
+__all__ = ["add_hints", "hinted"]
 
 _COMBINING = operators_where(lambda each: each.pointwise and each.arity == 2)
 
 
-def offered(sums: Sequence[Shared]) -> set[Place]:
-    """The operators that may be put up for sums."""
+def hinted(sums: Sequence[Shared]) -> set[tuple[str, int]]:
+    """The operators that hints may add for sums."""
     return {("enlarge", 4), ("identity_kernel", 4), ("conv2d", 4)} if sums else set()
 
 
-def offer(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
-    """Add what is missing; whether anything was."""
+def add_hints(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
+    """Add the hints that are missing; whether any was."""
     before = len(graph)
     for each in sums:
-        _offer_windows(graph, graph.find(each.image), [*dict.fromkeys(map(graph.find, each.terms))])
+        _add_windows(graph, graph.find(each.image), [*dict.fromkeys(map(graph.find, each.terms))])
     for axis, left, right in list(_neighbours(graph)):
         theirs = {(op, side): other for op, side, other in _combined(graph, right, axis)}
         for op, side, u in _combined(graph, left, axis):
@@ -47,12 +46,12 @@ def offer(graph: EGraph, sums: Sequence[Shared] = ()) -> bool:
     return len(graph) > before
 
 
-def _offer_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
+def _add_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
     """Convolutions of one image with the largest window among them, where padding and all else allow it."""
     found = [node for each in terms for node in graph.nodes[each] if _convolves(graph, node, image)]
     if not found:
         return
-    largest = max(found, key=lambda node: (sum(_window(graph, node)), node))
+    largest = max(found, key=lambda node: (sum(_window(graph, node)), node.attributes, node.inputs))
     if any(_kept(graph, each, image) for each in terms):
         given = dict(largest.attributes)
         kernel = freeze(channels=graph.shapes[image][1], kernel=(1, 1), groups=1)
@@ -74,18 +73,18 @@ def _kept(graph: EGraph, each: int, image: int) -> bool:
     )
 
 
-def _convolves(graph: EGraph, node: Node, image: int) -> bool:
+def _convolves(graph: EGraph, node: ENode, image: int) -> bool:
     if node.op != "conv2d" or graph.find(node.inputs[0]) != image or not graph.constant[graph.find(node.inputs[1])]:
         return False
     given = dict(node.attributes)
     return given["groups"] == 1 and not isinstance(given["padding"], str)
 
 
-def _window(graph: EGraph, node: Node) -> tuple[int, ...]:
+def _window(graph: EGraph, node: ENode) -> tuple[int, ...]:
     return graph.shapes[graph.find(node.inputs[1])][2:]
 
 
-def _widened(graph: EGraph, node: Node, window: tuple[int, ...]) -> dict[str, Any] | None:
+def _widened(graph: EGraph, node: ENode, window: tuple[int, ...]) -> dict[str, Any] | None:
     """The attributes with which zeros around the filter change nothing; None where they cannot be centred."""
     given, around = dict(node.attributes), []
     for large, small, apart in zip(window, _window(graph, node), given["dilation"], strict=True):

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 
+from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.egraph import PRODUCTS, EGraph
-from mlc.graph.substitute.kinds import Kind
-from mlc.graph.substitute.match import Match, Pattern, value_of
-from mlc.graph.substitute.rules import relevant
-from mlc.graph.substitute.saturate import Option
+from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.sums import shared
-from mlc.graph.substitute.terms import TermGraph, freeze
 from mlc.operators.shapes import infer
 from mlc.operators.tensor import ShapeError
-from mlc.substitution.graph import Ref
+from mlc.substitution.egraph import PRODUCTS, EGraph, ENode
+from mlc.substitution.graph import Ref, concrete
+from mlc.substitution.rewrite import Match, relevant
+from mlc.substitution.terms import TermGraph, freeze
 
-__all__ = ["promise"]
+__all__ = ["gain_bound"]
 
 #: matches of a rule that are looked at; a model with more has enough to search for
 _MATCHES = 500
@@ -29,9 +28,9 @@ _MATCHES = 500
 _AROUND, _EACH = 0.5, 2
 
 
-def promise(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
+def gain_bound(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
     """The part of the graph's estimated time, from above, that joining its products could save; 0 where no rule can."""
-    return _Bound(graph, costs).part([p for p in relevant(patterns, graph) if p.kind is Kind.JOIN])
+    return _Bound(graph, costs).part([p for p in relevant(patterns, graph.operators()) if p.benefit is Benefit.JOIN])
 
 
 class _Bound:
@@ -65,7 +64,7 @@ class _Bound:
             seconds = []
             for each in (self._classes[place] for place in group):
                 node = next(iter(graph.nodes[each]))
-                cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+                cost = self._costs.of(node, graph.shapes[each], graph.shapes,
                                       self._constant)
                 seconds.append(cost.seconds + cost.alone)
             saved += sum(sorted(seconds)[:-1]) * (1.0 + _AROUND) + _EACH * self._costs.call_seconds * (len(group) - 1)
@@ -89,7 +88,7 @@ class _Bound:
         for place, wanted in enumerate(pattern.source):
             each = graph.find(match.classes[place, 0])
             node = next(n for n in graph.nodes[each] if n.op == wanted.op)
-            cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+            cost = self._costs.of(node, graph.shapes[each], graph.shapes,
                                   self._constant)
             before += cost.seconds + cost.alone
         try:
@@ -107,14 +106,14 @@ class _Bound:
         constant = {each for each in made.values() if graph.constant[each]}
         for place, node in enumerate(pattern.target):
             inputs = tuple(made[ref] for ref in node.inputs)
-            attributes = freeze(**{k: value_of(v, match.sizes) for k, v in node.attributes.items()})
+            attributes = freeze(**{k: concrete(v, match.sizes) for k, v in node.attributes.items()})
             sizes = infer(node.op, tuple(shapes[i] for i in inputs), dict(attributes))[0]
             made[place, 0] = each = -1 - place
             shapes[each] = tuple(int(size.evaluate({})) for size in sizes)
             if all(i in constant for i in inputs):
                 constant.add(each)
             elif node.op in PRODUCTS:
-                total += self._costs.of(Option(node.op, inputs, attributes), shapes[each], shapes, constant).seconds
+                total += self._costs.of(ENode(node.op, inputs, attributes), shapes[each], shapes, constant).seconds
         return total
 
     def _total(self) -> float:
@@ -125,7 +124,7 @@ class _Bound:
             node = next(iter(nodes))
             if each in constant:
                 continue
-            cost = self._costs.of(Option(node.op, node.inputs, node.attributes), graph.shapes[each], graph.shapes,
+            cost = self._costs.of(node, graph.shapes[each], graph.shapes,
                                   constant)
             total += cost.seconds + (0.0 if fusable & {graph.find(i) for i in node.inputs} else cost.alone)
             if cost.fusable:
