@@ -18,6 +18,7 @@ from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES, Case, inputs_of, largest_error
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
+from schedules.analysis import expression_size
 from schedules.cuda import SPACES, common, contraction, reduction
 from schedules.space import InvalidDecision, best_seed, schedule_with
 from schedules.trace import replay, trace_json
@@ -98,7 +99,7 @@ def test_cut_sums_add_up(name: str) -> None:
     space = registry.find(func, TARGET)
     knobs = {k.name: k.values for k in space.knobs(func, TARGET)}
     if 4 not in knobs["split_k"]:
-        assert contraction.analyse(func).size(contraction.K) < 256  # too short to cut
+        assert contraction.contraction_of(func).size(contraction.K) < 256  # too short to cut
         return
     decisions = dict(next(iter(space.seeds(func, TARGET))), split_k=4, block_k=16)
     sch = schedule_with(space, func, TARGET, decisions)
@@ -121,15 +122,15 @@ def test_seeds_fill_the_gpu() -> None:
 
 
 def test_contraction_sees_layout_and_vectors() -> None:
-    even = contraction.analyse(BY_NAME["dense_even"].func())
+    even = contraction.contraction_of(BY_NAME["dense_even"].func())
     assert (even.run_a, even.run_b, even.vector_a, even.vector_b) == ("k", "n", 4, 4)
-    transposed = contraction.analyse(BY_NAME["dense_transposed"].func())
+    transposed = contraction.contraction_of(BY_NAME["dense_transposed"].func())
     assert (transposed.run_b, transposed.vector_b) == ("k", 4)
-    odd = contraction.analyse(BY_NAME["dense_odd"].func())
+    odd = contraction.contraction_of(BY_NAME["dense_odd"].func())
     assert (odd.vector_a, odd.vector_b) == (2, 1)  # rows of 70 and of 51 elements
-    padded = contraction.analyse(BY_NAME["conv3x3_bias_relu"].func())
+    padded = contraction.contraction_of(BY_NAME["conv3x3_bias_relu"].func())
     assert padded.vector_b == 1, "an aligned access would read across the border of the image"
-    groups = contraction.analyse(BY_NAME["conv3x3_groups"].func())
+    groups = contraction.contraction_of(BY_NAME["conv3x3_groups"].func())
     assert [groups.size(r) for r in "bmnk"] == [4, 12, 81, 72]
 
 
@@ -149,14 +150,10 @@ def test_mixed_index_types_are_only_bound() -> None:
 def test_reduction_that_tvm_would_not_join_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """TVM leaves a reduction over threads as it is where a cast hides its pattern: wrong sums, without an error."""
     func = mixed_indices()
-    monkeypatch.setattr(reduction, "uniform", lambda _found: True)
+    monkeypatch.setattr(reduction, "uniform", lambda _blocks: True)
     space = next(s for s in SPACES if s.name == "cuda.reduce")
-    reduction._reduce_shape.cache_clear()
-    try:
-        with pytest.raises(InvalidDecision, match="must be one that TVM can join, but conv2d_nchw is not"):
-            schedule_with(space, func, TARGET, {"threads_together": 32, "threads_apart": 1, "unroll": 0})
-    finally:
-        reduction._reduce_shape.cache_clear()
+    with pytest.raises(InvalidDecision, match="must be one that TVM can join, but conv2d_nchw is not"):
+        schedule_with(space, func, TARGET, {"threads_together": 32, "threads_apart": 1, "unroll": 0})
 
 
 def test_single_opaque_block_is_refused_in_one_line() -> None:
@@ -193,7 +190,7 @@ def test_large_expressions_are_not_inlined_twice() -> None:
     sch = best_seed(registry.find(func, TARGET), func, TARGET)
     kernels = axes(sch.mod["main"])
     assert 2 <= len(kernels) < 30
-    largest = max(common._expression_size(leaf.block.body) for leaf in common.leaves(sch))
+    largest = max(expression_size(leaf.info.block.body) for leaf in common.leaves(sch))
     assert largest <= common._MAX_EXPRESSION
 
 
