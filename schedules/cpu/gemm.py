@@ -160,7 +160,7 @@ class Gemm(Space):
             if tile.parts * shape.batch * shape.m * shape.n >= parallel_work(machine):
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
-            with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)
+            with_dots(sch, summed, loop, shape.step if summed is block else FLOAT, target)
         for copied in (panels, stage):
             if copied is not None:
                 schedule_injective(sch, copied, machine, InjectiveTile())

@@ -13,9 +13,10 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo
-from schedules.intrin import available, use
+from schedules.intrin import select, use
 from schedules.intrin.dot import PAIRS, QUADS, dot
 from schedules.machine import CpuMachine
+from schedules.space import InvalidDecision
 
 __all__ = ["FLOAT", "Step", "has_dot", "step_of", "with_dots"]
 
@@ -74,10 +75,13 @@ def step_of(weight: tirx.Buffer) -> Step:
 
 def has_dot(block: BlockInfo, step: Step, width: int, target: tvm.target.Target) -> bool:
     """Whether ``target`` has the instruction for a step of ``width`` lanes of a block of integers."""
-    return block.reduces[-step.axes :] == (True,) * step.axes and dot(step.form, width) in available(target)
+    return block.reduces[-step.axes :] == (True,) * step.axes and select(dot(step.form, width), target) is not None
 
 
-def with_dots(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.schedule.LoopRV, step: Step) -> None:
+def with_dots(
+    sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.schedule.LoopRV, step: Step,
+    target: tvm.target.Target,
+) -> None:
     """Set the sums of ``block`` to zero before the loop ``start``, and make its innermost loops, over one vector of
     lanes and the products of a step, dot products.
 
@@ -97,4 +101,7 @@ def with_dots(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.
         if outer is initial:
             sch.vectorize(loops[-1])
         else:
-            sch.tensorize(loops[0], use(dot(step.form, lanes)))
+            name = select(dot(step.form, lanes), target)
+            if name is None:
+                raise InvalidDecision(f"the target must have {dot(step.form, lanes)}, a dot product of {lanes} lanes")
+            sch.tensorize(loops[0], use(name))

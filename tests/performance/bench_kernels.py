@@ -136,7 +136,7 @@ def _records(path: Path | None) -> Callable[[str], Record | None]:
 def _build(kernel: Kernel, task: Task, record: Record | None) -> _Built:
     """Schedule and compile as the compiled model has it, and compare one run with the reference."""
     if record is not None:
-        sch, space, decisions = replay(task.func, record.trace), record.space, dict(record.decisions)
+        sch, space, decisions = replay(task.func, record.trace, task.target.tvm), record.space, dict(record.decisions)
     else:
         found = find(task.func, task.target.tvm)
         sch, decisions = first_seed(found, task.func, task.target.tvm)
