@@ -192,6 +192,7 @@ class IntegerConv2d(Conv2d):
     2]``. ``ic`` counts steps of four channels."""
 
     name = "cpu.conv2d_integer"
+    tensorizes = "dot_"
     ops = (_INTEGER,)
 
 

@@ -171,6 +171,7 @@ class IntegerGemm(Gemm):
     :mod:`schedules.intrin.dot`. ``k`` counts steps of four products."""
 
     name = "cpu.gemm_integer"
+    tensorizes = "dot_"
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         shape = integer_shape(func)
@@ -186,7 +187,6 @@ class IntegerGemm(Gemm):
         block, shape = find_annotated(sch, (INTEGER,)), integer_shape(sch.mod["main"])
         assert block is not None and shape is not None
         return block, shape
-
 
     def stage(self, sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV | None:
         return staged_input(sch, block) if sch.get_producers(block) else None  # the instruction reads bytes in memory
