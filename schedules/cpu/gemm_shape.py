@@ -11,10 +11,10 @@ from tvm import s_tir, tirx
 from schedules.analysis import BlockInfo, analyse, describe, remembered, uses
 from schedules.cpu.steps import FLOAT, Step, step_of
 
-__all__ = ["INTEGER", "GemmShape", "gemm_shape", "integer_shape", "read"]
+__all__ = ["BFLOAT", "INTEGER", "GemmShape", "dot_shape", "gemm_shape", "read"]
 
-#: the annotation of a product of integers with a packed weight
-INTEGER = "dense_integer"
+#: the annotations of products with a packed weight that an intrinsic takes: of integers, and of bfloat16
+INTEGER, BFLOAT = "dense_integer", "dense_bfloat"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GemmShape:
     """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand.
     ``weight`` is the number of the parameter that holds the packed weight, -1 if none does. ``transposed`` tells for
     the two operands whether the sum runs along their other axis: ``[k, m]`` and ``[n, k]``. ``separate`` is False where
-    both are the same buffer. ``k`` counts the steps of the sum: four products each where these are of integers."""
+    both are the same buffer. ``k`` counts the steps of the sum, which take several products of integers or bfloat16."""
 
     batch: int
     m: int
@@ -97,10 +97,10 @@ def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
 
 
 @remembered
-def integer_shape(func: tirx.PrimFunc) -> GemmShape | None:
-    """The extents of a product of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or ``[N/n, K/4, 2, n, 2]``,
-    annotated ``"dense_integer"``; None for any other function."""
-    block = next((b for b in analyse(func).blocks if b.annotation == INTEGER), None)
+def dot_shape(func: tirx.PrimFunc, op: str) -> GemmShape | None:
+    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or
+    ``[N/n, K/4, 2, n, 2]``, or of bfloat16 with ``[N/n, K/2, n, 2]``; None for any other function."""
+    block = next((b for b in analyse(func).blocks if b.annotation == op), None)
     if block is None:
         return None
     *batch, m, n = (block.extents[i] for i in block.spatial)
@@ -108,4 +108,5 @@ def integer_shape(func: tirx.PrimFunc) -> GemmShape | None:
     packed = next(a.buffer for a in block.reads if a.depends(column))
     weight = next((i for i, param in enumerate(func.params) if param.same_as(packed)), -1)
     steps, width = int(packed.shape[1]), int(packed.shape[-2])
-    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, "int32", step_of(packed))
+    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, str(block.writes[0].dtype),
+                     step_of(packed))
