@@ -150,28 +150,33 @@ class SpaceContract:
                 compared.add(digest)
         assert compared
 
-    def test_every_decision_is_in_the_trace(self, case: Case) -> None:
-        """As a sample of the knob's values, in the knobs' order: what mutates a trace sees all there is to change."""
-        func = case.func()
-        knobs = self.space.knobs(func, self.target)
-        for decisions, sch in self.scheduled(func):
-            instructions, taken = json.loads(trace_json(sch))
-            samples = [(i, step) for i, step in enumerate(instructions) if step[0].startswith("Sample")]
-            assert [step[0] for _, step in samples] == ["SampleCategorical"] * len(knobs)
-            assert [tuple(step[2][0]) for _, step in samples] == [k.values for k in knobs]
-            assert [k.values[dict(map(tuple, taken))[i]] for k, (i, _) in zip(knobs, samples, strict=True)] == [
-                decisions[k.name] for k in knobs
-            ]
-
     def test_trace_replays(self, case: Case) -> None:
-        """In what a stored trace may say, on an equal function, to the same schedule."""
-        func = case.func()
-        sch, again = (best_seed(self.space, func, self.target) for _ in range(2))
+        """On an equal function, to the same schedule."""
+        sch, again = (best_seed(self.space, case.func(), self.target) for _ in range(2))
         assert tvm_ffi.structural_equal(sch.mod, again.mod), "a schedule must be deterministic"
         assert tvm_ffi.structural_equal(replay(case.func(), trace_json(sch), self.target).mod, sch.mod)
-        for _, sch in self.scheduled(func):
+
+    def test_traces_of_seeds(self, case: Case) -> None:
+        """They say what a stored trace may say, hold every decision as a sample of its knob's values in the knobs'
+        order, so that what mutates a trace sees all there is to change, and use the intrinsics that were promised."""
+        func = case.func()
+        knobs = self.space.knobs(func, self.target)
+        for count, (decisions, sch) in enumerate(self.scheduled(func)):
             problem = refusal(func, trace_json(sch), self.target)
             assert not problem, f"{problem}: what a new instruction needs is a line in schedules/language.py"
+            instructions, taken = json.loads(trace_json(sch))
+            samples = {i: step for i, step in enumerate(instructions) if step[0].startswith("Sample")}
+            assert [(step[0], tuple(step[2][0])) for step in samples.values()] == [
+                ("SampleCategorical", knob.values) for knob in knobs
+            ]
+            chosen = [samples[i][2][0][position] for i, position in sorted(taken)]
+            assert chosen == [decisions[knob.name] for knob in knobs]
+            used = {step[2][0] for step in instructions if step[0] == "Tensorize"}
+            if self.space.tensorizes:
+                (promised,) = [i for i in intrin.declared() if i.name in used]
+                assert promised.computes.startswith(self.space.tensorizes)
+                if count == 0:
+                    assert re.search(promised.instruction, self.code(sch.mod["main"]))
 
     def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
         func = case.func()
@@ -181,18 +186,6 @@ class SpaceContract:
             decisions = {k.name: rng.choice(k.values) for k in knobs}
             with contextlib.suppress(InvalidDecision):
                 self.check(case, schedule_with(self.space, func, self.target, decisions))
-
-    def test_promised_instructions(self, case: Case) -> None:
-        """Each seed uses an intrinsic that the space promises and the target has, and its code the instruction."""
-        func = case.func()
-        for count, (_, sch) in enumerate(self.scheduled(func)):
-            used = {step[2][0] for step in json.loads(trace_json(sch))[0] if step[0] == "Tensorize"}
-            found = [i for i in intrin.declared() if i.name in used]
-            assert {i.name for i in found} == used & set(intrin.available(self.target))
-            if self.space.tensorizes:
-                (promised,) = [i for i in found if i.computes.startswith(self.space.tensorizes)]
-                if count == 0:
-                    assert re.search(promised.instruction, self.code(sch.mod["main"]))
 
     def code(self, func: tirx.PrimFunc) -> str:
         """What the target's code generator writes."""
