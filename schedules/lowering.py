@@ -40,6 +40,8 @@ _ROWS_MARK = "mlc.prefetch_rows"
 _MAX_PER_STEP = 16
 #: bytes of a local buffer that may lie on the stack: twice the largest vector register file
 _MAX_STACK = 4096
+#: how the names of intrinsics begin whose 16-bit operands are bfloat16
+_TAKE_BFLOATS = ("llvm.x86.avx512bf16.", "llvm.aarch64.neon.bf")
 #: for LLVM: a read, into the first or second-level cache, of data
 _READ, _FIRST_LEVEL, _SECOND_LEVEL, _DATA = 0, 3, 2, 1
 
@@ -203,7 +205,7 @@ def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _with_bfloats(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Hand vectors of uint16 to LLVM's intrinsics as bfloat16, which none of those takes that have unsigned operands.
+    """Hand vectors of uint16 as bfloat16 to those of LLVM's intrinsics that take it.
 
     TVM's legalisation leaves no value of that type, and its code generator knows none. So the intrinsic is called by a
     function of LLVM's own language, which is inlined.
@@ -211,12 +213,13 @@ def _with_bfloats(func: tirx.PrimFunc) -> tirx.PrimFunc:
     helpers: dict[str, str] = {}
 
     def mark(call: Call) -> Call:
-        types = [str(argument.ty) for argument in call.args]
-        if op_name(call) != "call_llvm_pure_intrin" or not any(t.startswith("uint16x") for t in types):
+        if op_name(call) != "call_llvm_pure_intrin":
             return call
         name = str(tvm.get_global_func("target.llvm_get_intrinsic_name")(int(call.args[0])))
+        if not name.startswith(_TAKE_BFLOATS):
+            return call
         helper = f"mlc_{name.replace('.', '_')}"
-        helpers[helper] = _bfloat_helper(helper, name, str(call.ty), types[1:])
+        helpers[helper] = _bfloat_helper(helper, name, str(call.ty), [str(a.ty) for a in call.args[1:]])
         return tirx.call_pure_extern(str(call.ty), helper, *call.args[1:])
 
     body = tvm_ffi.structural_map(func.body, (Call, mark))

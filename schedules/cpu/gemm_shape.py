@@ -43,7 +43,7 @@ def read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, GemmShape] | Non
     if len(reductions) != 1:
         return None
     block, info = reductions[0]
-    if not info.regular or len(info.reduces) < 3 or info.reduced != (len(info.reduces) - 1,):
+    if info.kind != "reduction" or len(info.reduces) < 3 or info.reduced != (len(info.reduces) - 1,):
         return None
     operands = _operands(info)
     if operands is None:

@@ -34,7 +34,7 @@ class Intrinsic:
 
     ``types`` are those of the operands' elements, the result last. ``features`` are alternatives, any of which the
     target must have: LLVM's names of what its code generator may use for a target of ``kind`` ``llvm``, the least
-    architecture (``sm_80``) for ``cuda``.
+    architecture (``sm_80``) for ``cuda``, or the only one (``sm_90a``).
 
     ``description`` builds the loops that are replaced, a function of one buffer for each of ``types``, and
     ``implementation`` the same from it with the instruction. ``specification`` maps the operands' arrays, the result's
@@ -73,10 +73,14 @@ class Intrinsic:
 
 def _has(target: tvm.target.Target, features: tuple[str, ...]) -> bool:
     if str(target.kind.name) == "cuda":
-        arch, *least = (int("".join(filter(str.isdigit, name))) for name in (str(target.attrs["arch"]), *features))
-        return all(arch >= each for each in least)
+        arch = str(target.attrs["arch"])
+        return all(_number(arch) >= _number(name) if name[-1].isdigit() else arch == name for name in features)
     with target:
         return all(tvm.target.codegen.llvm_cpu_has_features(feature, target) for feature in features)
+
+
+def _number(architecture: str) -> int:
+    return int("".join(filter(str.isdigit, architecture)))
 
 
 _FAMILIES = ("dot", "matrix", "transpose")

@@ -170,6 +170,10 @@ def test_an_architecture_of_a_gpu_has_those_before_it() -> None:
     assert [mma.supported(resolve(name).tvm) for name in ("cuda:sm_75", "cuda:sm_80", "cuda:sm_90", "llvm")] == [
         False, True, True, False,
     ]
+    of_hopper = replace(mma, features=(("sm_90a",),))
+    ninety = resolve("cuda:sm_90").tvm
+    alone = tvm.target.Target({**ninety.export(), "arch": "sm_90a"})
+    assert [of_hopper.supported(target) for target in (ninety, alone)] == [False, True]
 
 
 def test_a_trace_for_another_machine_is_refused_in_one_line() -> None:
