@@ -22,8 +22,12 @@ _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.F
 _REDUCE = 2  # tirx.IterVar.CommReduce
 #: annotations of blocks whose sums run over uint8 by weights of signed integers, four products a step
 _SHORT = ("conv2d_nchwc_integer", "dense_integer")
-#: types of the activations, weights and sums of an intrinsic that takes one step: pairs are rows of 16-bit numbers
-_DOTS: dict[tuple[str, ...], int] = {("uint8", "int8", "int32"): 1, ("uint8", "int16", "int32"): 2}
+#: types of the activations, weights and sums of an intrinsic that takes one step -> rows of weights (pairs are two, of
+#: 16-bit numbers), and activations
+_DOTS: dict[tuple[str, ...], tuple[int, int]] = {
+    ("uint8", "int8", "int32"): (1, 4), ("uint8", "int16", "int32"): (2, 4),
+    ("bfloat16", "bfloat16", "float32"): (1, 2),
+}
 #: bytes of a step that one lane reads of either operand at once
 _WORD = 4
 #: how the annotations begin that ask for prefetches
@@ -102,7 +106,7 @@ class Nest:
     ``predicate`` has the numbers of the loops that its predicates change with; they hold in the part ``useful`` of all
     iterations. Of the ``conditions`` within its expression (a border's zeros), ``conditional`` has those loops.
 
-    An intrinsic that adds dot products of short integers to a vector of sums is read as the multiply-adds whose place
+    An intrinsic that adds dot products of short numbers to a vector of sums is read as the multiply-adds whose place
     it takes: of words of four bytes, for every lane.
     """
 
@@ -224,11 +228,12 @@ class _Walk:
             self._predicates.pop()
 
     def _dot(self, block: tirx.Stmt) -> bool:
-        """Read an intrinsic's dot products of short integers; False where ``block`` is something else."""
+        """Read an intrinsic's dot products of short numbers; False where ``block`` is something else."""
         regions = [matched.source for matched in block.match_buffers]
-        rows = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
-        if rows is None:
+        form = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
+        if form is None:
             return False
+        rows, step = form
         activations, weights, sums = ([evaluate(r.min, self._env) for r in region.region] for region in regions)
         row, lane = len(self._loops), len(self._loops) + 1
         extents = (rows, int(regions[2].region[-1].extent))
@@ -239,10 +244,10 @@ class _Walk:
         if rows > 1:
             weights[-3] += Affine.loop(row)
             self._reduction.add(row)
-        activations[-1] = activations[-1].scaled(1 / _WORD)
+        activations[-1] = activations[-1].scaled(1 / step)
         stored = self._buffer(regions[2].source)
         data, weight = self._buffer(regions[0].source), self._buffer(regions[1].source)
-        data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // _WORD), element=_WORD)
+        data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // step), element=_WORD)
         weight = replace(weight, shape=weight.shape[:-1], element=_WORD)
         accesses = (
             Access(stored, tuple(sums), True), Access(stored, tuple(sums), False),

@@ -20,11 +20,11 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules.analysis import uses, walk
+from schedules.analysis import op_name, uses, walk
 from schedules.machine import LINE_BYTES
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
@@ -40,6 +40,8 @@ _ROWS_MARK = "mlc.prefetch_rows"
 _MAX_PER_STEP = 16
 #: bytes of a local buffer that may lie on the stack: twice the largest vector register file
 _MAX_STACK = 4096
+#: how the names of intrinsics begin whose 16-bit operands are bfloat16
+_TAKE_BFLOATS = ("llvm.x86.avx512bf16.", "llvm.aarch64.neon.bf")
 #: for LLVM: a read, into the first or second-level cache, of data
 _READ, _FIRST_LEVEL, _SECOND_LEVEL, _DATA = 0, 3, 2, 1
 
@@ -202,11 +204,61 @@ def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, mark)))
 
 
+def _with_bfloats(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Hand vectors of uint16 as bfloat16 to those of LLVM's intrinsics that take it.
+
+    TVM's legalisation leaves no value of that type, and its code generator knows none. So the intrinsic is called by a
+    function of LLVM's own language, which is inlined.
+    """
+    helpers: dict[str, str] = {}
+
+    def mark(call: Call) -> Call:
+        if op_name(call) != "call_llvm_pure_intrin":
+            return call
+        name = str(tvm.get_global_func("target.llvm_get_intrinsic_name")(int(call.args[0])))
+        if not name.startswith(_TAKE_BFLOATS):
+            return call
+        helper = f"mlc_{name.replace('.', '_')}"
+        helpers[helper] = _bfloat_helper(helper, name, str(call.ty), [str(a.ty) for a in call.args[1:]])
+        return tirx.call_pure_extern(str(call.ty), helper, *call.args[1:])
+
+    body = tvm_ffi.structural_map(func.body, (Call, mark))
+    if not helpers:
+        return func
+    text = tvm.ir.StringImm("\n".join(helpers.values()))
+    return func.with_body(tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body))
+
+
+def _bfloat_helper(helper: str, name: str, result: str, operands: Sequence[str]) -> str:
+    """A function of LLVM that calls the intrinsic ``name`` with its operands of uint16 as bfloat16."""
+
+    def vector(dtype: str, word: str) -> str:
+        kind, _, lanes = dtype.partition("x")
+        return f"<{lanes} x {dict(float32='float', uint16=word)[kind]}>"
+
+    result, given = vector(result, ""), [vector(t, "i16") for t in operands]
+    taken = [vector(t, "bfloat") for t in operands]
+    casts = [f"  %c{i} = bitcast {a} %a{i} to {b}" for i, (a, b) in enumerate(zip(given, taken, strict=True))]
+    parameters = ", ".join(f"{dtype} %a{i}" for i, dtype in enumerate(given))
+    arguments = ", ".join(f"{dtype} %c{i}" for i, dtype in enumerate(taken))
+    return "\n".join([
+        f"declare {result} @{name}({', '.join(taken)})",
+        f"define linkonce_odr {result} @{helper}({parameters}) alwaysinline {{",
+        *casts,
+        f"  %r = call {result} @{name}({arguments})",
+        f"  ret {result} %r",
+        "}",
+    ])
+
+
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
 _KeepOnStack = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _keep_on_stack(func), opt_level=0, name="mlc.KeepOnStack"
+)
+_WithBfloats = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
 )
 
 
@@ -214,7 +266,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_KeepOnStack, finish_host()])
+        return tvm.transform.Sequential([_KeepOnStack, _WithBfloats, finish_host()])
 
     return tvm.transform.Sequential([_InsertPrefetches, lower]), host, finish_device
 

@@ -67,6 +67,8 @@ class Space(abc.ABC):
 
     name: str
     target_kind: str  # "llvm" or "cuda"
+    #: what intrinsics compute of which every schedule uses one, as their names begin; empty where it needs none
+    tensorizes: str = ""
 
     @abc.abstractmethod
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.growth import check_growth
-from schedules.intrin import use
+from schedules.intrin import check_available, use
 from schedules.language import parse_trace
 from schedules.space import InvalidDecision
 
@@ -21,18 +21,23 @@ def trace_json(sch: s_tir.Schedule) -> str:
     return json.dumps(sch.trace.as_json(), default=_plain, separators=(",", ":"))
 
 
-def replay(func: tirx.PrimFunc, trace: str) -> s_tir.Schedule:
+def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = None) -> s_tir.Schedule:
     """Apply a trace that :func:`trace_json` gave to ``func``. Nothing in the text is executed.
+
+    ``target`` is what the result is built for; left out, the trace may use the instructions of any machine.
 
     The text may come from anyone: the result computes what ``func`` does, on equal parameters, within bounded memory,
     code and work. Raises :class:`InvalidDecision` where the trace is no trace, says what no space's program says
-    (:mod:`schedules.language`), does not fit the function or makes far more of it (:mod:`schedules.growth`).
+    (:mod:`schedules.language`), asks for an instruction that ``target`` lacks, does not fit the function or makes far
+    more of it (:mod:`schedules.growth`).
     """
     steps = parse_trace(trace, len(func.params))
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
     try:
         for name in _intrinsics(steps):
             use(name)
+            if target is not None:
+                check_available(name, target)
         s_tir.Trace.apply_json_to_schedule(steps, sch)
     except Exception as error:  # TVM reports a trace that does not fit with whatever its checks raise
         lines = str(error).strip().splitlines() or [type(error).__name__]

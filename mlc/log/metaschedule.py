@@ -92,7 +92,7 @@ def export_database(log: TuningLog, folder: str | Path, best: int = 8) -> Conver
             assert isinstance(entry, TheirWorkload)
             for record in records:
                 with contextlib.suppress(InvalidDecision):
-                    trace = replay(form, record.trace).trace
+                    trace = replay(form, record.trace, task.target.tvm).trace
                     database.commit_tuning_record(TuningRecord(trace, entry, list(record.times), task.target.tvm))
                     written += form.same_as(task.func)
         done.skipped["that do not replay"] += len(records) - written
@@ -193,7 +193,7 @@ def _record(entry: Any, target: Target) -> tuple[Record | str, Task | None]:
     func = normalise(functions[0])
     trace = json.dumps(json.loads(json.dumps(entry.trace.as_json(), default=_number)), separators=(",", ":"))
     try:
-        trace = trace_json(replay(func, trace))
+        trace = trace_json(replay(func, trace, target.tvm))
     except InvalidDecision:
         return "that do not replay", None
     name = str(functions[0].attrs["global_symbol"]) if "global_symbol" in (functions[0].attrs or {}) else "main"

@@ -87,7 +87,7 @@ def schedule_of(task: Task, record: Record) -> s_tir.Schedule:
     Raises :class:`InvalidDecision` where its trace does not fit, and for a shipped one that was made for fewer cores
     and whose parallel loops would leave too many of the target's idle.
     """
-    sch = replay(task.func, record.trace)
+    sch = replay(task.func, record.trace, task.target.tvm)
     if is_shipped(record) and task.target.threads > _cores(record.made_for):
         for extent in _parallel_extents(sch.mod["main"]):
             busy = extent / (task.target.threads * math.ceil(extent / task.target.threads))

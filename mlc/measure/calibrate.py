@@ -1,7 +1,8 @@
 """Measures what a machine is: its clock, its units, its caches and memory, and what a parallel loop costs to start.
 
 A few tiny kernels, each timed for some tens of milliseconds: chains of dependent instructions, independent ones, sums
-over buffers of the size of each cache. Whatever disturbs a kernel makes it slower, so the fastest of several rounds
+over buffers of the size of each cache. What a core has for itself, its clock, units and first two caches, one thread
+measures; what cores share, all threads do. Whatever disturbs a kernel makes it slower, so the fastest of several rounds
 counts, each the median of a few calls; a figure that no second round confirms is left out, and what the target is
 described by stays.
 """
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -31,7 +33,7 @@ from mlc.target import Target, resolve
 from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine, reference_machine
 
-__all__ = ["Reading", "calibrate", "readings", "steady"]
+__all__ = ["Kernels", "Reading", "calibrate", "readings", "steady"]
 
 #: rounds of each figure, and calls of a round
 _ROUNDS, _CALLS = 7, 5
@@ -88,7 +90,7 @@ def calibrate(target: Target) -> tuple[Calibration, list[Reading], str]:
 def readings(target: Target) -> Iterator[Reading]:
     """Every figure, one after the other."""
     threads.configure(target.threads)
-    kernels = _Kernels(target)
+    kernels = Kernels(target)
     hz = kernels.clock()
     if not hz.confirmed:  # all else is in cycles of it
         yield Reading("ghz", hz.value / 1e9, confirmed=False)
@@ -113,12 +115,13 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-class _Kernels:
+class Kernels:
     """The kernels for one target, and what their times say."""
 
     def __init__(self, target: Target) -> None:
         self._target, self._on = target, cpu_machine(target.tvm)
         self._lanes, self._threads = self._on.lanes(), target.threads
+        self._many = 3 * self._on.vector_registers // 4  # chains that keep every unit busy
         with target.tvm:
             has = tvm.target.codegen.llvm_cpu_has_features
             self._fused = reference_machine(target.tvm).fma_per_cycle > 1
@@ -138,27 +141,31 @@ class _Kernels:
 
     def units(self, hz: float) -> Iterator[Reading]:
         """Multiply-adds and dot products of whole vectors that begin in a cycle, and the latency of the former."""
-        many = 3 * self._on.vector_registers // 4
         if self._fused:
             seconds, confirmed = steady(self._chains(_series, 1, self._lanes))
             yield Reading("latency", round(seconds * hz / _STEPS), confirmed)
-            seconds, confirmed = steady(self._chains(_series, many, self._lanes))
-            yield Reading("fma", _halves(many * _STEPS / seconds / hz), confirmed)
+            rate, confirmed = self.multiply_adds()
+            yield Reading("fma", _halves(rate / hz), confirmed)
         if self._dot:
-            seconds, confirmed = steady(self._dots(many))
-            yield Reading("dot", _halves(many * _STEPS / seconds / hz), confirmed)
+            seconds, confirmed = steady(self._dots(self._many))
+            yield Reading("dot", _halves(self._many * _STEPS / seconds / hz), confirmed)
+
+    def multiply_adds(self) -> tuple[float, bool]:
+        """Multiply-adds of whole vectors that a core begins in a second, and whether a second round confirms that."""
+        seconds, confirmed = steady(self._chains(_series, self._many, self._lanes))
+        return self._many * _STEPS / seconds, confirmed
 
     def caches(self, hz: float) -> Iterator[Reading]:
-        """Bytes a cycle that a core reads from each level while the others do the same; of its own levels, how wide the
-        path from there is."""
+        """Bytes a cycle that a core reads from each level; of its own levels, how wide the path from there is, of the
+        third one while the other cores do the same."""
         l1, l2, l3 = self._on.l1_bytes, self._on.l2_bytes, self._on.l3_bytes
-        parts = {"l1rate": (l1 // 2, self._threads), "l2rate": (l2 // 2, self._threads)}
+        parts = {"l1rate": (l1 // 2, 1), "l2rate": (l2 // 2, 1)}
         if l3 // (2 * self._threads) >= 2 * l2:
             parts["l3rate"] = l3 // (2 * self._threads), self._threads
         elif l3 // 2 >= 2 * l2:
             parts["l3rate"] = l3 // 2, 1
         for name, (size, cores) in parts.items():
-            rate, confirmed = self._rate(size, cores)
+            rate, confirmed = self.read(size, cores)
             each = rate / cores / hz
             yield Reading(name, each if name == "l3rate" else _path(each), confirmed)
 
@@ -166,7 +173,7 @@ class _Kernels:
         """GB/s that one core and all cores read from memory."""
         last = self._on.l3_bytes
         for name, cores in (("core", 1), ("memory", self._threads)):
-            rate, confirmed = self._rate(min(4 * last if cores == 1 else 2 * last, _MOST_BYTES // cores), cores)
+            rate, confirmed = self.read(min(4 * last if cores == 1 else 2 * last, _MOST_BYTES // cores), cores)
             yield Reading(name, rate / 1e9, confirmed)
 
     def starts(self) -> Iterator[Reading]:
@@ -187,6 +194,13 @@ class _Kernels:
                 waits.append(_timed(call))
             sleeping.append(min(waits))
         yield Reading("wake", max(1e6 * (sleeping[0] - sleeping[1]), 0.1))
+
+    def read(self, size: int, cores: int) -> tuple[float, bool]:
+        """Bytes a second of ``cores`` cores that each read ``size`` bytes of their own again and again, and whether a
+        second round confirms that."""
+        call, amount = self._reading(size, cores)
+        seconds, confirmed = steady(call, 3)
+        return amount / seconds, confirmed
 
     # -- the kernels
 
@@ -227,8 +241,9 @@ class _Kernels:
 
         return self._call(tvm.IRModule({"main": main}), np.ones(width, "int8"), np.zeros(chains * lanes, "int32"))
 
-    def _rate(self, size: int, cores: int) -> tuple[float, bool]:
-        """Bytes a second of ``cores`` cores that each read ``size`` bytes of its own again and again."""
+    @cache  # noqa: B019 - as long as the kernels themselves: whoever asks again wants another time, not other code
+    def _reading(self, size: int, cores: int) -> tuple[Callable[[], object], float]:
+        """A call in which ``cores`` cores each read ``size`` bytes of their own several times, and all these bytes."""
         width = 8 * self._lanes  # independent sums, so that the latency of an addition is hidden
         count, repeats = size // 4 // width, max(2, _BYTES // size)
         x = te.placeholder((cores, count, width), dtype="int32", name="x")
@@ -241,8 +256,7 @@ class _Kernels:
             sch.parallel(chunk)
         self._in_registers(sch, block, loops, chunk, self._lanes)
         call = self._call(sch.mod, np.ones((cores, count, width), "int32"), np.zeros((cores, width), "int32"))
-        seconds, confirmed = steady(call, 3)
-        return 4.0 * cores * count * width * repeats / seconds, confirmed
+        return call, 4.0 * cores * count * width * repeats
 
     def _region(self, *, parallel: bool) -> Callable[[], object]:
         """A loop with next to nothing to do for each thread."""

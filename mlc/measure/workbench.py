@@ -290,7 +290,7 @@ def _function(text: str) -> tirx.PrimFunc:
 def _candidate(job: Message, target: tvm.target.Target) -> tirx.PrimFunc:
     if job["trace"]:
         with target:
-            return replay(_function(job["func"]), job["trace"]).mod["main"]
+            return replay(_function(job["func"]), job["trace"], target).mod["main"]
     return from_json(job["scheduled"]) if job["scheduled"] else _function(job["func"])
 
 

@@ -49,7 +49,7 @@ def samples_of(log: TuningLog, kind: str | None = None) -> Iterator[Sample]:
             continue
         for record in _fastest(log.records(workload.task_key)):
             try:
-                module = replay(task.func, record.trace).mod
+                module = replay(task.func, record.trace, task.target.tvm).mod
             except Exception:  # of another version of a space, or damaged: nothing can be learned from it
                 continue
             yield sample(task.key, module, task.target.tvm, record.seconds if record.ok else _FAILED, cold_of(task))

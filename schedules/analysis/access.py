@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import tirx
-from tvm.ir import TensorLoad
+from tvm import sym, tirx
+from tvm.ir import Range, TensorLoad
 
 from schedules.analysis.expressions import evaluate, uses, walk
 
-__all__ = ["Access", "accesses"]
+__all__ = ["Access", "accesses", "linear_offset"]
 
 #: how many values of a variable are tried to find its stride
 _MAX_STEPS = 4096
@@ -96,3 +96,22 @@ def accesses(
         moves = [_stride(indices, buffer.shape, dims, p, variables, extents, bound) for p in range(len(variables))]
         result.append(Access(buffer, write, tuple(s for s, _ in moves), tuple(p for _, p in moves), dims))
     return tuple(result)
+
+
+def linear_offset(
+    load: TensorLoad, variables: Sequence[tirx.Var], extents: Sequence[int]
+) -> tuple[list[int], int] | None:
+    """The elements that ``load`` lies from its buffer's begin, as a step for each of ``variables`` and a constant;
+    None where that is not proved. Unlike strides, which are tried one variable at a time, this holds at every point:
+    what an aligned access of several elements needs."""
+    analyzer = sym.Analyzer()
+    for var, extent in zip(variables, extents, strict=True):
+        analyzer.bind(var, Range(0, extent))
+    offset: Any = tirx.const(0, str(variables[0].ty.dtype))
+    for index, size in zip(load.indices, load.source.shape, strict=True):
+        offset = offset * size + index
+    found = sym.detect_linear_equation(analyzer.simplify(offset), list(variables))
+    if not found or not all(isinstance(c, tirx.IntImm) for c in found):
+        return None
+    *steps, start = (int(c) for c in found)
+    return steps, start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -11,18 +11,19 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
 
 from schedules.analysis.access import Access, accesses
-from schedules.analysis.expressions import branches, expensive_calls, walk
+from schedules.analysis.expressions import branches, expensive_calls, loads, walk
 from schedules.analysis.memo import remembered
 
-__all__ = ["BlockInfo", "FuncInfo", "analyse", "is_empty"]
+__all__ = ["BlockInfo", "FuncInfo", "analyse", "describe", "is_empty"]
 
 
 @dataclass(frozen=True)
 class BlockInfo:
-    """One block of a fresh function.
+    """One block, of a fresh function or of a schedule under way.
 
     ``kind`` is ``injective`` (every element of the output is written once, no accumulation), ``reduction`` (has an
-    initial value and reduces at least one iterator) or ``opaque`` (anything else: nothing may be assumed).
+    initial value and reduces at least one iterator) or ``opaque`` (anything else: nothing may be assumed). Only of
+    blocks that are not opaque the ``extents`` are known, and count from 0.
     """
 
     name: str
@@ -42,6 +43,16 @@ class BlockInfo:
     def reduces(self) -> tuple[bool, ...]:
         """For each iterator, whether it is reduced."""
         return tuple(int(i.iter_type) == tirx.IterVar.CommReduce for i in self.block.iter_vars)
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether every iterator is data-parallel or reduced, so that loops over it may be fused, split and bound."""
+        return all(int(i.iter_type) in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce) for i in self.block.iter_vars)
+
+    @cached_property
+    def index_types(self) -> frozenset[str]:
+        """The integer types of the iterators."""
+        return frozenset(str(i.dom.extent.ty.dtype) for i in self.block.iter_vars)
 
     @cached_property
     def spatial(self) -> tuple[int, ...]:
@@ -105,6 +116,23 @@ class BlockInfo:
         )
 
     @cached_property
+    def factors(self) -> tuple[TensorLoad, TensorLoad] | None:
+        """The two loads whose product the block sums up from zero, conversions of type left out; None where it
+        computes anything else."""
+        store, init = self.block.body, self.block.init
+        if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+            return None
+        if not isinstance(init, tirx.BufferStore) or not _is_zero(init.value):
+            return None
+        total, term = store.value.a, _bare(store.value.b)
+        if not isinstance(total, TensorLoad) or not total.source.same_as(store.buffer):
+            return None
+        if not isinstance(term, tirx.Mul):
+            return None
+        a, b = _bare(term.a), _bare(term.b)
+        return (a, b) if isinstance(a, TensorLoad) and isinstance(b, TensorLoad) else None
+
+    @cached_property
     def contraction(self) -> bool:
         """Whether two inputs that are both reduced are multiplied and one of them is reused along an output
         iterator, so that a register tile pays (matrix product, convolution, depthwise convolution)."""
@@ -116,14 +144,16 @@ class BlockInfo:
 
 def _multiplies(body: Any) -> bool:
     found = [False]
-
-    def loads(node: Any) -> bool:
-        hit = [False]
-        walk(node, (TensorLoad, lambda _: hit.__setitem__(0, True)))
-        return hit[0]
-
-    walk(body, (tirx.Mul, lambda n: found.__setitem__(0, found[0] or (loads(n.a) and loads(n.b)))))
+    walk(body, (tirx.Mul, lambda n: found.__setitem__(0, found[0] or bool(loads(n.a) and loads(n.b)))))
     return found[0]
+
+
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, tirx.Cast) else value
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
 
 
 @dataclass(frozen=True)
@@ -197,6 +227,15 @@ def is_empty(func: tirx.PrimFunc) -> bool:
     return any(int(extent) == 0 for parameter in func.params for extent in parameter.shape)
 
 
+def describe(block: s_tir.SBlock) -> BlockInfo:
+    """What one block of a schedule under way computes, whatever loops there are around it."""
+    static = all(
+        isinstance(i.dom.extent, tirx.IntImm) and isinstance(i.dom.min, tirx.IntImm) and int(i.dom.min) == 0
+        for i in block.iter_vars
+    )
+    return BlockInfo(str(block.name_hint), block, _kind(block) if static else "opaque", plain=False)
+
+
 def _block(statement: Any) -> BlockInfo | None:
     loops = []
     while isinstance(statement, tirx.For):
@@ -206,18 +245,12 @@ def _block(statement: Any) -> BlockInfo | None:
         return None
     block = statement.block
     static = all(isinstance(loop.extent, tirx.IntImm) and loop.kind == tirx.ForKind.SERIAL for loop in loops)
-    iterators = all(
-        isinstance(i.dom.extent, tirx.IntImm) and isinstance(i.dom.min, tirx.IntImm) and int(i.dom.min) == 0
-        for i in block.iter_vars
-    )
-    if not iterators:
-        return BlockInfo(str(block.name_hint), block, "opaque", False)
     bound = len(loops) == len(block.iter_vars) and all(
         value.same_as(loop.loop_var) or (isinstance(value, tirx.IntImm) and int(i.dom.extent) == 1)
         for value, loop, i in zip(statement.iter_values, loops, block.iter_vars, strict=True)
     )
     always = isinstance(statement.predicate, tirx.IntImm) and bool(int(statement.predicate))
-    return BlockInfo(str(block.name_hint), block, _kind(block), static and bound and always)
+    return replace(describe(block), plain=static and bound and always)
 
 
 def _kind(block: s_tir.SBlock) -> str:
@@ -234,6 +267,5 @@ def _kind(block: s_tir.SBlock) -> str:
     if block.init is not None or not isinstance(block.body, tirx.BufferStore):
         return "opaque"
     store = block.body
-    own = [False]
-    walk(store.value, (TensorLoad, lambda n: own.__setitem__(0, own[0] or n.source.same_as(store.buffer))))
-    return "opaque" if own[0] else "injective"
+    own = any(load.source.same_as(store.buffer) for load in loads(store.value))
+    return "opaque" if own else "injective"

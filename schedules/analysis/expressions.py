@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call, Expr, TensorLoad
 
 __all__ = [
-    "branches", "evaluate", "expensive_calls", "op_name", "reads_wide_indices", "stores_wide_positions", "uses", "walk",
+    "branches", "evaluate", "expensive_calls", "expression_size", "loads", "op_name", "reads_wide_indices",
+    "stores_wide_positions", "uses", "walk",
 ]
 
 #: TVM intrinsics, which tensor functions are made of whatever graph they come from; a use of one of these per element
@@ -51,6 +52,20 @@ def op_name(call: Call) -> str:
 def walk(node: Any, *entries: tuple[Any, Callable[[Any], Any]]) -> None:
     """Call ``entries`` = (type, callback) on every matching node below and including ``node``, children first."""
     tvm_ffi.structural_walk(node, [(kind, lambda value, f=f: (f(value), None)[1]) for kind, f in entries])
+
+
+def loads(node: Any) -> list[TensorLoad]:
+    """Every load in ``node``, inner ones first."""
+    found: list[TensorLoad] = []
+    walk(node, (TensorLoad, found.append))
+    return found
+
+
+def expression_size(body: Any) -> int:
+    """The number of expression nodes in ``body``, as it would be printed."""
+    count = [0]
+    walk(body, (Expr, lambda _: count.__setitem__(0, count[0] + 1)))
+    return count[0]
 
 
 def uses(node: Any, variables: Sequence[tirx.Var]) -> frozenset[int]:

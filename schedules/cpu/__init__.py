@@ -8,7 +8,7 @@ from schedules.cpu.conv import CONV2D, CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
-from schedules.cpu.gemm import GEMM, GEMM_INTEGER
+from schedules.cpu.gemm import GEMM, GEMM_BFLOAT, GEMM_INTEGER
 from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
 from schedules.cpu.pooling import POOLING
 from schedules.cpu.reduction import REDUCTION
@@ -18,6 +18,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION, CONV2D, CONV2D_INTEGER, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, DEPTHWISE, POOLING, CONTRACTION,
-    REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION, CONV2D, CONV2D_INTEGER, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BFLOAT, DEPTHWISE, POOLING,
+    CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.ir import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import (
@@ -16,15 +15,16 @@ from schedules.analysis import (
     FuncInfo,
     Nest,
     expensive_calls,
+    expression_size,
+    loads,
     nest,
     reads_wide_indices,
     stores_wide_positions,
-    walk,
 )
 from schedules.machine import CpuMachine
 
 __all__ = [
-    "InjectiveTile", "attempt", "collapse", "divisor", "expression_size", "extent_of", "has_block", "inline_block",
+    "InjectiveTile", "attempt", "collapse", "divisor", "extent_of", "has_block", "inline_block",
     "inline_injective", "is_transposed", "parallel_work", "parallelise", "schedule_injective", "vectorise", "work",
 ]
 
@@ -123,20 +123,7 @@ def has_block(sch: s_tir.Schedule, name: str) -> bool:
 
 def occurrences(sch: s_tir.Schedule, consumer: SBlockRV, buffer: Any) -> int:
     """How many loads of ``buffer`` the block's body holds now."""
-    count = [0]
-
-    def visit(node: TensorLoad) -> None:
-        count[0] += bool(node.source.same_as(buffer))
-
-    walk(sch.get(consumer).body, (TensorLoad, visit))
-    return count[0]
-
-
-def expression_size(body: Any) -> int:
-    """The number of expression nodes in ``body``."""
-    count = [0]
-    walk(body, (Expr, lambda _: count.__setitem__(0, count[0] + 1)))
-    return count[0]
+    return sum(load.source.same_as(buffer) for load in loads(sch.get(consumer).body))
 
 
 def inline_block(sch: s_tir.Schedule, name: str) -> bool:

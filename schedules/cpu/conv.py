@@ -183,7 +183,7 @@ class Conv2d(Space):
             parallel = sch.fuse(n, *chunks)
         if int(sch.get(parallel).extent) > 1:
             sch.parallel(parallel)
-        with_dots(sch, block, start, shape.step)
+        with_dots(sch, block, start, shape.step, target)
 
 
 class IntegerConv2d(Conv2d):
@@ -192,6 +192,7 @@ class IntegerConv2d(Conv2d):
     2]``. ``ic`` counts steps of four channels."""
 
     name = "cpu.conv2d_integer"
+    tensorizes = "dot_"
     ops = (_INTEGER,)
 
 

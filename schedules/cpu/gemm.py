@@ -28,7 +28,7 @@ from schedules.cpu.gemm_seeds import (
     sum_chains,
     sum_parts,
 )
-from schedules.cpu.gemm_shape import INTEGER, GemmShape, gemm_shape, integer_shape, read
+from schedules.cpu.gemm_shape import BFLOAT, INTEGER, GemmShape, dot_shape, gemm_shape, read
 from schedules.cpu.steps import FLOAT, has_dot, with_dots
 from schedules.cpu.tiling import (
     accumulate,
@@ -42,7 +42,7 @@ from schedules.cpu.tiling import (
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["GEMM", "GEMM_INTEGER", "Gemm", "Tile"]
+__all__ = ["GEMM", "GEMM_BFLOAT", "GEMM_INTEGER", "Gemm", "Tile"]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Gemm(Space):
             if tile.parts * shape.batch * shape.m * shape.n >= parallel_work(machine):
                 parallelise(sch, outer, machine.cores)
         for summed, loop in starts:
-            with_dots(sch, summed, loop, shape.step if summed is block else FLOAT)
+            with_dots(sch, summed, loop, shape.step if summed is block else FLOAT, target)
         if panels is not None:
             schedule_injective(sch, panels, machine, InjectiveTile())
 
@@ -177,25 +177,34 @@ class IntegerGemm(Gemm):
     :mod:`schedules.intrin.dot`. ``k`` counts steps of four products."""
 
     name = "cpu.gemm_integer"
+    op = INTEGER
+    tensorizes = "dot_"
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        shape = integer_shape(func)
+        shape = self.shape(func)
         if shape is None:
             return False
-        block = next(b for b in analyse(func).blocks if b.annotation == INTEGER)
+        block = next(b for b in analyse(func).blocks if b.annotation == self.op)
         return has_dot(block, shape.step, cpu_machine(target).lanes(shape.dtype), target)
 
     def shape(self, func: tirx.PrimFunc) -> GemmShape | None:
-        return integer_shape(func)
+        return dot_shape(func, self.op)
 
     def product(self, sch: s_tir.Schedule) -> tuple[SBlockRV, GemmShape]:
-        block, shape = find_annotated(sch, (INTEGER,)), integer_shape(sch.mod["main"])
+        block, shape = find_annotated(sch, (self.op,)), self.shape(sch.mod["main"])
         assert block is not None and shape is not None
         return block, shape
 
-
     def stage(self, sch: s_tir.Schedule, block: SBlockRV, tile: Tile) -> SBlockRV | None:
         return staged_input(sch, block) if sch.get_producers(block) else None  # the instruction reads bytes in memory
+
+
+class BfloatGemm(IntegerGemm):
+    """The same for blocks annotated ``"dense_bfloat"``, of bfloat16 by packed weights, with steps of two products."""
+
+    name = "cpu.gemm_bfloat"
+    op = BFLOAT
+    tensorizes = "dot_bfloats"
 
 
 def _sum(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape) -> LoopRV:
@@ -309,4 +318,4 @@ def _packed(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape, tile: int, w
     return copied
 
 
-GEMM, GEMM_INTEGER = Gemm(), IntegerGemm()
+GEMM, GEMM_INTEGER, GEMM_BFLOAT = Gemm(), IntegerGemm(), BfloatGemm()

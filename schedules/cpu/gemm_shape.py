@@ -8,13 +8,13 @@ from math import prod
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.analysis import analyse, remembered
+from schedules.analysis import BlockInfo, analyse, describe, remembered, uses
 from schedules.cpu.steps import FLOAT, Step, step_of
 
-__all__ = ["INTEGER", "GemmShape", "gemm_shape", "integer_shape", "read"]
+__all__ = ["BFLOAT", "INTEGER", "GemmShape", "dot_shape", "gemm_shape", "read"]
 
-#: the annotation of a product of integers with a packed weight
-INTEGER = "dense_integer"
+#: the annotations of products with a packed weight that an intrinsic takes: of integers, and of bfloat16
+INTEGER, BFLOAT = "dense_integer", "dense_bfloat"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GemmShape:
     """``[batch, m, k] x [batch, k, n]``; ``packed`` is the width of a packed weight's block, 0 for a plain operand.
     ``weight`` is the number of the parameter that holds the packed weight, -1 if none does. ``transposed`` tells for
     the two operands whether the sum runs along their other axis: ``[k, m]`` and ``[n, k]``. ``separate`` is False where
-    both are the same buffer. ``k`` counts the steps of the sum: four products each where these are of integers."""
+    both are the same buffer. ``k`` counts the steps of the sum, which take several products of integers or bfloat16."""
 
     batch: int
     m: int
@@ -38,41 +38,30 @@ class GemmShape:
 
 def read(sch: s_tir.Schedule) -> tuple[s_tir.schedule.SBlockRV, GemmShape] | None:
     """The one contraction block and its extents; None where the function is no product of two operands."""
-    reductions = []
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        kinds = [v.iter_type for v in sch.get(block).iter_vars]
-        if any(kind == tirx.IterVar.CommReduce for kind in kinds):
-            reductions.append(block)
+    blocks = [(block, describe(sch.get(block))) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    reductions = [(block, info) for block, info in blocks if info.reduced]
     if len(reductions) != 1:
         return None
-    block = reductions[0]
-    stmt = sch.get(block)
-    *spatial, reduce = stmt.iter_vars
-    if len(spatial) < 2 or reduce.iter_type != tirx.IterVar.CommReduce:
+    block, info = reductions[0]
+    if info.kind != "reduction" or len(info.reduces) < 3 or info.reduced != (len(info.reduces) - 1,):
         return None
-    if any(v.iter_type != tirx.IterVar.DataPar for v in spatial):
-        return None
-    operands = _operands(stmt, reduce)
+    operands = _operands(info)
     if operands is None:
         return None
     left, right = operands
-    n_axis, m_axis = spatial[-1].var, spatial[-2].var
-    extents = [int(v.dom.extent) for v in spatial]
-    batch = 1
-    for extent in extents[:-2]:
-        batch *= extent
-    left_turned = _order(left, m_axis, reduce.var)
-    right_turned = _order(right, reduce.var, n_axis)
+    *_, m_axis, n_axis, reduced = info.variables
+    *batch, m, n, depth = info.extents
+    left_turned = _order(left, m_axis, reduced)
+    right_turned = _order(right, reduced, n_axis)
     packed = 0
-    if len(right.indices) == 3 and _is(right.indices[1], reduce.var) and _uses(right.indices[0], n_axis):
+    if len(right.indices) == 3 and _is(right.indices[1], reduced) and uses(right.indices[0], [n_axis]):
         packed, right_turned = int(right.source.shape[-1]), False
     if left_turned is None or right_turned is None:
         return None
     params = sch.mod["main"].params
     weight = next((i for i, param in enumerate(params) if packed and param.same_as(right.source)), -1)
-    depth = int(reduce.dom.extent)
     shape = GemmShape(
-        batch, extents[-2], extents[-1], depth, packed, weight, (left_turned, right_turned),
+        prod(batch), m, n, depth, packed, weight, (left_turned, right_turned),
         not left.source.same_as(right.source), str(left.source.dtype),
     )
     return block, shape
@@ -89,22 +78,13 @@ def _is(expr: tirx.Expr, var: tirx.Var) -> bool:
     return isinstance(expr, tirx.Var) and expr.same_as(var)
 
 
-def _uses(expr: tirx.Expr, var: tirx.Var) -> bool:
-    return any(v.same_as(var) for v in tirx.analysis.undefined_vars(expr))
-
-
-def _operands(stmt: s_tir.SBlock, reduce: tirx.IterVar) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad] | None:
-    """The two loads of ``C = C + A * B``, that of the left operand first."""
-    body = stmt.body
-    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
+def _operands(info: BlockInfo) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad] | None:
+    """The two loads of ``C = C + A * B``, that of the left operand first, where all are of one type of floats."""
+    if info.factors is None:
         return None
-    product = body.value.b
-    if not isinstance(product, tirx.Mul):
-        return None
-    left, right = product.a, product.b
-    if not (isinstance(left, tvm.ir.TensorLoad) and isinstance(right, tvm.ir.TensorLoad)):
-        return None
-    if len(left.indices) < 2 or len(right.indices) < 2 or not str(left.source.dtype).startswith("float"):
+    left, right = info.factors
+    types = {str(buffer.dtype) for buffer in (left.source, right.source, *info.writes)}
+    if len(left.indices) < 2 or len(right.indices) < 2 or len(types) != 1 or not types.pop().startswith("float"):
         return None
     return left, right
 
@@ -117,10 +97,10 @@ def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
 
 
 @remembered
-def integer_shape(func: tirx.PrimFunc) -> GemmShape | None:
-    """The extents of a product of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or ``[N/n, K/4, 2, n, 2]``,
-    annotated ``"dense_integer"``; None for any other function."""
-    block = next((b for b in analyse(func).blocks if b.annotation == INTEGER), None)
+def dot_shape(func: tirx.PrimFunc, op: str) -> GemmShape | None:
+    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or
+    ``[N/n, K/4, 2, n, 2]``, or of bfloat16 with ``[N/n, K/2, n, 2]``; None for any other function."""
+    block = next((b for b in analyse(func).blocks if b.annotation == op), None)
     if block is None:
         return None
     *batch, m, n = (block.extents[i] for i in block.spatial)
@@ -128,4 +108,5 @@ def integer_shape(func: tirx.PrimFunc) -> GemmShape | None:
     packed = next(a.buffer for a in block.reads if a.depends(column))
     weight = next((i for i, param in enumerate(func.params) if param.same_as(packed)), -1)
     steps, width = int(packed.shape[1]), int(packed.shape[-2])
-    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, "int32", step_of(packed))
+    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, str(block.writes[0].dtype),
+                     step_of(packed))

@@ -1,4 +1,4 @@
-"""What a step of a register tile's sum is: one multiply-add of float32, or four of 8-bit integers.
+"""What a step of a register tile's sum is: a multiply-add of float32, four of 8-bit integers or two of bfloat16.
 
 A step of integers reads four bytes of the activations and four products' weights for every lane, so that a sum of
 ``K`` products is to its tile what one of ``K / 4`` float32 is: the same bytes, vectors and loops. What differs is
@@ -13,9 +13,10 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo
-from schedules.intrin import available, use
-from schedules.intrin.dot import PAIRS, QUADS, dot
+from schedules.intrin import select, use
+from schedules.intrin.dot import BFLOATS, PAIRS, QUADS, dot
 from schedules.machine import CpuMachine
+from schedules.space import InvalidDecision
 
 __all__ = ["FLOAT", "Step", "has_dot", "step_of", "with_dots"]
 
@@ -61,7 +62,7 @@ class Step:
 
 FLOAT = Step()
 #: a dot product of bytes is issued like a multiply-add
-_QUADS = Step(QUADS, axes=1)
+_QUADS, _BFLOATS = Step(QUADS, axes=1), Step(BFLOATS, axes=1)
 #: two multiplications and two additions, of which four units take one each; additions of one cycle are all that
 #: follows one another. Loads: measured with tiles of 1 x 4, 3 x 2, 4 x 2, 2 x 4 and 1 x 8 vectors on AVX2
 _PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4, load=1.0)
@@ -69,15 +70,18 @@ _PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4
 
 def step_of(weight: tirx.Buffer) -> Step:
     """The step of a block that reads weights of this type."""
-    return {"int8": _QUADS, "int16": _PAIRS}.get(str(weight.dtype), FLOAT)
+    return {"int8": _QUADS, "int16": _PAIRS, "bfloat16": _BFLOATS}.get(str(weight.dtype), FLOAT)
 
 
 def has_dot(block: BlockInfo, step: Step, width: int, target: tvm.target.Target) -> bool:
     """Whether ``target`` has the instruction for a step of ``width`` lanes of a block of integers."""
-    return block.reduces[-step.axes :] == (True,) * step.axes and dot(step.form, width) in available(target)
+    return block.reduces[-step.axes :] == (True,) * step.axes and select(dot(step.form, width), target) is not None
 
 
-def with_dots(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.schedule.LoopRV, step: Step) -> None:
+def with_dots(
+    sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.schedule.LoopRV, step: Step,
+    target: tvm.target.Target,
+) -> None:
     """Set the sums of ``block`` to zero before the loop ``start``, and make its innermost loops, over one vector of
     lanes and the products of a step, dot products.
 
@@ -97,4 +101,7 @@ def with_dots(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, start: s_tir.
         if outer is initial:
             sch.vectorize(loops[-1])
         else:
-            sch.tensorize(loops[0], use(dot(step.form, lanes)))
+            name = select(dot(step.form, lanes), target)
+            if name is None:
+                raise InvalidDecision(f"the target must have {dot(step.form, lanes)}, a dot product of {lanes} lanes")
+            sch.tensorize(loops[0], use(name))

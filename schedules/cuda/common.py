@@ -1,12 +1,8 @@
-"""What every CUDA space needs: reading the blocks of a function, inlining, binding, limits.
-
-Words used here: a *leaf* is a block right under the root; it is *spatial* if none of its iterators is a
-reduction and its body is one store, and *intermediate* if nothing outside the function sees what it writes.
-"""
+"""What every CUDA space needs: the blocks that stand under the root, inlining, binding, limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -15,15 +11,15 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from schedules.analysis import BlockInfo, describe, expression_size, loads, uses, walk
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import InvalidDecision, Space, best_seed
 
 __all__ = [
-    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_spatial", "leaves",
-    "limits",
-    "loads_of", "loop_kinds", "refresh", "require", "require_joined", "scratch",
-    "static_extents", "uniform",
+    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_injective", "leaves", "limits",
+    "loop_kinds", "refresh", "require", "require_joined", "scratch", "uniform",
 ]
 
 #: static ``__shared__`` arrays may not exceed this; more needs dynamic shared memory, which these spaces don't use
@@ -67,40 +63,19 @@ def _feasible(space: CudaSpace, func: tirx.PrimFunc, target: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One block right under the root, as it is in the schedule now."""
+    """A block right under the root, as it is in the schedule now; ``intermediate`` if nothing outside of the function
+    sees what it writes."""
 
-    rv: Any
-    block: Any
+    rv: SBlockRV
+    info: BlockInfo
     intermediate: bool
 
-    @property
-    def reduction(self) -> bool:
-        return any(iv.iter_type == tirx.IterVar.CommReduce for iv in self.block.iter_vars)
+    def writes_to(self, buffer: tirx.Buffer) -> bool:
+        return any(buffer.same_as(written) for written in self.info.writes)
 
-    @property
-    def simple(self) -> bool:
-        """Only data-parallel and reduction iterators, so loops may be fused, split and bound."""
-        kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-        return all(iv.iter_type in kinds for iv in self.block.iter_vars)
-
-    @property
-    def spatial(self) -> bool:
-        return self.simple and not self.reduction and isinstance(self.block.body, tirx.BufferStore)
-
-    @property
-    def name(self) -> str:
-        return str(self.block.name_hint)
-
-    @property
-    def index_types(self) -> set[str]:
-        """The integer types of its iterators."""
-        return {str(iv.dom.extent.ty.dtype) for iv in self.block.iter_vars}
-
-    def writes_to(self, buffer: Any) -> bool:
-        return any(region.source.same_as(buffer) for region in self.block.writes)
-
-    def reads_from(self, buffer: Any) -> bool:
-        return any(region.source.same_as(buffer) for region in self.block.reads)
+    def reads_from(self, buffer: tirx.Buffer) -> bool:
+        """Whether the block declares that it reads the buffer."""
+        return any(buffer.same_as(region.source) for region in self.info.block.reads)
 
 
 def leaves(sch: s_tir.Schedule) -> list[Leaf]:
@@ -115,20 +90,10 @@ def leaves(sch: s_tir.Schedule) -> list[Leaf]:
     allocated = list(sch.get(root_rv).alloc_buffers)
     found = []
     for rv in sch.get_child_blocks(root_rv):
-        block = sch.get(rv)
-        inner = all(any(w.source.same_as(b) for b in allocated) for w in block.writes)
-        found.append(Leaf(rv, block, inner))
+        info = describe(sch.get(rv))
+        inner = all(any(written.same_as(buffer) for buffer in allocated) for written in info.writes)
+        found.append(Leaf(rv, info, inner))
     return found
-
-
-def static_extents(block: Any) -> tuple[int, ...] | None:
-    """The extents of a block's iterators, or None where one is symbolic or does not start at 0."""
-    extents = []
-    for iv in block.iter_vars:
-        if not isinstance(iv.dom.extent, tirx.IntImm) or not isinstance(iv.dom.min, tirx.IntImm) or int(iv.dom.min):
-            return None
-        extents.append(int(iv.dom.extent))
-    return tuple(extents)
 
 
 def scratch(func: tirx.PrimFunc) -> s_tir.Schedule:
@@ -136,47 +101,28 @@ def scratch(func: tirx.PrimFunc) -> s_tir.Schedule:
     return s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
 
 
-def loads_of(node: Any) -> list[Any]:
-    """Every buffer load inside a statement or an expression."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (tvm.ir.TensorLoad, found.append), order="post")
-    return found
-
-
-def _expression_size(node: Any) -> int:
-    """Number of nodes of a statement as it would be printed."""
-    count = 0
-
-    def add(_: Any) -> None:
-        nonlocal count
-        count += 1
-
-    tvm_ffi.structural_walk(node, (tvm.ir.Expr, add), order="post")
-    return count
-
-
-def uniform(found: Sequence[Leaf]) -> bool:
+def uniform(blocks: Iterable[BlockInfo]) -> bool:
     """Whether all iterators have one integer type.
 
     Where they do not, some of TVM's primitives raise halfway and its lowering misses reductions across threads (seen
     with 0.27), so such a function is only bound, never rearranged.
     """
-    return len(set().union(*(leaf.index_types for leaf in found))) <= 1
+    return len(frozenset().union(*(block.index_types for block in blocks))) <= 1
 
 
 def refresh(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
     """The same leaves as they are after transformations of the schedule."""
-    return [replace(leaf, block=sch.get(leaf.rv)) for leaf in found]
+    return [replace(leaf, info=describe(sch.get(leaf.rv))) for leaf in found]
 
 
-def inline_spatial(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
-    """Inline every intermediate spatial leaf into its readers; returns the leaves that remain.
+def inline_injective(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
+    """Inline every injective intermediate into its readers; returns the leaves that remain.
 
     A leaf stays where inlining would blow its reader up, or where TVM refuses.
     """
     remaining = list(found)
     for leaf in found:
-        if not (leaf.intermediate and leaf.spatial):
+        if not (leaf.intermediate and leaf.info.kind == "injective"):
             continue
         position = remaining.index(leaf)
         current = refresh(sch, remaining)
@@ -192,13 +138,14 @@ def inline_spatial(sch: s_tir.Schedule, found: Sequence[Leaf]) -> list[Leaf]:
 
 def _worth_inlining(leaf: Leaf, others: Sequence[Leaf]) -> bool:
     """Whether every reader of ``leaf`` declares that it reads it and stays of a size that compiles fast."""
-    buffer = leaf.block.writes[0].source
-    size = _expression_size(leaf.block.body)
+    buffer = leaf.info.writes[0]
+    size = expression_size(leaf.info.block.body)
     for other in others:
-        uses = sum(load.source.same_as(buffer) for load in loads_of(other.block.body))
-        if uses and (other is leaf or not other.reads_from(buffer)):
+        body = other.info.block.body
+        count = sum(load.source.same_as(buffer) for load in loads(body))
+        if count and not other.reads_from(buffer):
             return False
-        if uses and _expression_size(other.block.body) + size * uses > _MAX_EXPRESSION:
+        if count and expression_size(body) + size * count > _MAX_EXPRESSION:
             return False
     return True
 
@@ -239,10 +186,8 @@ def require_joined(sch: s_tir.Schedule) -> None:
 
     def inspect(realize: Any) -> None:
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            used: list[Any] = []
-            tvm_ffi.structural_walk(value, (tvm.ir.Var, used.append), order="post")
-            spread = any(var.same_as(thread) for var in used for thread in threads)
-            if iv.iter_type == tirx.IterVar.CommReduce and spread and realize.block.init is not None:
+            reduced = iv.iter_type == tirx.IterVar.CommReduce and realize.block.init is not None
+            if reduced and uses(value, threads):
                 left.append(str(realize.block.name_hint))
 
     callbacks = [(tirx.For, enter), (s_tir.SBlockRealize, inspect)]
@@ -257,30 +202,26 @@ def require(condition: bool, message: str) -> None:
         raise InvalidDecision(message)
 
 
-def loop_kinds(sch: s_tir.Schedule, leaf: Leaf) -> tuple[list[Any], list[Any]] | None:
+def loop_kinds(sch: s_tir.Schedule, leaf: Leaf) -> tuple[list[LoopRV], list[LoopRV]] | None:
     """The loops around a leaf that only data-parallel iterators use, and those that a reduction uses.
 
     None where a loop belongs to several leaves or an iterator is neither: such a nest can't be spread over threads.
     """
-    if not leaf.simple:
+    if not leaf.info.regular:
         return None
     loops = sch.get_loops(leaf.rv)
-    reducing: list[Any] = []
-    inside: list[str] = []
-
-    def visit(realize: Any) -> None:
-        inside.append(realize.block.name_hint)
-        if realize.block.same_as(sch.get(leaf.rv)):
-            for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-                if iv.iter_type == tirx.IterVar.CommReduce:
-                    tvm_ffi.structural_walk(value, (tvm.ir.Var, reducing.append), order="post")
-
-    tvm_ffi.structural_walk(sch.get(loops[0]) if loops else leaf.block, (s_tir.SBlockRealize, visit), order="post")
+    inside: list[Any] = []
+    walk(sch.get(loops[0]) if loops else leaf.info.block, (s_tir.SBlockRealize, inside.append))
     if len(inside) > 1:
         return None
-    kinds: tuple[list[Any], list[Any]] = ([], [])
+    reducing = [
+        value for realize in inside if realize.block.same_as(leaf.info.block)
+        for value, reduced in zip(realize.iter_values, leaf.info.reduces, strict=True) if reduced
+    ]
+    kinds: tuple[list[LoopRV], list[LoopRV]] = ([], [])
     for loop in loops:
-        kinds[any(sch.get(loop).loop_var.same_as(var) for var in reducing)].append(loop)
+        variable = sch.get(loop).loop_var
+        kinds[any(uses(value, [variable]) for value in reducing)].append(loop)
     return kinds
 
 

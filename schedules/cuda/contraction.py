@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import Leaf, inline_spatial, leaves, loads_of, refresh, scratch, static_extents, uniform
+from schedules.analysis import BlockInfo, describe, linear_offset, loads, remembered, uses, walk
+from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scratch, uniform
 
-__all__ = ["Contraction", "K", "M", "N", "Normal", "analyse", "inline_producers", "normalise", "operand"]
+__all__ = ["Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand"]
 
 #: what an iterator of the contraction ranges over
 BATCH, M, N, K = "b", "m", "n", "k"
@@ -63,8 +62,8 @@ class Normal:
     after: tuple[Leaf, ...]
 
 
-@lru_cache(maxsize=512)
-def analyse(func: tirx.PrimFunc) -> Contraction | None:
+@remembered
+def contraction_of(func: tirx.PrimFunc) -> Contraction | None:
     """The contraction in ``func``, or None where there is none or it can't be normalised."""
     try:
         contraction = _classify(scratch(func))
@@ -77,92 +76,54 @@ def analyse(func: tirx.PrimFunc) -> Contraction | None:
 
 
 def _single_reduction(found: Sequence[Leaf]) -> Leaf | None:
-    reductions = [leaf for leaf in found if leaf.reduction]
-    if not uniform(found) or len(reductions) != 1 or not all(leaf.spatial for leaf in found if not leaf.reduction):
+    reductions = [leaf for leaf in found if leaf.info.kind == "reduction"]
+    kinds = sorted(leaf.info.kind for leaf in found)
+    if not uniform(leaf.info for leaf in found) or kinds != ["injective"] * (len(found) - 1) + ["reduction"]:
         return None
-    main = reductions[0]
-    return main if main.simple and len(main.block.writes) == 1 else None
+    (main,) = reductions
+    return main if len(main.info.writes) == 1 else None
 
 
-def _product(block: Any) -> tuple[Any, Any] | None:
-    """The two loads of ``C[...] = C[...] + x * y`` (casts allowed), or None."""
-    store = block.body
-    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add) or block.init is None:
-        return None
-    if not isinstance(block.init, tirx.BufferStore) or not _is_zero(block.init.value):
-        return None
-    total, term = store.value.a, store.value.b
-    if not isinstance(total, tvm.ir.TensorLoad) or not total.source.same_as(store.buffer):
-        return None
-    if isinstance(term, tirx.Cast):
-        term = term.value
-    if not isinstance(term, tirx.Mul):
-        return None
-    sides = []
-    for side in (term.a, term.b):
-        bare = side.value if isinstance(side, tirx.Cast) else side
-        if not isinstance(bare, tvm.ir.TensorLoad):
-            return None
-        sides.append(bare)
-    if sides[0].source.same_as(sides[1].source):
-        return None
-    return sides[0], sides[1]
+def _factors(info: BlockInfo) -> tuple[tvm.ir.TensorLoad, tvm.ir.TensorLoad] | None:
+    """The two operands of a sum of products of different buffers."""
+    factors = info.factors
+    return None if factors is None or factors[0].source.same_as(factors[1].source) else factors
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, (tirx.FloatImm, tirx.IntImm)) and float(value.value) == 0.0
-
-
-def _used(indices: Any, iters: Sequence[Any]) -> set[int]:
-    seen: set[int] = set()
-
-    def visit(var: Any) -> None:
-        seen.update(i for i, iv in enumerate(iters) if iv.var.same_as(var))
-
-    for index in indices:
-        tvm_ffi.structural_walk(index, (tvm.ir.Var, visit), order="post")
-    return seen
-
-
-def _grouped_channels(indices: Any, iters: Sequence[Any]) -> set[tuple[int, int]]:
+def _grouped_channels(load: tvm.ir.TensorLoad, info: BlockInfo) -> set[tuple[int, int]]:
     """``(i, size)`` for each iterator ``i`` that occurs as ``i // size``: the channel of a grouped convolution."""
-    found: set[tuple[int, int]] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node.b, tirx.IntImm) and int(node.b) > 1:
-            found.update((i, int(node.b)) for i, iv in enumerate(iters) if iv.var.same_as(node.a))
-
-    for index in indices:
-        tvm_ffi.structural_walk(index, (tirx.FloorDiv, visit), order="post")
-    return found
+    divided: list[Any] = []
+    walk(load, (tirx.FloorDiv, divided.append))
+    return {
+        (i, int(node.b)) for node in divided if isinstance(node.b, tirx.IntImm) and int(node.b) > 1
+        for i, variable in enumerate(info.variables) if variable.same_as(node.a)
+    }
 
 
 def _classify(sch: s_tir.Schedule) -> Contraction | None:
     main = _single_reduction(leaves(sch))
     if main is None:
         return None
-    loads, extents = _product(main.block), static_extents(main.block)
-    if loads is None or extents is None or not _writes_own_iterators(main.block):
+    operands = _factors(main.info)
+    if operands is None or not _writes_own_iterators(main.info):
         return None
-    iters = list(main.block.iter_vars)
-    grouped = {g for load in loads for g in _grouped_channels(load.indices, iters)}
+    grouped = {group for load in operands for group in _grouped_channels(load, main.info)}
     if not grouped:
-        return _roles(main.block, loads, extents, None)
+        return _roles(main.info, None)
     if len(grouped) > 1:
         return None
     (group,) = grouped
-    if extents[group[0]] % group[1]:
+    if main.info.extents[group[0]] % group[1]:
         return None
-    block = _split_groups(sch, main, group, _index_type(main.block)).block
-    loads, extents = _product(block), static_extents(block)
-    return None if loads is None or extents is None else _roles(block, loads, extents, group)
+    return _roles(_split_groups(sch, main, group, _index_type(main.info)).info, group)
 
 
-def _writes_own_iterators(block: Any) -> bool:
+def _writes_own_iterators(info: BlockInfo) -> bool:
     """Whether the result is indexed by the data-parallel iterators, each once and in order."""
-    spatial = [iv.var for iv in block.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
-    indices = list(block.body.indices)
-    return len(indices) == len(spatial) and all(v.same_as(i) for v, i in zip(spatial, indices, strict=True))
+    indices = list(info.block.body.indices)
+    return len(indices) == len(info.spatial) and all(
+        info.variables[i].same_as(index) for i, index in zip(info.spatial, indices, strict=True)
+    )
 
 
 def _group_split(rank: int, position: int, size: int, index: str) -> tirx.IndexMap:
@@ -180,42 +141,39 @@ def _split_groups(sch: s_tir.Schedule, main: Leaf, group: tuple[int, int], index
 
     Before: ``y[f] += x[f // 12 * 8 + c] * w[f, c]``. After: ``y[g * 12 + i] += x[g * 8 + c] * w[g * 12 + i, c]``.
     """
-    rank = len(main.block.iter_vars)
-    sch.transform_block_layout(main.rv, _group_split(rank, *group, index))
+    sch.transform_block_layout(main.rv, _group_split(len(main.info.variables), *group, index))
     (main,) = refresh(sch, [main])
-    for load in _product(main.block) or ():
-        if not _has_division(load.indices):
+    for load in _factors(main.info) or ():
+        if not _has_division(load):
             continue
         # TVM simplifies indices only where it rewrites them: an identical layout of a copy (inlined later) does it
-        read = next(i for i, r in enumerate(main.block.reads) if r.source.same_as(load.source))
+        read = next(i for i, r in enumerate(main.info.block.reads) if r.source.same_as(load.source))
         sch.cache_read(main.rv, read, "global")
         same = tirx.IndexMap.from_func(lambda *i: list(i), ndim=len(load.indices), index_dtype=index)
         sch.transform_layout(main.rv, ("read", read), same)
     return refresh(sch, [main])[0]
 
 
-def _has_division(indices: Any) -> bool:
+def _has_division(load: tvm.ir.TensorLoad) -> bool:
     found: list[Any] = []
-    for index in indices:
-        tvm_ffi.structural_walk(index, (tirx.FloorDiv, found.append), order="post")
+    walk(load, (tirx.FloorDiv, found.append))
     return bool(found)
 
 
-def _roles(
-    block: Any, loads: tuple[Any, Any], extents: tuple[int, ...], group: tuple[int, int] | None
-) -> Contraction | None:
-    iters = list(block.iter_vars)
-    in_lhs, in_rhs = _used(loads[0].indices, iters), _used(loads[1].indices, iters)
-    spatial = [i for i, iv in enumerate(iters) if iv.iter_type == tirx.IterVar.DataPar]
-    last = next((i for i in reversed(spatial) if extents[i] > 1), -1)
+def _roles(info: BlockInfo, group: tuple[int, int] | None) -> Contraction | None:
+    operands, extents = _factors(info), info.extents
+    if operands is None:
+        return None
+    in_lhs, in_rhs = (uses(load, info.variables) for load in operands)
+    last = next((i for i in reversed(info.spatial) if extents[i] > 1), -1)
     # n is what runs along the result's memory, so the operand that has it plays the part of B
     lhs_is_a = not (last in in_lhs and last not in in_rhs)
     roles = []
-    for i in range(len(iters)):
+    for i, reduced in enumerate(info.reduces):
         left, right = i in in_lhs, i in in_rhs
-        if extents[i] > 1 and not (left if i not in spatial and right else left or right):
+        if extents[i] > 1 and not ((left and right) if reduced else (left or right)):
             return None  # a sum over what only one side has, or a plain repetition
-        if i not in spatial:
+        if reduced:
             roles.append(K)
         elif left == right:
             roles.append(BATCH)
@@ -223,20 +181,15 @@ def _roles(
             roles.append(M if left == lhs_is_a else N)
     if not {M, N, K} <= set(roles):
         return None
-    bits = max(tvm.runtime.DataType(str(load.source.dtype)).bits for load in loads)
-    return Contraction(tuple(roles), extents, group, lhs_is_a, _windowed(loads, iters), bits, _index_type(block))
+    bits = max(tvm.runtime.DataType(str(load.source.dtype)).bits for load in operands)
+    windowed = any(
+        len({info.reduces[i] for i in uses(index, info.variables)}) > 1 for load in operands for index in load.indices
+    )
+    return Contraction(tuple(roles), extents, group, lhs_is_a, windowed, bits, _index_type(info))
 
 
-def _windowed(loads: Sequence[Any], iters: Sequence[Any]) -> bool:
-    def mixes(index: Any) -> bool:
-        kinds = {int(iters[i].iter_type) for i in _used([index], iters)}
-        return len(kinds) > 1
-
-    return any(mixes(index) for load in loads for index in load.indices)
-
-
-def _index_type(block: Any) -> str:
-    return str(block.iter_vars[0].dom.extent.ty.dtype)
+def _index_type(info: BlockInfo) -> str:
+    return str(info.block.iter_vars[0].dom.extent.ty.dtype)
 
 
 def _fuse(positions: Sequence[int], extents: Sequence[int], variables: Sequence[Any], index: str) -> Any:
@@ -260,13 +213,13 @@ def normalise(sch: s_tir.Schedule, contraction: Contraction) -> Normal:
     main = _single_reduction(found)
     if main is None:
         raise ValueError("the function must hold exactly one reduction")
-    position = [leaf.name for leaf in found].index(main.name)
+    position = [leaf.info.name for leaf in found].index(main.info.name)
     if contraction.group is not None:
         main = _split_groups(sch, main, contraction.group, contraction.index)
-    loads = _product(main.block)
-    if loads is None:
+    operands = _factors(main.info)
+    if operands is None:
         raise ValueError("the reduction must be a sum of products")
-    a, b = loads if contraction.lhs_is_a else loads[::-1]
+    a, b = operands if contraction.lhs_is_a else operands[::-1]
     for load, order in ((a, (BATCH, K, M)), (b, (BATCH, K, N))):
         index = next(i for i, r in enumerate(sch.get(main.rv).reads) if r.source.same_as(load.source))
         sch.reindex(main.rv, ("read", index))
@@ -274,7 +227,7 @@ def normalise(sch: s_tir.Schedule, contraction: Contraction) -> Normal:
     written = sch.reindex(main.rv, ("write", 0))
     _reshape(sch, main.rv, ("write", 0), contraction, (BATCH, M, N))
     _flatten_block(sch, main.rv, contraction, (BATCH, M, N, K))
-    before = inline_spatial(sch, found[:position])
+    before = inline_injective(sch, found[:position])
     out, after = _fold_epilogue(sch, written, found[position + 1 :], contraction)
     return Normal(main.rv, out, tuple(before), tuple(after))
 
@@ -315,15 +268,15 @@ def _fold_epilogue(
 ) -> tuple[Any, list[Leaf]]:
     """Fold what follows elementwise into the block that writes the result; the rest runs as other kernels."""
     result = sch.get(written).writes[0].source
-    after = inline_spatial(sch, following)
+    after = inline_injective(sch, following)
     out = written
     if len(after) == 1 and _elementwise_on(after[0], result):
         sch.compute_inline(written)
         out, after = after[0].rv, []
     spatial = [e for r, e in zip(contraction.roles, contraction.extents, strict=True) if r != K]
-    extents = list(static_extents(sch.get(out)) or ())
-    if contraction.group is not None and len(extents) == len(spatial) - 1:
-        sch.transform_block_layout(out, _group_split(len(extents), *_group_in_output(contraction), contraction.index))
+    rank = len(sch.get(out).iter_vars)
+    if contraction.group is not None and rank == len(spatial) - 1:
+        sch.transform_block_layout(out, _group_split(rank, *_group_in_output(contraction), contraction.index))
     _flatten_block(sch, out, contraction, (BATCH, M, N))
     return out, after
 
@@ -336,16 +289,15 @@ def _group_in_output(contraction: Contraction) -> tuple[int, int]:
 
 def _elementwise_on(leaf: Leaf, buffer: Any) -> bool:
     """Whether ``leaf`` reads ``buffer`` only at its own iterators, in order."""
-    iters = [iv.var for iv in leaf.block.iter_vars]
-    extents = static_extents(leaf.block)
-    if not leaf.spatial or extents is None or extents != tuple(int(e) for e in buffer.shape):
+    info = leaf.info
+    if info.kind != "injective" or info.extents != tuple(int(e) for e in buffer.shape):
         return False
-    loads = [ld for ld in loads_of(leaf.block.body) if ld.source.same_as(buffer)]
+    results = [load for load in loads(info.block.body) if load.source.same_as(buffer)]
 
-    def own(index: Any, position: int) -> bool:
-        return iters[position].same_as(index) or (extents[position] == 1 and isinstance(index, tirx.IntImm))
+    def own(index: Any, d: int) -> bool:
+        return info.variables[d].same_as(index) or (info.extents[d] == 1 and isinstance(index, tirx.IntImm))
 
-    return bool(loads) and all(own(index, d) for ld in loads for d, index in enumerate(ld.indices))
+    return bool(results) and all(own(index, d) for load in results for d, index in enumerate(load.indices))
 
 
 def _with_runs(sch: s_tir.Schedule, normal: Normal, contraction: Contraction) -> Contraction:
@@ -354,7 +306,7 @@ def _with_runs(sch: s_tir.Schedule, normal: Normal, contraction: Contraction) ->
     for rows in (M, N):
         fetch = sch.cache_read(normal.main, operand(sch, normal.main, rows), "shared")
         inline_producers(sch, fetch)
-        runs.append(_run_of(sch.get(fetch), rows, contraction))
+        runs.append(_run_of(describe(sch.get(fetch)), rows, contraction))
     (run_a, vector_a), (run_b, vector_b) = runs
     return replace(contraction, run_a=run_a, vector_a=vector_a, run_b=run_b, vector_b=vector_b)
 
@@ -379,39 +331,24 @@ def inline_producers(sch: s_tir.Schedule, block: Any) -> None:
             refused += 1
 
 
-def _run_of(fetch: Any, rows: str, contraction: Contraction) -> tuple[str, int]:
+def _run_of(fetch: BlockInfo, rows: str, contraction: Contraction) -> tuple[str, int]:
     """The role along which a fetched operand is contiguous in memory, and the widest aligned access along it."""
-    loads = loads_of(fetch.body.value)
-    guarded = not isinstance(fetch.body.value, (tvm.ir.TensorLoad, tirx.Cast))
-    if len(loads) != 1:
+    value = fetch.block.body.value
+    guarded = not isinstance(value, tvm.ir.TensorLoad | tirx.Cast)
+    fetched = loads(value)
+    offset = linear_offset(fetched[0], fetch.variables, fetch.extents) if len(fetched) == 1 else None
+    if offset is None:
         return rows, 1
-    variables = [iv.var for iv in fetch.iter_vars]
-    extents = [int(iv.dom.extent) for iv in fetch.iter_vars]
-    coefficients = _linear(loads[0], variables, extents)
-    if coefficients is None:
-        return rows, 1
-    steps = [c if e > 1 else 0 for c, e in zip(coefficients, extents, strict=False)]
+    steps = [step if extent > 1 else 0 for step, extent in zip(offset[0], fetch.extents, strict=True)]
     k_step, row_step = steps[-2], steps[-1]
     run = K if k_step == 1 else rows
     if guarded or 1 not in (k_step, row_step):
         return run, 1
     position = len(steps) - (2 if run == K else 1)
-    others = [s for i, s in enumerate((*steps, coefficients[-1])) if i != position]
+    others = [step for i, step in enumerate((*steps, offset[1])) if i != position]
     widest = max(1, 128 // contraction.bits)
-    fitting = (v for v in (8, 4, 2, 1) if v <= widest and extents[position] % v == 0 and not any(s % v for s in others))
+    fitting = (
+        v for v in (8, 4, 2, 1)
+        if v <= widest and fetch.extents[position] % v == 0 and not any(step % v for step in others)
+    )
     return run, next(fitting)
-
-
-def _linear(load: Any, variables: Sequence[Any], extents: Sequence[int]) -> list[int] | None:
-    """The flat offset of ``load`` as one step for each variable plus a constant, or None if it is not linear."""
-    analyzer = tvm.sym.Analyzer()
-    for var, extent in zip(variables, extents, strict=True):
-        analyzer.bind(var, tvm.ir.Range(0, extent))
-    offset: Any = tirx.const(0, str(variables[0].ty.dtype))
-    for index, size in zip(load.indices, load.source.shape, strict=True):
-        offset = offset * size + index
-    offset = analyzer.simplify(offset)
-    found = tvm.sym.detect_linear_equation(offset, list(variables))
-    if not found or not all(isinstance(c, tirx.IntImm) for c in found):
-        return None
-    return [int(c) for c in found]

@@ -8,18 +8,8 @@ from math import prod
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import (
-    CudaSpace,
-    Leaf,
-    bind_flat,
-    ceil_div,
-    inline_spatial,
-    leaves,
-    limits,
-    scratch,
-    static_extents,
-    uniform,
-)
+from schedules.analysis import BlockInfo, analyse
+from schedules.cuda.common import CudaSpace, bind_flat, ceil_div, inline_injective, leaves, limits, uniform
 from schedules.space import Decisions, Knob, Pick
 
 __all__ = ["Elementwise"]
@@ -27,18 +17,12 @@ __all__ = ["Elementwise"]
 _VECTOR_TYPES = frozenset({"float32", "int32"})
 
 
-def _vector(leaf: Leaf, wanted: int) -> int:
+def _vector(info: BlockInfo, wanted: int) -> int:
     """How many neighbouring results one access may take: four-byte types, and rows that it divides."""
-    extents = static_extents(leaf.block) or (1,)
-    regions = (*leaf.block.reads, *leaf.block.writes)
+    regions = (*info.block.reads, *info.block.writes)
     if any(str(region.source.dtype) not in _VECTOR_TYPES for region in regions):
         return 1
-    return next(v for v in (wanted, wanted // 2, 1) if v and extents[-1] % v == 0)
-
-
-def _one_loop_each(sch: s_tir.Schedule, leaf: Leaf) -> bool:
-    extents = static_extents(leaf.block)
-    return bool(extents) and len(sch.get_loops(leaf.rv)) == len(extents or ())
+    return next(v for v in (wanted, wanted // 2, 1) if v and info.extents[-1] % v == 0)
 
 
 class Elementwise(CudaSpace):
@@ -47,9 +31,8 @@ class Elementwise(CudaSpace):
     name = "cuda.elementwise"
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
-        sch = scratch(func)
-        found = leaves(sch)
-        return bool(found) and uniform(found) and all(leaf.spatial and _one_loop_each(sch, leaf) for leaf in found)
+        info = analyse(func)
+        return info.plain and uniform(info.blocks) and all(b.kind == "injective" and b.extents for b in info.blocks)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
@@ -67,8 +50,7 @@ class Elementwise(CudaSpace):
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         threads, wanted = pick("threads"), pick("vector")
         warp = limits(target).warp
-        for leaf in inline_spatial(sch, leaves(sch)):
-            points = prod(static_extents(leaf.block) or (1,))
-            vector = _vector(leaf, wanted)
-            fitting = ceil_div(ceil_div(points, vector), warp) * warp
+        for leaf in inline_injective(sch, leaves(sch)):
+            vector = _vector(leaf.info, wanted)
+            fitting = ceil_div(ceil_div(leaf.info.elements, vector), warp) * warp
             bind_flat(sch, sch.get_loops(leaf.rv), min(threads, fitting), vector)

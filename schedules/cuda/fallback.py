@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import bind_leaf, inline_spatial, leaves, limits, refresh, uniform
+from schedules.cuda.common import bind_leaf, inline_injective, leaves, limits, refresh, uniform
 from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["Fallback"]
@@ -32,5 +32,6 @@ class Fallback(Space):
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         threads = pick("threads")
         found = leaves(sch)
-        for leaf in refresh(sch, inline_spatial(sch, found) if uniform(found) else found):
+        inlined = inline_injective(sch, found) if uniform(leaf.info for leaf in found) else found
+        for leaf in refresh(sch, inlined):
             bind_leaf(sch, leaf, limits(target), threads)

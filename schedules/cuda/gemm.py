@@ -18,7 +18,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.cuda.common import CudaSpace, bind_flat, bind_leaves, ceil_div, limits, require
-from schedules.cuda.contraction import Contraction, K, M, N, analyse, inline_producers, normalise, operand
+from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
@@ -71,7 +71,7 @@ class TiledContraction(CudaSpace):
     """What the matrix product and the convolution share: everything but which functions are theirs."""
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
-        contraction = analyse(func)
+        contraction = contraction_of(func)
         return contraction is not None and self.accepts(contraction)
 
     def accepts(self, contraction: Contraction) -> bool:
@@ -79,7 +79,7 @@ class TiledContraction(CudaSpace):
         raise NotImplementedError
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        contraction = analyse(func)
+        contraction = contraction_of(func)
         assert contraction is not None, "knobs are asked only of a space that matches"
         vectors = tuple(v for v in (1, 2, 4, 8) if v <= max(contraction.vector_a, contraction.vector_b))
         return (
@@ -94,7 +94,7 @@ class TiledContraction(CudaSpace):
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        contraction = analyse(func)
+        contraction = contraction_of(func)
         assert contraction is not None, "seeds are asked only of a space that matches"
         knobs = {k.name: k.values for k in self.knobs(func, target)}
         knobs |= {"vector": knobs["vector"][-1:], "unroll": (16,)}  # nothing here can tell these apart
@@ -106,7 +106,7 @@ class TiledContraction(CudaSpace):
             yield {f.name: getattr(tile, f.name) for f in fields(Tile)}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        contraction = analyse(sch.mod["main"])
+        contraction = contraction_of(sch.mod["main"])
         if contraction is None:
             raise InvalidDecision("the function must hold one sum of products that can be normalised")
         tile = Tile(**{f.name: pick(f.name) for f in fields(Tile)})

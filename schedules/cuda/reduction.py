@@ -9,28 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
 
+from schedules.analysis import BlockInfo, loads, remembered, uses, walk
 from schedules.cuda.common import (
     CudaSpace,
     Leaf,
     bind_flat,
     ceil_div,
-    inline_spatial,
+    inline_injective,
     leaves,
     limits,
-    loads_of,
     loop_kinds,
     require,
     require_joined,
     scratch,
-    static_extents,
     uniform,
 )
 from schedules.machine import GpuMachine
@@ -39,30 +37,23 @@ from schedules.space import Decisions, InvalidDecision, Knob, Pick
 __all__ = ["Reduce", "Rows"]
 
 
-def _variables(node: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (tvm.ir.Var, found.append), order="post")
-    return found
-
-
-def _positions(indices: Sequence[Any], leaf: Leaf) -> set[int]:
+def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
     """Which iterators of a leaf occur in ``indices``."""
-    seen = [var for index in indices for var in _variables(index)]
-    return {i for i, iv in enumerate(leaf.block.iter_vars) if any(iv.var.same_as(var) for var in seen)}
+    return frozenset().union(*(uses(index, leaf.info.variables) for index in indices))
 
 
-def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[Any]:
+def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[TensorLoad]:
     """The loads in ``leaf`` of what ``producers`` write."""
-    return [load for load in loads_of(leaf.block.body) if any(p.writes_to(load.source) for p in producers)]
+    return [load for load in loads(leaf.info.block.body) if any(p.writes_to(load.source) for p in producers)]
 
 
-def _own_order(leaf: Leaf) -> bool:
+def _own_order(info: BlockInfo) -> bool:
     """Whether a reduction is indexed by its data-parallel iterators, in order (so TVM can move it freely)."""
-    spatial = [iv.var for iv in leaf.block.iter_vars if iv.iter_type == tirx.IterVar.DataPar]
     stores: list[Any] = []
-    tvm_ffi.structural_walk(leaf.block.body, (tirx.BufferStore, stores.append), order="post")
+    walk(info.block.body, (tirx.BufferStore, stores.append))
     for store in stores:
         free = [i for i in store.indices if not isinstance(i, tirx.IntImm)]
+        spatial = [info.variables[i] for i in info.spatial]
         own = [v for v in spatial if any(v.same_as(i) for i in free)]
         if len(own) != len(free) or not all(v.same_as(i) for v, i in zip(own, free, strict=True)):
             return False
@@ -76,38 +67,28 @@ class _RowShape:
     row_loops: tuple[int, ...]  # positions among the last leaf's iterators
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     sch = scratch(func)
     found = leaves(sch)
-    if not uniform(found):
+    if not uniform(leaf.info for leaf in found):
         return None
-    found = inline_spatial(sch, found)
-    if len(found) < 2 or not found[-1].spatial or found[-1].intermediate:
+    found = inline_injective(sch, found)
+    if len(found) < 2 or found[-1].info.kind != "injective" or found[-1].intermediate:
         return None
     *stages, last = found
-    if not all(stage.reduction and stage.simple and stage.intermediate and _own_order(stage) for stage in stages):
+    if not all(s.info.kind == "reduction" and s.intermediate and _own_order(s.info) for s in stages):
         return None
-    extents = static_extents(last.block)
     results = _results_in(last, stages)
-    if extents is None or not results or any(static_extents(stage.block) is None for stage in stages):
+    if not results or not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
         return None
-    if not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
-        return None
-    rows = set().union(*(_positions(load.indices, last) for load in results))
-    count = prod(extents[i] for i in rows)
-    columns = prod(extents) // max(1, count)
+    rows = frozenset().union(*(_positions(load.indices, last) for load in results))
+    count = prod(last.info.extents[i] for i in rows)
+    columns = last.info.elements // max(1, count)
     # each stage must describe the same rows, or one block would compute another's statistics again
-    per_stage = [prod(_spatial_extents(stage)) for stage in stages]
-    if columns == 1 or any(n != count for n in per_stage):
+    if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
     return _RowShape(count, columns, tuple(sorted(rows)))
-
-
-def _spatial_extents(leaf: Leaf) -> list[int]:
-    kinds = [iv.iter_type == tirx.IterVar.DataPar for iv in leaf.block.iter_vars]
-    extents = static_extents(leaf.block) or ()
-    return [e for e, spatial in zip(extents, kinds, strict=True) if spatial]
 
 
 class Rows(CudaSpace):
@@ -136,7 +117,7 @@ class Rows(CudaSpace):
         if shape is None:
             raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
         threads, unroll = pick("threads"), pick("unroll")
-        *stages, last = inline_spatial(sch, leaves(sch))
+        *stages, last = inline_injective(sch, leaves(sch))
         loops = sch.get_loops(last.rv)
         rows = [loops[i] for i in shape.row_loops] or [sch.add_unit_loop(loops[0])]
         columns = [loop for i, loop in enumerate(loops) if i not in shape.row_loops]
@@ -146,7 +127,7 @@ class Rows(CudaSpace):
         _spread(sch, column, threads, unroll)
         for stage in reversed(stages):
             sch.compute_at(stage.rv, row, preserve_unit_loops=True)
-            for i in range(len(stage.block.writes)):
+            for i in range(len(stage.info.writes)):
                 sch.set_scope(stage.rv, i, "shared")
             reducing = sch.get_loops(stage.rv)[1:]
             _spread(sch, sch.fuse(*reducing), threads, unroll)
@@ -170,47 +151,46 @@ class _ReduceShape:
     fused: bool  # an elementwise stage follows
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
     sch = scratch(func)
     found = leaves(sch)
-    if not uniform(found):
+    if not uniform(leaf.info for leaf in found):
         return None
-    found = inline_spatial(sch, found)
-    if not found or not found[0].reduction or len(found) > 2 or not _own_order(found[0]):
+    found = inline_injective(sch, found)
+    if not found or found[0].info.kind != "reduction" or len(found) > 2 or not _own_order(found[0].info):
         return None
-    main, extents = found[0], static_extents(found[0].block)
-    if extents is None or len(main.block.writes) != 1 or loop_kinds(sch, main) is None:
+    main = found[0]
+    if len(main.info.writes) != 1 or loop_kinds(sch, main) is None:
         return None
     if len(found) == 2 and not _follows(main, found[1]):
         return None
     if len(found) == 1 and main.intermediate:
         return None
-    results = prod(_spatial_extents(main))
-    return _ReduceShape(results, prod(extents) // max(1, results), _terms_run(main, extents), len(found) == 2)
+    results = main.info.outputs
+    return _ReduceShape(results, main.info.elements // max(1, results), _terms_run(main), len(found) == 2)
 
 
 def _follows(main: Leaf, last: Leaf) -> bool:
     """Whether ``last`` has one point for each result of ``main``, so that both run in the same thread."""
-    extents = static_extents(last.block)
-    if not last.spatial or last.intermediate or extents is None or prod(extents) != prod(_spatial_extents(main)):
+    if last.info.kind != "injective" or last.intermediate or last.info.elements != main.info.outputs:
         return False
-    loads = _results_in(last, [main])
-    plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in loads for i in load.indices)
-    needed = {i for i, e in enumerate(extents) if e > 1}
-    return bool(loads) and plain and all(needed <= _positions(load.indices, last) for load in loads)
+    results = _results_in(last, [main])
+    plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices)
+    needed = {i for i, e in enumerate(last.info.extents) if e > 1}
+    return bool(results) and plain and all(needed <= _positions(load.indices, last) for load in results)
 
 
-def _terms_run(main: Leaf, extents: Sequence[int]) -> bool:
+def _terms_run(main: Leaf) -> bool:
     """Whether the last dimension of the largest input moves with the reduction and with nothing else."""
-    loads = [load for load in loads_of(main.block.body) if not main.writes_to(load.source)]
-    if not loads:
+    inputs = [load for load in loads(main.info.block.body) if not main.writes_to(load.source)]
+    if not inputs:
         return False
-    largest = max(loads, key=lambda load: prod(int(s) for s in load.source.shape))
+    largest = max(inputs, key=lambda load: prod(int(s) for s in load.source.shape))
     for index in reversed(list(largest.indices)):
-        used = {i for i in _positions([index], main) if extents[i] > 1}
+        used = {i for i in _positions([index], main) if main.info.extents[i] > 1}
         if used:
-            return all(main.block.iter_vars[i].iter_type == tirx.IterVar.CommReduce for i in used)
+            return all(main.info.reduces[i] for i in used)
     return False
 
 
@@ -246,7 +226,7 @@ class Reduce(CudaSpace):
             raise InvalidDecision("the function must hold one reduction")
         together, apart, unroll = pick("threads_together"), pick("threads_apart"), pick("unroll")
         require(_pair_fits(together, apart, limits(target)), f"a block can't have {together} x {apart} threads")
-        main, *rest = inline_spatial(sch, leaves(sch))
+        main, *rest = inline_injective(sch, leaves(sch))
         last = rest[0].rv if rest else sch.cache_write(main.rv, 0, "local")
         if rest:
             sch.set_scope(main.rv, 0, "local")

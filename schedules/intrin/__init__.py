@@ -1,10 +1,12 @@
-"""Tensor intrinsics: pieces of a loop nest that one machine instruction computes.
+"""Tensor intrinsics: pieces of a loop nest that one machine instruction, or a fixed few, compute.
 
-An :class:`Intrinsic` names a pair of functions: what is computed, and the same with the instruction. A space asks for
-one by name, :func:`use` makes it known to TVM at that moment, and ``sch.tensorize`` does the rest. Nothing is parsed
-at import: TVM's own intrinsics take 20 seconds, since they are all built when their module is loaded.
+An :class:`Intrinsic` says what is computed, as loops and as numpy, and how the machine does it. A space asks for one by
+what it computes (:func:`select`), :func:`use` makes it known to TVM at that moment, and ``sch.tensorize`` does the
+rest. Nothing is parsed at import: TVM's own intrinsics take 20 seconds, since they are all built when their module is
+loaded.
 
-One file per family, listed in ``_FAMILIES``, each of which calls :func:`declare` when it is imported.
+One file per family, listed in ``_FAMILIES``, each of which calls :func:`declare` when it is imported. To add an
+instruction is to declare it there: ``mlc.testing.intrinsics`` tests every entry from what it says of itself.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 
-__all__ = ["PREFIX", "Intrinsic", "available", "declare", "use"]
+__all__ = ["PREFIX", "Intrinsic", "available", "check_available", "declare", "declared", "select", "use"]
 
 #: what the names of intrinsics begin with, so that they do not meet TVM's
 PREFIX = "mlc."
@@ -24,45 +27,105 @@ PREFIX = "mlc."
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """``build`` gives the description and the implementation, two functions over equal buffers.
+    """One entry of a family.
 
-    ``supported`` tells whether a target has the instruction. Names begin with :data:`PREFIX`.
+    ``name`` is :data:`PREFIX`, what is computed, and where several machines compute that, a dot and a word for this
+    one: ``mlc.dot_quads4.sdot``. It stands in traces, so it may never change its meaning.
+
+    ``types`` are those of the operands' elements, the result last. ``features`` are alternatives, any of which the
+    target must have: LLVM's names of what its code generator may use for a target of ``kind`` ``llvm``, the least
+    architecture (``sm_80``) for ``cuda``, or the only one (``sm_90a``).
+
+    ``description`` builds the loops that are replaced, a function of one buffer for each of ``types``, and
+    ``implementation`` the same from it with the instruction. ``specification`` maps the operands' arrays, the result's
+    old values last, to the result; ``tolerance`` is how far the instruction may be from it, relative to the largest
+    element (0: exact). ``instruction`` is a regular expression of what stands in the machine code.
     """
 
     name: str
-    supported: Callable[[tvm.target.Target], bool]
-    build: Callable[[], tuple[tirx.PrimFunc, tirx.PrimFunc]]
+    types: tuple[str, ...]
+    features: tuple[tuple[str, ...], ...]
+    description: Callable[[], tirx.PrimFunc]
+    implementation: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+    specification: Callable[..., Any]
+    instruction: str
+    kind: str = "llvm"
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name.startswith(PREFIX):
             raise ValueError(f"an intrinsic's name must begin with '{PREFIX}', got {self.name!r}")
 
+    @property
+    def computes(self) -> str:
+        """What the name says that is computed, by whichever machine."""
+        return self.name.removeprefix(PREFIX).partition(".")[0]
 
-_FAMILIES = ("dot", "transpose")
+    def supported(self, target: tvm.target.Target) -> bool:
+        """Whether ``target`` has the instruction."""
+        return str(target.kind.name) == self.kind and any(_has(target, needed) for needed in self.features)
+
+    @property
+    def needs(self) -> str:
+        """The features, to be read: ``avx512vnni and avx512vl, or avxvnni``."""
+        return ", or ".join(" and ".join(needed) or "nothing" for needed in self.features)
+
+
+def _has(target: tvm.target.Target, features: tuple[str, ...]) -> bool:
+    if str(target.kind.name) == "cuda":
+        arch = str(target.attrs["arch"])
+        return all(_number(arch) >= _number(name) if name[-1].isdigit() else arch == name for name in features)
+    with target:
+        return all(tvm.target.codegen.llvm_cpu_has_features(feature, target) for feature in features)
+
+
+def _number(architecture: str) -> int:
+    return int("".join(filter(str.isdigit, architecture)))
+
+
+_FAMILIES = ("dot", "matrix", "transpose")
 _DECLARED: dict[str, Intrinsic] = {}
 
 
-def declare(intrinsic: Intrinsic) -> None:
-    """Make an intrinsic known to :func:`available` and :func:`use`; raises ``ValueError`` for a name that is taken."""
-    if intrinsic.name in _DECLARED:
-        raise ValueError(f"each intrinsic must have a name of its own, got {intrinsic.name!r} twice")
-    _DECLARED[intrinsic.name] = intrinsic
+def declare(*intrinsics: Intrinsic) -> None:
+    """Make intrinsics known to all else here; raises ``ValueError`` for a name that is taken."""
+    for intrinsic in intrinsics:
+        if intrinsic.name in _DECLARED:
+            raise ValueError(f"each intrinsic must have a name of its own, got {intrinsic.name!r} twice")
+        _DECLARED[intrinsic.name] = intrinsic
+
+
+def declared() -> tuple[Intrinsic, ...]:
+    """Every intrinsic of every family."""
+    for family in _FAMILIES:
+        import_module(f"{__name__}.{family}")
+    return tuple(_DECLARED.values())
 
 
 def available(target: tvm.target.Target) -> tuple[str, ...]:
     """The names of the intrinsics whose instruction ``target`` has."""
-    _load()
-    return tuple(name for name, intrinsic in _DECLARED.items() if intrinsic.supported(target))
+    return tuple(intrinsic.name for intrinsic in declared() if intrinsic.supported(target))
+
+
+def select(computes: str, target: tvm.target.Target) -> str | None:
+    """The name of the first intrinsic that ``computes`` this and whose instruction ``target`` has; None without one."""
+    return next((i.name for i in declared() if i.computes == computes and i.supported(target)), None)
 
 
 def use(name: str) -> str:
     """Register the intrinsic with TVM, once, and return the name for ``sch.tensorize``; ``KeyError`` if undeclared."""
     if s_tir.TensorIntrin.get(name, allow_missing=True) is None:
-        _load()
-        s_tir.TensorIntrin.register(name, *_DECLARED[name].build())
+        declared()
+        if name not in _DECLARED:
+            raise KeyError(f"an intrinsic must be one of a family in schedules/intrin, got {name[:60]!r}")
+        description = _DECLARED[name].description()
+        s_tir.TensorIntrin.register(name, description, _DECLARED[name].implementation(description))
     return name
 
 
-def _load() -> None:
-    for family in _FAMILIES:
-        import_module(f"{__name__}.{family}")
+def check_available(name: str, target: tvm.target.Target) -> None:
+    """Raise ``ValueError`` in one line for a declared intrinsic whose instruction ``target`` lacks."""
+    intrinsic = _DECLARED[name]
+    if not intrinsic.supported(target):
+        machine = target.attrs.get("mcpu", target.attrs.get("arch", target.kind.name))
+        raise ValueError(f"{name} needs {intrinsic.needs}, which {machine} does not have")

@@ -1,14 +1,21 @@
-"""Dot products of short integers: one instruction multiplies, adds within each lane and adds to 32-bit sums.
+"""Dot products of short numbers: one instruction multiplies, adds within each lane and adds to 32-bit sums.
 
-Activations are uint8 and weights signed, and every sum is exact. A step takes four activations, which every lane
-shares, against four weights of each lane, in one of two forms:
+A step takes a few activations, which every lane shares, against as many weights of each lane. Of integers it takes
+four, activations uint8 and weights signed, and every sum is exact:
 
 ``quads``
-    ``vpdpbusd`` multiplies four bytes of each lane by four (AVX512-VNNI at any width, AVX-VNNI up to 256 bits).
+    ``vpdpbusd`` multiplies four bytes of each lane by four (AVX512-VNNI at any width, AVX-VNNI up to 256 bits), and so
+    does ``usdot`` of aarch64. Where that has ``sdot`` alone, whose operands are both signed, 128 is taken from the
+    activations and 128 times the sum of the weights added, which is the same for all rows.
 ``pairs``
     ``pmaddwd`` multiplies two 16-bit numbers of each lane by two, on any x86. The weights are stored as int16, since
     ``pmaddubsw``, which takes bytes, saturates. Of activations ``a0 a1 a2 a3`` in 32 bits, ``and 0x00ff00ff`` leaves
     the words ``a0 a2`` and a shift by 8 the words ``a1 a3``: this is the order in which the weights are packed.
+
+Of bfloat16 it takes two:
+
+``bfloats``
+    ``vdpbf16ps`` (AVX512-BF16) and ``bfdot`` (aarch64) add two products to a float32, rounded once or twice.
 """
 
 from __future__ import annotations
@@ -17,48 +24,40 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
-from schedules.intrin import Intrinsic, declare
+from schedules.intrin import PREFIX, Intrinsic, declare, select
 
-__all__ = ["PAIRS", "QUADS", "dot", "dot_form"]
+__all__ = ["BFLOATS", "PAIRS", "QUADS", "dot", "dot_form"]
 
-QUADS, PAIRS = "quads", "pairs"
+QUADS, PAIRS, BFLOATS = "quads", "pairs", "bfloats"
 #: LLVM's names by lanes, which are also those of the VEX forms
 _QUAD_NAMES = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
 _PAIR_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
-#: the low byte of each 16-bit word
-_LOW_BYTES = 0x00FF00FF
+_SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+#: the low byte of each 16-bit word, and the highest bit of each byte
+_LOW_BYTES, _SIGN_BITS = 0x00FF00FF, -0x7F7F7F80
+#: of two products and two additions, each rounded
+_ROUNDED = 4e-7
+
+#: the new sums of the old ones, of the activations as a vector of 32-bit words, and of the weights
+_Step = Callable[[Any, Any, tirx.Buffer], Any]
 
 
 def dot(form: str, lanes: int) -> str:
-    """The name of the intrinsic that adds a step's products to ``lanes`` sums."""
-    return f"mlc.dot_{form}{lanes}"
+    """What an intrinsic computes that adds a step's products to ``lanes`` sums."""
+    return f"dot_{form}{lanes}"
 
 
 def dot_form(target: tvm.target.Target) -> str:
-    """The better form that a target has: of its dot products of bytes, or of 16-bit numbers."""
-    return QUADS if _has(target, "avx512vnni", "avx512vl") or _has(target, "avxvnni") else PAIRS
+    """The better form of integers that a target has: dot products of bytes, or of 16-bit numbers."""
+    return QUADS if any(select(dot(QUADS, lanes), target) for lanes in (4, 8, 16)) else PAIRS
 
 
-def _has(target: tvm.target.Target, *features: str) -> bool:
-    if str(target.kind.name) != "llvm":
-        return False
-    with target:
-        return all(tvm.target.codegen.llvm_cpu_has_features(feature, target) for feature in features)
-
-
-def _has_quads(lanes: int, target: tvm.target.Target) -> bool:
-    return _has(target, "avx512vnni", "avx512vl") or (lanes < 16 and _has(target, "avxvnni"))
-
-
-def _has_pairs(lanes: int, target: tvm.target.Target) -> bool:
-    return _has(target, {4: "sse2", 8: "avx2", 16: "avx512bw"}[lanes])
-
-
-def _quads(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
+def _quads(lanes: int) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle, z: T.handle) -> None:
         a = T.match_buffer(x, (4,), "uint8", offset_factor=1)
@@ -72,15 +71,26 @@ def _quads(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
                     vi, vk = T.axis.remap("SR", [i, k])
                     c[vi] = c[vi] + T.Cast("int32", a[vk]) * T.Cast("int32", b[vi, vk])
 
+    return description
+
+
+def _quad_step(lanes: int, name: str) -> _Step:
     def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
         shared = tirx.reinterpret(f"int8x{4 * lanes}", activations)
-        values = weights.vload([0, 0], f"int8x{4 * lanes}")
-        return tirx.call_llvm_pure_intrin(f"int32x{lanes}", _QUAD_NAMES[lanes], sums, shared, values)
+        return _call(f"int32x{lanes}", name, sums, shared, weights.vload([0, 0], f"int8x{4 * lanes}"))
 
-    return description, _implemented(description, lanes, step)
+    return step
 
 
-def _pairs(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
+def _signed_step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
+    """``sdot`` of ``a - 128``, and 128 times the sum of the weights: LLVM computes that once for all rows."""
+    signed = tirx.reinterpret("int8x16", activations ^ tirx.const(_SIGN_BITS, "int32x4"))
+    values = weights.vload([0, 0], "int8x16")
+    of_weights = _call("int32x4", _SDOT, tirx.const(0, "int32x4"), tirx.const(1, "int8x16"), values)
+    return _call("int32x4", _SDOT, sums + (of_weights << tirx.const(7, "int32x4")), signed, values)
+
+
+def _pairs(lanes: int) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle, z: T.handle) -> None:
         a = T.match_buffer(x, (4,), "uint8", offset_factor=1)
@@ -94,42 +104,115 @@ def _pairs(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
                     vi, vp, vk = T.axis.remap("SRR", [i, p, k])
                     c[vi] = c[vi] + T.Cast("int32", a[vp + vk * 2]) * T.Cast("int32", b[vp, vi, vk])
 
+    return description
+
+
+def _pair_step(lanes: int) -> _Step:
     def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
         words = tirx.reinterpret(f"int16x{2 * lanes}", activations)
         even = tirx.reinterpret(f"int16x{2 * lanes}", activations & tirx.const(_LOW_BYTES, f"int32x{lanes}"))
         odd = tirx.reinterpret(f"uint16x{2 * lanes}", words) >> tirx.const(8, f"uint16x{2 * lanes}")
         products = [
-            tirx.call_llvm_pure_intrin(
-                f"int32x{lanes}", _PAIR_NAMES[lanes], values, weights.vload([row, 0, 0], f"int16x{2 * lanes}")
-            )
+            _call(f"int32x{lanes}", _PAIR_NAMES[lanes], values, weights.vload([row, 0, 0], f"int16x{2 * lanes}"))
             for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd)))
         ]
         return _fenced(sums + (products[0] + products[1]), lanes)
 
-    return description, _implemented(description, lanes, step)
+    return step
+
+
+def _bfloats(lanes: int) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
+        a = T.match_buffer(x, (2,), "bfloat16", offset_factor=1)
+        b = T.match_buffer(y, (lanes, 2), "bfloat16", offset_factor=1)
+        c = T.match_buffer(z, (lanes,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(c[0:lanes], a[0:2], b[0:lanes, 0:2])
+            T.writes(c[0:lanes])
+            for i, k in T.grid(lanes, 2):
+                with T.sblock("dot"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    c[vi] = c[vi] + T.Cast("float32", a[vk]) * T.Cast("float32", b[vi, vk])
+
+    return description
+
+
+def _bfloat_step(lanes: int, name: str) -> _Step:
+    def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
+        words = f"uint16x{2 * lanes}"  # schedules.lowering makes them bfloat16 again
+        values = tirx.reinterpret(words, weights.vload([0, 0], f"bfloat16x{2 * lanes}"))
+        return _call(f"float32x{lanes}", name, sums, tirx.reinterpret(words, activations), values)
+
+    return step
+
+
+def _call(dtype: str, name: str, *arguments: Any) -> Any:
+    return tirx.call_llvm_pure_intrin(dtype, name, *arguments)
 
 
 def _fenced(sums: Any, lanes: int) -> Any:
     """The same value, which LLVM may not take apart: else it adds up the products of several steps before it adds them
     to the sums, and has no registers left. No instruction comes of it."""
     real = f"float32x{lanes}"
-    fence = tirx.call_llvm_pure_intrin(real, "llvm.arithmetic.fence", tirx.reinterpret(real, sums))
+    fence = _call(real, "llvm.arithmetic.fence", tirx.reinterpret(real, sums))
     return tirx.reinterpret(f"int32x{lanes}", fence)
 
 
-def _implemented(
-    description: tirx.PrimFunc, lanes: int, step: Callable[[Any, Any, tirx.Buffer], Any]
-) -> tirx.PrimFunc:
-    """The function that adds a ``step`` of the activations, four bytes in each of the lanes, to a vector of sums."""
+def _implemented(step: _Step, description: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function that adds a ``step`` of the activations, 32 bits in each of the lanes, to a vector of sums."""
     block = description.body.block
     sums, activations, weights = (region.source for region in block.reads)
-    shared = tirx.Broadcast(tirx.reinterpret("int32", activations.vload([0], "uint8x4")), lanes)
+    lanes, taken = int(sums.shape[0]), int(activations.shape[0])
+    word = tirx.reinterpret("int32", activations.vload([0], f"{activations.dtype}x{taken}"))
     index = [tirx.Ramp(0, 1, lanes)]
-    store = tirx.BufferStore(sums, step(tirx.BufferLoad(sums, index), shared, weights), index)
+    store = tirx.BufferStore(sums, step(tirx.BufferLoad(sums, index), tirx.Broadcast(word, lanes), weights), index)
     body = s_tir.SBlock([], block.reads, block.writes, "root", store)
     return description.with_body(s_tir.SBlockRealize([], True, body))
 
 
+def _added(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Of weights ``[lanes, step]``."""
+    return c + b.astype(c.dtype) @ a.astype(c.dtype)
+
+
+def _added_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Of weights ``[2, lanes, 2]``, the first and the last axis being the low and the high bit of the place."""
+    return c + np.einsum("pik,kp->i", b.astype(c.dtype), a.reshape(2, 2).astype(c.dtype))
+
+
+_QUAD_TYPES, _PAIR_TYPES = ("uint8", "int8", "int32"), ("uint8", "int16", "int32")
+_BFLOAT_TYPES = ("bfloat16", "bfloat16", "float32")
+_VNNI, _AVX_VNNI = ("avx512vnni", "avx512vl"), ("avxvnni",)
+
 for _lanes in (4, 8, 16):
-    declare(Intrinsic(dot(QUADS, _lanes), partial(_has_quads, _lanes), partial(_quads, _lanes)))
-    declare(Intrinsic(dot(PAIRS, _lanes), partial(_has_pairs, _lanes), partial(_pairs, _lanes)))
+    declare(
+        Intrinsic(
+            PREFIX + dot(QUADS, _lanes), _QUAD_TYPES, (_VNNI,) if _lanes == 16 else (_VNNI, _AVX_VNNI),
+            partial(_quads, _lanes), partial(_implemented, _quad_step(_lanes, _QUAD_NAMES[_lanes])), _added, "vpdpbusd",
+        ),
+        Intrinsic(
+            PREFIX + dot(PAIRS, _lanes), _PAIR_TYPES, (({4: "sse2", 8: "avx2", 16: "avx512bw"}[_lanes],),),
+            partial(_pairs, _lanes), partial(_implemented, _pair_step(_lanes)), _added_pairs, "pmaddwd",
+        ),
+        Intrinsic(
+            PREFIX + dot(BFLOATS, _lanes), _BFLOAT_TYPES, (("avx512bf16", "avx512vl"),), partial(_bfloats, _lanes),
+            partial(_implemented, _bfloat_step(_lanes, f"llvm.x86.avx512bf16.dpbf16ps.{32 * _lanes}")), _added,
+            "vdpbf16ps", tolerance=_ROUNDED,
+        ),
+    )
+declare(  # with signed operands alone last
+    Intrinsic(
+        f"{PREFIX}{dot(QUADS, 4)}.usdot", _QUAD_TYPES, (("i8mm",),), partial(_quads, 4),
+        partial(_implemented, _quad_step(4, "llvm.aarch64.neon.usdot.v4i32.v16i8")), _added, "usdot",
+    ),
+    Intrinsic(
+        f"{PREFIX}{dot(QUADS, 4)}.sdot", _QUAD_TYPES, (("dotprod",),), partial(_quads, 4),
+        partial(_implemented, _signed_step), _added, "sdot",
+    ),
+    Intrinsic(
+        f"{PREFIX}{dot(BFLOATS, 4)}.bfdot", _BFLOAT_TYPES, (("bf16", "neon"),), partial(_bfloats, 4),
+        partial(_implemented, _bfloat_step(4, "llvm.aarch64.neon.bfdot.v4f32.v8bf16")), _added, "bfdot",
+        tolerance=_ROUNDED,
+    ),
+)

@@ -14,7 +14,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.script import tirx as T
 
-from schedules.intrin import Intrinsic, declare
+from schedules.intrin import PREFIX, Intrinsic, declare
 
 __all__ = ["transpose"]
 
@@ -24,7 +24,7 @@ _BLOCK = 4
 
 def transpose(lanes: int) -> str:
     """The name of the intrinsic that transposes ``lanes`` x ``lanes`` float32: ``B[j, i] = A[i, j]``."""
-    return f"mlc.transpose{lanes}_f32"
+    return f"{PREFIX}transpose{lanes}_f32"
 
 
 def network(lanes: int) -> list[list[tuple[int, int, tuple[int, ...]]]]:
@@ -69,7 +69,7 @@ def _blocks(lanes: int, place: Callable[[int], int]) -> tuple[int, ...]:
     return tuple(place(k) * _BLOCK + e for k in range(lanes // _BLOCK) for e in range(_BLOCK))
 
 
-def _build(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
+def _transposition(lanes: int) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle) -> None:
         a = T.match_buffer(x, (lanes, lanes), "float32", strides=[T.int32(), 1], offset_factor=1)
@@ -82,6 +82,10 @@ def _build(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
                     vj, vi = T.axis.remap("SS", [j, i])
                     b[vj, vi] = a[vi, vj]
 
+    return description
+
+
+def _shuffled(lanes: int, description: tirx.PrimFunc) -> tirx.PrimFunc:
     block = description.body.block
     source, target = block.reads[0].source, block.writes[0].source
     steps: list[tirx.Stmt] = []
@@ -99,8 +103,11 @@ def _build(lanes: int) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
         rows = [bound(tirx.Shuffle([rows[first], rows[second]], list(picks))) for first, second, picks in step]
     steps += [tirx.BufferStore(target, value, row(i)) for i, value in enumerate(rows)]
     shuffled = s_tir.SBlock([], block.reads, block.writes, "root", tirx.SeqStmt(steps))
-    return description, description.with_body(s_tir.SBlockRealize([], True, shuffled))
+    return description.with_body(s_tir.SBlockRealize([], True, shuffled))
 
 
 for _lanes in (4, 8, 16):
-    declare(Intrinsic(transpose(_lanes), lambda target: str(target.kind.name) == "llvm", partial(_build, _lanes)))
+    declare(Intrinsic(
+        transpose(_lanes), ("float32", "float32"), ((),), partial(_transposition, _lanes), partial(_shuffled, _lanes),
+        lambda a, _: a.T, "unpck|shuf|perm|trn|zip|ext|ins",
+    ))

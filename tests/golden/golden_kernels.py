@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from mlc.graph.kernels import integer
+from mlc.graph.kernels import bfloat, integer
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.graph.pipeline import lower
 from mlc.options import DEFAULT_OPTIONS
@@ -16,11 +16,13 @@ from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES
 from schedules.registry import find
 
-__all__ = ["CPU_TARGETS", "CUDA_TARGET", "function_of", "target_named"]
+__all__ = ["CPU_TARGETS", "CUDA_TARGET", "NEEDS", "function_of", "target_named"]
 
 #: both vector widths; the threads are part of the target, so that parallel loops are the same everywhere
 CPU_TARGETS = ("x86-64-v3", "x86-64-v4")
 CUDA_TARGET = "cuda:sm_80"
+#: spaces for instructions that neither of those has, with a CPU that does
+NEEDS = {"cpu.gemm_bfloat": "llvm -mcpu=znver4"}
 _THREADS = 2
 
 
@@ -43,6 +45,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
     found = {  # in the network, blocked layouts leave no plain convolution
         "cpu.contraction": _plain_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
+        "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_weight_only": _weight_only_product(),
     }
@@ -93,6 +96,12 @@ def _integer_product(form: str) -> tirx.PrimFunc:
 
     result = te.compute(sums.shape, requantised, name="requantised")
     return te.create_prim_func([data, weight, scale, result])
+
+
+def _bfloat_product() -> tirx.PrimFunc:
+    """Rows that no tile divides."""
+    data, weight = te.placeholder((50, 64), "bfloat16", "data"), te.placeholder((6, 32, 16, 2), "bfloat16", "weight")
+    return te.create_prim_func([data, weight, bfloat.dense_bfloat(data, weight)])
 
 
 def _network() -> tvm.IRModule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from golden_files import Golden
-from golden_kernels import CPU_TARGETS, CUDA_TARGET, function_of, target_named
+from golden_kernels import CPU_TARGETS, CUDA_TARGET, NEEDS, function_of, target_named
 
 from schedules.registry import all_spaces, find
 from schedules.space import best_seed
@@ -12,7 +12,8 @@ from schedules.space import best_seed
 _CASES = [
     (target, space.name)
     for target in (*CPU_TARGETS, CUDA_TARGET) for space in all_spaces("cuda" if target == CUDA_TARGET else "llvm")
-]
+    if space.name not in NEEDS
+] + [(target, space) for space, target in NEEDS.items()]
 
 
 @pytest.mark.parametrize(("name", "space"), _CASES, ids=[f"{target}-{space}" for target, space in _CASES])
@@ -22,4 +23,5 @@ def test_code(golden: Golden, name: str, space: str) -> None:
     found = find(func, target.tvm)
     assert found.name == space
     scheduled = best_seed(found, func, target.tvm)
-    golden(f"code/{name.replace(':', '_')}/{space}.tir", str(scheduled.mod["main"].script(show_meta=False)))
+    folder = name.split("=")[-1].replace(":", "_")
+    golden(f"code/{folder}/{space}.tir", str(scheduled.mod["main"].script(show_meta=False)))

@@ -16,7 +16,8 @@ from mlc.artifact import cuda
 from mlc.networks.inputs import random_inputs
 from mlc.networks.light import light_model
 from mlc.target import Target, resolve
-from mlc.testing.cuda_cases import CASES, Case, inputs_of, largest_error
+from mlc.testing.cases import Case
+from mlc.testing.cuda_cases import CASES
 from schedules import registry
 from schedules.space import InvalidDecision, best_seed, schedule_with
 
@@ -36,17 +37,17 @@ def error_on_gpu(case: Case, sch: tvm.s_tir.Schedule) -> float:
     with cuda.code_generation(cuda.architectures(here())), tvm.transform.PassContext(config=cuda.PASS_CONFIG):
         function = cuda.legal_names(sch.mod["main"])
         module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), here().tvm)
-    inputs, outputs = inputs_of(case)
+    inputs, outputs = case.arrays()
     arrays = [tvm.runtime.tensor(a, tvm.cuda(0)) for a in (*inputs, *outputs)]
     module["main"](*arrays)
     tvm.cuda(0).sync()
-    return largest_error([a.numpy() for a in arrays[len(inputs) :]], case.expected(inputs))
+    return case.error(inputs, [a.numpy() for a in arrays[len(inputs) :]])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_best_seed(case: Case) -> None:
     func = case.func()
-    assert error_on_gpu(case, best_seed(registry.find(func, here().tvm), func, here().tvm)) < 1e-4
+    assert error_on_gpu(case, best_seed(registry.find(func, here().tvm), func, here().tvm)) <= case.rtol
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -59,7 +60,7 @@ def test_random_decisions(case: Case) -> None:
                 k.name: rng.choice(k.values) for k in space.knobs(func, here().tvm)})
         except InvalidDecision:
             continue
-        assert error_on_gpu(case, sch) < 1e-4
+        assert error_on_gpu(case, sch) <= case.rtol
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50"])

@@ -15,7 +15,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +30,70 @@ from mlc.config import physical_cores
 from mlc.graph.task import Task, normalise
 from mlc.log import TuningLog
 from mlc.log.record import Record
+from mlc.measure.calibrate import Kernels, steady
 from mlc.measure.machine import load_warning, machine_id
 from mlc.report import format as fmt
 from mlc.report.console import stderr_console, stdout_console
 from mlc.report.tables import table
 from mlc.target import Target, resolve
 from schedules.lowering import PIPELINE
+from schedules.machine import cpu_machine
 from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import first_seed
 from schedules.trace import replay
 from tests.performance.kernel import Kernel, bytes_of
 from tests.performance.kernels import kernels
-from tests.performance.rates import Rates, best_of
 
 _TOLERANCE = 2e-5  # largest error, relative to the largest value of the reference
 _BUDGET = 0.15  # seconds of timing a kernel
 _FEW = 16  # a result that is a smaller part of all bytes than one in so many is as good as none
 _COLD_BYTES = 96 << 20  # inputs that take turns so that none is left in a cache
+_MEMORY = 256 << 20  # bytes that no cache holds
+_CACHED = 64 << 20  # larger footprints count as memory
+_SHARED = 1 << 15  # bytes that all threads work on together
+_COPIED = 64 << 20  # bytes that one timed copy moves at least
+
+
+class _Rates:
+    """What this machine can do at most on the threads in use, by the kernels that calibrate it.
+
+    The rates of memory are measured each time they are asked for: on a shared host they change from one minute to
+    the next by half, and a kernel should be compared with what was possible when it ran.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._kernels, self._machine = Kernels(target), cpu_machine(target.tvm)
+
+    @cached_property
+    def flops(self) -> float:
+        """Multiplications and additions of float32 a second."""
+        return 2.0 * self._machine.cores * self._machine.lanes() * self._kernels.multiply_adds()[0]
+
+    def read(self, size: int) -> float:
+        """Bytes a second of reading ``size`` bytes again and again: from the nearest cache that holds them."""
+        size, cores = _rounded(size), self._machine.cores if size >= _SHARED else 1
+        return self._kernels.read(size // cores, cores)[0]
+
+    def copy(self, size: int) -> float:
+        """Bytes a second, read and written together, of copying where both sides are ``size`` bytes in all: by the C
+        library, which streams past the caches, on as many threads."""
+        size, cores = _rounded(size), self._machine.cores if size >= _SHARED else 1
+        source = np.ones(size // 8, "float32")
+        pieces = list(zip(np.array_split(np.empty_like(source), cores), np.array_split(source, cores), strict=True))
+        times = max(1, _COPIED // size)
+
+        def repeated(piece: tuple[np.ndarray, np.ndarray]) -> None:
+            for _ in range(times):
+                np.copyto(*piece)
+
+        with ThreadPoolExecutor(cores) as pool:
+            return size * times / steady(lambda: list(pool.map(repeated, pieces)))[0]
+
+
+def _rounded(size: int) -> int:
+    """Few distinct sizes: powers of two, and one for everything beyond the caches."""
+    return _MEMORY if size > _CACHED else 1 << max(14, (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -102,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         built = [_build(k, task, lookup(task.key)) for k, task in zip(chosen, tasks, strict=True)]
     if warning := load_warning():
         print(warning, file=sys.stderr)
-    rates = Rates(target)
+    rates = _Rates(target)
     with progress.status("timing"):
         rows = [_timed(each, rates) for each in built]
     _print(rows, rates, args.json, args.threads)
@@ -136,7 +184,7 @@ def _records(path: Path | None) -> Callable[[str], Record | None]:
 def _build(kernel: Kernel, task: Task, record: Record | None) -> _Built:
     """Schedule and compile as the compiled model has it, and compare one run with the reference."""
     if record is not None:
-        sch, space, decisions = replay(task.func, record.trace), record.space, dict(record.decisions)
+        sch, space, decisions = replay(task.func, record.trace, task.target.tvm), record.space, dict(record.decisions)
     else:
         found = find(task.func, task.target.tvm)
         sch, decisions = first_seed(found, task.func, task.target.tvm)
@@ -158,7 +206,7 @@ def _inputs(func: tirx.PrimFunc) -> list[np.ndarray]:
     return [rng.standard_normal([int(d) for d in p.shape], dtype="float32") for p in list(func.params)[:-1]]
 
 
-def _timed(built: _Built, rates: Rates) -> _Row:
+def _timed(built: _Built, rates: _Rates) -> _Row:
     kernel = built.kernel
     seconds = _cold_seconds(built) if kernel.cold else _seconds(built)
     if kernel.flops:
@@ -202,11 +250,10 @@ def _cold_seconds(built: _Built) -> float:
         for arguments in calls:
             run(*arguments)
 
-    once = best_of(turn, 2)
-    return best_of(turn, max(3, min(15, round(_BUDGET / once)))) / sets
+    return steady(turn, 2)[0] / sets
 
 
-def _print(rows: Sequence[_Row], rates: Rates, as_json: bool, thread_count: int) -> None:
+def _print(rows: Sequence[_Row], rates: _Rates, as_json: bool, thread_count: int) -> None:
     machine = {
         "machine": machine_id(), "threads": thread_count, "flops": rates.flops,
         "read_bytes_per_second": rates.read(_COLD_BYTES * 4), "copy_bytes_per_second": rates.copy(_COLD_BYTES * 4),

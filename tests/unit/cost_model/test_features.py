@@ -16,10 +16,11 @@ from cost_model.features import _extract as uncached
 from cost_model.machine import machine
 from cost_model.nests import Nest, read_function
 from cost_model.roofline import analyse as roofline
+from mlc.graph.kernels.bfloat import dense_bfloat
 from mlc.graph.kernels.integer import dense_integer, dot_form, pack_dense
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.target import resolve
-from schedules.cpu.gemm import GEMM_INTEGER
+from schedules.cpu.gemm import GEMM_BFLOAT, GEMM_INTEGER
 from schedules.space import schedule_with
 
 
@@ -60,6 +61,17 @@ def test_dot_products_are_the_multiply_adds_whose_place_they_take(target: str, r
     bound = roofline(func, on.tvm)
     assert bound.flops == 2 * m * n * k
     assert bound.compute_seconds == pytest.approx(bound.flops / (machine(on.tvm).flops * rate))
+
+
+def test_dot_products_of_bfloat16_are_read_as_the_multiply_adds_whose_place_they_take() -> None:
+    on, m, n, k = resolve("llvm -mcpu=znver4", threads=2), 48, 64, 256
+    x, w = te.placeholder((m, k), "bfloat16"), te.placeholder((n // 16, k // 2, 16, 2), "bfloat16")
+    func = te.create_prim_func([x, w, dense_bfloat(x, w)])
+    seed = {"m": 6, "n": 32, "mb": 1, "nb": 1, "k": 1, "order": 0, "inner": 0, "prefetch": 0, "pack": 0}
+    nest, cost = hottest(schedule_with(GEMM_BFLOAT, func, on.tvm, seed).mod, on.tvm)
+    assert nest.flops == m * n * k
+    assert cost.accumulators == cost.operations == 12
+    assert cost.loads == 6 + 2 and cost.gathers == 0
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 32), (6, 64), (8, 64)])

@@ -1,68 +1,44 @@
-"""The contract that every CPU space keeps. A test class inherits :class:`SpaceContract` and lists its cases."""
+"""The contract that every search space keeps, of whichever target. A test class inherits :class:`SpaceContract` and
+lists its cases; ``test_space_contract.py`` tells which registered space has none."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+import re
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx
-from tvm.s_tir.schedule import Trace
 
 from mlc.cpu import host_cpu, native_attrs
+from mlc.target import resolve
+from mlc.testing import aarch64, cuda_emulator, cuda_twin
+from mlc.testing.cases import Case
+from schedules import intrin
 from schedules.analysis import walk
 from schedules.lowering import PIPELINE
+from schedules.math import expand_math
 from schedules.registry import find
-from schedules.space import InvalidDecision, Space, best_seed, schedule_with
+from schedules.space import Decisions, InvalidDecision, Space, best_seed, schedule_with
 from schedules.trace import replay, trace_json
 
-__all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "random_arrays",
-           "refusal"]
+__all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "refusal"]
 
 CORES = 2
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": CORES, **native_attrs(host_cpu())})
-
-
-@dataclass(frozen=True)
-class Case:
-    """``build`` returns the tensors (inputs then outputs), ``reference`` maps float64 inputs to the outputs.
-
-    ``high`` bounds integer inputs (exclusive), by position; ``parallel`` is False where threads must not be woken.
-    """
-
-    name: str
-    build: Callable[[], Sequence[te.Tensor] | tirx.PrimFunc]
-    reference: Callable[..., object]
-    rtol: float = 1e-5
-    high: dict[int, int] = field(default_factory=dict)
-    low: float = -2.0
-
-    def func(self) -> tirx.PrimFunc:
-        built = self.build()
-        return built if isinstance(built, tirx.PrimFunc) else te.create_prim_func(list(built))
-
-
-def random_arrays(func: tirx.PrimFunc, case: Case) -> list[np.ndarray]:
-    """Random arrays for every parameter; the outputs' are overwritten and start as garbage on purpose."""
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    arrays = []
-    for position, buffer in enumerate(func.params):
-        shape, dtype = tuple(int(s) for s in buffer.shape), str(buffer.dtype)
-        if dtype.startswith("float"):
-            arrays.append(rng.uniform(case.low, 2.0, shape).astype(dtype))
-        elif dtype == "bool":
-            arrays.append(rng.integers(0, 2, shape).astype(dtype))
-        else:
-            arrays.append(rng.integers(0, case.high.get(position, 100), shape).astype(dtype))
-    return arrays
+CUDA = resolve("cuda:sm_80").tvm
+#: a machine with other vectors than any that runs the tests
+ELSEWHERE = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2", threads=CORES).tvm
+#: seeds of a case whose results are compared, of all that are carried out
+_COMPARED = 3
 
 
 def build_and_run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -74,30 +50,10 @@ def build_and_run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.nd
     return [t.numpy() for t in tensors]
 
 
-def check(case: Case, sch: s_tir.Schedule) -> None:
-    """The scheduled function computes the reference."""
-    func = sch.mod["main"]
-    arrays = random_arrays(func, case)
-    inputs = case.reference.__code__.co_argcount
-    wide = [a.astype("float64") if a.dtype.kind == "f" else a for a in arrays[:inputs]]
-    wanted = case.reference(*wide)
-    wanted = list(wanted) if isinstance(wanted, tuple | list) else [wanted]
-    got = build_and_run(sch.mod, arrays)[inputs:]
-    assert len(got) == len(wanted)
-    for have, want in zip(got, wanted, strict=True):
-        want = np.asarray(want)
-        assert have.shape == want.shape
-        if have.dtype.kind != "f":
-            np.testing.assert_array_equal(have, want)
-            continue
-        assert np.isfinite(have).all()
-        np.testing.assert_allclose(have, want, rtol=case.rtol, atol=case.rtol * float(np.abs(want).max()))
-
-
-def refusal(func: tirx.PrimFunc, trace: str) -> str:
+def refusal(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = None) -> str:
     """Why a trace does not replay; empty where it does."""
     try:
-        replay(func, trace)
+        replay(func, trace, target)
     except InvalidDecision as error:
         return str(error)
     return ""
@@ -114,77 +70,139 @@ def loop_kinds(func: tirx.PrimFunc) -> set[int]:
     return found
 
 
+def thread_axes(func: tirx.PrimFunc) -> list[dict[str, int]]:
+    """For each nest under the root of a GPU's function: the extents of its thread axes."""
+    body = func.body.block.body
+    nests = []
+    for nest in list(body) if isinstance(body, tirx.SeqStmt) else [body]:
+        loops: list[tirx.For] = []
+        walk(nest, (tirx.For, loops.append))
+        bound = [(loop.thread_binding, loop.extent) for loop in loops if loop.thread_binding is not None]
+        nests.append({str(binding.thread_tag): int(extent) for binding, extent in bound})
+    return nests
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames and metafunc.cls is not None and hasattr(metafunc.cls, "cases"):
-        metafunc.parametrize("case", metafunc.cls.cases, ids=[c.name for c in metafunc.cls.cases])
+        cases: Sequence[Any] = metafunc.cls.cases
+        if metafunc.function.__name__ == "test_results_of_an_emulated_machine":
+            cases = [pytest.param(case, marks=pytest.mark.slow if i else ()) for i, case in enumerate(cases)]
+        metafunc.parametrize("case", cases, ids=str)
+
+
+def not_its_own() -> Iterator[tirx.PrimFunc]:
+    """Functions of different kinds, of which no space but one that matches everything takes all."""
+    x, y = te.placeholder((24, 32), name="x"), te.placeholder((32, 40), name="y")
+    k = te.reduce_axis((0, 32), name="k")
+    yield te.create_prim_func([x, te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="added")])
+    yield te.create_prim_func([x, te.compute((24,), lambda i: te.sum(x[i, k], axis=k), name="summed")])
+    yield te.create_prim_func(
+        [x, y, te.compute((24, 40), lambda i, j: te.sum(x[i, k] * y[k, j], axis=k), name="product")])
 
 
 class SpaceContract:
-    """What must hold for every space and every function that it takes."""
+    """What must hold for every space and every function that it takes: on the CPU that runs the tests, or on the twin
+    of a GPU."""
 
     space: Space
     cases: Sequence[Case]
     #: cases of which this space is the first in the registry's order
     first = True
 
+    @property
+    def target(self) -> tvm.target.Target:
+        return CUDA if self.space.target_kind == "cuda" else TARGET
+
+    def scheduled(self, func: tirx.PrimFunc) -> Iterator[tuple[Decisions, s_tir.Schedule]]:
+        """The seeds that can be carried out."""
+        for decisions in self.space.seeds(func, self.target):
+            with contextlib.suppress(InvalidDecision):
+                yield decisions, schedule_with(self.space, func, self.target, decisions)
+
+    def check(self, case: Case, sch: s_tir.Schedule) -> None:
+        """The scheduled function computes the reference."""
+        inputs, outputs = case.arrays()
+        if self.space.target_kind == "cuda":
+            outputs = cuda_twin.run(cuda_twin.twin(sch, case.func()), inputs, outputs)
+        else:
+            outputs = build_and_run(sch.mod, [*inputs, *outputs])[len(inputs) :]
+        assert case.error(inputs, outputs) <= case.rtol
+
     def test_matches_and_is_found(self, case: Case) -> None:
         func = case.func()
-        assert self.space.matches(func, TARGET)
+        assert self.space.matches(func, self.target)
         if self.first:
-            assert find(func, TARGET) is self.space
+            assert find(func, self.target) is self.space
+
+    def test_refuses_what_is_not_its_own(self) -> None:
+        taken = [self.space.matches(func, self.target) for func in not_its_own()]
+        assert all(taken) if self.space.name.endswith(".fallback") else not all(taken)
 
     def test_every_seed_is_correct(self, case: Case) -> None:
         func = case.func()
-        seeds = list(self.space.seeds(func, TARGET))
-        assert seeds
-        knobs = self.space.knobs(func, TARGET)
-        carried, seen = 0, set()
-        for decisions in seeds:
-            assert set(decisions) == {k.name for k in knobs}
-            try:
-                sch = schedule_with(self.space, func, TARGET, decisions)
-            except InvalidDecision:
-                continue
-            carried += 1
+        names = {k.name for k in self.space.knobs(func, self.target)}
+        assert all(set(decisions) == names for decisions in self.space.seeds(func, self.target))
+        compared = set()
+        for _, sch in self.scheduled(func):
             digest = tvm_ffi.structural_hash(sch.mod)
-            if digest not in seen and len(seen) < 3:
-                check(case, sch)
-            seen.add(digest)
-        assert carried
+            if digest not in compared and len(compared) < _COMPARED:
+                self.check(case, sch)
+                compared.add(digest)
+        assert compared
 
     def test_trace_replays(self, case: Case) -> None:
-        func = case.func()
-        sch = best_seed(self.space, func, TARGET)
-        again = best_seed(self.space, func, TARGET)
+        """On an equal function, to the same schedule."""
+        sch, again = (best_seed(self.space, case.func(), self.target) for _ in range(2))
         assert tvm_ffi.structural_equal(sch.mod, again.mod), "a schedule must be deterministic"
-        text = json.dumps(json.loads(tvm.ir.save_json(sch.trace.as_json())))
-        fresh = s_tir.Schedule(tvm.IRModule({"main": case.func()}), debug_mask="none")
-        Trace.apply_json_to_schedule(tvm.ir.load_json(text), fresh)
-        assert tvm_ffi.structural_equal(fresh.mod, sch.mod)
+        assert tvm_ffi.structural_equal(replay(case.func(), trace_json(sch), self.target).mod, sch.mod)
 
-    def test_every_seed_says_only_what_a_trace_may_say(self, case: Case) -> None:
+    def test_traces_of_seeds(self, case: Case) -> None:
+        """They say what a stored trace may say, hold every decision as a sample of its knob's values, so that
+        what mutates a trace sees all there is to change, and use the intrinsics that were promised."""
         func = case.func()
-        for decisions in self.space.seeds(func, TARGET):
-            with contextlib.suppress(InvalidDecision):
-                sch = schedule_with(self.space, func, TARGET, decisions)
-                problem = refusal(func, trace_json(sch))
-                assert not problem, f"{problem}: what a new instruction needs is a line in schedules/language.py"
+        knobs = self.space.knobs(func, self.target)
+        for count, (decisions, sch) in enumerate(self.scheduled(func)):
+            problem = refusal(func, trace_json(sch), self.target)
+            assert not problem, f"{problem}: what a new instruction needs is a line in schedules/language.py"
+            instructions, taken = json.loads(trace_json(sch))
+            samples = {i: step for i, step in enumerate(instructions) if step[0].startswith("Sample")}
+            assert {step[0] for step in samples.values()} <= {"SampleCategorical"}
+            chosen = [(tuple(samples[i][2][0]), samples[i][2][0][position]) for i, position in taken]
+            assert sorted(chosen) == sorted((knob.values, decisions[knob.name]) for knob in knobs)
+            used = {step[2][0] for step in instructions if step[0] == "Tensorize"}
+            if self.space.tensorizes:
+                (promised,) = [i for i in intrin.declared() if i.name in used]
+                assert promised.computes.startswith(self.space.tensorizes)
+                if count == 0:
+                    assert re.search(promised.instruction, self.code(sch.mod["main"]))
 
     def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
         func = case.func()
         rng = random.Random(zlib.crc32(case.name.encode()))
-        knobs = self.space.knobs(func, TARGET)
+        knobs = self.space.knobs(func, self.target)
         for _ in range(2):
             decisions = {k.name: rng.choice(k.values) for k in knobs}
-            try:
-                sch = schedule_with(self.space, func, TARGET, decisions)
-            except InvalidDecision:
-                continue
-            check(case, sch)
+            with contextlib.suppress(InvalidDecision):
+                self.check(case, schedule_with(self.space, func, self.target, decisions))
+
+    def code(self, func: tirx.PrimFunc) -> str:
+        """What the target's code generator writes."""
+        if self.space.target_kind == "cuda":
+            return cuda_emulator.cuda_source(func, self.target)
+        built = tvm.compile(tvm.IRModule({"main": func}), self.target, tir_pipeline=PIPELINE)
+        return str(built.mod.inspect_source("s"))
 
     def test_no_naive_loop_nest(self, case: Case) -> None:
         func = case.func()
-        kinds = loop_kinds(best_seed(self.space, func, TARGET).mod["main"])
+        found = best_seed(self.space, func, self.target).mod["main"]
+        if self.space.target_kind == "cuda":
+            for axes in thread_axes(found):
+                assert "blockIdx.x" in axes, "every nest under the root is a kernel"
+                threads = prod(extent for axis, extent in axes.items() if axis.startswith("threadIdx"))
+                assert threads <= 1024
+                assert threads >= 32 or self.space.name in ("cuda.fallback", "cuda.elementwise")
+            return
+        kinds = loop_kinds(found)
         largest = max(prod(int(s) for s in buffer.shape) for buffer in func.params)
         if largest >= 64:
             assert tirx.ForKind.VECTORIZED in kinds
@@ -192,3 +210,17 @@ class SpaceContract:
             assert tirx.ForKind.PARALLEL in kinds
         if largest < 1024:
             assert tirx.ForKind.PARALLEL not in kinds
+
+    def test_results_of_an_emulated_machine(self, case: Case) -> None:
+        """The code itself where this machine cannot run it: a GPU's kernels, barriers and all, or NEON."""
+        func, (inputs, outputs) = case.func(), case.arrays()
+        if self.space.target_kind == "cuda":
+            cuda_emulator.run(best_seed(self.space, func, CUDA).mod["main"], CUDA, inputs, outputs)
+        elif aarch64.missing():
+            pytest.skip(f"{aarch64.missing()} must be installed")
+        elif not self.space.matches(func, ELSEWHERE):
+            pytest.skip("the function is packed for this machine's instructions")
+        else:
+            kernel = expand_math(best_seed(self.space, func, ELSEWHERE).mod["main"])
+            outputs = aarch64.run(tvm.IRModule({"main": kernel}), ELSEWHERE, [*inputs, *outputs])[len(inputs) :]
+        assert case.error(inputs, outputs) <= case.rtol

@@ -6,10 +6,13 @@ import re
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import test_cpu_attention
+import test_cpu_bfloat
 import test_cpu_elementwise
 import test_cpu_fallback
+import test_cpu_integer
 import test_cpu_reduction
 import test_cpu_staging
 import test_cpu_weight_only
@@ -21,9 +24,12 @@ from tvm import te, tirx
 from mlc.graph.algorithms.winograd import conv2d_winograd
 from mlc.graph.kernels.blocked import dense_packed
 from mlc.target import resolve
+from mlc.testing import aarch64
 from schedules.cpu import SPACES
-from schedules.cpu.gemm import GEMM
+from schedules.cpu.conv import CONV2D_INTEGER
+from schedules.cpu.gemm import GEMM, GEMM_BFLOAT, GEMM_INTEGER
 from schedules.cpu.winograd import WINOGRAD
+from schedules.intrin.dot import QUADS
 from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine
 from schedules.math import expand_math
@@ -51,6 +57,8 @@ _CONTRACTS = (
 _CASES: list[tuple[Space, Case]] = [
     (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),
     *((contract.space, case) for contract in _CONTRACTS for case in contract.cases[:2]),
+    (GEMM_INTEGER, Case("dense", lambda: test_cpu_integer.DENSE["ragged"](QUADS).func, lambda: None)),
+    (CONV2D_INTEGER, Case("conv", lambda: test_cpu_integer.CONVOLUTIONS["padded"](QUADS).func, lambda: None)),
 ]
 
 
@@ -62,8 +70,31 @@ def _assembly(func: tirx.PrimFunc, path: Path) -> str:
 
 
 def test_every_space_has_a_case() -> None:
-    dots = {"cpu.gemm_integer", "cpu.conv2d_integer"}  # there is no intrinsic of NEON yet
-    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - dots
+    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - {"cpu.gemm_bfloat"}
+
+
+@pytest.mark.parametrize(("cpu", "word"), [("neoverse-n1", "sdot"), ("neoverse-n2", "usdot"), ("neoverse-n2", "bfdot")])
+def test_products_are_dot_products(cpu: str, word: str) -> None:
+    """As many as the register tile has; with signed operands alone, one more for each vector of weights."""
+    on = resolve(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}", threads=1).tvm
+    case = test_cpu_bfloat.dense(48, 64, 256) if word == "bfdot" else None
+    product = test_cpu_integer._Dense(QUADS, m=48, n=64, k=256)
+    func = product.func if case is None else case.func()
+    space = GEMM_INTEGER if case is None else GEMM_BFLOAT
+    sch, tile = first_seed(space, func, on)
+    text = tvm.compile(sch.mod, on, tir_pipeline=PIPELINE).mod.inspect_source("asm")
+    inner = max(re.split(r"^\.LBB\w+:", text, flags=re.M), key=lambda part: part.count(f"\t{word}\t"))
+    vectors = tile["n"] // 4 * tile["k"]
+    count = len(re.findall(rf"\t{word}\t", inner))
+    assert count and count % (tile["m"] * vectors + (vectors if word == "sdot" else 0)) == 0
+    if word != "sdot":  # what the weights add takes the registers that others have for tiles of this size
+        assert not re.search(r"\bq\d+, \[sp", inner), "the inner loop spills"
+    if not aarch64.missing():
+        inputs = product.arrays if case is None else case.arrays()[0]
+        expected = product.expected if case is None else case.reference()
+        out = np.zeros(expected.shape, str(func.params[-1].dtype))
+        found = aarch64.run(sch.mod, on, [*inputs, out])[-1]
+        assert np.abs(found - expected).max() <= (0 if case is None else 1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("space", "case"), _CASES, ids=[f"{s.name}-{c.name}" for s, c in _CASES])

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
+from harness import Case, SpaceContract, pytest_generate_tests
+from numpy.lib.stride_tricks import sliding_window_view
 from tvm import s_tir, te, tirx
 
 from mlc.graph.algorithms.winograd import conv2d_winograd, transform_weight
@@ -21,6 +23,8 @@ from schedules.cpu.winograd import WINOGRAD
 from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine
 from schedules.space import Decisions, InvalidDecision, Space, schedule_with
+
+__all__ = ["pytest_generate_tests"]
 
 RNG = np.random.default_rng(3)
 #: one for each width of vectors: where ``native`` is an AVX2 machine it stands for ``x86-64-v3`` too
@@ -370,3 +374,52 @@ def test_spaces_decline_what_is_not_theirs() -> None:
         assert not GEMM.matches(func, NATIVE)
         assert not CONV2D.matches(func, NATIVE)
         assert not WINOGRAD.matches(func, NATIVE)
+
+
+# -- the contract
+
+
+def _product_case(name: str) -> Case:
+    kind, batch, m, n, k = GEMMS[name]
+
+    def build() -> list[te.Tensor]:
+        a = te.placeholder((batch, m, k), name="a")
+        if kind == "packed":
+            b = te.placeholder((n // 16, k, 16), name="b")
+            return [a, b, dense_packed(a, b)]
+        b, r = te.placeholder((batch, k, n), name="b"), te.reduce_axis((0, k), name="r")
+        return [a, b, te.compute((batch, m, n), lambda x, i, j: te.sum(a[x, i, r] * b[x, r, j], axis=[r]), name="c")]
+
+    def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a @ (b.transpose(1, 0, 2).reshape(k, n) if kind == "packed" else b)
+
+    return Case(name, build, reference)
+
+
+class TestGemm(SpaceContract):
+    space = GEMM
+    cases = tuple(map(_product_case, [name for name in GEMMS if name != "batched, odd depth"]))  # too small for threads
+
+
+def _winograd_case(name: str) -> Case:
+    n, icb, ocb, h, w, (top, left, bottom, right), m = WINOGRADS[name]
+    kernel = np.random.default_rng(h).standard_normal((ocb * 16, icb * 16, 3, 3)).astype("float32")
+    image = np.random.default_rng(w).standard_normal((n, icb, h, w, 16)).astype("float32")
+
+    def build() -> list[te.Tensor]:
+        data = te.placeholder(image.shape, name="data")
+        weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
+        return [data, weight, conv2d_winograd(data, weight, m, (top, left, bottom, right))]
+
+    def reference(data: np.ndarray, _weight: np.ndarray) -> np.ndarray:
+        plain = data.transpose(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w)
+        windows = sliding_window_view(np.pad(plain, ((0, 0), (0, 0), (top, bottom), (left, right))), (3, 3), (2, 3))
+        sums = np.tensordot(windows, kernel.astype("float64"), ([1, 4, 5], [1, 2, 3]))
+        return sums.reshape(*sums.shape[:3], ocb, 16).transpose(0, 3, 1, 2, 4)
+
+    return Case(name, build, reference, data=lambda: [image, transform_weight(kernel, m)])
+
+
+class TestWinograd(SpaceContract):
+    space = WINOGRAD
+    cases = tuple(map(_winograd_case, list(WINOGRADS)[:4]))

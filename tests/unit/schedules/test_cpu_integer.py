@@ -24,11 +24,10 @@ from mlc.graph.kernels.integer import (
     pack_dense,
 )
 from mlc.target import resolve
-from schedules import intrin
 from schedules.cpu.conv import CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.gemm import GEMM_INTEGER
-from schedules.intrin.dot import PAIRS, QUADS, dot
+from schedules.intrin.dot import PAIRS, QUADS
 from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, first_seed, schedule_with
@@ -187,7 +186,7 @@ SPACES: dict[str, Space] = {**dict.fromkeys(DENSE, GEMM_INTEGER), **dict.fromkey
 
 
 def _case(name: str, built: _Dense | _Conv) -> Case:
-    return Case(name, lambda: built.func, lambda: built.expected)
+    return Case(name, lambda: built.func, lambda *_: built.expected, data=lambda: built.arrays)
 
 
 def _check(case: _Dense | _Conv | SimpleNamespace, sch: s_tir.Schedule, target: tvm.target.Target) -> None:
@@ -265,28 +264,15 @@ def _to_uint8(value: tirx.Expr) -> tirx.Expr:
     return tirx.max(clipped, tirx.const(0, "int32")).astype("uint8")
 
 
-class _Contract(SpaceContract):
-    """The contract, but for values, which the test above compares on every target."""
-
-    def test_every_seed_is_correct(self, case: Case) -> None:
-        seeds = list(self.space.seeds(case.func(), TARGET))
-        assert seeds
-        assert all(set(d) == {k.name for k in self.space.knobs(case.func(), TARGET)} for d in seeds)
-
-    def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
-        for sch in _points(self.space, case.func(), TARGET, 2):
-            assert "call_llvm_pure_intrin" in sch.mod.script()
-
-
 _FORM = dot_form(TARGET) if X86 else QUADS
 
 
-class TestGemm(_Contract):
+class TestGemm(SpaceContract):
     space = GEMM_INTEGER
     cases = tuple(_case(name, make(_FORM)) for name, make in DENSE.items())
 
 
-class TestConv2d(_Contract):
+class TestConv2d(SpaceContract):
     space = CONV2D_INTEGER
     cases = tuple(_case(name, make(_FORM)) for name, make in CONVOLUTIONS.items())
 
@@ -392,47 +378,6 @@ def test_packed_convolutions(groups: int) -> None:
 def test_blocks_of_a_packing() -> None:
     with pytest.raises(ValueError, match="whole steps of 4"):
         pack_conv(np.zeros((8, 6, 1, 1), "int8"), 6, 8, 1, QUADS)
-
-
-@pytest.mark.parametrize("lanes", [4, 8, 16])
-@pytest.mark.parametrize("form", [QUADS, PAIRS])
-@pytest.mark.parametrize("name", TARGETS)
-def test_intrinsic(name: str, form: str, lanes: int) -> None:
-    """One step for one vector, against its definition, with all of the extremes."""
-    on, intrinsic = _target(name), dot(form, lanes)
-    if intrinsic not in intrin.available(on):
-        assert form != dot_form(on) or lanes * 4 > 16
-        return
-    rng = np.random.default_rng(lanes)
-    x = te.placeholder((64, 4), "uint8", name="x")
-    shape, dtype = ((64, lanes, 4), "int8") if form == QUADS else ((64, 2, lanes, 2), "int16")
-    w = te.placeholder(shape, dtype, name="w")
-    axes = [te.reduce_axis((0, 4))] if form == QUADS else [te.reduce_axis((0, 2)), te.reduce_axis((0, 2))]
-
-    def product(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
-        place = axes[0] if form == QUADS else axes[0] + axes[1] * 2
-        value = w[i, j, axes[0]] if form == QUADS else w[i, axes[0], j, axes[1]]
-        return te.sum(x[i, place].astype("int32") * value.astype("int32"), axis=axes)
-
-    sch = s_tir.Schedule(te.create_prim_func([x, w, te.compute((64, lanes), product, name="sums")]))
-    block = sch.get_sblock("sums")
-    sch.cache_write(block, 0, "local")
-    row = sch.get_loops(block)[0]
-    whole = sch.blockize(sch.get_loops(block)[1])
-    sch.decompose_reduction(whole, row)
-    (inner,) = sch.get_child_blocks(whole)
-    sch.tensorize(sch.get_loops(inner)[0], intrin.use(intrinsic))
-    built = tvm.compile(sch.mod, target=on, tir_pipeline=PIPELINE)
-    assert TARGETS[name][0] in built.mod.inspect_source("s") or form == PAIRS
-    if _runs(name):
-        data, weight = _extreme(rng, (64, 4), "uint8"), _extreme(rng, (64, 4, lanes), "int8")
-        data[0], weight[0] = 255, -128
-        steps = weight.swapaxes(1, 2) if form == QUADS else np.moveaxis(weight.reshape(64, 2, 2, lanes), 1, -1)
-        out = tvm.runtime.tensor(np.zeros((64, lanes), "int32"))
-        arrays = (data, np.ascontiguousarray(steps).astype(dtype))
-        built["main"](*map(tvm.runtime.tensor, arrays), out)
-        expected = np.einsum("ik,ikl->il", data.astype("int64"), weight.astype("int64"))
-        np.testing.assert_array_equal(out.numpy(), expected)
 
 
 def test_a_trace_replays_elsewhere() -> None:

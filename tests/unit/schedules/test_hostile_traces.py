@@ -14,12 +14,9 @@ from tvm import te, tirx
 
 from mlc.log import Record
 from mlc.log.exchange import read_jsonl
-from mlc.testing.cuda_cases import CASES
 from schedules.language import parse_trace
 from schedules.objects import check_index_map
-from schedules.registry import find
-from schedules.space import InvalidDecision, schedule_with
-from schedules.trace import trace_json
+from schedules.space import InvalidDecision
 
 Steps = list[Any]
 
@@ -153,22 +150,3 @@ def test_what_ships_is_allowed(level: str) -> None:
     assert len(records) > 100
     for record in records:
         parse_trace(record.trace, 32)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_cuda_spaces_say_is_allowed(case: Any) -> None:
-    func, target = case.func(), tvm.target.Target({
-        "kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152,
-        "thread_warp_size": 32,
-    })
-    space, found = find(func, target), 0
-    for decisions in space.seeds(func, target):
-        try:
-            sch = schedule_with(space, func, target, decisions)
-        except InvalidDecision:
-            continue
-        assert refusal(func, trace_json(sch)) == ""
-        found += 1
-        if found == 3:
-            return
-    assert found
