@@ -12,6 +12,7 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get, get_flag
+from mlc.errors import BuildError
 from mlc.graph import precision, simplify
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
@@ -23,10 +24,12 @@ from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.select import ChooseKernels, Price
+from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
+from mlc.sizes import free_sizes, scope
 from mlc.target import Target
 
 __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "prepare", "simplified"]
@@ -100,6 +103,7 @@ def lowering(
         ChooseKernels(target, price, winograd=winograd, notify=notify),
         FoldPrologues(target),
         *MERGING,
+        NameSizes,
     )
 
 
@@ -140,8 +144,9 @@ def lower(
     analytic estimate. ``winograd`` says whether convolutions may round as
     :func:`mlc.graph.kernels.winograd.error_bound` states; left out, ``MLC_WINOGRAD`` does. ``substitutions`` are the
     rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module as
-    text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or
-    symbolic shapes and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
+    text after each pass; left out, ``MLC_DUMP_DIR`` says. A module with free sizes (:func:`mlc.sizes.free_sizes`) keeps
+    its own graph and has direct convolutions. Raises :class:`mlc.errors.ModelError` for control flow and for shapes
+    that depend on data, and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     allowed = get_flag("MLC_WINOGRAD") if winograd is None else winograd
@@ -161,9 +166,14 @@ def lower(
         graphs.append(Lowered(run(mod, steps, len(prepare(target))), target, tuple(combined(weighed))))
         return graphs[-1].module
 
-    with target.tvm:
+    free = free_sizes(mod)
+    if free and target.kind != "llvm":
+        raise BuildError(f"every size must be fixed for {target.canonical}, but {', '.join(map(str, free.values()))} "
+                         "are free; give one size each, as in --shape NAME=8,128")
+    allowed = allowed and not free  # Winograd's kernels are made for one number of tiles
+    with target.tvm, scope(free):
         mod = run(mod, prepare(target))
-        if substitutions is None:
+        if substitutions is None or free:  # an e-graph has the sizes of its tensors as numbers
             mod = lowered(mod)
         else:
             others = partial(run, each=prepare(target))
