@@ -20,12 +20,13 @@ from mlc import threads
 from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
-from mlc.artifact.inputs import InputSlot, in_order
+from mlc.artifact.inputs import Fit, InputSlot, check_sizes, in_order
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.errors import ArtifactError, InputError
-from mlc.frontend.model import TensorSpec, array_type
+from mlc.frontend.model import TensorSpec
+from mlc.shapes import from_json
 
 __all__ = ["Executable", "load"]
 
@@ -46,10 +47,11 @@ class Executable:
         self.inputs = _specs(metadata["inputs"])
         self.outputs = _specs(metadata["outputs"])
         self._code, self._weights = code, weights
-        self._results = [(spec.shape, array_type(spec.dtype)) for spec in self.outputs]
+        self._results = [Fit(spec) for spec in self.outputs]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
+        self._free = any(spec.free for spec in self.inputs)
         self._slots = [InputSlot(spec) for spec in self.inputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._machine: Any = None
@@ -147,7 +149,9 @@ class Executable:
                              f"{lines[-1].strip()}; compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
-        tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
+        tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+        if self._free:
+            check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
         return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
 
     def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
@@ -182,7 +186,7 @@ class Executable:
     def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
         arrays = [place.left(tensor) for tensor in tensors]
-        if [(array.shape, array.dtype) for array in arrays] != self._results:
+        if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
                                 "compile the model again")
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
@@ -209,7 +213,7 @@ def _check_options(**options: Any) -> None:
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
+    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"]) for entry in entries)
 
 
 _loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them

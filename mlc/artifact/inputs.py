@@ -10,8 +10,34 @@ import numpy as np
 from mlc.artifact.runtime import ALIGNMENT, array_of, empty_tensor, tensor_of
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
+from mlc.shapes import Free, Range, shape_text
 
-__all__ = ["InputSlot", "in_order"]
+__all__ = ["Fit", "InputSlot", "check_sizes", "in_order"]
+
+
+class Fit:
+    """Whether an array is what a specification says, for many calls."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._shape, self._dtype = spec.shape, array_type(spec.dtype)
+        self._ranges = spec.free and tuple(s.range if isinstance(s, Free) else Range.of(s) for s in spec.shape)
+
+    def takes(self, array: np.ndarray) -> bool:
+        if self._ranges is False or array.dtype != self._dtype:
+            return array.shape == self._shape and array.dtype == self._dtype
+        return len(array.shape) == len(self._ranges) and all(
+            size in each for size, each in zip(array.shape, self._ranges, strict=True))
+
+
+def check_sizes(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise :class:`InputError` where inputs differ in what is one free size."""
+    known: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(specs, shapes, strict=True):
+        for free, size in zip(spec.shape, shape, strict=True):
+            if isinstance(free, Free) and known.setdefault(free.name, (size, spec.name))[0] != size:
+                other, first = known[free.name]
+                raise InputError(f"inputs must agree on {free.name}, but it is {other} in {first} and {size} in "
+                                 f"{spec.name}; give arrays of one size")
 
 
 class InputSlot:
@@ -19,8 +45,7 @@ class InputSlot:
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
-        self._shape = spec.shape
-        self._dtype = array_type(spec.dtype)
+        self._fit = Fit(spec)
         self._staged: tuple[np.ndarray, Any] | None = None
 
     def tensor(self, value: Any) -> Any:
@@ -30,13 +55,13 @@ class InputSlot:
         buffer that is kept. Raises :class:`InputError`.
         """
         array = value if type(value) is np.ndarray else _as_array(value, self.spec)
-        if array.shape != self._shape or array.dtype != self._dtype:
+        if not self._fit.takes(array):
             raise _mismatch(self.spec, array)
         flags = array.flags
         if flags.c_contiguous and flags.writeable and not array.ctypes.data % ALIGNMENT:
             return tensor_of(array)
-        if self._staged is None:
-            tensor = empty_tensor(self._shape, self.spec.dtype)
+        if self._staged is None or self._staged[0].shape != array.shape:
+            tensor = empty_tensor(array.shape, self.spec.dtype)
             self._staged = array_of(tensor), tensor
         np.copyto(self._staged[0], array)
         return self._staged[1]
@@ -54,8 +79,12 @@ def _mismatch(spec: TensorSpec, array: np.ndarray) -> InputError:
     if array.dtype != array_type(spec.dtype):
         name = "ml_dtypes.bfloat16" if spec.dtype == "bfloat16" else f"'{spec.dtype}'"
         return InputError(f"input {spec.name} must be {spec.dtype}, got {array.dtype}; convert it with .astype({name})")
-    want, got = list(spec.shape), list(array.shape)
-    remedy = "reshape it" if array.size == int(np.prod(spec.shape)) else "compile the model again for this shape"
+    got = list(array.shape)
+    if spec.free:
+        return InputError(f"input {spec.name} must have a shape in [{shape_text(spec.shape)}], got {got}; compile the "
+                          "model again for a range that has it")
+    want = list(spec.shape)
+    remedy = "reshape it" if array.size == int(np.prod(spec.sized())) else "compile the model again for this shape"
     return InputError(f"input {spec.name} must have shape {want}, got {got}; {remedy}")
 
 
