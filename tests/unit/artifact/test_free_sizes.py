@@ -54,7 +54,7 @@ def perceptron() -> onnx.ModelProto:
     return m.done({"x": ["batch", 40]}, m.add("Softmax", m.add("MatMul", hidden, m.weight(64, 10)), axis=-1), 2)
 
 
-def residual() -> onnx.ModelProto:
+def residual(height: int | str = 32, width: int | str = 32) -> onnx.ModelProto:
     """Convolutions with a shortcut, a stride, pooling, and a classifier."""
     m = Model()
 
@@ -68,7 +68,7 @@ def residual() -> onnx.ModelProto:
     whole = m.add("Relu", m.add("Add", pooled, block))
     down = m.add("Add", convolution(whole, 16, 32, 3, 2), convolution(whole, 16, 32, 1, 2))
     flat = m.add("Flatten", m.add("GlobalAveragePool", down))
-    return m.done({"x": ["batch", 3, 32, 32]}, m.add("Gemm", flat, m.weight(32, 10), m.weight(10)), 2)
+    return m.done({"x": ["batch", 3, height, width]}, m.add("Gemm", flat, m.weight(32, 10), m.weight(10)), 2)
 
 
 def encoder(width: int = 32, heads: int = 2) -> onnx.ModelProto:
@@ -129,8 +129,9 @@ def arrays_of(exe: mlc.artifact.Executable, seed: int, sizes: dict[str, int]) ->
 
 @pytest.mark.parametrize(("model", "shapes"), [
     (perceptron, {"x": "1..32,40"}), (residual, {"x": ((1, 8), 3, 32, 32)}),
+    (lambda: residual("height", "width"), {"x": "1..2,3,33..56,40..48"}),
     (encoder, {"x": "1..8,1..64,32"}), (encoder, {"x": "2,1..64,32"}), (encoder, {"x": "1..8,33,32"}),
-], ids=["perceptron", "residual", "encoder", "encoder-length", "encoder-batch"])
+], ids=["perceptron", "residual", "residual-image", "encoder", "encoder-length", "encoder-batch"])
 def test_every_size_is_right(model, shapes):
     proto = model()
     exe = mlc.compile(proto, log=False, shapes=shapes)
