@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlc.graph.substitute.choose import Decision
     from mlc.log import LogReader
     from mlc.measure import Measurer
+    from mlc.shapes import Shape
     from mlc.target import Target
     from mlc.tuning import TuneReport
 
@@ -24,7 +25,7 @@ def compile(
     log: str | os.PathLike[str] | LogReader | bool | None = None,
     *,
     example_inputs: Sequence[Any] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
@@ -33,11 +34,13 @@ def compile(
     """Compile a model for a target with the best schedules that are known.
 
     ``model`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
-    tuple of tensors), or a Relax ``IRModule``; ``shapes`` fixes free dimensions of an ONNX model's inputs. ``target``
-    is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means your own
-    log for the target (as does True), read over those that ship, and False none at all. A function that the log does
-    not know gets the first seed of its search space, computed from registers, vectors and caches. ``threads`` is how
-    many threads the code is made for and runs on (default: the physical cores).
+    tuple of tensors), or a Relax ``IRModule``. ``shapes`` gives the free dimensions of an ONNX model's inputs sizes or
+    ranges of sizes, ``{"x": ((1, 32), 3, 224, 224)}`` or ``{"x": "1..32,3,224,224"}``; a dimension that is left out has
+    :data:`mlc.shapes.DEFAULT_RANGE`. What is compiled takes every size of the ranges and returns outputs of true size.
+    ``target`` is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means
+    your own log for the target (as does True), read over those that ship, and False none at all. A function that the
+    log does not know gets the first seed of its search space, computed from registers, vectors and caches. ``threads``
+    is how many threads the code is made for and runs on (default: the physical cores).
 
     3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
     is faster. It rounds more (relative error about 1e-5, see :mod:`mlc.graph.algorithms.winograd`);
@@ -84,7 +87,7 @@ def tune(
     on_event: Callable[[Any], None] | None = None,
     measurer: Measurer | None = None,
     example_inputs: Sequence[Any] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
@@ -99,8 +102,9 @@ def tune(
     machine, or the devices behind ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``),
     of which ``native`` then means the CPU; ``measurer`` replaces it. The model, ``target``,
     ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
-    tuned. Where there are alternatives to a function, all that may be the fastest are tuned, and so are those of the
-    graphs that rules make of the model; the best of them is then timed in turn with the model's own graph.
+    tuned, but that every size must be fixed: what is measured has sizes. Where there are alternatives to a function,
+    all that may be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them
+    is then timed in turn with the model's own graph.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.

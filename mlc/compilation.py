@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlc.graph.task import Task
     from mlc.log import LogReader, Prices, Record, TuningLog
     from mlc.measure import Measurer
+    from mlc.shapes import Shape
     from mlc.target import Target
     from mlc.tuning import TuneOptions, TuneReport
     from mlc.tuning.events import Listener
@@ -71,7 +72,7 @@ class Compilation:
         target: str | Target = "native",
         *,
         example_inputs: Sequence[Any] | None = None,
-        shapes: Mapping[str, Sequence[int]] | None = None,
+        shapes: Mapping[str, Shape] | None = None,
         threads: int | None = None,
         winograd: bool | None = None,
         substitutions: bool | None = None,
@@ -133,6 +134,7 @@ class Compilation:
         from mlc.measure import local_measurer
         from mlc.tuning.joint import JointTuning
 
+        self._check_fixed()
         chosen = measurer if measurer is not None else local_measurer(self.target)
         timer = self._times if measurer is None and self.target.kind == "llvm" else None
         try:
@@ -146,6 +148,19 @@ class Compilation:
         finally:
             if measurer is None:
                 chosen.close()
+
+    def _check_fixed(self) -> None:
+        """Raise :class:`UsageError` where sizes are free: what is measured has sizes."""
+        from mlc.errors import UsageError
+        from mlc.sizes import free_sizes
+
+        free = free_sizes(self.model.mod)
+        if free:
+            example = {spec.name: ",".join(map(str, spec.sized())) for spec in self.model.inputs if spec.free}
+            shapes = " ".join(f"--shape {name}={shape}" for name, shape in example.items())
+            listed = ", ".join(map(str, free.values()))
+            raise UsageError(f"tuning measures fixed sizes, but {listed} of {self.model.name} are free; give sizes, "
+                             f"such as {shapes}")
 
     def _times(
         self, modules: Sequence[tvm.IRModule], lookup: Callable[[str], Record | None]

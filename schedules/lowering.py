@@ -25,6 +25,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import op_name, uses, walk
+from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
@@ -110,6 +111,8 @@ def _with_fetches(func: tirx.PrimFunc, loop: tirx.For, loops: Sequence[tirx.For]
     outwards = [each for each in loops if _contains(each, loop)]  # a walk meets inner loops first
     around = [each for each in reversed(outwards) if each.kind != tirx.ForKind.PARALLEL]
     reusing = [each for each in around if not uses(base[0], [each.loop_var])]
+    if not all(isinstance(each.extent, tirx.IntImm) for each in (*reusing, loop)):
+        return loop.body  # as many steps as a free size says
     steps = prod(int(each.extent) for each in (*reusing, loop))
     count = lines_per_step(blocks * prod(shape[1:-row]), steps)
     step: Any = tirx.const(0, "int32")
@@ -195,8 +198,10 @@ def _keep_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def mark(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
         buffer = allocation.buffer
         dtype = tvm.runtime.DataType(str(buffer.dtype))
-        size = prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8
-        if str(buffer.scope()) != "local" or size > _MAX_STACK:
+        known = all(isinstance(extent, tirx.IntImm) for extent in buffer.shape)
+        if str(buffer.scope()) != "local" or not known:
+            return allocation
+        if prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8 > _MAX_STACK:
             return allocation
         kept = {**dict(allocation.annotations), "disable_lower_builtin": tirx.const(True, "bool")}
         return tirx.AllocBuffer(buffer, kept)
@@ -251,6 +256,81 @@ def _bfloat_helper(helper: str, name: str, result: str, operands: Sequence[str])
     ])
 
 
+def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
+    """TVM's ``lower``, with local buffers of functions with free sizes as large as their ranges need.
+
+    TVM derives a tile's extents from what a block touches. It knows no ranges (``T.min((n - 1) // 16 + 1, 1) * 16`` is
+    16 for every ``n`` from 1), and a ragged tile may have any extent for it.
+    """
+    free = {
+        var: func for var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and func.attrs and SIZES in func.attrs
+    }
+    if not free:
+        return lower(mod)
+    once = tvm.IRModule({var: _compacted(func) for var, func in free.items()}, attrs=mod.attrs)
+    rest = tvm.IRModule({var: func for var, func in mod.functions_items() if var not in free}, attrs=mod.attrs)
+    with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_CompactedAlready()]):
+        once = lower(once)
+    rest = lower(rest)
+    rest.update(once)
+    return rest
+
+
+@tvm.ir.instrument.pass_instrument
+class _CompactedAlready:
+    def should_run(self, _mod: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
+        return str(info.name) != "s_tir.CompactBufferAllocation"
+
+
+_TO_OPAQUE = tvm.transform.Sequential([
+    s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction(), s_tir.transform.LowerInitBlock(),
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation(), s_tir.transform.ConvertBlocksToOpaque(),
+])
+
+
+def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with opaque blocks and compact buffers, and numbers for the extents of local ones."""
+    opaque = _TO_OPAQUE(tvm.IRModule({"main": func}))
+    compact = s_tir.transform.CompactBufferAllocation()
+    found = compact(opaque)["main"]
+    ragged = [buffer for buffer in _local_buffers(found) if not _is_small(buffer)]
+    if not ragged:
+        return found
+    whole = compact(tvm.IRModule({"main": _without_predicates(opaque["main"])}))["main"]  # its tiles are all full
+    analyzer = tvm.sym.Analyzer()
+    for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
+        bounds = (tirx.const(int(end), str(var.ty)) for end in (low, int(high) + 1))
+        analyzer.bind(var, tvm.ir.Range(*bounds))
+    image: dict[tirx.Var, tirx.Var] = {}
+    for buffer, full in zip(_local_buffers(found), _local_buffers(whole), strict=True):
+        if not _is_small(buffer):
+            largest = [int(analyzer.const_int_bound(analyzer.simplify(extent)).max_value) for extent in full.shape]
+            shape = [tirx.const(bound, str(extent.ty)) for bound, extent in zip(largest, full.shape, strict=True)]
+            image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope="local")
+    return found.with_body(tvm_ffi.structural_map(found.body, (tirx.Var, lambda var: image.get(var, var))))
+
+
+def _local_buffers(func: tirx.PrimFunc) -> list[tirx.Var]:
+    found: list[tirx.Var] = []
+    walk(func.body, (s_tir.SBlock, lambda block: found.extend(b for b in block.alloc_buffers if b.scope() == "local")))
+    return found
+
+
+def _is_small(buffer: tirx.Var) -> bool:
+    """Whether a local buffer has numbers for extents, as a tile has."""
+    return all(isinstance(e, tirx.IntImm) for e in buffer.shape) and prod(map(int, buffer.shape)) <= _MAX_STACK
+
+
+def _without_predicates(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    always = tirx.const(True, "bool")
+
+    def without(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        return s_tir.SBlockRealize(realize.iter_values, always, realize.block)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, without)))
+
+
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
@@ -268,7 +348,11 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def host() -> tvm.transform.Pass:
         return tvm.transform.Sequential([_KeepOnStack, _WithBfloats, finish_host()])
 
-    return tvm.transform.Sequential([_InsertPrefetches, lower]), host, finish_device
+    @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
+    def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return _lower_free(mod, ctx, lower)
+
+    return tvm.transform.Sequential([_InsertPrefetches, lowered]), host, finish_device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

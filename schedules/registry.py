@@ -6,6 +6,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import is_empty
+from schedules.free import usual_function
 from schedules.space import Space
 
 __all__ = ["all_spaces", "by_name", "find"]
@@ -23,7 +24,8 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
-    """The first space that matches ``func`` on ``target``; the last one for empty tensors."""
+    """The first space that matches ``func``, for its usual sizes, on ``target``; the last one for empty tensors."""
+    func = usual_function(func)
     spaces = all_spaces(target.kind.name)
     if is_empty(func):
         return spaces[-1]

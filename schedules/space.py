@@ -11,9 +11,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+
+from schedules.errors import InvalidDecision
+from schedules.free import usual_function
+from schedules.lockstep import Lockstep
 
 __all__ = [
     "Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
@@ -21,10 +26,6 @@ __all__ = [
 ]
 
 Decisions = Mapping[str, int]
-
-
-class InvalidDecision(ValueError):
-    """A combination of knob values that this space's program cannot carry out (skip the candidate)."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,22 @@ def schedule_with(
     """Run ``space``'s program on ``func``; the result carries the trace of what was done.
 
     Raises :class:`InvalidDecision` where the decisions do not fit the function (TVM's own ``ScheduleError``
-    is turned into it), so one bad candidate is an ordinary event for the caller.
+    is turned into it), so one bad candidate is an ordinary event for the caller. A function with free sizes is
+    scheduled by the decisions for its usual ones.
     """
-    sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
-    pick = Pick(sch, space.knobs(func, target), decisions)
+    sch, usual = _schedule(func), usual_function(func)
+    shown: Any = sch if usual is func else Lockstep(_schedule(usual), sch)
+    pick = Pick(shown, space.knobs(usual, target), decisions)
     with target:
         try:
-            space.schedule(sch, target, pick)
+            space.schedule(shown, target, pick)
         except s_tir.ScheduleError as error:
             raise InvalidDecision(str(error).strip().splitlines()[-1]) from error
     return sch
+
+
+def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+    return s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
 
 
 def first_seed(
@@ -110,7 +117,7 @@ def first_seed(
 ) -> tuple[s_tir.Schedule, dict[str, int]]:
     """The schedule of the first seed that can be carried out, and that seed's decisions."""
     reason: Exception | None = None
-    for decisions in space.seeds(func, target):
+    for decisions in space.seeds(usual_function(func), target):
         try:
             return schedule_with(space, func, target, decisions), dict(decisions)
         except InvalidDecision as error:
@@ -122,7 +129,7 @@ def feasible_seeds(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target
 ) -> Iterator[tuple[s_tir.Schedule, dict[str, int]]]:
     """The schedules of the seeds that can be carried out, best first, with the decisions of each."""
-    for decisions in space.seeds(func, target):
+    for decisions in space.seeds(usual_function(func), target):
         try:
             sch = schedule_with(space, func, target, decisions)
         except InvalidDecision:

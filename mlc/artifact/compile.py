@@ -21,6 +21,7 @@ from mlc.config import get
 from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
 from mlc.graph.tasks import extract_tasks
+from mlc.shapes import to_json
 from mlc.target import Target
 
 __all__ = ["ModelMeta", "compile_module"]
@@ -82,7 +83,7 @@ def _generate(scheduled: tvm.IRModule, twins: Mapping[str, str], target: Target)
 
 def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
     def entry(spec: TensorSpec) -> dict[str, Any]:
-        return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+        return {"name": spec.name, "shape": to_json(spec.shape), "dtype": spec.dtype}
 
     return {
         "name": meta.name,

@@ -20,12 +20,13 @@ from mlc import threads
 from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
-from mlc.artifact.inputs import InputSlot, OutputSlot, check_apart, in_order
+from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.errors import ArtifactError, InputError
-from mlc.frontend.model import TensorSpec, array_type
+from mlc.frontend.model import TensorSpec
+from mlc.shapes import from_json
 
 __all__ = ["Executable", "load"]
 
@@ -47,10 +48,11 @@ class Executable:
         self.inputs = _specs(metadata["inputs"])
         self.outputs = _specs(metadata["outputs"])
         self._code, self._weights = code, weights
-        self._results = [(spec.shape, array_type(spec.dtype)) for spec in self.outputs]
+        self._results = [Fit(spec) for spec in self.outputs]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
+        self._free = any(spec.free for spec in self.inputs)
         self._slots = [InputSlot(spec) for spec in self.inputs]
         self._targets = [OutputSlot(spec) for spec in self.outputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
@@ -90,6 +92,8 @@ class Executable:
             main, place = self._running or self._start()
             tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
             outs = [slot.tensor(value) for slot, value in zip(self._targets, targets, strict=True)]
+            if self._free:
+                check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
             tensors = [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
             if self._into is None:
@@ -97,8 +101,15 @@ class Executable:
             threads.call(self._threads, self._run_into, self._into, tensors, outs, place)
 
     def empty_outputs(self) -> list[np.ndarray]:
-        """Arrays that :meth:`run` can write to, with anything in them."""
-        return [runtime.array_of(runtime.empty_tensor(spec.shape, spec.dtype)) for spec in self.outputs]
+        """Arrays that :meth:`run` can write to, with anything in them.
+
+        Raises :class:`mlc.errors.InputError` where a call decides their shapes.
+        """
+        free = [spec for spec in self.outputs if spec.free]
+        if free:
+            raise InputError(f"every output must have one shape, but a call decides that of {free[0]}; call the model "
+                             "once, and give arrays of the shapes that come")
+        return [runtime.array_of(runtime.empty_tensor(spec.sized(), spec.dtype)) for spec in self.outputs]
 
     def time(self, /, *arrays: Any, repeats: int = 20, warmup: int = 2, **named: Any) -> tuple[float, ...]:
         """Seconds of each of ``repeats`` runs of the compiled code on these inputs, after ``warmup`` untimed ones.
@@ -192,7 +203,9 @@ class Executable:
                              f"{lines[-1].strip()}; compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
-        tensors = (slot.tensor(value) for slot, value in zip(self._slots, values, strict=True))
+        tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+        if self._free:
+            check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
         return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
 
     def _run(self, main: Callable[..., Any], tensors: Sequence[Any]) -> Any:
@@ -204,7 +217,10 @@ class Executable:
     def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], place: Place) -> None:
         result = self._run(into, (*tensors, *outs))
         made = [result] if len(outs) == 1 and hasattr(result, "__dlpack__") else result
-        for tensor, out in zip(made, outs, strict=True):
+        for spec, tensor, out in zip(self.outputs, made, outs, strict=True):
+            if spec.free and tuple(tensor.shape) != tuple(out.shape):
+                raise InputError(f"output {spec.name} must have shape {list(map(int, tensor.shape))} for these inputs, "
+                                 f"got {list(map(int, out.shape))}; give an array of that shape")
             if tensor.data_ptr() != out.data_ptr():
                 place.copy(tensor, out)
 
@@ -234,7 +250,7 @@ class Executable:
     def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
         tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
         arrays = [place.left(tensor) for tensor in tensors]
-        if [(array.shape, array.dtype) for array in arrays] != self._results:
+        if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
                                 "compile the model again")
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
@@ -271,7 +287,7 @@ def _check_options(**options: Any) -> None:
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries)
+    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"]) for entry in entries)
 
 
 _loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them

@@ -13,8 +13,37 @@ import numpy as np
 from mlc.artifact.runtime import ALIGNMENT, CPU, array_of, empty_tensor, tensor_of
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
+from mlc.shapes import Free, Range, shape_text
 
-__all__ = ["InputSlot", "OutputSlot", "check_apart", "in_order"]
+__all__ = ["Fit", "InputSlot", "OutputSlot", "check_apart", "check_sizes", "in_order"]
+
+
+class Fit:
+    """Whether an array is what a specification says, for many calls."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._shape, self._dtype = spec.shape, array_type(spec.dtype)
+        self._ranges = spec.free and tuple(s.range if isinstance(s, Free) else Range.of(s) for s in spec.shape)
+
+    def takes(self, array: np.ndarray) -> bool:
+        return array.dtype == self._dtype and self.takes_shape(array.shape)
+
+    def takes_shape(self, shape: tuple[int, ...]) -> bool:
+        if self._ranges is False:
+            return shape == self._shape
+        return len(shape) == len(self._ranges) and all(
+            size in each for size, each in zip(shape, self._ranges, strict=True))
+
+
+def check_sizes(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise :class:`InputError` where inputs differ in what is one free size."""
+    known: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(specs, shapes, strict=True):
+        for free, size in zip(spec.shape, shape, strict=True):
+            if isinstance(free, Free) and known.setdefault(free.name, (size, spec.name))[0] != size:
+                other, first = known[free.name]
+                raise InputError(f"inputs must agree on {free.name}, but it is {other} in {first} and {size} in "
+                                 f"{spec.name}; give arrays of one size")
 
 
 class InputSlot:
@@ -22,8 +51,7 @@ class InputSlot:
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
-        self._shape = spec.shape
-        self._dtype = array_type(spec.dtype)
+        self._fit, self._dtype = Fit(spec), array_type(spec.dtype)
         self._staged: tuple[np.ndarray, Any] | None = None
 
     def tensor(self, value: Any) -> Any:
@@ -33,11 +61,11 @@ class InputSlot:
         another library has ``__dlpack__``. Any other is copied into a buffer that is kept. Raises :class:`InputError`.
         """
         if type(value) is not np.ndarray:
-            tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(value, self.spec)
+            tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(value, self.spec, self._fit)
             if tensor is not None:
-                return tensor if _fits(tensor, self.spec) else self._copied(_strided(tensor, self._dtype))
+                return tensor if _aligned(tensor) else self._copied(_strided(tensor, self._dtype))
             value = _as_array(value, self.spec)
-        if value.shape != self._shape or value.dtype != self._dtype:
+        if not self._fit.takes(value):
             raise _mismatch("input", self.spec, value.shape, value.dtype)
         flags = value.flags
         if flags.c_contiguous and flags.writeable:
@@ -47,8 +75,8 @@ class InputSlot:
         return self._copied(value)
 
     def _copied(self, array: np.ndarray) -> Any:
-        if self._staged is None:
-            tensor = empty_tensor(self._shape, self.spec.dtype)
+        if self._staged is None or self._staged[0].shape != array.shape:
+            tensor = empty_tensor(array.shape, self.spec.dtype)
             self._staged = array_of(tensor), tensor
         np.copyto(self._staged[0], array)
         return self._staged[1]
@@ -59,19 +87,19 @@ class OutputSlot:
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
-        self._dtype = array_type(spec.dtype)
+        self._fit = Fit(spec)
 
     def tensor(self, value: Any) -> Any:
         """``value`` as a tensor that compiled code may write to; raises :class:`InputError` where it may not."""
         spec = self.spec
         if isinstance(value, np.ndarray):
-            if value.shape != spec.shape or value.dtype != self._dtype:
+            if not self._fit.takes(value):
                 raise _mismatch("output", spec, value.shape, value.dtype)
             if not value.flags.writeable:
                 raise InputError(f"output {spec.name} must be writable, got an array that is read-only; give a copy")
             tensor = tensor_of(value) if value.flags.c_contiguous else None
         else:
-            tensor = _imported(value, spec, "output")
+            tensor = _imported(value, spec, self._fit, "output")
             if tensor is None:
                 raise InputError(f"output {spec.name} must be an array or a tensor with __dlpack__, got "
                                  f"{type(value).__name__}; empty_outputs() makes what fits")
@@ -87,9 +115,9 @@ class OutputSlot:
 def check_apart(inputs: Sequence[tuple[TensorSpec, Any]], outputs: Sequence[tuple[TensorSpec, Any]]) -> None:
     """Raise :class:`InputError` where an output's memory is an input's or another output's: the code writes outputs
     before it has read all inputs."""
-    used = [(tensor.data_ptr(), spec.nbytes, "input", spec) for spec, tensor in inputs]
+    used = [(tensor.data_ptr(), _bytes(spec, tensor), "input", spec) for spec, tensor in inputs]
     for spec, tensor in outputs:
-        start, size = tensor.data_ptr(), spec.nbytes
+        start, size = tensor.data_ptr(), _bytes(spec, tensor)
         for other_start, other_size, kind, other in used:
             if start < other_start + other_size and other_start < start + size:
                 raise InputError(f"output {spec.name} must have memory of its own, got that of {kind} {other.name}; "
@@ -97,7 +125,11 @@ def check_apart(inputs: Sequence[tuple[TensorSpec, Any]], outputs: Sequence[tupl
         used.append((start, size, "output", spec))
 
 
-def _imported(value: Any, spec: TensorSpec, kind: str = "input") -> Any:
+def _bytes(spec: TensorSpec, tensor: Any) -> int:
+    return math.prod(tensor.shape) * spec.itemsize if spec.free else spec.nbytes
+
+
+def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input") -> Any:
     """A tensor that shares the memory of a value of another library, checked; None where the value has no DLPack."""
     import tvm_ffi
 
@@ -120,12 +152,12 @@ def _imported(value: Any, spec: TensorSpec, kind: str = "input") -> Any:
         dtype = tensor.dtype
     except ValueError:  # TVM knows no complex numbers
         dtype = value.dtype
-    if tensor.shape != spec.shape or dtype != spec.dtype:
+    if dtype != spec.dtype or not fit.takes_shape(tuple(tensor.shape)):
         raise _mismatch(kind, spec, tuple(tensor.shape), dtype)
     return tensor
 
 
-def _fits(tensor: Any, spec: TensorSpec) -> bool:
+def _aligned(tensor: Any) -> bool:
     return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
 
 
@@ -157,7 +189,11 @@ def _mismatch(kind: str, spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -
         name = "ml_dtypes.bfloat16" if spec.dtype == "bfloat16" else f"'{spec.dtype}'"
         remedy = f"convert it with .astype({name})" if kind == "input" else "empty_outputs() makes what fits"
         return InputError(f"{kind} {spec.name} must be {spec.dtype}, got {dtype}; {remedy}")
-    remedy = "reshape it" if math.prod(shape) == math.prod(spec.shape) else "compile the model again for this shape"
+    if spec.free:
+        return InputError(f"{kind} {spec.name} must have a shape in [{shape_text(spec.shape)}], got {list(shape)}; "
+                          "compile the model again for a range that has it")
+    same = math.prod(shape) == math.prod(spec.sized())
+    remedy = "reshape it" if same else "compile the model again for this shape"
     return InputError(f"{kind} {spec.name} must have shape {list(spec.shape)}, got {list(shape)}; {remedy}")
 
 

@@ -17,6 +17,7 @@ from mlc.graph.ir.movement import SLICE
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
 from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
+from mlc.sizes import free_sizes
 
 __all__ = ["INTO", "AddEntryInto", "ViewConcats", "ViewSlices"]
 
@@ -117,9 +118,12 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
     """``main(x, w) { y = alloc(); f(x, w, y); y }`` stays, beside ``main_into(x, y, w) { f(x, w, y); y }``.
 
     A result that is an input, a weight, a part of another tensor or the memory of an earlier result cannot be placed:
-    the caller sees by its address that it lies elsewhere, and copies it.
+    the caller sees by its address that it lies elsewhere, and copies it. Where a call decides sizes, the entry is left
+    out: what the memory of an output must hold is known when the model has run.
     """
     func = mod["main"]
+    if free_sizes(mod):
+        return mod
     bound = {b.var: b.value for b in bindings(func)}
     results = _fields(func.body.body, bound)
     outs = [relax.Var(f"out_{i}", relax.TensorType(shape_of(r), dtype_of(r))) for i, r in enumerate(results)]

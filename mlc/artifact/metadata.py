@@ -160,6 +160,17 @@ def _shape(value: Any, place: str) -> None:
     _must(fits, place, f"at most {_MOST_DIMENSIONS} sizes, of {_MOST_ELEMENTS} elements", value)
 
 
+def _border_shape(value: Any, place: str) -> None:
+    """Sizes some of which may be free."""
+    _must(isinstance(value, list), place, "a list", value)
+    for i, size in enumerate(value):
+        if isinstance(size, dict):
+            _FREE(size, f"{place}[{i}]")
+            fits = size["low"] <= size["usual"] <= size["high"]
+            _must(fits, f"{place}[{i}]", "a range with its usual size inside", size)
+    _shape([size["high"] if isinstance(size, dict) else size for size in value], place)
+
+
 def _dtype(value: Any, place: str) -> None:
     _must(isinstance(value, str) and (value == "bool" or bool(_DTYPE.fullmatch(value))), place, "a type", value)
 
@@ -206,7 +217,9 @@ _WEIGHT = _fields({
     "shape": _shape, "dtype": _dtype, "offset": _whole(0, 1 << 62), "bytes": _whole(0, 1 << 62), "stored": _dtype,
 })
 _SUMS = _list_of(_whole(0, (1 << 64) - 1))
-_TENSOR: Mapping[str, Check] = {"name": _text, "shape": _shape, "dtype": _one_of(*ARRAY_TYPES)}
+_SIZE = _whole(1, (1 << 31) - 1)
+_FREE = _fields({"name": _word, "low": _SIZE, "high": _SIZE, "usual": _SIZE})
+_TENSOR: Mapping[str, Check] = {"name": _text, "shape": _border_shape, "dtype": _one_of(*ARRAY_TYPES)}
 _FUNCTION = _fields({
     **dict.fromkeys(("name", "symbol", "key", "space", "source"), _text), "calls": _whole(0, 1 << 31),
     "seconds": _number_or_none, "flops": _number, "roofline_seconds": _number, "decisions": _map_of(_anything),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 from cost_model.roofline import analyse
 from mlc.errors import BuildError
@@ -18,10 +18,12 @@ from mlc.graph.tasks import extract_tasks
 from mlc.log.record import Record
 from mlc.log.shipped import is_shipped, schedule_of
 from mlc.measure.machine import machine_id
+from mlc.sizes import free_sizes
 from mlc.target import Target
 from schedules import registry
+from schedules.free import usual_function
 from schedules.math import expand_math
-from schedules.space import InvalidDecision, first_seed
+from schedules.space import InvalidDecision, Space, first_seed
 
 __all__ = ["BuiltFunction", "Lookup", "last_line", "ready", "schedule_functions"]
 
@@ -65,7 +67,7 @@ def schedule_functions(
     Returns the module with scheduled functions, what was done, and for functions equal to an earlier one the symbol
     that stands for them. Raises :class:`BuildError` naming a function that no space can schedule.
     """
-    tasks = {task.key: task for task in extract_tasks(mod, target)}
+    tasks, free = {task.key: task for task in extract_tasks(mod, target)}, free_sizes(mod)
     scheduled = tvm.IRModule(mod.functions, attrs=mod.attrs)
     built: dict[str, BuiltFunction] = {}
     twins: dict[str, str] = {}
@@ -73,7 +75,7 @@ def schedule_functions(
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             raise BuildError(f"main must call tensor functions only, but {symbol} is a {type(func).__name__}")
-        key = task_key(normalise(func), target)
+        key = task_key(normalise(func, free), target)
         if key in built:
             twins[symbol] = built[key].symbol
             continue
@@ -112,10 +114,8 @@ def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.Pri
             known = record.seconds if source == "log" or record.machine == machine_id() else None
             return func, BuiltFunction(task.name, symbol, task.key, record.space, source, task.weight, known,
                                        record.flops, dict(record.decisions))
-    target = task.target.tvm
     try:
-        space = registry.find(task.func, target)
-        sch, decisions = first_seed(space, task.func, target)
+        space, sch, decisions = _seeded(task)
     except Exception as error:  # whatever TVM raises for a function that cannot be analysed
         raise BuildError(f"function {task.name} must have a schedule for {task.target.canonical}, but none fits it: "
                          f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
@@ -123,10 +123,23 @@ def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.Pri
                                           decisions=decisions)
 
 
+def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
+    """The first seed of the function's space; the last space's where free sizes fit none of its own."""
+    target = task.target.tvm
+    space = registry.find(task.func, target)
+    try:
+        return space, *first_seed(space, task.func, target)
+    except InvalidDecision:
+        if usual_function(task.func) is task.func:
+            raise
+        last = registry.all_spaces(task.target.kind)[-1]
+        return last, *first_seed(last, task.func, target)
+
+
 def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
     """The entry with its roofline."""
     try:
-        bound = analyse(task.func, task.target.tvm, task.constants, task.constant_bytes)
+        bound = analyse(usual_function(task.func), task.target.tvm, task.constants, task.constant_bytes)
     except Exception:  # a figure for the report is not worth a build
         return entry
     return replace(entry, roofline_seconds=bound.seconds, flops=entry.flops or bound.flops)

@@ -89,8 +89,8 @@ def _killed(number: int) -> str:
 def sample_input(rng: np.random.Generator, spec: TensorSpec) -> np.ndarray:
     """Random values of an input; integers are 0, an index that is valid whatever it counts."""
     if spec.dtype.startswith(("float", "bfloat")):
-        return rng.standard_normal(spec.shape).astype(spec.dtype)
-    return np.zeros(spec.shape, spec.dtype)
+        return rng.standard_normal(spec.sized()).astype(spec.dtype)
+    return np.zeros(spec.sized(), spec.dtype)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ from mlc.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     from rich.console import Console
 
     from mlc.bench import BenchEvent, BenchResult, EngineSpec
@@ -43,6 +44,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_target(parser)
     options.add_threads(parser)
     options.add_log(parser)
+    options.add_shape(parser)
+    options.add_size(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
     parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
@@ -70,7 +73,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder, progress(stderr_console()) as on_event:
         specs = [_spec(engine, model, args, Path(folder)) for engine in engines]
         result = run_bench(source, specs, threads=_threads(args), timing=Timing(rounds=args.rounds),
-                           name=model.stem, on_event=on_event)
+                           name=model.stem, on_event=on_event, inputs=_inputs(args, specs))
     failed = any(row.error for row in result.results)
     return Outcome(result.to_json(), lambda console: render_result(result, console), exit_code=1 if failed else 0)
 
@@ -89,7 +92,8 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     else:
         with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder:
             exe = api.load(_compiled(args, model, Path(folder, "mlc.so"), args.log))
-    inputs = list(random_inputs(exe.inputs).values())  # by position: names may be those of options
+    sizes = options.sizes(args, exe.inputs)
+    inputs = list(random_inputs(exe.inputs, sizes=sizes).values())  # by position: names may be those of options
     seconds = exe.profile(*inputs, repeats=args.rounds)
     whole = median(exe.time(*inputs, repeats=4 * args.rounds, warmup=4))
     rows = [
@@ -147,13 +151,28 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
     return EngineSpec(engine, seconds=args.seconds or 0.0)
 
 
+def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.ndarray] | None:
+    """Random inputs of the sizes that were asked for; None where the usual ones do."""
+    from mlc.artifact import artifact
+    from mlc.frontend.model import TensorSpec
+    from mlc.networks.inputs import random_inputs
+    from mlc.shapes import from_json
+
+    if not args.sizes:
+        return None
+    path = next(spec.artifact for spec in specs if spec.artifact)
+    entries = artifact.read(Path(path)).metadata["inputs"]
+    inputs = [TensorSpec(each["name"], from_json(each["shape"]), each["dtype"]) for each in entries]
+    return random_inputs(inputs, sizes=options.sizes(args, inputs))
+
+
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
     from mlc import api
     from mlc.artifact.trial import save_tried
     from mlc.target import resolve
 
     exe = api.compile(model.source(), target=resolve(args.target, _threads(args)), log=log, winograd=args.winograd,
-                      substitutions=args.substitutions)
+                      substitutions=args.substitutions, shapes=options.shapes(args))
     save_tried(exe, path, native=args.target == "native")
     return path
 

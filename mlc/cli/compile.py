@@ -30,6 +30,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_target(parser)
     options.add_log(parser)
+    options.add_shape(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
@@ -61,8 +62,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     decisions: list[Decision] = []
     started = time.perf_counter()
     with _dumping(args.report):
-        exe = api.compile(model.source(), target=args.target, log=args.log, winograd=args.winograd,
-                          substitutions=args.substitutions, on_decision=decisions.append)
+        exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
+                          winograd=args.winograd, substitutions=args.substitutions, on_decision=decisions.append)
     tried = save_tried(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {
@@ -142,13 +143,18 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
         f"({sources}), in {document['seconds']:.1f} s; {'it ran once' if document['ran'] else 'not run here'}",
         soft_wrap=True,
     )
+    free = {size["name"]: size for spec in document["inputs"] for size in spec["shape"] if isinstance(size, dict)}
+    if free:
+        listed = ", ".join(f"{s['name']}={s['low']}..{s['high']} (usual: {s['usual']})" for s in free.values())
+        console.print(f"free sizes: {listed}", soft_wrap=True)
     if "substitutions" in document:
         _render_substitutions(document["substitutions"], console)
     if "report" in document:
         console.print(f"report: {document['report']}", soft_wrap=True)
-    if tuned < len(functions):
+    if tuned < len(functions) and not free:
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
-                 *(["--log", args.log] if args.log else []), *(["--no-winograd"] if args.winograd is False else []),
+                 *(["--log", args.log] if args.log else []), *options.shape_words(args),
+                 *(["--no-winograd"] if args.winograd is False else []),
                  *(["--no-substitutions"] if args.substitutions is False else [])]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True)
 

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import UsageError
+from mlc.shapes import Free, Range, parse_shapes, to_json
 
 if TYPE_CHECKING:
     from mlc.cli.outcome import Outcome
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG", "Action", "actions", "add_log", "add_model", "add_substitutions", "add_target", "add_threads",
-    "add_winograd", "check_folder", "non_negative_int", "positive_float", "positive_int", "specs",
+    "MODELS_EPILOG", "Action", "actions", "add_log", "add_model", "add_shape", "add_size",
+    "add_substitutions", "add_target", "add_threads", "add_winograd", "check_folder", "non_negative_int",
+    "positive_float", "positive_int", "shape_words", "shapes", "sizes",
+    "specs",
 ]
 
 MODELS_EPILOG = """models:
@@ -81,6 +84,46 @@ def add_log(parser: argparse.ArgumentParser) -> None:
                         help="the tuning log (default: your own for the target, read over the shipped one)")
 
 
+def add_shape(parser: argparse.ArgumentParser, what: str = "sizes or ranges of sizes of an input") -> None:
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1..32,3,224,224", dest="shapes",
+                        help=f"{what}; give it once for each input (default: 1..512 for each free dimension)")
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", dest="sizes",
+                        help="a free size of random inputs, by its name; give it once for each (default: the usual)")
+
+
+def sizes(args: argparse.Namespace, inputs: Iterable[TensorSpec]) -> dict[str, int]:
+    """What --size says of the free sizes of ``inputs``; raises :class:`UsageError`."""
+    free = {size.name: size for spec in inputs for size in spec.shape if isinstance(size, Free)}
+    found: dict[str, int] = {}
+    for word in args.sizes:
+        name, equals, text = word.rpartition("=")
+        if not equals or not text.isdecimal():
+            raise UsageError(f"--size must look like NAME=N, got {word!r}")
+        if name not in free:
+            known = ", ".join(free) or "none: every size is fixed"
+            raise UsageError(f"--size must name a free size of the model ({known}), got {name}")
+        if name in found:
+            raise UsageError(f"each free size must be given once, but --size {name}=... came twice")
+        if int(text) not in free[name].range:
+            raise UsageError(f"{name} must be one of {free[name].range}, got {text}; compile the model again for a "
+                             "range that has it")
+        found[name] = int(text)
+    return found
+
+
+def shapes(args: argparse.Namespace) -> dict[str, tuple[Range, ...]] | None:
+    """What --shape says, None where it is left out; raises :class:`UsageError`."""
+    return parse_shapes(args.shapes) or None
+
+
+def shape_words(args: argparse.Namespace) -> list[str]:
+    """--shape as it was given, for another command line."""
+    return [word for shape in args.shapes for word in ("--shape", shape)]
+
+
 def add_winograd(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-winograd", dest="winograd", action="store_false", default=None,
                         help="no convolution by Winograd's algorithm, which rounds more (MLC_WINOGRAD=0 says so too)")
@@ -115,4 +158,4 @@ def check_folder(output: Path) -> None:
 
 def specs(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     """Names, shapes and types as a document."""
-    return [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in tensors]
+    return [{"name": t.name, "shape": to_json(t.shape), "dtype": t.dtype} for t in tensors]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlc.cli import options
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import InputError, UsageError
+from mlc.shapes import Free
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="an input's array; give it once for each input (default: seeded random values)")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the outputs, by name")
     parser.add_argument("--repeat", type=options.positive_int, metavar="N", help="run N times and print the latency")
+    options.add_size(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of the random inputs (default: 0)")
 
@@ -38,7 +40,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         options.check_folder(args.output)
     arrays = {name: _load_array(name, path) for name, path in files.items()}
     exe = mlc.load(args.model)
-    inputs = _complete(exe, arrays, args.seed)
+    inputs = _complete(exe, arrays, args.seed, options.sizes(args, exe.inputs))
     outputs = exe(*inputs)
     names = [spec.name for spec in exe.outputs]
     if args.output:
@@ -46,7 +48,10 @@ def _execute(args: argparse.Namespace) -> Outcome:
     drawn = f"random, seed {args.seed}"
     document: dict[str, Any] = {
         "model": args.model,
-        "inputs": [{**s, "source": str(files.get(s["name"], drawn))} for s in options.specs(exe.inputs)],
+        "inputs": [
+            {**s, "shape": list(array.shape), "source": str(files.get(s["name"], drawn))}
+            for s, array in zip(options.specs(exe.inputs), inputs, strict=True)
+        ],
         "outputs": [_summary(name, array) for name, array in zip(names, outputs, strict=True)],
     }
     if args.output:
@@ -83,8 +88,11 @@ def _load_array(name: str, path: Path) -> np.ndarray:
     return array
 
 
-def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> list[np.ndarray]:
-    """What was given, and seeded random values for the rest, in the model's order."""
+def _complete(
+    exe: Executable, arrays: dict[str, np.ndarray], seed: int, sizes: dict[str, int]
+) -> list[np.ndarray]:
+    """What was given, and seeded random values for the rest, in the model's order. Free sizes are those of what was
+    given, then ``sizes``, then the usual ones."""
     from mlc.networks.inputs import random_inputs
 
     known = [spec.name for spec in exe.inputs]
@@ -92,7 +100,11 @@ def _complete(exe: Executable, arrays: dict[str, np.ndarray], seed: int) -> list
     if unknown:
         raise InputError(f"an input's name must be one of {', '.join(known)}, got {', '.join(unknown)}")
     given = {spec.name: _of_type(arrays[spec.name], spec.dtype) for spec in exe.inputs if spec.name in arrays}
-    return list({**random_inputs(exe.inputs, seed), **given}.values())
+    for spec in exe.inputs:
+        if spec.name in given and given[spec.name].ndim == len(spec.shape):
+            known_sizes = zip(spec.shape, given[spec.name].shape, strict=True)
+            sizes = {**sizes, **{size.name: n for size, n in known_sizes if isinstance(size, Free)}}
+    return list({**random_inputs(exe.inputs, seed, sizes), **given}.values())
 
 
 def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -36,6 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=options.positive_float, metavar="S",
                         help="stop after S seconds (with neither bound: when nothing gains any more)")
     options.add_log(parser)
+    options.add_shape(parser, "sizes of an input with free dimensions")
     options.add_winograd(parser)
     options.add_substitutions(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
@@ -77,7 +78,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
-            substitutions=args.substitutions, measurer=reached.measurer(target.threads),
+            substitutions=args.substitutions, shapes=options.shapes(args), measurer=reached.measurer(target.threads),
         )
     refuse_nothing(report, log)
     document: dict[str, Any] = {
@@ -136,7 +137,7 @@ def resume_command(args: argparse.Namespace) -> str:
 
 
 def _switches(args: argparse.Namespace) -> list[str]:
-    return ["--no-winograd"] * (args.winograd is False) + _substitutions(args)
+    return [*options.shape_words(args), *["--no-winograd"] * (args.winograd is False), *_substitutions(args)]
 
 
 def _substitutions(args: argparse.Namespace) -> list[str]:

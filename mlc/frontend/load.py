@@ -10,6 +10,7 @@ from typing import Any
 
 from mlc.errors import UsageError
 from mlc.frontend.model import ImportedModel, imported
+from mlc.shapes import Shape
 from mlc.text import one_line
 
 __all__ = ["load_model"]
@@ -19,14 +20,15 @@ def load_model(
     source: Any,
     *,
     example_inputs: Sequence[Any] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
     name: str | None = None,
 ) -> ImportedModel:
     """Import a model.
 
     ``source`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
     tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax ``IRModule`` with a static ``main``. ``shapes``
-    fixes symbolic dimensions of an ONNX model's inputs: ``{"input": (1, 3, 224, 224)}``.
+    gives the free dimensions of an ONNX model's inputs sizes or ranges: ``{"input": ((1, 32), 3, 224, 224)}``, or
+    ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`.
 
     Raises :class:`mlc.errors.ModelError` for a model that is missing, broken or outside what can be imported, and
     :class:`mlc.errors.UsageError` for arguments that do not fit it.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError, UsageError
+from mlc.shapes import DEFAULT_RANGE, Free, Range, is_free, usual
+from mlc.shapes import shape_text as sizes_text
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
 __all__ = [
-    "ARRAY_TYPES", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shape",
+    "ARRAY_TYPES", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shapes",
     "output_types",
 ]
 
@@ -39,26 +42,45 @@ def array_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``."""
+    """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``.
+
+    Sizes that a call decides are :class:`mlc.shapes.Free`.
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | Free, ...]
     dtype: str
 
     @cached_property
     def nbytes(self) -> int:
-        """The size in memory, in bytes."""
-        return math.prod(self.shape) * array_type(self.dtype).itemsize
+        """The size in memory, in bytes; of one with free sizes, with the usual ones."""
+        return math.prod(self.sized()) * self.itemsize
+
+    @cached_property
+    def itemsize(self) -> int:
+        """The size of an element, in bytes."""
+        return array_type(self.dtype).itemsize
+
+    @property
+    def free(self) -> bool:
+        """Whether a call decides some of the sizes."""
+        return is_free(self.shape)
+
+    def sized(self, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The shape with free sizes as ``sizes`` says by name, or the usual ones."""
+        return usual(self.shape, sizes)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        return f"{self.name}: {self.dtype}[{sizes_text(self.shape)}]" if self.free else \
+            f"{self.name}: {self.dtype}{list(self.shape)}"
 
 
 @dataclass(frozen=True)
 class ImportedModel:
     """``mod["main"]`` takes exactly ``inputs``, in that order, and returns a tensor, or a tuple of ``outputs``.
 
-    Weights are Relax constants and every shape is a number.
+    Weights are Relax constants. Sizes are numbers, or expressions of the free sizes that :func:`mlc.sizes.free_sizes`
+    of the module lists.
     """
 
     mod: tvm.IRModule
@@ -71,7 +93,8 @@ def imported(
     mod: tvm.IRModule, name: str, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None
 ) -> ImportedModel:
     """Check ``mod`` and read its specifications; names left out come from the parameters, and ``output_0, …``."""
-    check_static(mod, name)
+    free = _free_sizes(mod)
+    check_static(mod, name, free)
     function = mod["main"]
     params = list(function.params)
     if input_names is None:
@@ -79,8 +102,8 @@ def imported(
     types = output_types(function)
     if output_names is None:
         output_names = [f"output_{i}" for i in range(len(types))]
-    inputs = tuple(_spec(n, p.ty) for n, p in zip(input_names, params, strict=True))
-    outputs = tuple(_spec(n, t) for n, t in zip(output_names, types, strict=True))
+    inputs = tuple(_spec(n, p.ty, free) for n, p in zip(input_names, params, strict=True))
+    outputs = tuple(_spec(n, t, free) for n, t in zip(output_names, types, strict=True))
     for what, names in (("inputs", [s.name for s in inputs]), ("outputs", [s.name for s in outputs])):
         twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:
@@ -100,33 +123,74 @@ def output_types(function: Any) -> list[Any]:
     return list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
 
 
-def check_static(mod: tvm.IRModule, name: str) -> None:
-    """Raise :class:`ModelError` unless every tensor that ``main`` takes, computes or returns has a static shape."""
+def _free_sizes(mod: tvm.IRModule) -> dict[str, Free]:
+    """The free dimensions of a module that has a ``main``."""
+    from mlc.sizes import free_sizes
+
+    return free_sizes(mod) if "main" in [v.name_hint for v in mod.get_global_vars()] else {}
+
+
+def check_static(mod: tvm.IRModule, name: str, free: Mapping[str, Free] | None = None) -> None:
+    """Raise :class:`ModelError` unless every tensor that ``main`` takes, computes or returns has a static shape, but
+    for the sizes that are ``free``."""
     if "main" not in [v.name_hint for v in mod.get_global_vars()]:
         names = ", ".join(v.name_hint for v in mod.get_global_vars())
         raise ModelError(f"an IRModule must have a Relax function main, got {names or 'none'} in {name}")
     function = mod["main"]
     for what, ty in _typed_values(function):
-        if not _is_static(ty):
+        if not _is_static(ty, free or {}):
             raise ModelError(
                 f"every tensor of {name} must have a static shape, but {what} is {_shown(ty)}; fix the input's "
                 "dimensions, and replace operators whose output size depends on the data"
             )
 
 
-def merge_shape(
-    name: str, shape: Sequence[int | str | None], shapes: Mapping[str, Sequence[int]]
-) -> tuple[int | str | None, ...]:
-    """An input's shape with its free dimensions set from ``shapes[name]``; fixed dimensions must agree."""
-    if name not in shapes:
-        return tuple(shape)
-    given = tuple(int(d) for d in shapes[name])
-    fits = len(given) == len(shape) and all(
-        g > 0 and (not isinstance(d, int) or d == g) for g, d in zip(given, shape, strict=True)
-    )
-    if not fits:
-        raise UsageError(f"shapes[{name!r}] must fit the model's {shape_text(shape)}, got {shape_text(given)}")
-    return given
+def merge_shapes(
+    own: Mapping[str, Sequence[int | str | None]], given: Mapping[str, Sequence[Range]]
+) -> dict[str, tuple[int | Free, ...]]:
+    """The inputs' shapes by name: the model's ``own``, with what is ``given`` for their free dimensions.
+
+    A symbol is one size wherever it stands, so two ranges of it must be the same; where it was given none it has the
+    default range, and so has a dimension without a name. Raises :class:`UsageError` for shapes that contradict the
+    model's or each other.
+    """
+    for name, shape in given.items():
+        fits = len(shape) == len(own[name]) and all(
+            not isinstance(d, int) or (g.fixed and g.low == d) for g, d in zip(shape, own[name], strict=True))
+        if not fits:
+            got = "(" + ", ".join(map(str, shape)) + ")"
+            raise UsageError(f"shapes[{name!r}] must fit the model's {shape_text(own[name])}, got {got}")
+    ranges: dict[str, Range] = {}
+    for name, shape in given.items():
+        for d, found in zip(own[name], shape, strict=True):
+            if isinstance(d, str) and ranges.setdefault(d, found) != found:
+                raise UsageError(f"{d} is one size wherever it stands, but shapes say {ranges[d]} and {found} "
+                                 f"({name}); give it one range")
+    names = _Names()
+
+    def size(name: str, axis: int, d: int | str | None) -> int | Free:
+        if isinstance(d, int):
+            return d
+        found = ranges.get(d, DEFAULT_RANGE) if d else given[name][axis] if name in given else DEFAULT_RANGE
+        return found.low if found.fixed else Free(names.of(d or f"{name}_{axis}"), found, found.middle)
+
+    return {name: tuple(size(name, axis, d) for axis, d in enumerate(shape)) for name, shape in own.items()}
+
+
+class _Names:
+    """Symbols as names of variables, which differ where the symbols do."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def of(self, symbol: str) -> str:
+        if symbol not in self._of:
+            name = re.sub(r"\W", "_", symbol)
+            name = name if name[:1].isalpha() else f"size_{name}"
+            while name in self._of.values():
+                name += "_"
+            self._of[symbol] = name
+        return self._of[symbol]
 
 
 def shape_text(shape: Sequence[int | str | None]) -> str:
@@ -134,13 +198,22 @@ def shape_text(shape: Sequence[int | str | None]) -> str:
     return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
 
 
-def _spec(name: str, ty: Any) -> TensorSpec:
+def _spec(name: str, ty: Any, free: Mapping[str, Free]) -> TensorSpec:
     from tvm import relax
 
     if not isinstance(ty, relax.TensorType):  # the importer keeps some shapes as such
         raise ModelError(f"every input and output must be a tensor, but {name} is a {type(ty).__name__}; leave it out "
                          "of the model's inputs and outputs")
-    return TensorSpec(name, tuple(int(d) for d in ty.shape), str(ty.dtype))
+    from mlc.sizes import Size, bounds_of, scope, size_of
+
+    def size(dim: Any) -> int | Free:
+        found = size_of(dim)
+        if not isinstance(found, Size):
+            return int(found)
+        return free[str(found)] if str(found) in free else Free(str(found), Range(*bounds_of(found.expr)), found.usual)
+
+    with scope(free):
+        return TensorSpec(name, tuple(size(d) for d in ty.shape), str(ty.dtype))
 
 
 def _typed_values(function: Any) -> Iterator[tuple[str, Any]]:
@@ -152,16 +225,18 @@ def _typed_values(function: Any) -> Iterator[tuple[str, Any]]:
     yield "the result", function.ret_ty
 
 
-def _is_static(ty: Any) -> bool:
-    from tvm import relax, tirx
+def _is_static(ty: Any, free: Mapping[str, Free]) -> bool:
+    from tvm import relax
+
+    from mlc.sizes import depends_on
 
     if isinstance(ty, relax.TupleType):
-        return all(_is_static(field) for field in ty.fields)
+        return all(_is_static(field, free) for field in ty.fields)
     if isinstance(ty, relax.ShapeType):
-        return ty.values is not None and all(isinstance(v, tirx.IntImm) for v in ty.values)
+        return ty.values is not None and all(depends_on(v) <= free.keys() for v in ty.values)
     if isinstance(ty, relax.TensorType):
         shape = ty.shape
-        return isinstance(shape, relax.ShapeExpr) and all(isinstance(v, tirx.IntImm) for v in shape.values)
+        return isinstance(shape, relax.ShapeExpr) and all(depends_on(v) <= free.keys() for v in shape.values)
     return True
 
 

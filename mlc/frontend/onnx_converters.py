@@ -18,6 +18,7 @@ from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, input_at, required_at, text
+from mlc.sizes import size_of
 
 __all__ = ["CONVERTERS", "Converter"]
 
@@ -62,7 +63,7 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     if not isinstance(data.ty, relax.TensorType) or not isinstance(indices.ty, relax.TensorType):
         return None
     axis = int(attrs.get("axis", 0)) % len(data.ty.shape)
-    extent = int(data.ty.shape[axis])
+    extent = size_of(data.ty.shape[axis])
     array, constant = array_of(indices), array_of(data)
     if array is not None:
         array = np.where(array < 0, array + extent, array).astype(array.dtype)

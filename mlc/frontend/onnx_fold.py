@@ -1,5 +1,7 @@
 """Make an ONNX graph static: fix its input shapes, fold what depends on shapes and constants alone, drop the rest.
 
+Dimensions that calls decide stay symbols; what follows from them is left for :mod:`mlc.frontend.onnx_sizes`.
+
 Exporters compute reshapes' arguments from ``Shape``, ``Gather``, ``Concat``; TVM's importer fails on many of these
 chains. With static inputs they are numbers. Weights stay out of the graph that is worked on: large ones are inputs
 of known type while shapes are inferred, so that no pass copies them and models beyond protobuf's 2 GB are no case of
@@ -17,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlc.errors import ModelError, UsageError
-from mlc.frontend.model import merge_shape, shape_text
+from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
+from mlc.shapes import Free, Shape, parse_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -46,7 +49,10 @@ _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalizat
 
 @dataclass
 class Graph:
-    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, ``folded`` arrays."""
+    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, ``folded`` arrays.
+
+    ``free`` are the dimensions that calls decide, by name, as inputs' shapes have them.
+    """
 
     inputs: list[onnx.ValueInfoProto]
     outputs: list[onnx.ValueInfoProto]
@@ -55,6 +61,7 @@ class Graph:
     opsets: dict[str, int]
     functions: list[onnx.FunctionProto]
     folded: dict[str, np.ndarray] = field(default_factory=dict)
+    free: dict[str, Free] = field(default_factory=dict)
     folded_bytes: int = 0
 
     @cached_property
@@ -95,11 +102,12 @@ def _in_bytes(array: np.ndarray) -> np.ndarray:
     return array.astype("uint8" if array.dtype.name.startswith("u") else "int8")
 
 
-def make_static(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str) -> Graph:
-    """The model's graph with static input shapes and everything folded that depends on constants and shapes alone.
+def make_static(model: onnx.ModelProto, shapes: Mapping[str, Shape], name: str) -> Graph:
+    """The model's graph with the sizes and ranges of ``shapes`` for its inputs' free dimensions, and everything folded
+    that depends on constants and static shapes alone.
 
-    Functions are inlined where TVM has no converter for them. Raises :class:`ModelError` for an input whose shape is
-    not known, and :class:`UsageError` for ``shapes`` that do not fit.
+    Functions are inlined where TVM has no converter for them. Raises :class:`ModelError` for an input that is no tensor
+    and :class:`UsageError` for ``shapes`` that do not fit.
     """
     graph = _take_apart(model)
     _fix_inputs(graph, shapes, name)
@@ -135,33 +143,20 @@ def _copy(proto: Any) -> Any:
     return copied
 
 
-def _fix_inputs(graph: Graph, shapes: Mapping[str, Sequence[int]], name: str) -> None:
+def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
     unknown = shapes.keys() - {i.name for i in graph.inputs}
     if unknown:
         names = ", ".join(i.name for i in graph.inputs)
         raise UsageError(f"shapes must name inputs of {name} ({names}), got {', '.join(sorted(unknown))}")
-    free = []
     for value in graph.inputs:
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
-        merged = merge_shape(value.name, _dims(value) or (), shapes)
-        if not all(isinstance(d, int) for d in merged):
-            free.append((value.name, merged))
-        else:
-            _set_dims(value, [int(d) for d in merged if d is not None])
-    if free:
-        listed = ", ".join(f"{n} has {shape_text(s)}" for n, s in free)
-        example = ", ".join(f"{n!r}: {_example(s)}" for n, s in free)
-        raise ModelError(
-            f"every input dimension of {name} must be a number, but {listed}; pass shapes={{{example}}} or export "
-            "the model with fixed dimensions"
-        )
-
-
-def _example(shape: Sequence[int | str | None]) -> str:
-    numbers = [str(d if isinstance(d, int) else 1) for d in shape]
-    return f"({numbers[0]},)" if len(numbers) == 1 else f"({', '.join(numbers)})"
+    own = {value.name: _dims(value) or () for value in graph.inputs}
+    merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()})
+    graph.free = {d.name: d for shape in merged.values() for d in shape if isinstance(d, Free)}
+    for value in graph.inputs:
+        _set_dims(value, merged[value.name])
 
 
 def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
@@ -175,12 +170,15 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     )
 
 
-def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int]) -> None:
+def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int | Free]) -> None:
     tensor = value.type.tensor_type
     tensor.ClearField("shape")
     tensor.shape.SetInParent()
     for d in dims:
-        tensor.shape.dim.add(dim_value=d)
+        if isinstance(d, Free):
+            tensor.shape.dim.add(dim_param=d.name)
+        else:
+            tensor.shape.dim.add(dim_value=d)
 
 
 # Quantised operators

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
+from mlc.frontend import onnx_sizes
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported
 from mlc.frontend.static_shapes import fold_shapes
+from mlc.shapes import Shape
+from mlc.sizes import attributes, scope
 
 if TYPE_CHECKING:
     import onnx
@@ -25,20 +28,24 @@ if TYPE_CHECKING:
 __all__ = ["import_onnx"]
 
 
-def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> ImportedModel:
-    """Check and import an ONNX model; ``shapes`` fixes symbolic input dimensions.
+def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] | None = None) -> ImportedModel:
+    """Check and import an ONNX model; ``shapes`` gives free input dimensions sizes or ranges of sizes.
 
-    Raises :class:`ModelError` for a model that is not valid or not static, and :class:`UnsupportedOperators` with
-    all operators that cannot be imported.
+    Raises :class:`ModelError` for a model that is not valid or whose sizes depend on data, and
+    :class:`UnsupportedOperators` with all operators that cannot be imported.
     """
     check_text(model, name)
     check_known(model)
     check_model(model, name)
     graph = make_static(model, shapes or {}, name)
+    free = graph.free
     _check_borders(graph, name)
     check_size(graph.nodes, graph.is_constant, name)
     check_supported(graph.nodes)
-    mod = _to_relax(graph, name)
+    with scope(free):
+        mod = _to_relax(graph, name)
+        if free:
+            mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attributes(free)))
     return imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
 
 
@@ -61,7 +68,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
     importer: Any = None
     with _quiet():
         try:
-            importer = _importer_class()(graph.used_constants())
+            importer = _importer_class()(graph.used_constants(), _free_shapes(graph))
             mod = importer.from_onnx(proto, graph.opset)
         except Exception as error:
             if importer is not None:
@@ -71,6 +78,18 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
                 raise
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
     return fold_shapes(mod)
+
+
+def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
+    """The shapes of the inputs with free dimensions: numbers and variables, one for each name."""
+    from tvm import tirx
+
+    variables = {name: tirx.Var(name, "int64") for name in graph.free}
+    dims = {value.name: value.type.tensor_type.shape.dim for value in graph.inputs}
+    return {
+        name: [variables[d.dim_param] if d.dim_param else int(d.dim_value) for d in shape]
+        for name, shape in dims.items() if any(d.dim_param for d in shape)
+    }
 
 
 class _Muted(threading.local):
@@ -112,8 +131,9 @@ def _importer_class() -> Any:
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
     class Importer(ONNXGraphImporter):
-        def __init__(self, constants: Mapping[str, Any]) -> None:
-            super().__init__(shape_dict={}, dtype_dict={})
+        def __init__(self, constants: Mapping[str, Any], shapes: Mapping[str, list[Any]]) -> None:
+            super().__init__(shape_dict=shapes, dtype_dict={})
+            self._free = bool(shapes)
             self._nodes.update({n: relax.const(tvm.runtime.tensor(array)) for n, array in constants.items()})
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -121,9 +141,11 @@ def _importer_class() -> Any:
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             try:
-                ours = CONVERTERS[op_name](self.bb, inputs, attrs) if op_name in CONVERTERS else None
+                ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
+                if ours is None and op_name in CONVERTERS:
+                    ours = CONVERTERS[op_name](self.bb, inputs, attrs)
                 if ours is not None:
-                    return self.bb.normalize(ours)
+                    return ours if isinstance(ours, onnx_sizes.Sizes) else self.bb.normalize(ours)
                 return super()._convert_operator(op_name, inputs, attrs, opset)
             except Exception as error:
                 node = attrs["tvm_custom"]["name"] or "an unnamed node"

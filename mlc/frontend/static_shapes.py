@@ -40,10 +40,12 @@ def _shape_of(call: Any, _: Lookup) -> Any:
 
 
 def _shape_to_tensor(call: Any, _: Lookup) -> np.ndarray | None:
+    import tvm
     from tvm import relax
 
     shape = call.args[0]
-    return np.array([int(v) for v in shape.values], dtype=np.int64) if isinstance(shape, relax.ShapeExpr) else None
+    known = isinstance(shape, relax.ShapeExpr) and all(isinstance(v, tvm.tirx.IntImm) for v in shape.values)
+    return np.array([int(v) for v in shape.values], dtype=np.int64) if known else None
 
 
 def _take(call: Any, array_of: Lookup) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSortScan
 
 from mlc.config import get
+from mlc.errors import BuildError
 from mlc.graph import precision, simplify
 from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.rewrite import check_straight_line
@@ -24,11 +25,13 @@ from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.select import ChooseKernels, Price
+from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import free_sizes, scope
 from mlc.target import Target
 
 __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "prepare", "simplified"]
@@ -107,6 +110,7 @@ def lowering(
         ChooseKernels(target, price, options, notify=notify),
         FoldPrologues(target),
         *MERGING,
+        NameSizes,
     )
 
 
@@ -148,12 +152,16 @@ def lower(
     ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
     analytic estimate. ``options`` confine the choices; left out, the settings say what they are. ``substitutions`` are
     the rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module
-    as text after each pass; left out, ``MLC_DUMP_DIR`` says. Raises :class:`mlc.errors.ModelError` for control flow or
-    symbolic shapes and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
+    as text after each pass; left out, ``MLC_DUMP_DIR`` says. A module with free sizes (:func:`mlc.sizes.free_sizes`)
+    keeps its own graph and has direct convolutions. Raises :class:`mlc.errors.ModelError` for control flow and for
+    shapes that depend on data, and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     options = CompileOptions.of() if options is None else options
     check_options(options)
+    free = free_sizes(mod)
+    if free:  # Winograd's kernels are made for one number of tiles
+        options = replace(options, forbidden=options.forbidden | {"winograd"})
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     graphs: list[Lowered] = []  # with substitutions, of several graphs
 
@@ -170,9 +178,12 @@ def lower(
         graphs.append(Lowered(run(mod, steps, len(prepare(target))), target, tuple(combined(weighed))))
         return graphs[-1].module
 
-    with target.tvm:
+    if free and target.kind != "llvm":
+        raise BuildError(f"every size must be fixed for {target.canonical}, but {', '.join(map(str, free.values()))} "
+                         "are free; give one size each, as in --shape NAME=8,128")
+    with target.tvm, scope(free):
         mod = run(mod, prepare(target))
-        if substitutions is None:
+        if substitutions is None or free:  # an e-graph has the sizes of its tensors as numbers
             mod = lowered(mod)
         else:
             others = partial(run, each=prepare(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -11,7 +12,10 @@ import tvm_ffi
 from tvm import tirx
 
 from mlc.graph.ir.narrow import narrowed
+from mlc.shapes import Free
+from mlc.sizes import scope
 from mlc.target import Target
+from schedules.free import SIZES, variables
 
 __all__ = ["Task", "normalise", "task_key"]
 
@@ -50,10 +54,18 @@ class Task:
         return replace(self, choice=choice)
 
 
-def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit."""
-    func = narrowed(func)
+def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> tirx.PrimFunc:
+    """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit.
+
+    ``free`` are the sizes that a call decides, by the names of their variables; those of the function become an
+    attribute of it, :data:`schedules.free.SIZES`, and so part of the key.
+    """
+    with scope(free or {}):
+        func = narrowed(func)
     kept = {k: func.attrs[k] for k in _KEPT_ATTRS if func.attrs and k in func.attrs}
+    sizes = [(free or {})[str(var.name)] for var in variables(func)]
+    if sizes:
+        kept[SIZES] = [[each.range.low, each.range.high, each.usual] for each in sizes]
     func = tirx.PrimFunc(func.params, func.body, func.ret_type)
     for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():
         func = func.with_attr(key, value)

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from mlc.graph.ir.constants import tensor_of
 from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise
+from mlc.sizes import free_sizes
 from mlc.target import Target
 
 __all__ = ["combined", "extract_tasks", "human_name", "with_alternatives"]
@@ -69,12 +70,13 @@ def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
     Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
     """
     calls, constant_bytes = _calls(mod)
+    free = free_sizes(mod)
     found: dict[str, tuple[Task, _Calls]] = {}
     for symbol, call in calls.items():
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             continue
-        task = Task(human_name(symbol), normalise(func), target, constant_bytes=constant_bytes)
+        task = Task(human_name(symbol), normalise(func, free), target, constant_bytes=constant_bytes)
         key = task.key
         found[key] = (found[key][0], found[key][1].and_(call)) if key in found else (task, call)
     return _uniquely_named(

@@ -12,6 +12,7 @@ import math
 import tvm
 from tvm import s_tir, tirx
 
+from mlc.sizes import bounds_of, in_scope
 from schedules.analysis import walk
 
 __all__ = ["narrowed"]
@@ -55,8 +56,8 @@ def _wide_values(func: tirx.PrimFunc) -> bool:
 
 
 def _small(buffer: tirx.Var) -> bool:
-    """Whether the parameter is a tensor of narrow elements with a shape that 32 bits hold."""
+    """Whether the parameter is a tensor of narrow elements with a shape that 32 bits hold, or a free size."""
     if isinstance(buffer.ty, tvm.ir.PrimType):
-        return False
-    sizes = [int(s) if isinstance(s, tirx.IntImm) else _LIMIT for s in buffer.shape]
+        return str(buffer.name) in in_scope()
+    sizes = [int(s) if isinstance(s, tirx.IntImm) else min(bounds_of(s)[1], _LIMIT) for s in buffer.shape]
     return math.prod(sizes) < _LIMIT and str(buffer.dtype) not in ("int64", "uint64")

@@ -14,7 +14,7 @@ projections, no branches. Bindings that nothing uses are left out of the result.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import tvm
@@ -23,6 +23,7 @@ from tvm.ir import GenericConst
 
 from mlc.errors import ModelError
 from mlc.graph.ir.constants import array_of
+from mlc.sizes import UndecidedSizeError, depends_on, free_sizes, size_of
 
 __all__ = [
     "PROJECTION", "Change", "Rule", "Rules", "Scope", "bindings", "builder_of", "check_straight_line", "dtype_of",
@@ -42,8 +43,8 @@ _MAX_FIRINGS = 64  # of rules on one binding in one sweep; more means two rules 
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
-    """The static shape of a tensor expression."""
-    return tuple(int(dim) for dim in expr.ty.shape.values)
+    """The shape of a tensor expression; free dimensions are :class:`mlc.sizes.Size`, which behave as numbers do."""
+    return tuple(size_of(dim) for dim in expr.ty.shape.values)
 
 
 def dtype_of(expr: relax.Expr) -> str:
@@ -64,20 +65,21 @@ def bindings(func: relax.Function) -> Iterator[relax.VarBinding]:
 
 
 def check_straight_line(mod: tvm.IRModule) -> None:
-    """Raise :class:`ModelError` unless main is straight-line code with static shapes."""
+    """Raise :class:`ModelError` unless main is straight-line code whose shapes are static, or declared to be free."""
     func = mod["main"]
     if not isinstance(func, relax.Function):
         raise ModelError(f"main must be a Relax function, got {type(func).__name__}")
+    free = free_sizes(mod).keys()
     for var in [*func.params, *(binding.var for binding in bindings(func))]:
         for ty in var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]:
-            if isinstance(ty, relax.TensorType) and not _is_static(ty):
+            if isinstance(ty, relax.TensorType) and not _is_known(ty, free):
                 raise ModelError(
                     f"every tensor must have a static shape, but {var.name} is {ty}; fix the input sizes when exporting"
                 )
 
 
-def _is_static(ty: relax.TensorType) -> bool:
-    return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(d, tvm.tirx.IntImm) for d in ty.shape.values)
+def _is_known(ty: relax.TensorType, free: Set[str]) -> bool:
+    return isinstance(ty.shape, relax.ShapeExpr) and all(depends_on(d) <= free for d in ty.shape.values)
 
 
 class Scope:
@@ -132,7 +134,7 @@ class Scope:
     def _settle(self, expr: relax.Expr) -> relax.Expr:
         for _ in range(_MAX_FIRINGS):
             for rule in self._rules.get(_key(expr), ()):
-                result = rule(expr, self)
+                result = self._applied(rule, expr)
                 if result is not None:
                     self.firings += 1
                     expr = self._builder.normalize(result)
@@ -140,6 +142,13 @@ class Scope:
             else:
                 return expr
         raise AssertionError(f"rules for {_key(expr)} undo each other: {expr}")
+
+    def _applied(self, rule: Rule, expr: relax.Expr) -> relax.Expr | None:
+        """What the rule makes of it; None also where the rule asks for the number of a free dimension."""
+        try:
+            return rule(expr, self)
+        except UndecidedSizeError:
+            return None
 
 
 def op_name(call: relax.Call) -> str:
@@ -154,9 +163,10 @@ def _key(expr: relax.Expr) -> str:
 
 
 def leaves(expr: relax.Expr) -> Iterator[relax.Var]:
-    """The variables that an expression in A-normal form uses, as often as it uses them."""
+    """The variables that an expression in A-normal form uses, as often as it uses them; free sizes are none."""
     if isinstance(expr, relax.Var):
-        yield expr
+        if not isinstance(expr.ty, tvm.ir.PrimType):
+            yield expr
     elif isinstance(expr, relax.Call):
         for arg in expr.args:
             yield from leaves(arg)

@@ -15,6 +15,7 @@ from tvm import relax, sym, te, tirx
 from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, leaves, op_name, shape_of
+from mlc.sizes import Size
 from schedules.analysis import uses, walk
 
 __all__ = ["Graph", "View", "i64"]
@@ -23,9 +24,9 @@ _MOVEMENT = ("permute_dims", "reshape", "strided_slice", "broadcast_to")
 _SCALING = ("multiply", "divide")
 
 
-def i64(value: int) -> tirx.IntImm:
-    """A number of the type that Relax has its shapes in."""
-    return tirx.const(value, "int64")
+def i64(value: int) -> tirx.Expr:
+    """A size, of the type that Relax has its shapes in."""
+    return value.expr if isinstance(value, Size) else tirx.const(value, "int64")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Graph:
         analyzer = sym.Analyzer()
         for var, extent in zip(variables, shape, strict=True):
             analyzer.bind(var, tvm.ir.Range(i64(0), i64(extent)))
-        indices = tuple(v if extent > 1 else i64(0) for v, extent in zip(variables, shape, strict=True))
+        indices = tuple(v if extent != 1 else i64(0) for v, extent in zip(variables, shape, strict=True))
         at = best = View(expr, variables, indices, exclusive=self.once(expr))
         names = (*_MOVEMENT, *_SCALING) if multiples else _MOVEMENT
         while (step := self._back(at, names)) is not None:

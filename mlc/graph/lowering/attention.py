@@ -14,7 +14,7 @@ The function never holds all of S: see :mod:`schedules.cpu.attention` for how it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.ir.views import Graph, View, i64
 from mlc.graph.kernels.blocked import PANEL
+from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
 
 __all__ = ["QUERIES", "FuseAttention", "attention"]
@@ -53,6 +54,15 @@ class Sizes:
     depth: int
     features: int
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        return (*self.batch, self.tokens, self.keys, self.depth, self.features)
+
+    def renamed(self, image: Mapping[tirx.Var, tirx.Var]) -> Sizes:
+        """In terms of a function's own variables of the free sizes."""
+        *batch, tokens, keys, depth, features = (renamed(size, image) for size in self.all)
+        return Sizes(tuple(batch), tokens, keys, depth, features)
+
 
 def attention(
     sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int]
@@ -60,13 +70,18 @@ def attention(
     """``softmax(scale * Q K' + mask) V`` as a tensor expression.
 
     ``query``, ``key`` and ``value`` load an element of ``[*batch, token, feature]``; ``mask`` one of
-    ``[*batch, key, query]``, where ``query`` runs to the next multiple of :data:`QUERIES`. ``order`` are the axes of
-    ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
-    zeros; scores are laid out ``[*batch, block, key, query]``.
+    ``[*batch, key, query]``, where ``query`` runs to the next multiple of :data:`QUERIES`, unless the number of tokens
+    is free. ``order`` are the axes of ``[*batch, token, feature]`` in the order of the result. Queries are cut into
+    blocks, the last one padded with zeros; scores are laid out ``[*batch, block, key, query]``. Free numbers of keys
+    are padded to whole blocks too.
     """
     n = len(sizes.batch)
     batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
-    tokens, keys, depth, features, width = map(i64, (sizes.tokens, sizes.keys, sizes.depth, sizes.features, QUERIES))
+    padded = sizes.keys
+    if isinstance(sizes.keys, Size):  # whole tiles of keys, the last of which are given no weight
+        key, value, mask = _padded(i64(sizes.keys), key, value, mask or (lambda *_: tirx.const(0.0, "float32")))
+        padded = -(-sizes.keys // QUERIES) * QUERIES
+    tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, QUERIES))
     one, zero, factor = (tirx.const(v, "float32") for v in (1.0, 0.0, scale))
     rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
                       ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
@@ -81,7 +96,13 @@ def attention(
         return te.sum(key(*x[:n], x[-2], rd.var) * queries(*x[: n + 1], rd.var, x[-1]), axis=[rd])
 
     def logit(*x: Any) -> Any:
-        return scores(*x) if mask is None else scores(*x) + mask(*x[:n], x[-2], x[n] * QUERIES + x[-1])
+        if mask is None:
+            return scores(*x)
+        i = x[n] * QUERIES + x[-1]
+        masked = mask(*x[:n], x[-2], i)
+        if isinstance(sizes.tokens, Size):  # a mask of free size is not padded to whole blocks
+            masked = tirx.if_then_else(i < tokens, masked, zero)
+        return scores(*x) + masked
 
     def weighted(*x: Any) -> Any:
         return te.sum(powers(*x[:-2], rv.var, x[-2]) * value(*x[:n], rv.var, x[-1]), axis=[rv])
@@ -103,6 +124,16 @@ def attention(
     values = te.compute((*front, width, features), weighted, name="values")
     shape = (*batch, tokens, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
+
+
+def _padded(keys: tirx.Expr, key: Load, value: Load, mask: Load) -> tuple[Load, Load, Load]:
+    """What loads keys, values and masks, for more keys than there are: scores of those are minus infinity."""
+    zero, never = tirx.const(0.0, "float32"), tirx.const(float("-inf"), "float32")
+    return (
+        lambda *x: key(*x[:-2], tirx.min(x[-2], keys - 1), x[-1]),
+        lambda *x: tirx.if_then_else(x[-2] < keys, value(*x), zero),
+        lambda *x: tirx.if_then_else(x[-2] < keys, mask(*x), never),
+    )
 
 
 @dataclass
@@ -196,7 +227,7 @@ class _Fuser:
         if not same_rank or shape_of(scores.product) != shape or shape_of(product)[:-1] != shape[:-1]:
             return None
         sizes = Sizes(shape[:-2], shape[-2], shape[-1], shape_of(left)[-1], shape_of(value)[-1])
-        if 2 * sizes.tokens < QUERIES or sizes.features % _NARROWEST:
+        if 2 * usual_size(sizes.tokens) < QUERIES or sizes.features % _NARROWEST:
             return None
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
         scale = scores.scale * query.scale * key.scale
@@ -235,22 +266,26 @@ class _Fuser:
     # what comes instead
 
     def _emitted(self, found: _Attention) -> relax.Expr:
-        views = self._merge_projections((found.query, found.key, found.value))
+        given = views = self._merge_projections((found.query, found.key, found.value))
         sources = list(dict.fromkeys(view.source for view in views))
         mask = self._mask(found.sizes, found.masks)
         n = len(found.sizes.batch)
+        sizes = found.sizes
+        free = variables_of([*sizes.all, *(index for view in views for index in view.indices)])
 
-        def compute(tensors: list[te.Tensor], masks: list[te.Tensor]) -> te.Tensor:
+        def compute(tensors: list[te.Tensor], masks: list[te.Tensor], own: list[tirx.Var]) -> te.Tensor:
+            image = dict(zip(free, own, strict=True))
+            views = [replace(view, indices=tuple(renamed(i, image) for i in view.indices)) for view in given]
             query, key, value = (tensors[sources.index(view.source)] for view in views)
             return attention(
-                found.sizes, found.scale, lambda *x: views[0].at(query, *x),
+                sizes.renamed(image), found.scale, lambda *x: views[0].at(query, *x),
                 lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]), lambda *x: views[2].at(value, *x),
                 (lambda *x: _broadcast(masks[0], x)) if masks else None, found.order,
             )
 
         arguments = [replaced(source, self._image) for source in sources], [mask] if mask is not None else []
         return self._builder.call_te(
-            compute, *arguments, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
+            compute, *arguments, free, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
         )
 
     def _mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr | None:
@@ -270,7 +305,8 @@ class _Fuser:
             term = term if factor == 1.0 else emit(op.multiply(term, relax.const(factor, "float32")))
             total = term if total is None else emit(op.add(total, term))
         shape = (1,) * (2 - len(shape_of(total))) + shape_of(total)
-        rank, pad = len(shape), -sizes.tokens % QUERIES if shape[-2] > 1 else 0
+        rank = len(shape)
+        pad = -sizes.tokens % QUERIES if shape[-2] != 1 and not isinstance(sizes.tokens, Size) else 0
         array = array_of(total)
         if array is not None:
             turned = np.swapaxes(array.reshape(shape), -1, -2)
@@ -327,6 +363,6 @@ def _at_least_2d(array: np.ndarray) -> np.ndarray:
 
 def _broadcast(tensor: te.Tensor, point: Sequence[Any]) -> Any:
     """The element of ``tensor`` that broadcasts to ``point``."""
-    shape = [int(extent) for extent in tensor.shape]
+    shape = [size_of(extent) for extent in tensor.shape]
     trailing = point[len(point) - len(shape) :]
     return tensor(*(i64(0) if extent == 1 else i for i, extent in zip(trailing, shape, strict=True)))

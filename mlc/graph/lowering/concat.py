@@ -16,6 +16,7 @@ from tvm import relax, topi
 
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
 from mlc.graph.lowering.epilogues import Epilogues
+from mlc.sizes import Size
 from mlc.target import Target
 
 __all__ = ["ALIGNMENT", "PlaceConcats", "origin", "parts_of"]
@@ -101,6 +102,8 @@ class _Placement:
     def _decide(self, var: relax.Var, concat: relax.Call) -> None:
         axis = int(concat.attrs.axis) % len(shape_of(var))
         if math.prod(shape_of(var)[:axis]) != 1 or not isinstance(concat.args[0], relax.Tuple):
+            return
+        if any(isinstance(size, Size) for size in shape_of(var)):  # a view begins at a number
             return
         parts = list(parts_of(concat))
         if any(offset % ALIGNMENT for _, offset in parts) or not all(_bytes(part) for part, _ in parts):

@@ -20,6 +20,7 @@ from mlc.errors import BuildError
 from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
 from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 from mlc.operators import relax_where
+from mlc.sizes import usual_size
 from schedules.analysis import expensive_calls
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
@@ -99,7 +100,8 @@ def _is_product(func: tirx.PrimFunc) -> bool:
 
 
 def _elements(expr: relax.Expr) -> int:
-    return math.prod(shape_of(expr))
+    """How many there are, of the usual sizes."""
+    return math.prod(map(usual_size, shape_of(expr)))
 
 
 def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -152,7 +154,8 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
         func = mod[call.args[0]]
         if pattern_of(func) > INJECTIVE:
             continue
-        if any(str(param.dtype) == "bfloat16" for param in func.params):
+        tensors = [param for param in func.params if not isinstance(param.ty, tvm.ir.PrimType)]
+        if any(str(tensor.dtype) == "bfloat16" for tensor in tensors):
             changed[var] = OPAQUE  # a cast at the model's border: TVM cannot make float32 of it and expand functions
             continue
         slow = bool(expensive_calls(func.body))

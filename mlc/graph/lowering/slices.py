@@ -36,7 +36,7 @@ def offset_of(value: relax.Expr) -> int | None:
     if math.prod(shape[:axis]) != 1:
         return None
     offset = begin * math.prod(shape[axis + 1 :]) * tvm.DataType(dtype_of(value)).itemsize
-    return offset if offset % ALIGNMENT == 0 else None
+    return offset if isinstance(offset, int) and offset % ALIGNMENT == 0 else None
 
 
 def PlaceSlices(target: Target) -> tvm.transform.Pass:

@@ -1,0 +1,373 @@
+"""Nodes that compute sizes: with free dimensions, what ``Shape``, ``Gather``, ``Concat`` make are expressions.
+
+While such a graph is imported, whole numbers that depend on a shape are :class:`Sizes`, never tensors. Arithmetic on
+them happens here; what takes a shape reads it from them. With
+static inputs nothing of this is reached: such values are folded before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlc.frontend.onnx_values import array_of
+from mlc.sizes import Size, UndecidedSizeError, bounds_of, size_of
+
+__all__ = ["Sizes", "convert"]
+
+#: integers and sizes, as objects; the operator's attributes
+_Arithmetic = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A value of whole numbers some of which are free: ``values`` holds integers and :class:`mlc.sizes.Size`."""
+
+    values: np.ndarray
+    ty: Any = None  # what the importer asks of any value
+
+
+def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """A node's result where it is about sizes, else None: an expression, or :class:`Sizes`.
+
+    Raises :class:`UndecidedSizeError` for sizes that are used as data, or whose arithmetic is not known here.
+    """
+    if name == "Shape":
+        return _shape(inputs, attrs)
+    if name == "GatherND" and _is_free(inputs[0]):
+        return _gather_nd(bb, inputs, attrs)
+    sized = any(isinstance(given, Sizes) for given in inputs)
+    if not sized and not (name in _RESHAPING and len(inputs) > 1 and _is_free(inputs[0])):
+        return None
+    if name in _CONSUMERS:
+        made = _CONSUMERS[name](bb, inputs, attrs)
+        if made is not None:
+            return made
+    if not sized:
+        return None
+    values = [_values(given) for given in inputs if given is not None]
+    if name in _ARITHMETIC and all(value is not None for value in values):
+        return _expression(np.asarray(_ARITHMETIC[name]([v for v in values if v is not None], attrs), dtype=object))
+    raise UndecidedSizeError(f"{name} must not be given sizes that are free; fix them, as in --shape NAME=8,128")
+
+
+def _is_free(expr: Any) -> bool:
+    """Whether a tensor has free dimensions."""
+    return not isinstance(expr, Sizes) and any(isinstance(size_of(d), Size) for d in expr.ty.shape)
+
+
+def _shape(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    dims = _array([size_of(d) for d in inputs[0].ty.shape])
+    return _expression(dims[int(attrs.get("start", 0)):attrs.get("end")])
+
+
+def _array(values: Sequence[Any]) -> np.ndarray:
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made
+
+
+def _values(expr: Any) -> np.ndarray | None:
+    """The whole numbers and sizes that a value holds; None where it is data."""
+    if isinstance(expr, Sizes):
+        return expr.values
+    array = array_of(expr)
+    return array.astype(object) if array is not None and array.dtype.kind in "biu" else None
+
+
+def _expression(values: np.ndarray) -> Any:
+    """A constant of whole numbers, or :class:`Sizes` where one is among them."""
+    from tvm import relax
+
+    if any(isinstance(v, Size) for v in values.flat):
+        return Sizes(values)
+    kind = "bool" if values.size and all(isinstance(v, bool | np.bool_) for v in values.flat) else "int64"
+    return relax.const(values.astype(kind), kind)
+
+
+# Arithmetic
+
+
+def _gather(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    return np.take(values[0], values[1].astype("int64"), axis=int(attrs.get("axis", 0)))
+
+
+def _slice(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    data, *rest = values
+    starts, ends, *more = [v.astype("int64").reshape(-1).tolist() for v in rest]
+    axes = more[0] if more else list(range(len(starts)))
+    steps = more[1] if len(more) > 1 else [1] * len(starts)
+    index = [slice(None)] * data.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[axis] = slice(start, end if end > -(1 << 31) else None, step)
+    return data[tuple(index)]
+
+
+def _unsqueeze(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    axes = attrs["axes"] if "axes" in attrs else values[1].astype("int64").reshape(-1).tolist()
+    return np.expand_dims(values[0], tuple(int(axis) for axis in axes))
+
+
+def _squeeze(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    if "axes" in attrs or len(values) > 1:
+        axes = attrs["axes"] if "axes" in attrs else values[1].astype("int64").reshape(-1).tolist()
+        return values[0].reshape([n for i, n in enumerate(values[0].shape)
+                                  if i not in {int(axis) % values[0].ndim for axis in axes}])
+    return values[0].reshape([n for n in values[0].shape if n != 1])
+
+
+def _where(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    condition, *cases = np.broadcast_arrays(*values)
+    made = np.empty(condition.shape, dtype=object)
+    for place in np.ndindex(*condition.shape):
+        made[place] = cases[0 if bool(condition[place]) else 1][place]
+    return made
+
+
+def _elementwise(function: Callable[[Any, Any], Any]) -> _Arithmetic:
+    def compute(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
+        result = values[0]
+        for other in values[1:]:
+            left, right = np.broadcast_arrays(result, other)
+            made = np.empty(left.shape, dtype=object)
+            for place in np.ndindex(*left.shape):
+                made[place] = function(left[place], right[place])
+            result = made
+        return result
+
+    return compute
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Decided: not always equal is not the same as never equal."""
+    low, high = _difference(a, b)
+    if low == high == 0:
+        return True
+    if low > 0 or high < 0:
+        return False
+    raise UndecidedSizeError(f"whether {a} is {b} must not depend on a free size; fix it, as in --shape NAME=8,128")
+
+
+def _divided(a: Any, b: Any) -> Any:
+    if b < 0 or (a < 0):
+        raise UndecidedSizeError(f"a division of sizes must be of positive ones, got {a} / {b}")
+    return a // b
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return _smaller(a, b)[0]
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return _smaller(a, b)[1]
+
+
+def _smaller(a: Any, b: Any) -> tuple[Any, Any]:
+    """Both, the one first that is never larger."""
+    low, high = _difference(a, b)
+    if high <= 0:
+        return a, b
+    if low >= 0:
+        return b, a
+    raise UndecidedSizeError(f"which is smaller of {a} and {b} must not depend on a free size; fix it, as in --shape "
+                             "NAME=8,128")
+
+
+def _difference(a: Any, b: Any) -> tuple[int, int]:
+    """The smallest and the largest value of ``a - b``."""
+    difference = a - b
+    return bounds_of(difference.expr) if isinstance(difference, Size) else (int(difference), int(difference))
+
+
+_ARITHMETIC: dict[str, _Arithmetic] = {
+    "Add": _elementwise(lambda a, b: a + b),
+    "Cast": lambda values, attrs: values[0] if int(attrs["to"]) in (6, 7) else _not_data(),
+    "Concat": lambda values, attrs: np.concatenate(list(values), axis=int(attrs["axis"])),
+    "Div": _elementwise(_divided),
+    "Equal": _elementwise(_equal),
+    "Gather": _gather,
+    "Identity": lambda values, attrs: values[0],
+    "Max": _elementwise(_maximum),
+    "Min": _elementwise(_minimum),
+    "Mod": _elementwise(lambda a, b: a % b),
+    "Mul": _elementwise(lambda a, b: a * b),
+    "ReduceProd": lambda values, attrs: _product(values[0], attrs),
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}
+
+
+def _not_data() -> Any:
+    raise UndecidedSizeError("a free size must not be used as data; fix it, as in --shape NAME=8,128")
+
+
+def _product(values: np.ndarray, attrs: Mapping[str, Any]) -> Any:
+    whole = np.empty((1,) if int(attrs.get("keepdims", 1)) else (), dtype=object)
+    whole[...] = math.prod(values.flat)
+    return whole
+
+
+# What takes a shape
+
+
+def _target(expr: Any) -> list[Any]:
+    values = _values(expr)
+    if values is None:
+        raise UndecidedSizeError("a shape must follow from sizes and constants alone, but it depends on data")
+    return list(values.reshape(-1))
+
+
+def _reshape(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from tvm import relax
+
+    if isinstance(inputs[0], Sizes):
+        return None
+    source = [size_of(d) for d in inputs[0].ty.shape]
+    shape = _target(inputs[1])
+    for axis, size in enumerate(shape):
+        if not isinstance(size, Size) and size == 0 and not int(attrs.get("allowzero", 0)):
+            shape[axis] = source[axis]
+    open_ = [axis for axis, size in enumerate(shape) if not isinstance(size, Size) and size == -1]
+    if open_:
+        shape[open_[0]] = _quotient(source, [s for axis, s in enumerate(shape) if axis != open_[0]])
+    elif math.prod(source) != math.prod(shape):
+        raise ValueError(f"a tensor of shape {source} must have as many elements as {shape} for every size")
+    return relax.op.reshape(inputs[0], [s.expr if isinstance(s, Size) else int(s) for s in shape])
+
+
+def _quotient(source: Sequence[Any], known: Sequence[Any]) -> Any:
+    """The size that makes the product of ``known`` sizes that of ``source``, for every size of the free ones."""
+    left, right = list(source), list(known)
+    for size in known:
+        if isinstance(size, Size) and (match := next((s for s in left if isinstance(s, Size) and s == size), None)):
+            left.remove(match)
+            right.remove(size)
+    whole, part = math.prod(left), math.prod(right)
+    found = whole // part
+    if not found * part == whole:
+        raise ValueError(f"the -1 of a reshape must be one size for every size that is free, but {whole} elements in "
+                         f"{part} rows have none")
+    return found
+
+
+def _expand(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from tvm import relax
+
+    if isinstance(inputs[0], Sizes):
+        return None
+    source, shape = [size_of(d) for d in inputs[0].ty.shape], _target(inputs[1])
+    rank = max(len(source), len(shape))
+    source, shape = [1] * (rank - len(source)) + source, [1] * (rank - len(shape)) + shape
+    whole = []
+    for a, b in zip(source, shape, strict=True):
+        if not (a == b or _is_one(a) or _is_one(b)):
+            raise UndecidedSizeError(f"sizes that are broadcast must be equal or 1, got {a} and {b}; fix them")
+        whole.append(b if _is_one(a) else a)
+    return relax.op.broadcast_to(inputs[0], [s.expr if isinstance(s, Size) else int(s) for s in whole])
+
+
+def _is_one(size: Any) -> bool:
+    return not isinstance(size, Size) and size == 1
+
+
+def _range(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from tvm import relax
+
+    start, end, step = (_target(each)[0] for each in inputs)
+    if not isinstance(start, int) or start < 0 or step != 1:
+        raise UndecidedSizeError("a Range to a free size must start at a number that is not negative and go by 1; fix "
+                                 "the size, as in --shape NAME=8,128")
+    end = end.expr if isinstance(end, Size) else end
+    return relax.op.arange(start, end, step, "int64")
+
+
+def _constant_of_shape(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from onnx import numpy_helper
+    from tvm import relax
+
+    value = numpy_helper.to_array(attrs["value"]).reshape(()) if "value" in attrs else np.array(0, dtype="float32")
+    shape = [s.expr if isinstance(s, Size) else int(s) for s in _target(inputs[0])]
+    return relax.op.full(relax.ShapeExpr(shape), relax.const(value), str(value.dtype))
+
+
+def _cut(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """``Slice`` of data by sizes, of which the order must be known for all of their range."""
+    from tvm import relax
+
+    if isinstance(inputs[0], Sizes):
+        return None
+    extents = [size_of(d) for d in inputs[0].ty.shape]
+    starts, ends, axes, steps = (
+        _target(inputs[i]) if i < len(inputs) and inputs[i] is not None else None for i in range(1, 5))
+    assert starts is not None and ends is not None
+    axes = [int(axis) % len(extents) for axis in axes] if axes is not None else list(range(len(starts)))
+    if not any(isinstance(size, Size) for size in (*starts, *ends, *(extents[axis] for axis in axes))):
+        return None
+    if steps is not None and any(step != 1 for step in steps):
+        raise UndecidedSizeError("a Slice at a free size must go by steps of 1; fix the size")
+    begins, stops = ([_clamped(v, extents[axis]) for v, axis in zip(values, axes, strict=True)]
+                     for values in (starts, ends))
+    words = [[v.expr if isinstance(v, Size) else int(v) for v in values] for values in (begins, stops)]
+    return relax.op.strided_slice(inputs[0], axes, *words, assume_inbound=True)
+
+
+def _clamped(position: Any, extent: Any) -> Any:
+    """A position of ``Slice`` as one from 0 to ``extent``."""
+    if not isinstance(position, Size) and position < 0:
+        return _maximum(position + extent, 0)
+    if not isinstance(position, Size) and position >= 1 << 31:
+        return extent
+    return _minimum(position, extent)
+
+
+def _gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Indices that are never negative: TVM's converter would count those from the end with sizes as data."""
+    from tvm import relax
+
+    if not _natural(bb, inputs[1]):
+        raise UndecidedSizeError("indices along a free dimension must not count from its end, but GatherND's may be "
+                                 "negative; fix the size, as in --shape NAME=8,128")
+    return relax.op.gather_nd(inputs[0], inputs[1], int(attrs.get("batch_dims", 0)))
+
+
+#: operators that make no negative number of numbers that are not
+_NATURAL = frozenset(f"relax.{name}" for name in ("add", "broadcast_to", "concat", "expand_dims", "maximum", "minimum",
+                                                 "multiply", "permute_dims", "reshape", "squeeze", "strided_slice"))
+
+
+def _natural(bb: Any, expr: Any) -> bool:
+    """Whether whole numbers are known to be 0 or more."""
+    from tvm import relax
+
+    array = array_of(expr)
+    if array is not None:
+        return bool((array >= 0).all())
+    value = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+    if isinstance(value, relax.Tuple):
+        return all(_natural(bb, field) for field in value.fields)
+    name = getattr(getattr(value, "op", None), "name", "")
+    if name == "relax.arange":
+        return True  # of sizes, from a number that _range has seen, or of constants that were folded
+    arguments = [a for a in value.args if not isinstance(a, relax.ShapeExpr)] if name in _NATURAL else []
+    if name == "relax.strided_slice":
+        arguments = arguments[:1]
+    return bool(arguments) and all(_natural(bb, argument) for argument in arguments)
+
+
+#: what TVM's converters know no shape of where data with free dimensions is given numbers
+_RESHAPING = frozenset({"Expand", "Reshape", "Slice"})
+
+_CONSUMERS: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _cut,
+}

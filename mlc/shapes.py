@@ -1,0 +1,147 @@
+"""Sizes that a compiled model leaves free: ranges, free dimensions, and how both are written.
+
+A shape is written ``1..32,3,224,224``; in Python also ``((1, 32), 3, 224, 224)`` or with :class:`Range` and text for
+single sizes. A static size is a range of one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlc.errors import UsageError
+
+__all__ = [
+    "DEFAULT_RANGE", "Free", "Range", "Shape", "from_json", "is_free", "parse_shape", "parse_shapes", "shape_text",
+    "to_json", "usual",
+]
+
+_TEXT = re.compile(r"\s*(-?\d+)\s*(?:\.\.\s*(-?\d+)\s*)?")
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    """The sizes from ``low`` to ``high``, both included; ``1 <= low <= high < 2**31`` (:class:`UsageError` else)."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high <= _LARGEST:
+            raise UsageError(f"a range of sizes must be LOW..HIGH with 1 <= LOW <= HIGH, got {self.low}..{self.high}")
+
+    @classmethod
+    def of(cls, value: Any) -> Range:
+        """From a number, ``(low, high)``, ``"low..high"``, or a range; raises :class:`UsageError` for anything else."""
+        if isinstance(value, Range):
+            return value
+        if isinstance(value, str):
+            found = _TEXT.fullmatch(value)
+            if found:
+                return cls(int(found[1]), int(found[2] or found[1]))
+        elif isinstance(value, Sequence) and len(value) == 2:
+            return cls(_whole(value[0]), _whole(value[1]))
+        elif hasattr(value, "__index__"):
+            return cls(_whole(value), _whole(value))
+        raise UsageError(f"a size must be a number or a range such as 1..32, got {value!r}")
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it holds one size only."""
+        return self.low == self.high
+
+    @property
+    def middle(self) -> int:
+        """What decisions are taken for where nothing says which sizes are usual: the power of two next to the
+        geometric mean of both ends, or the mean where there is no such power between them."""
+        power = 1 << math.floor(math.log2(self.low * self.high) / 2 + 0.5)
+        return power if self.low <= power <= self.high else math.isqrt(self.low * self.high)
+
+    def __contains__(self, size: int) -> bool:
+        return self.low <= size <= self.high
+
+    def __str__(self) -> str:
+        return str(self.low) if self.fixed else f"{self.low}..{self.high}"
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"a size must be a whole number, got {value!r}")
+    return int(value.__index__())
+
+
+#: of a free dimension that nothing was said about
+DEFAULT_RANGE = Range(1, 512)
+
+#: an input's shape as a user gives it
+Shape = str | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Free:
+    """A size that a call decides. Equal names are equal sizes; that of an output may be an expression: ``2 * batch``.
+
+    ``usual`` is the size that decisions are taken for.
+    """
+
+    name: str
+    range: Range
+    usual: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.range}"
+
+
+def to_json(shape: Iterable[int | Free]) -> list[Any]:
+    """Sizes as JSON values: numbers, and objects for free ones."""
+    return [
+        {"name": s.name, "low": s.range.low, "high": s.range.high, "usual": s.usual} if isinstance(s, Free) else s
+        for s in shape
+    ]
+
+
+def from_json(shape: Iterable[Any]) -> tuple[int | Free, ...]:
+    """Inverse of :func:`to_json`."""
+    return tuple(
+        Free(s["name"], Range(s["low"], s["high"]), s["usual"]) if isinstance(s, dict) else int(s) for s in shape
+    )
+
+
+def is_free(shape: Iterable[int | Free]) -> bool:
+    """Whether a call decides some of the sizes."""
+    return any(isinstance(size, Free) for size in shape)
+
+
+def usual(shape: Iterable[int | Free], sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+    """The shape with free sizes as ``sizes`` says by name, or the usual ones."""
+    given = sizes or {}
+    return tuple(given.get(s.name, s.usual) if isinstance(s, Free) else s for s in shape)
+
+
+def parse_shape(shape: Shape) -> tuple[Range, ...]:
+    """One range for each axis; raises :class:`UsageError`."""
+    if isinstance(shape, str):
+        shape = shape.split(",") if shape.strip() else ()
+    return tuple(Range.of(size) for size in shape)
+
+
+def parse_shapes(words: Iterable[str]) -> dict[str, tuple[Range, ...]]:
+    """What ``--shape NAME=1..32,3,224,224`` says, given once for each input; raises :class:`UsageError`."""
+    found: dict[str, tuple[Range, ...]] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        if not (name and equals):
+            raise UsageError(f"--shape must look like NAME=1..32,3,224,224, got {word!r}")
+        if name in found:
+            raise UsageError(f"each input's shape must be given once, but --shape {name}=... came twice")
+        found[name] = parse_shape(text)
+    return found
+
+
+def shape_text(shape: Iterable[Any]) -> str:
+    """``1..32,3,224,224``."""
+    return ",".join(str(size.range if isinstance(size, Free) else size) for size in shape)

@@ -1,0 +1,50 @@
+"""Functions with free sizes, and the same for usual ones, which spaces decide by (:mod:`schedules.lockstep`).
+
+A function says which sizes it is for in an attribute, :data:`SIZES`: ``[low, high, usual]`` of each variable, in the
+order in which its parameters name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+__all__ = ["SIZES", "specialised", "usual_function", "variables"]
+
+#: the attribute of a function with free sizes
+SIZES = "mlc.sizes"
+
+
+def variables(func: tirx.PrimFunc) -> list[tirx.Var]:
+    """The variables that stand for free sizes, in the order in which the parameters name them."""
+    found: list[tirx.Var] = []
+    for param in func.params:
+        for expr in [param] if isinstance(param.ty, tvm.ir.PrimType) else param.shape:
+            tvm_ffi.structural_walk(expr, [(tirx.Var, found.append)], order="pre")
+    return list(dict.fromkeys(found))
+
+
+def usual_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function for the usual sizes that its attribute says; the same object where nothing is free."""
+    if not func.attrs or SIZES not in func.attrs:
+        return func
+    usual = [int(size[2]) for size in func.attrs[SIZES]]
+    return specialised(func, dict(zip(variables(func), usual, strict=True)))
+
+
+def specialised(func: tirx.PrimFunc, sizes: Mapping[tirx.Var, int]) -> tirx.PrimFunc:
+    """The function for these sizes of its free variables; parameters that are sizes are gone."""
+    values = {var: tirx.const(size, str(var.ty)) for var, size in sizes.items()}
+    given: dict[Any, Any] = {}
+    for param in func.params:
+        if isinstance(param.ty, tvm.ir.PrimType):
+            if param in values:
+                given[param] = values[param]
+        elif any(dim in values for dim in param.shape):
+            shape = [values.get(dim, dim) for dim in param.shape]
+            given[param] = tirx.decl_buffer(shape, str(param.dtype), name=str(param.name))
+    return func.specialize(given).without_attr(SIZES)

@@ -1,0 +1,121 @@
+"""Schedules for functions with free sizes: what a space decides for the usual ones, carried out on the function itself.
+
+A space's program asks for extents, and decides by them. It is run on the function for its usual sizes, and every step
+that it takes is taken on the function with free sizes first: both stay in lockstep, and the trace of the latter is the
+candidate. A loop of free extent is split into as many tiles as there are, the last of which is predicated, and lowering
+peels it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from schedules.errors import InvalidDecision
+
+__all__ = ["Lockstep"]
+
+#: elements of a vectorised piece of a loop of free extent: one AVX-512 or two AVX2 vectors of float32
+_WIDEST = 16
+
+_RANDOM = (s_tir.schedule.LoopRV, s_tir.schedule.SBlockRV, s_tir.schedule.ExprRV)
+
+
+class Lockstep:
+    """Two schedules that take the same steps; what is asked is answered by the one with ``usual`` sizes."""
+
+    def __init__(self, usual: s_tir.Schedule, free: s_tir.Schedule) -> None:
+        self.usual, self.free = usual, free
+        self._twin: dict[Any, Any] = {}
+
+    def __tvm_ffi_object__(self) -> s_tir.Schedule:
+        return self.usual
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        return self.usual.mod
+
+    def get(self, rv: Any) -> Any:
+        return self.usual.get(rv)
+
+    def __getattr__(self, name: str) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            there = [self._on_free(each) for each in args]
+            others = {key: self._on_free(each) for key, each in options.items()}
+            if name == "tensorize" and not self._possible(name, there, others):
+                made = None  # the loops that an instruction would replace stay
+            elif name == "split":
+                made = self._split(there, others)
+            elif name in ("vectorize", "unroll") and self._free_extent(there[0]):
+                made = None
+                if name == "vectorize":
+                    self._vectorise(args[0], there[0])
+            else:
+                made = self._taken(name, there, others)  # first: what it refuses leaves both as they were
+            try:
+                result = getattr(self.usual, name)(*args, **options)
+            except s_tir.ScheduleError as error:
+                raise InvalidDecision(f"{name} must be possible for the usual sizes too, but it is not") from error
+            self._pair(result, made)
+            return result
+
+        return step
+
+    def _taken(self, name: str, args: list[Any], options: dict[str, Any]) -> Any:
+        try:
+            return getattr(self.free, name)(*args, **options)
+        except s_tir.ScheduleError:
+            raise
+        except Exception as error:  # TVM's checks of itself, which no space expects
+            raise InvalidDecision(f"{name} must be possible for free sizes, but TVM refused it: "
+                                  f"{str(error).strip().splitlines()[-1]}") from error
+
+    def _possible(self, name: str, args: list[Any], options: dict[str, Any]) -> bool:
+        """Whether a step that may fail half-way would succeed."""
+        try:
+            getattr(self.free.copy(), name)(*args, **options)
+        except Exception:
+            return False
+        return True
+
+    def _free_extent(self, loop: Any) -> bool:
+        return not isinstance(self.free.get(loop).extent, tirx.IntImm)
+
+    def _vectorise(self, usual: Any, loop: Any) -> None:
+        """Vectorise a loop of free extent by pieces that the usual one has several of, or one."""
+        extent = int(self.usual.get(usual).extent)
+        width = min(1 << (extent.bit_length() - 1), _WIDEST)
+        if width > 1:
+            _, self._twin[usual] = self._split([loop, [None, width]], {})
+            self.free.vectorize(self._twin[usual])
+
+    def _split(self, args: list[Any], options: dict[str, Any]) -> Any:
+        """Split a loop; one of free extent into as many of its outermost tiles as there are, the last one ragged."""
+        loop = args[0] if args else options["loop"]
+        factors = list(args[1] if len(args) > 1 else options["factors"])
+        if not self._free_extent(loop):
+            return self._taken("split", args, options)
+        if None not in factors:
+            factors[0] = None
+        given = [loop, factors, *args[2:]]
+        made = self._taken("split", given, {k: v for k, v in options.items() if k not in ("loop", "factors")})
+        if any(factor not in (None, 1) for factor in factors):  # full tiles test nothing
+            self.free.annotate(made[min(1, len(made) - 2)], "pragma_loop_partition_hint", True)
+        return made
+
+    def _on_free(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._on_free(each) for each in value)
+        return self._twin[value] if isinstance(value, _RANDOM) else value
+
+    def _pair(self, usual: Any, free: Any) -> None:
+        if isinstance(usual, _RANDOM):
+            self._twin[usual] = free
+        elif isinstance(usual, list | tuple | tvm_ffi.Array):
+            if len(usual) != len(free):
+                raise InvalidDecision("a step must find as many loops and blocks whatever the sizes are")
+            for one, other in zip(usual, free, strict=True):
+                self._pair(one, other)
