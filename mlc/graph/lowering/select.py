@@ -24,6 +24,7 @@ from mlc.graph.kernels.blocked import CONVOLUTION
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import free_sizes
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]
@@ -71,12 +72,12 @@ def ChooseKernels(
 
     The task that each alternative would be is handed to ``price``; where fewer than two prices are known (or ``price``
     is None) an analytic estimate decides. Tasks with an equal ``choice`` compete for the same calls; ``notify`` is told
-    each of them, taken or not. ``options`` may forbid some.
+    each of them, taken or not. ``options`` may forbid some. With free sizes all keep their direct kernels.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ChooseKernels")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm":
+        if target.kind != "llvm" or free_sizes(mod):
             return mod
         return _Chooser(mod, target, price or (lambda _task: None), options, notify or (lambda _task: None)).run()
 
