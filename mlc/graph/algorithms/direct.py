@@ -33,7 +33,7 @@ class _Direct(Algorithm):
     def pack(self, weight: np.ndarray, conv: Convolution) -> np.ndarray:
         """``[O/o, I/groups/i, KH, KW, i, o]``; each group fills whole blocks on both sides."""
         blocks, depth, kh, kw, inner, outer = self.weight_shape(conv)
-        groups = 1 if conv.depthwise else conv.groups  # whose channels that only pad are at the end of all
+        groups = 1 if conv.depthwise else conv.groups
         grouped = weight.reshape(groups, -1, *weight.shape[1:])
         missing = (blocks * outer // groups - grouped.shape[1], depth * inner - grouped.shape[2])
         padded = np.pad(grouped, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0), (0, 0)))

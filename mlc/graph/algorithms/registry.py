@@ -52,7 +52,8 @@ class Algorithm(ABC):
     def pack(self, weight: np.ndarray, conv: Convolution) -> np.ndarray:
         """``[O, I/groups, KH, KW]`` as the kernel reads it, float32, made once when a model is compiled.
 
-        Both channel counts may be those of the model or count the lanes that pad blocks, whose weights are zero.
+        Both channel counts may be those of the model or count the lanes that pad blocks, whose weights are zero; they
+        do count them where each channel is convolved by itself, since such lanes may lie anywhere.
         """
 
     @abstractmethod

@@ -174,6 +174,7 @@ class _Rewriter:
         integer = is_integer_product(call)
         if is_depthwise(call):
             conv = convolution(call, out, out)
+            array = out.cut(array, 0).reshape(-1, *array.shape[1:])  # lanes that pad lie where the layout has them
             if not integer:
                 return self._direct(DEPTHWISE, self._as(data, out), array, conv)
             packed = constant(DEPTHWISE.pack(array, conv))

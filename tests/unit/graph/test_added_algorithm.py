@@ -20,8 +20,8 @@ from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.pipeline import lower
 from mlc.graph.products import product_of
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.saturate import Option
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.substitution.egraph import ENode
 from mlc.target import resolve
 
 CPU = resolve("x86-64-v3", threads=2)
@@ -90,7 +90,7 @@ def test_layouts_and_searches_price_it(im2col: Algorithm) -> None:
     forbidden = CompileOptions(frozenset({"im2col"}))
     assert fastest(CONV, forbidden, estimate) == direct
     given = {"dilation": (1, 1), "groups": 1, "padding": CONV.pads, "stride": CONV.strides}
-    option, shapes = Option("conv2d", (0, 1), tuple(given.items())), {0: (1, 32, *CONV.size), 1: (32, 32, *CONV.kernel)}
+    option, shapes = ENode("conv2d", (0, 1), tuple(given.items())), {0: (1, 32, *CONV.size), 1: (32, 32, *CONV.kernel)}
     free, confined = (Costs(CPU.tvm, 0.0, options).of(option, (1, 32, *CONV.out), shapes, {1}).seconds
                       for options in (DEFAULT_OPTIONS, forbidden))
     assert confined - free == pytest.approx(direct / 2)

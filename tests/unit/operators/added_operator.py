@@ -34,11 +34,11 @@ from mlc.graph.simplify.sinking import SinkMovement
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
-from mlc.graph.substitute.saturate import Option
 from mlc.graph.substitute.search import Options, search
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate as value_of
 from mlc.substitution.check import CertificateError, check_rule, terms
+from mlc.substitution.egraph import ENode
 from mlc.substitution.fingerprint import agree
 from mlc.substitution.prove import Refuted, certified, prove
 from mlc.substitution.refute import find_counterexample
@@ -93,7 +93,7 @@ def searched() -> dict[str, Any]:
 def priced() -> bool:
     """Whether the operator costs next to nothing behind another, and a kernel alone."""
     costs = Costs(TARGET.tvm, 0.0)
-    square, relu = (costs.of(Option(name, (0,), (), None), (64, 64), {0: (64, 64)}, ()) for name in ("square", "relu"))
+    square, relu = (costs.of(ENode(name, (0,), ()), (64, 64), {0: (64, 64)}, ()) for name in ("square", "relu"))
     return square == relu and square.fusable and square.alone > square.seconds
 
 
