@@ -216,8 +216,7 @@ class Executable:
 
     def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], place: Place) -> None:
         result = self._run(into, (*tensors, *outs))
-        made = [result] if len(outs) == 1 and hasattr(result, "__dlpack__") else result
-        for spec, tensor, out in zip(self.outputs, made, outs, strict=True):
+        for spec, tensor, out in zip(self.outputs, self._made(result), outs, strict=True):
             if spec.free and tuple(tensor.shape) != tuple(out.shape):
                 raise InputError(f"output {spec.name} must have shape {list(map(int, tensor.shape))} for these inputs, "
                                  f"got {list(map(int, out.shape))}; give an array of that shape")
@@ -247,12 +246,21 @@ class Executable:
             for data, entry in zip(self._weights, table, strict=True)
         ]
 
+    def _made(self, result: Any) -> Sequence[Any]:
+        """The tensors that compiled code returns, as many as there are outputs."""
+        tensors: Sequence[Any] = [result] if len(self.outputs) == 1 and hasattr(result, "__dlpack__") else result
+        if len(tensors) != len(self.outputs):
+            raise self._otherwise()
+        return tensors
+
+    def _otherwise(self) -> ArtifactError:
+        return ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
+                             "compile the model again")
+
     def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
-        tensors = [result] if len(self._copied) == 1 and hasattr(result, "__dlpack__") else result
-        arrays = [place.left(tensor) for tensor in tensors]
+        arrays = [place.left(tensor) for tensor in self._made(result)]
         if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
-            raise ArtifactError(f"{self._name} must return what its metadata describes, but does not; "
-                                "compile the model again")
+            raise self._otherwise()
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
 
 

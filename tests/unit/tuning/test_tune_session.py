@@ -423,7 +423,8 @@ def test_the_report_and_the_events_are_json(log: TuningLog) -> None:
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"trials": 0}, "trials must be at least 1, got 0"), ({"seconds": -1.0}, "seconds must be positive, got -1.0"),
-    ({"batch": 0}, "at least 1 candidate, got 0"), ({"strategy": "x"}, "exhaustive, random, grid, got 'x'"),
+    ({"batch": 0}, "at least 1 candidate, got 0"),
+    ({"strategy": "x"}, "coordinate, evolutionary, exhaustive, grid, random, got 'x'"),
     ({"confirm_rounds": -1}, "must not be negative"), ({"seconds": float("nan")}, "seconds must be positive"),
 ])  # fmt: skip
 def test_options_are_checked(options: dict[str, object], text: str) -> None:
