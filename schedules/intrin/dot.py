@@ -57,21 +57,27 @@ def dot_form(target: tvm.target.Target) -> str:
     return QUADS if any(select(dot(QUADS, lanes), target) for lanes in (4, 8, 16)) else PAIRS
 
 
-def _quads(lanes: int) -> tirx.PrimFunc:
+def _products(lanes: int, count: int, activation: str, weight: str, result: str) -> tirx.PrimFunc:
+    """``count`` products of each lane's weights with values that all lanes share, added to its sum."""
+
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle, z: T.handle) -> None:
-        a = T.match_buffer(x, (4,), "uint8", offset_factor=1)
-        b = T.match_buffer(y, (lanes, 4), "int8", offset_factor=1)
-        c = T.match_buffer(z, (lanes,), "int32", offset_factor=1, scope="local")
+        a = T.match_buffer(x, (count,), activation, offset_factor=1)
+        b = T.match_buffer(y, (lanes, count), weight, offset_factor=1)
+        c = T.match_buffer(z, (lanes,), result, offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(c[0:lanes], a[0:4], b[0:lanes, 0:4])
+            T.reads(c[0:lanes], a[0:count], b[0:lanes, 0:count])
             T.writes(c[0:lanes])
-            for i, k in T.grid(lanes, 4):
+            for i, k in T.grid(lanes, count):
                 with T.sblock("dot"):
                     vi, vk = T.axis.remap("SR", [i, k])
-                    c[vi] = c[vi] + T.Cast("int32", a[vk]) * T.Cast("int32", b[vi, vk])
+                    c[vi] = c[vi] + T.Cast(result, a[vk]) * T.Cast(result, b[vi, vk])
 
     return description
+
+
+def _quads(lanes: int) -> tirx.PrimFunc:
+    return _products(lanes, 4, "uint8", "int8", "int32")
 
 
 def _quad_step(lanes: int, name: str) -> _Step:
@@ -122,20 +128,7 @@ def _pair_step(lanes: int) -> _Step:
 
 
 def _bfloats(lanes: int) -> tirx.PrimFunc:
-    @T.prim_func(s_tir=True)
-    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
-        a = T.match_buffer(x, (2,), "bfloat16", offset_factor=1)
-        b = T.match_buffer(y, (lanes, 2), "bfloat16", offset_factor=1)
-        c = T.match_buffer(z, (lanes,), "float32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(c[0:lanes], a[0:2], b[0:lanes, 0:2])
-            T.writes(c[0:lanes])
-            for i, k in T.grid(lanes, 2):
-                with T.sblock("dot"):
-                    vi, vk = T.axis.remap("SR", [i, k])
-                    c[vi] = c[vi] + T.Cast("float32", a[vk]) * T.Cast("float32", b[vi, vk])
-
-    return description
+    return _products(lanes, 2, "bfloat16", "bfloat16", "float32")
 
 
 def _bfloat_step(lanes: int, name: str) -> _Step:
