@@ -373,14 +373,15 @@ _COMPOSED: dict[Any, tuple[Callable[..., Any], int | None]] = {
 
 
 def _is_weight(arg: Any) -> bool:
-    """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address."""
-    return isinstance(arg, torch.nn.Parameter) or (
-        isinstance(arg, torch.Tensor) and hasattr(arg, "_dynamo_static_input_type"))
+    """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address; but for those made in
+    inference mode, which do not count the changes in place."""
+    return isinstance(arg, torch.Tensor) and not arg.is_inference() and (
+        isinstance(arg, torch.nn.Parameter) or hasattr(arg, "_dynamo_static_input_type"))
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Counts the changes in place; tensors made in inference mode do not count them."""
-    return 0 if tensor.is_inference() else tensor._version
+    """Counts the changes in place."""
+    return tensor._version
 
 
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()

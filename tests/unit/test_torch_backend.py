@@ -104,6 +104,16 @@ def test_inference_mode() -> None:
     assert not eagerly
 
 
+def test_weights_that_count_no_changes_are_inputs(compiled: list[mlc.Executable]) -> None:
+    with torch.inference_mode():
+        linear = nn.Linear(8, 4)
+        fast, x = torch.compile(linear, backend="mlc"), torch.randn(2, 8)
+        for _ in range(3):
+            _check(fast(x), linear(x))
+            linear.weight.mul_(2.0)
+    assert len(compiled) == 1
+
+
 def test_free_sizes_are_compiled_one_by_one(compiled: list[mlc.Executable]) -> None:
     linear = nn.Linear(8, 4)
     fast = torch.compile(linear, backend="mlc")
