@@ -50,6 +50,11 @@ class Convolution:
     element: int = 4
 
     @property
+    def fixed(self) -> bool:
+        """Whether no call decides the number and the sizes of images."""
+        return all(isinstance(size, int) for size in (self.n, *self.size))
+
+    @property
     def depthwise(self) -> bool:
         """Whether each channel is convolved by itself."""
         return self.groups == self.channels == self.filters > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -160,8 +160,6 @@ def lower(
     options = CompileOptions.of() if options is None else options
     check_options(options)
     free = free_sizes(mod)
-    if free:  # Winograd's kernels are made for one number of tiles
-        options = replace(options, forbidden=options.forbidden | {"winograd"})
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     graphs: list[Lowered] = []  # with substitutions, of several graphs
 

@@ -204,6 +204,7 @@ class Winograd(Algorithm):
             conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == tuple(conv.dilation) == (1, 1)
             and conv.groups == 1 and conv.channels >= BLOCK and conv.filters >= BLOCK
             and conv.block_in == conv.block_out == BLOCK and conv.element == 4
+            and conv.fixed  # the kernels are made for one number of tiles
         )
 
     def weight_shape(self, conv: Convolution) -> tuple[int, ...]:

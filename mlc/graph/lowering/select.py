@@ -24,7 +24,6 @@ from mlc.graph.kernels.blocked import CONVOLUTION
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
-from mlc.sizes import free_sizes
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]
@@ -72,12 +71,12 @@ def ChooseKernels(
 
     The task that each alternative would be is handed to ``price``; where fewer than two prices are known (or ``price``
     is None) an analytic estimate decides. Tasks with an equal ``choice`` compete for the same calls; ``notify`` is told
-    each of them, taken or not. ``options`` may forbid some. With free sizes all keep their direct kernels.
+    each of them, taken or not. ``options`` may forbid some.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ChooseKernels")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm" or free_sizes(mod):
+        if target.kind != "llvm":
             return mod
         return _Chooser(mod, target, price or (lambda _task: None), options, notify or (lambda _task: None)).run()
 
@@ -254,7 +253,7 @@ def _is_convolution(func: tirx.PrimFunc) -> bool:
 def _shape_of_convolution(mod: tvm.IRModule, call: relax.Call) -> Convolution:
     """What is convolved, with channels counted in whole blocks."""
     attrs = mod[call.args[0]].attrs[CONVOLUTION]
-    data, weight = (shape_of(arg) for arg in call.args[1].fields)
+    data, weight = (shape_of(arg) for arg in call.args[1].fields[:2])  # free sizes may follow
     n, _, height, width, block_in = data
     filters, channels, kernel_h, kernel_w, depth, block_out = weight
     strides, pads, dilation = (tuple(int(v) for v in attrs[key]) for key in ("strides", "pads", "dilation"))
