@@ -412,7 +412,7 @@ class _Run:
         ranked = sorted((s for s in self._searches if s.open), key=lambda s: (self._lost(s), -_saving(s)))
         # asked again: its rivals may have been compared by now
         self._compare_all(self._rivals(search) for search in ranked if not self._lost(search))
-        self._compare_all(self._alternatives(group) for group in self._contests())
+        self._compare_all(self._alternatives(group) for group in self._close_alternatives())
 
     def _compare_all(self, comparisons: Iterable[_Comparison]) -> None:
         """Time the rivals of each comparison in turn, as many comparisons at once as there are devices for, until the
@@ -433,7 +433,7 @@ class _Run:
                 under_way.remove(entry)
                 entry[1].judge(entry[0].results)
 
-    def _contests(self) -> list[list[Search]]:
+    def _close_alternatives(self) -> list[list[Search]]:
         """Alternatives that this run tuned and that are so close that times of different moments do not tell which is
         the fastest."""
         groups: dict[str, list[Search]] = {}
