@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import multiprocessing
 import os
 import resource
 import select
@@ -22,11 +23,17 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
+from typing import Any
 
+from rich.progress import track
+
+from mlc.config import physical_cores
 from mlc.errors import MlcError
+from mlc.report.console import stderr_console
 
 __all__ = ["BAD", "Case", "Outcome", "Verdict", "cases", "main", "run", "table"]
 
@@ -92,6 +99,14 @@ def run(
     before it, since the threads of a pool do not survive a fork.
     """
     return [_verdict(case, check, seconds, extra_bytes) for case in wanted]
+
+
+#: of the processes that :func:`main` forks: a check need not be picklable
+_arguments: list[Any] = []
+
+
+def _verdict_of(case: Case) -> Verdict:
+    return _verdict(case, *_arguments)
 
 
 def _verdict(case: Case, check: Check, seconds: float, extra_bytes: int) -> Verdict:
@@ -205,10 +220,18 @@ def main(
     parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
     parser.add_argument("--only", choices=strategies, action="append", metavar="STRATEGY", help="these strategies")
     parser.add_argument("--verbose", action="store_true", help="every case, not only what went wrong")
+    parser.add_argument("--jobs", type=int, default=physical_cores(), help="processes (default: one a core)")
     args = parser.parse_args(argv)
-    verdicts = run(cases(args.only or strategies, args.count, args.seed), check, seconds, extra_bytes)
-    for verdict in verdicts:
-        if args.verbose or verdict.outcome in BAD:
-            print(f"{verdict.case.strategy} {verdict.case.seed}: {verdict.outcome.value} ({verdict.detail})")
+    wanted = cases(args.only or strategies, args.count, args.seed)
+    _arguments[:] = check, seconds, extra_bytes
+    console, verdicts = stderr_console(), []
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
+        found = as_completed([pool.submit(_verdict_of, case) for case in wanted])  # forks before anything has threads
+        for future in track(found, "checking", len(wanted), console=console, transient=True):
+            verdicts.append(verdict := future.result())
+            if args.verbose or verdict.outcome in BAD:
+                print(f"{verdict.case.strategy} {verdict.case.seed}: {verdict.outcome.value} ({verdict.detail})",
+                      flush=True)
+    verdicts.sort(key=lambda verdict: strategies.index(verdict.case.strategy))
     print(table(verdicts))
     return int(any(verdict.outcome in BAD for verdict in verdicts))
