@@ -6,6 +6,9 @@ scheduling, so that tasks, traces and the reference of a measurement speak of ``
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax, te, tirx
 from tvm.relax.transform import LegalizeOps
@@ -42,6 +45,33 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax")
 
 
+def extremum(x: te.Tensor, axes: Sequence[int], keepdims: bool, operator: str) -> te.Tensor:
+    """The largest (``max``) or least (``min``) elements along ``axes``, of infinities too: TVM's reductions begin with
+    the largest finite number, which then is the result."""
+    combine, least = (tirx.max, -math.inf) if operator == "max" else (tirx.min, math.inf)
+    reducer = te.comm_reducer(lambda a, b: combine(a, b), lambda dtype: tirx.const(least, dtype), name=operator)
+    over = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
+    kept = [axis for axis in range(len(x.shape)) if keepdims or axis not in over]
+    shape = [1 if axis in over else x.shape[axis] for axis in kept]
+
+    def element(*indices: tirx.Var) -> tirx.PrimExpr:
+        own = dict(zip(kept, indices, strict=True))
+        return reducer(x(*(over.get(axis, own.get(axis)) for axis in range(len(x.shape)))), axis=list(over.values()))
+
+    return te.compute(shape, element, name=operator)
+
+
+def _extremum(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    name = call.op.name
+    if not dtype_of(call).startswith("float"):
+        return tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
+    rank = len(call.args[0].ty.shape)
+    axes = range(rank) if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
+    operator = name.removeprefix("relax.")
+    return builder.call_te(extremum, call.args[0], list(axes), bool(call.attrs.keepdims), operator,
+                           primfunc_name_hint=operator)
+
+
 def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not is_exact(call):
         return tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")(builder, call)
@@ -55,5 +85,7 @@ def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
-    custom = {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d} if target.kind == "llvm" else {}
+    custom = {"relax.max": _extremum, "relax.min": _extremum}
+    if target.kind == "llvm":
+        custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])
