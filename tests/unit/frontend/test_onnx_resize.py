@@ -69,10 +69,45 @@ def test_axes() -> None:
     np.testing.assert_allclose(mlc.compile(model)(x)[0], expected, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(("attrs", "scales", "message"), [
-    ({"mode": "linear", "antialias": 1}, (1, 1, 0.5, 0.5), "antialias must be 0"),
-    ({"mode": "cubic"}, (1, 1, 1.5, 1.5), "must be nearest or linear"),
-])
-def test_what_would_be_wrong_is_refused(attrs: dict[str, object], scales: tuple[float, ...], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        load_model(scaled((1, 3, 7, 5), scales, **attrs))
+@pytest.mark.parametrize("attrs", [
+    {"mode": "linear", "antialias": 1}, {"mode": "cubic", "antialias": 1}, {"mode": "cubic"},
+    {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}, {"mode": "linear", "exclude_outside": 1},
+], ids=str)
+@pytest.mark.parametrize("scales", [(1, 1, 0.6, 0.45), (1, 1, 1.5, 0.5), (1, 1, 2.0, 1.7)], ids=str)
+def test_wider_kernels(attrs: dict[str, object], scales: tuple[float, ...]) -> None:
+    model = scaled((1, 3, 9, 11), scales, **attrs)
+    x = RNG.standard_normal((1, 3, 9, 11), dtype="float32")
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(mlc.compile(model, log=False)(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def sized(sizes: tuple[int, ...], region: tuple[float, ...] = (), **attrs: object) -> onnx.ModelProto:
+    """``Resize`` of (1, 3, 8, 6) to ``sizes`` of the axes 2 and 3."""
+    constants = [numpy_helper.from_array(np.array(sizes, "int64"), "sizes")]
+    if region:
+        constants.append(numpy_helper.from_array(np.array(region, "float32"), "roi"))
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "roi" if region else "", "", "sizes"], ["y"], axes=[2, 3], **attrs)],
+        "resize", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 8, 6))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 3, "h", "w"))], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+@pytest.mark.parametrize("model", [
+    sized((12, 3), mode="linear", keep_aspect_ratio_policy="not_larger"),
+    sized((12, 7), mode="nearest", keep_aspect_ratio_policy="not_smaller"),
+    sized((5, 4), (0.2, 0.1, 0.7, 1.3), mode="linear", coordinate_transformation_mode="tf_crop_and_resize",
+          extrapolation_value=10.0),
+    sized((5, 1), (0.2, 0.1, 0.7, 0.8), mode="cubic", coordinate_transformation_mode="tf_crop_and_resize"),
+], ids=["not_larger", "not_smaller", "cropped", "cropped to one"])
+def test_sizes_that_are_bounds_and_regions(model: onnx.ModelProto) -> None:
+    x = RNG.standard_normal((1, 3, 8, 6), dtype="float32")
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (got,) = mlc.compile(model, log=False)(x)
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_region_must_be_given() -> None:
+    with pytest.raises(ModelError, match="region of interest must be a constant"):
+        load_model(sized((5, 4), mode="linear", coordinate_transformation_mode="tf_crop_and_resize"))
