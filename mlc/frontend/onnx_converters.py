@@ -216,6 +216,56 @@ def _sign(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.where(unordered, x, bb.normalize(relax.op.sign(x)))
 
 
+def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """By elementwise arithmetic where a statistic or a weight is no constant: ``x * factor + (bias - mean * factor)``
+    with ``factor = scale / sqrt(variance + epsilon)``. Else TVM's operator, which is folded."""
+    from tvm import relax
+
+    if all(array_of(value) is not None for value in inputs[1:5]):
+        return None
+    x, scale, bias, mean, variance = inputs
+    epsilon = relax.const(float(attrs.get("epsilon", 1e-5)), dtype_of(variance))
+
+    def emit(operator: Callable[..., Any], *args: Any) -> Any:
+        return bb.normalize(operator(*args))
+
+    op, wide = relax.op, [-1, *[1] * (len(x.ty.shape) - 2)]
+    root = emit(op.sqrt, emit(op.add, variance, epsilon))
+    factor = emit(op.divide, scale, root)
+    added = emit(op.subtract, bias, emit(op.multiply, mean, factor))
+    factor, added = (emit(op.reshape, value, wide) for value in (factor, added))
+    return op.add(emit(op.multiply, x, factor), added)
+
+
+def _cumulative_product(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``CumProd(x, axis)``, from the end where ``reverse``, without the element itself where ``exclusive``."""
+    from tvm import relax
+
+    x, axis = inputs[0], int(required_at(inputs, 1, "axis").item())
+    axis %= len(x.ty.shape)
+    if attrs.get("reverse", 0):
+        x = bb.normalize(relax.op.flip(x, axis))
+    result = relax.op.cumprod(x, axis, dtype_of(x), bool(attrs.get("exclusive", 0)))
+    return relax.op.flip(bb.normalize(result), axis) if attrs.get("reverse", 0) else result
+
+
+def _truths(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], operator: str) -> Any:
+    """``ReduceMax`` and ``ReduceMin`` of truth values, as of bytes; of others, TVM's."""
+    from tvm import relax
+
+    x, axes = inputs[0], constant_at(inputs, 1, "axes")
+    if dtype_of(x) != "bool":
+        return None
+    given = attrs.get("axes") if axes is None else axes.tolist()
+    if not given:
+        if attrs.get("noop_with_empty_axes", 0):
+            return x
+        given = range(len(x.ty.shape))
+    found = getattr(relax.op, operator)(bb.normalize(relax.op.astype(x, "uint8")), list(given),
+                                        bool(attrs.get("keepdims", 1)))
+    return relax.op.astype(bb.normalize(found), "bool")
+
+
 def _elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gamma: float) -> Any:
     """``gamma * where(x > 0, x, alpha * (exp(x) - 1))`` in 16 bits, where TVM's converter mixes types."""
     from tvm import relax
@@ -367,11 +417,13 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "BatchNormalization": _batch_norm,
     "BitShift": _bit_shift,
     "Clip": _clip,
     "Col2Im": _col2im,
     "ConvInteger": conv_integer,
     "Cosh": functools.partial(_hyperbolic, sign=1),
+    "CumProd": _cumulative_product,
     "DFT": dft,
     "DequantizeLinear": dequantize_linear,
     "Dropout": _dropout,
@@ -392,6 +444,8 @@ CONVERTERS: dict[str, Converter] = {
     "QuantizeLinear": quantize_linear,
     "RMSNormalization": _rms_normalization,
     "RNN": rnn,
+    "ReduceMax": functools.partial(_truths, operator="max"),
+    "ReduceMin": functools.partial(_truths, operator="min"),
     "Resize": resize,
     "Sinh": functools.partial(_hyperbolic, sign=-1),
     "STFT": stft,

@@ -18,10 +18,7 @@ def _normalised(nodes: Nodes, x: str, scale: str, axis: int = -1) -> str:
     """``x / sqrt(mean(x ** 2) + epsilon) * scale``, the mean over all axes from ``axis`` on."""
     epsilon = nodes.constant(float(nodes.attributes().get("epsilon", 1e-5)), x)
     rank = len(nodes.known_shape(nodes.node.input[0], "input"))
-    axes = list(range(axis % rank, rank))
-    square = nodes("Mul", x, x)
-    mean = (nodes("ReduceMean", square, nodes.constant(axes)) if nodes.opset >= 18
-            else nodes("ReduceMean", square, axes=axes))
+    mean = nodes.reduced("ReduceMean", str(nodes("Mul", x, x)), list(range(axis % rank, rank)))
     return str(nodes("Mul", nodes("Div", x, nodes("Sqrt", nodes("Add", mean, epsilon))), scale))
 
 

@@ -52,11 +52,8 @@ class Nodes:
 
     def constant(self, array: np.ndarray | float | list[int], like: str = "") -> str:
         """A new constant's name; a number is of the type of ``like`` where that is known, else of float32."""
-        from onnx import helper
-
         if isinstance(array, float):
-            kind = self.types[like][0] if like in self.types else _FLOAT
-            array = np.array(array, helper.tensor_dtype_to_np_dtype(kind))
+            array = np.array(array, self.dtype_of(like))
         elif isinstance(array, list):
             array = np.array(array, "int64")
         outputs = next((o for o in self.node.output if o), "node")
@@ -81,8 +78,21 @@ class Nodes:
             raise self.refused(f"its {what} must be constant; make it an initializer")
         return array
 
+    def value_of(self, name: str) -> np.ndarray | None:
+        """The elements of a constant, be it one that was made here; None of any other value."""
+        return self.constants[name] if name in self.constants else self.constant_of(name)
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """The element type where it is known, else float32."""
+        from onnx import helper
+
+        array = self.value_of(name)
+        if array is not None:
+            return array.dtype
+        return np.dtype(helper.tensor_dtype_to_np_dtype(self.types[name][0] if name in self.types else _FLOAT))
+
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        array = self.constant_of(name)
+        array = self.value_of(name)
         return array.shape if array is not None else self.types[name][1] if name in self.types else None
 
     def known_shape(self, name: str, what: str) -> tuple[int, ...]:
@@ -95,6 +105,12 @@ class Nodes:
         domain = "" if self.node.domain in ("", "ai.onnx") else f"{self.node.domain}."
         operator = domain + self.node.op_type
         return ModelError(f"every node must be importable, but {operator} ({self._name}) is not: {reason}")
+
+    def reduced(self, operator: str, x: str, axes: list[int]) -> str:
+        """A reduction that keeps its axes, which are an input since opset 18 (of ``ReduceSum`` since 13)."""
+        if self.opset >= (13 if operator == "ReduceSum" else 18):
+            return str(self(operator, x, self.constant(axes), keepdims=1))
+        return str(self(operator, x, axes=axes, keepdims=1))
 
     # What quantised operators are made of
 
@@ -140,9 +156,13 @@ def expanded(nodes: Nodes, expand: Expand) -> tuple[list[onnx.NodeProto], Mappin
         raise nodes.refused(f"its inputs and attributes must be those of the operator ({type(error).__name__}: "
                             f"{error}); export the model again") from error
     names = [results] if isinstance(results, str) else list(results)
-    renamed = {inner: outer for inner, outer in zip(names, nodes.node.output, strict=False) if inner and outer}
-    for made in nodes.made:
-        for values in (made.input, made.output):
+    made = {output for each in nodes.made for output in each.output}
+    renamed: dict[str, str] = {}
+    for inner, outer in zip(names, nodes.node.output, strict=False):
+        if inner and outer:  # a value of the graph's keeps its name, and so does the first of two that are one
+            renamed[inner if inner in made and inner not in renamed else nodes("Identity", inner)] = outer
+    for node in nodes.made:
+        for values in (node.input, node.output):
             for i, value in enumerate(values):
                 values[i] = renamed.get(value, value)
     return nodes.made, nodes.constants

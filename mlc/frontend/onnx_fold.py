@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,7 @@ def make_static(model: onnx.ModelProto, shapes: Mapping[str, Shape], name: str) 
         before = [node.op_type for node in graph.nodes]
         _inline(graph, wanted, name)
         _fold(graph, name)
+        _expand(graph, name)
         if [node.op_type for node in graph.nodes] == before:
             break  # ONNX defines them by themselves; check_supported reports what is left
     _name_narrow_types(graph)
@@ -284,7 +286,8 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
         if not _has_long_vectors(inferred.graph):
-            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+            with suppress(onnx.shape_inference.InferenceError):  # over data of which it knows no more than the rank
+                inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mlc.errors import ModelError, UnsupportedOperators
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decoder import NORMS
+from mlc.frontend.onnx_definitions import definition_of
 from mlc.frontend.onnx_expand import STANDARD, Expand
 from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
@@ -25,8 +26,6 @@ _STANDARD = ("", "ai.onnx")
 #: nodes that are left when all that is constant has been folded; large exported language models have 5,000
 _MOST_NODES = 20_000
 _MOST_READERS = 2_000
-# TVM's converter of this name means the onnxruntime operator, not the standard one.
-_MICROSOFT_ONLY = frozenset({"Attention"})
 # Values that no compiled function can hold: sequences and optionals.
 _NOT_TENSORS = frozenset({
     "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
@@ -54,7 +53,7 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def expansion_of(node: onnx.NodeProto) -> Expand | None:
     """What the node is made of; None where it is converted as it is, or not at all."""
     if node.domain in _STANDARD:
-        return STANDARD.get(node.op_type) or NORMS.get(node.op_type)
+        return STANDARD.get(node.op_type) or NORMS.get(node.op_type) or definition_of(node)
     return MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" else None
 
 
@@ -65,7 +64,7 @@ def unsupported(node: onnx.NodeProto) -> str:
         return ""
     if node.domain not in _STANDARD:
         return qualified
-    if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"} or node.op_type in _MICROSOFT_ONLY:
+    if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"}:
         return qualified
     return _wrongly_converted(node)
 
@@ -74,20 +73,12 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
     """Uses that TVM's converters accept and compute wrongly."""
     attributes = {a.name: a for a in node.attribute}
     used_outputs = [o for o in node.output if o]
-    if node.op_type == "BatchNormalization" and (
-        len(used_outputs) > 1 or ("training_mode" in attributes and attributes["training_mode"].i)
-    ):
+    if node.op_type == "BatchNormalization" and len(used_outputs) > 1:
         return "BatchNormalization in training mode"
     if node.op_type == "LayerNormalization" and len(used_outputs) > 1:
         return "LayerNormalization with its mean and deviation"
-    if node.op_type == "ConvTranspose" and "output_shape" in attributes:
-        return "ConvTranspose with output_shape"
-    if node.op_type == "Dropout" and len(used_outputs) > 1:
-        return "Dropout with its mask"
     if node.op_type == "RoiAlign" and "mode" in attributes and attributes["mode"].s == b"max":
         return "RoiAlign with mode max"
-    if node.op_type == "MaxPool" and len(used_outputs) > 1:
-        return "MaxPool with its indices"
     return ""
 
 
