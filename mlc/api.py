@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
@@ -13,10 +14,43 @@ if TYPE_CHECKING:
     from mlc.log import LogReader
     from mlc.measure import Measurer
     from mlc.shapes import Shape
+    from mlc.specialising import SpecialisingExecutable
     from mlc.target import Target
     from mlc.tuning import TuneReport
 
 __all__ = ["compile", "load", "tune"]
+
+
+@overload
+def compile(
+    model: Any,
+    target: str | Target = ...,
+    log: str | os.PathLike[str] | LogReader | bool | None = ...,
+    *,
+    example_inputs: Sequence[Any] | None = ...,
+    shapes: Mapping[str, Shape] | None = ...,
+    values: Mapping[str, Any],
+    threads: int | None = ...,
+    winograd: bool | None = ...,
+    substitutions: bool | None = ...,
+    on_decision: Callable[[Decision], None] | None = ...,
+) -> Executable: ...
+
+
+@overload
+def compile(
+    model: Any,
+    target: str | Target = ...,
+    log: str | os.PathLike[str] | LogReader | bool | None = ...,
+    *,
+    example_inputs: Sequence[Any] | None = ...,
+    shapes: Mapping[str, Shape] | None = ...,
+    values: None = ...,
+    threads: int | None = ...,
+    winograd: bool | None = ...,
+    substitutions: bool | None = ...,
+    on_decision: Callable[[Decision], None] | None = ...,
+) -> Executable | SpecialisingExecutable: ...
 
 
 def compile(
@@ -26,17 +60,22 @@ def compile(
     *,
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Shape] | None = None,
+    values: Mapping[str, Any] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
     on_decision: Callable[[Decision], None] | None = None,
-) -> Executable:
+) -> Executable | SpecialisingExecutable:
     """Compile a model for a target with the best schedules that are known.
 
     ``model`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
     tuple of tensors), or a Relax ``IRModule``. ``shapes`` gives the free dimensions of an ONNX model's inputs sizes or
     ranges of sizes, ``{"x": ((1, 32), 3, 224, 224)}`` or ``{"x": "1..32,3,224,224"}``; a dimension that is left out has
     :data:`mlc.shapes.DEFAULT_RANGE`. What is compiled takes every size of the ranges and returns outputs of true size.
+    ``values`` makes constants of inputs of an ONNX model by name. Those whose numbers decide shapes (the sizes of a
+    ``Reshape``, the axes of a ``ReduceSum``) must be: where ``values`` is None and the model has such inputs, what
+    comes back is a :class:`mlc.specialising.SpecialisingExecutable`, which compiles the model at its first call with
+    new values of these.
     ``target`` is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means
     your own log for the target (as does True), read over those that ship, and False none at all. A function that the
     log does not know gets the first seed of its search space, computed from registers, vectors and caches. ``threads``
@@ -60,9 +99,18 @@ def compile(
     compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.trial.save_tried`.
     """
     from mlc.compilation import Compilation
+    from mlc.errors import ValuesNeededError
+    from mlc.specialising import SpecialisingExecutable
 
-    compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, threads=threads,
-                                 winograd=winograd, substitutions=substitutions)
+    try:
+        compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, values=values,
+                                     threads=threads, winograd=winograd, substitutions=substitutions)
+    except ValuesNeededError as needed:
+        if values is not None:
+            raise
+        build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
+                        substitutions=substitutions, on_decision=on_decision)
+        return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
     if log is False:
         return compilation.build(None, on_decision)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
@@ -88,6 +136,7 @@ def tune(
     measurer: Measurer | None = None,
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Shape] | None = None,
+    values: Mapping[str, Any] | None = None,
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
@@ -98,13 +147,13 @@ def tune(
     ``trials`` (candidates measured) and ``seconds`` bound the run, whichever is reached first; with neither it ends
     when nothing gains any more. ``log`` is where records go (default: your own log for the target). Equal ``seed``
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
-    ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this
-    machine, or the devices behind ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``),
-    of which ``native`` then means the CPU; ``measurer`` replaces it. The model, ``target``,
-    ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
-    tuned, but that every size must be fixed: what is measured has sizes. Where there are alternatives to a function,
-    all that may be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them
-    is then timed in turn with the model's own graph.
+    ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this machine, or the devices behind
+    ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``), of which ``native`` then means
+    the CPU; ``measurer`` replaces it. The model, ``target``, ``shapes``, ``values``, ``threads``, ``winograd`` and
+    ``substitutions`` are as for :func:`compile`, which then finds what was tuned, but that every size must be fixed:
+    what is measured has sizes. Where there are alternatives to a function, all that may be the fastest are tuned, and
+    so are those of the graphs that rules make of the model; the best of them is then timed in turn with the model's own
+    graph.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
@@ -117,8 +166,8 @@ def tune(
 
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     with devices(executor, target, on_event) as fleet:
-        compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, threads=threads,
-                                     winograd=winograd, substitutions=substitutions)
+        compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, values=values,
+                                     threads=threads, winograd=winograd, substitutions=substitutions)
         path = Path(log) if log is not None else user_log_path(compilation.target.canonical, fleet.machine)
         with TuningLog(path) as records:
             chosen = measurer or fleet.measurer(compilation.target.threads)

@@ -73,6 +73,7 @@ class Compilation:
         *,
         example_inputs: Sequence[Any] | None = None,
         shapes: Mapping[str, Shape] | None = None,
+        values: Mapping[str, Any] | None = None,
         threads: int | None = None,
         winograd: bool | None = None,
         substitutions: bool | None = None,
@@ -87,7 +88,7 @@ class Compilation:
         resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
         options = CompileOptions.of(winograd=winograd, substitutions=substitutions)
         with _one_at_a_time():
-            imported = load_model(model, example_inputs=example_inputs, shapes=shapes)
+            imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         return cls(imported, resolved, options)
 
     def prices(self, log: LogReader | None) -> Prices:

@@ -7,6 +7,7 @@ from mlc.text import one_line
 __all__ = [
     "ArtifactError", "BuildError", "CodeGenerationError", "InputError", "InstallationError", "LogError",
     "MeasureError", "MlcError", "ModelError", "TargetError", "UnsupportedOperators", "UsageError",
+    "ValuesNeededError",
 ]
 
 
@@ -49,6 +50,16 @@ class UnsupportedOperators(ModelError):
             f"every operator must be importable, but {len(operators)} are not: {'; '.join(parts)}; "
             "replace them in the model or export it with another opset"
         )
+
+
+class ValuesNeededError(ModelError):
+    """Inputs decide shapes, so that their values must be known: ``names`` of all ``inputs`` of the model."""
+
+    def __init__(self, model: str, inputs: list[str], names: list[str]) -> None:
+        self.model, self.inputs, self.names = model, inputs, names
+        shown = ", ".join(names)
+        super().__init__(f"shapes must be known when a model is compiled, but those of {model} depend on the values of "
+                         f"its inputs {shown}; give them: --value {names[0]}=…, or values={{{names[0]!r}: …}}")
 
 
 class InputError(MlcError):

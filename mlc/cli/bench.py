@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy as np
+    import onnx
     from rich.console import Console
 
     from mlc.bench import BenchEvent, BenchResult, EngineSpec
@@ -45,6 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_threads(parser)
     options.add_log(parser)
     options.add_shape(parser)
+    options.add_value(parser)
     options.add_size(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
@@ -68,7 +70,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         return _tasks(args, model)
     if args.onnx and not model.is_artifact:
         raise UsageError("--onnx goes with a compiled MODEL.so; an ONNX file is MODEL itself")
-    source = find_model(str(args.onnx)).source() if args.onnx else model.source()
+    source = find_model(str(args.onnx)).source() if args.onnx else _source(args, model)
     engines = _engines(args, model)
     with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder, progress(stderr_console()) as on_event:
         specs = [_spec(engine, model, args, Path(folder)) for engine in engines]
@@ -166,13 +168,24 @@ def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.n
     return random_inputs(inputs, sizes=options.sizes(args, inputs))
 
 
+def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.ModelProto:
+    """The model for every engine, with what --value says as constants."""
+    from mlc.frontend.onnx_decisive import with_values
+    from mlc.frontend.onnx_file import read_model
+
+    source, values = model.source(), options.values(args)
+    if not values:
+        return source
+    return with_values(read_model(source) if isinstance(source, Path) else source, values, model.stem)
+
+
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
     from mlc import api
     from mlc.artifact.trial import save_tried
     from mlc.target import resolve
 
-    exe = api.compile(model.source(), target=resolve(args.target, _threads(args)), log=log, winograd=args.winograd,
-                      substitutions=args.substitutions, shapes=options.shapes(args))
+    exe = api.compile(_source(args, model), target=resolve(args.target, _threads(args)), log=log, values={},
+                      winograd=args.winograd, substitutions=args.substitutions, shapes=options.shapes(args))
     save_tried(exe, path, native=args.target == "native")
     return path
 

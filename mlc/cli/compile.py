@@ -31,6 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_target(parser)
     options.add_log(parser)
     options.add_shape(parser)
+    options.add_value(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
@@ -63,7 +64,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     started = time.perf_counter()
     with _dumping(args.report):
         exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
-                          winograd=args.winograd, substitutions=args.substitutions, on_decision=decisions.append)
+                          values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
+                          on_decision=decisions.append)
     tried = save_tried(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {

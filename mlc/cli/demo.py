@@ -87,7 +87,7 @@ def _compile(console: Console, started: float, source: Path, output: Path, targe
     from mlc.artifact.trial import save_tried
 
     before = time.monotonic()
-    save_tried(api.compile(source, target=target, log=log), output, native=target == "native")
+    save_tried(api.compile(source, target=target, log=log, values={}), output, native=target == "native")
     _say(console, started, f"built {output} in {time.monotonic() - before:.1f} s")
 
 

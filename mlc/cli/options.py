@@ -15,10 +15,27 @@ if TYPE_CHECKING:
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG", "Action", "actions", "add_log", "add_model", "add_shape", "add_size",
-    "add_substitutions", "add_target", "add_threads", "add_winograd", "check_folder", "non_negative_int",
-    "positive_float", "positive_int", "shape_words", "shapes", "sizes",
+    "MODELS_EPILOG",
+    "Action",
+    "actions",
+    "add_log",
+    "add_model",
+    "add_shape",
+    "add_size",
+    "add_substitutions",
+    "add_target",
+    "add_threads",
+    "add_value",
+    "add_winograd",
+    "check_folder",
+    "non_negative_int",
+    "positive_float",
+    "positive_int",
+    "shape_words",
+    "shapes",
+    "sizes",
     "specs",
+    "values",
 ]
 
 MODELS_EPILOG = """models:
@@ -89,6 +106,29 @@ def add_shape(parser: argparse.ArgumentParser, what: str = "sizes or ranges of s
                         help=f"{what}; give it once for each input (default: 1..512 for each free dimension)")
 
 
+def add_value(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--value", action="append", default=[], metavar="NAME=2,3", dest="values",
+                        help="the numbers of an input that becomes a constant, as it must where they decide shapes; "
+                             "give it once for each")
+
+
+def values(args: argparse.Namespace) -> dict[str, list[float]]:
+    """What --value says; raises :class:`UsageError`."""
+    found: dict[str, list[float]] = {}
+    for word in args.values:
+        name, equals, text = word.rpartition("=")
+        try:
+            numbers = [float(n) if "." in n or "e" in n else int(n) for n in text.split(",") if n]
+        except ValueError:
+            numbers, equals = [], ""
+        if not equals or not name:
+            raise UsageError(f"--value must look like NAME=2,3, got {word!r}")
+        if name in found:
+            raise UsageError(f"each value must be given once, but --value {name}=... came twice")
+        found[name] = list(numbers)
+    return found
+
+
 def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N", dest="sizes",
                         help="a free size of random inputs, by its name; give it once for each (default: the usual)")
@@ -120,8 +160,9 @@ def shapes(args: argparse.Namespace) -> dict[str, tuple[Range, ...]] | None:
 
 
 def shape_words(args: argparse.Namespace) -> list[str]:
-    """--shape as it was given, for another command line."""
-    return [word for shape in args.shapes for word in ("--shape", shape)]
+    """--shape and --value as they were given, for another command line."""
+    return [word for option, given in (("--shape", args.shapes), ("--value", args.values))
+            for text in given for word in (option, text)]
 
 
 def add_winograd(parser: argparse.ArgumentParser) -> None:

@@ -37,6 +37,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="stop after S seconds (with neither bound: when nothing gains any more)")
     options.add_log(parser)
     options.add_shape(parser, "sizes of an input with free dimensions")
+    options.add_value(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
@@ -78,7 +79,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
-            substitutions=args.substitutions, shapes=options.shapes(args), measurer=reached.measurer(target.threads),
+            substitutions=args.substitutions, shapes=options.shapes(args), values=options.values(args),
+            measurer=reached.measurer(target.threads),
         )
     refuse_nothing(report, log)
     document: dict[str, Any] = {

@@ -21,6 +21,7 @@ def load_model(
     *,
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Shape] | None = None,
+    values: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> ImportedModel:
     """Import a model.
@@ -28,23 +29,25 @@ def load_model(
     ``source`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
     tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax ``IRModule`` with a static ``main``. ``shapes``
     gives the free dimensions of an ONNX model's inputs sizes or ranges: ``{"input": ((1, 32), 3, 224, 224)}``, or
-    ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`.
+    ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`. ``values`` makes constants
+    of inputs of an ONNX model, which those must be whose numbers decide shapes.
 
-    Raises :class:`mlc.errors.ModelError` for a model that is missing, broken or outside what can be imported, and
-    :class:`mlc.errors.UsageError` for arguments that do not fit it.
+    Raises :class:`mlc.errors.ValuesNeededError` where such a value is missing, :class:`mlc.errors.ModelError` for a
+    model that is missing, broken or outside what can be imported, and :class:`mlc.errors.UsageError` for arguments
+    that do not fit it.
     """
     if isinstance(source, str | os.PathLike):
         from mlc.frontend.onnx_file import read_model
         from mlc.frontend.onnx_relax import import_onnx
 
         path = Path(source)
-        return import_onnx(read_model(path), one_line(name or path.stem), shapes)
+        return import_onnx(read_model(path), one_line(name or path.stem), shapes, values)
     if _is(source, "onnx", "ModelProto"):
         from mlc.frontend.onnx_relax import import_onnx
 
-        return import_onnx(source, one_line(name or source.graph.name or "model"), shapes)
-    if shapes:
-        raise UsageError("shapes fixes the inputs of an ONNX model only; give example_inputs of the shape you want")
+        return import_onnx(source, one_line(name or source.graph.name or "model"), shapes, values)
+    if shapes or values:
+        raise UsageError("shapes and values are of inputs of an ONNX model only; give example_inputs as you want them")
     if _is(source, "torch.nn", "Module") or _is(source, "torch.export", "ExportedProgram"):
         from mlc.frontend.pytorch import import_torch
 

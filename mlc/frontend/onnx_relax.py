@@ -14,6 +14,7 @@ from mlc.errors import MlcError, ModelError
 from mlc.frontend import onnx_sizes
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
+from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["import_onnx"]
 
 
-def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] | None = None) -> ImportedModel:
-    """Check and import an ONNX model; ``shapes`` gives free input dimensions sizes or ranges of sizes.
+def import_onnx(
+    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> ImportedModel:
+    """Check and import an ONNX model; ``shapes`` gives free input dimensions sizes or ranges of sizes, ``values``
+    makes constants of inputs.
 
     Raises :class:`ModelError` for a model that is not valid or whose sizes depend on data, and
     :class:`UnsupportedOperators` with all operators that cannot be imported.
@@ -37,6 +42,7 @@ def import_onnx(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] |
     check_text(model, name)
     check_known(model)
     check_model(model, name)
+    model = with_values(model, values or {}, name)
     graph = make_static(model, shapes or {}, name)
     free = graph.free
     _check_borders(graph, name)

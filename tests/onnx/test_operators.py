@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,11 +28,6 @@ REFUSED = frozenset(
 )
 #: cases whose results are known to differ, by what their names hold
 DIFFERENT = {
-    "nan_robustness": "rows of an attention mask that forbid everything: NaN here, zeros in onnx since opset 24",
-    "fullymasked": "such rows",
-    "structural_empty": "such rows",
-    "softmax_precision": "such rows",
-    "local_window_gqa_rank4_mask": "such rows",
     "edge_cases_fmod_0_float": "remainders of infinite divisors",
     "resize_downsample_scales_linear_align_corners": "the size that was not rounded down, which onnxruntime rounds",
     "resize_downsample_scales_cubic_align_corners": "the same",
@@ -55,41 +50,16 @@ def _names() -> Iterator[object]:
         yield pytest.param(name, id=name.removeprefix("test_"), marks=[] if quick else [pytest.mark.slow])
 
 
-def _with_constants(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """The model with these inputs as constants, which sizes and axes are in models."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    inputs = [value for value in changed.graph.input if value.name not in feeds]
-    del changed.graph.input[:]
-    changed.graph.input.extend(inputs)
-    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in feeds.items())
-    return changed
-
-
 def _as_array(value: object) -> object:
     """The data of types that numpy lacks comes as a message."""
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
-def _is_narrow(array: np.ndarray | np.generic) -> bool:
-    """Whether it is of 4- or 2-bit integers, which weights are and inputs are not."""
-    return array.dtype.name in ("int4", "uint4", "int2", "uint2")
-
-
 def _run(case: NodeTest) -> list[np.ndarray]:
-    """The outputs; raises what mlc says of the case as it is, and with all but its first input's data constant."""
+    """The outputs, with nothing of the inputs known when the case is compiled; raises what mlc says of it."""
     (given, _), *_ = case.data_sets
     feeds = dict(zip((value.name for value in case.model.graph.input), map(_as_array, given), strict=False))
-    small = {name: array for position, (name, array) in enumerate(feeds.items())
-             if isinstance(array, np.ndarray | np.generic) and (_is_narrow(array) or (np.ndim(array) <= 1
-             and (position or np.asarray(array).dtype.kind in "iub" or np.ndim(array) == 0)))}
-    try:
-        return mlc.compile(case.model, log=False)(**feeds)
-    except MlcError:
-        if not small:
-            raise
-    model = _with_constants(case.model, {name: np.asarray(array) for name, array in small.items()})
-    return mlc.compile(model, log=False)(**{name: array for name, array in feeds.items() if name not in small})
+    return mlc.compile(case.model, log=False)(**feeds)
 
 
 def _agree(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], case: NodeTest) -> None:
