@@ -113,8 +113,8 @@ shipped-logs: $(STAMP)
 	@$(BIN)/python -m tuning_logs.ship --seconds $(SECONDS)
 
 samples: $(STAMP)
-	@$(BIN)/python -m tuning_logs.samples prepare --log $(SAMPLES)
-	@$(BIN)/python -m tuning_logs.samples measure --log $(SAMPLES) --seconds $(SAMPLE_SECONDS)
+	@$(BIN)/python -m tuning_logs.samples prepare --log $(SAMPLES) --target $(SAMPLED)
+	@$(BIN)/python -m tuning_logs.samples measure --log $(SAMPLES) --target $(SAMPLED) --seconds $(SAMPLE_SECONDS)
 
 cost-model: $(STAMP)
 	@$(BIN)/mlc log train $(SAMPLES) -o tuning_logs/$(SAMPLED)/cost_model.npz --evaluate --fewest 24
