@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlc.measure import Measurer
     from mlc.target import Target
 
-__all__ = ["FILE", "best_records", "in_turn", "main", "ship", "write"]
+__all__ = ["FILE", "best_records", "in_turn", "main", "refresh", "refreshed", "ship", "write"]
 
 #: what a target's folder holds
 FILE = "models.jsonl"
@@ -40,6 +40,8 @@ _TARGETS = "x86-64-v4,x86-64-v3"
 UNTIMED = "untimed"
 #: rounds in which alternatives are timed in turn
 _ROUNDS = 7
+#: of the time of what ships, what a seed must take at most to replace it
+_GAIN = 0.97
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -52,10 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="tuning budget of each model on each target (default: 60)")
     parser.add_argument("--work", type=Path, default=_ROOT / "build" / "shipped", help="where the working logs are")
     parser.add_argument("--output", type=Path, default=_ROOT / "tuning_logs", help="the folder to write")
+    parser.add_argument("--refresh", action="store_true",
+                        help="tune nothing; time what ships in turn with what the spaces begin with by now, and keep "
+                             "the faster")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     args = parser.parse_args(argv)
+    targets, models = _names(args.targets), _names(args.models)
     return finish(
-        lambda: ship(_names(args.targets), _names(args.models), args.seconds, args.work, args.output),
+        lambda: refresh(targets, models, args.output) if args.refresh
+        else ship(targets, models, args.seconds, args.work, args.output),
         as_json=args.json,
     )
 
@@ -66,14 +73,10 @@ def ship(targets: Sequence[str], models: Sequence[str], seconds: float, work: Pa
 
     check_pins()
     from mlc.measure import load_warning
-    from mlc.networks.models import BENCHMARK_MODELS, MODELS
     from mlc.report.console import stderr_console
     from mlc.target import resolve
 
-    models = list(models or BENCHMARK_MODELS)
-    unknown = [name for name in models if name not in MODELS]
-    if unknown:
-        raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
+    models = _known(models)
     console = stderr_console()
     if busy := load_warning():
         console.print(busy, soft_wrap=True)
@@ -88,6 +91,79 @@ def ship(targets: Sequence[str], models: Sequence[str], seconds: float, work: Pa
             counts[name] = _one(model, target, seconds, work, output / name / FILE, console)
     document = {"records": counts, "seconds": time.monotonic() - started, "output": str(output)}
     return Outcome(document, lambda out: _render(document, out))
+
+
+def refresh(targets: Sequence[str], models: Sequence[str], output: Path) -> Outcome:
+    """Replace the records that the first seed of their space beats by now; told on standard error."""
+    from mlc.measure import local_measurer
+    from mlc.report.console import stderr_console
+    from mlc.target import resolve
+    from tuning_logs.samples import tasks_of
+
+    console, counts = stderr_console(), dict[str, int]()
+    began = time.monotonic()
+    for name in targets:
+        file, target = output / name / FILE, resolve(name)
+        done, measurer = set[str](), local_measurer(target)
+        try:
+            for model in _known(models):
+                tasks = [task for task in tasks_of(model, target) if task.key not in done]
+                done.update(task.key for task in tasks)
+                kept, replaced = refreshed(tasks, read(file), measurer)
+                counts[name] = write(file, kept)
+                for old, new in replaced:
+                    console.print(f"{model}: {new.task_name} {new.seconds * 1e6:.0f} us in place of "
+                                  f"{old.seconds * 1e6:.0f}", soft_wrap=True, markup=False)
+        finally:
+            measurer.close()
+    document = {"records": counts, "seconds": time.monotonic() - began, "output": str(output)}
+    return Outcome(document, lambda out: _render(document, out))
+
+
+def refreshed(
+    tasks: Sequence[Task], records: Sequence[Record], measurer: Measurer
+) -> tuple[list[Record], list[tuple[Record, Record]]]:
+    """``records`` with what the first seeds of ``tasks`` beat replaced by these, and each such pair.
+
+    A record is of the spaces of its day, and was never timed beside what they learned since. Both have the times of
+    one comparison.
+    """
+    from mlc.measure import MeasureRequest, machine_id
+    from mlc.tuning.candidate import TaskSpace
+
+    known, replaced = {record.task_key: record for record in records}, []
+    for task in tasks:
+        record = known.get(task.key)
+        if record is None or not record.ok:
+            continue
+        space = TaskSpace(task)
+        seed = next((c for c in map(space.realise, space.seeds()) if c is not None), None)
+        if seed is None or seed.trace == record.trace:
+            continue
+        old, new = measurer.compare([MeasureRequest.of(task, trace) for trace in (record.trace, seed.trace)], _ROUNDS)
+        if new.failure or not new.times or not (old.failure or _is_faster(new.times, old.times)):
+            continue
+        timed = replace(record, times=old.times or record.times)
+        known[task.key] = _slim(replace(
+            record, space=space.space.name, decisions=dict(seed.decisions), trace=seed.trace, times=new.times,
+            machine=machine_id(), when=time.time()))
+        replaced.append((timed, known[task.key]))
+    return list(known.values()), replaced
+
+
+def _is_faster(new: Sequence[float], old: Sequence[float]) -> bool:
+    """By what a comparison in turn can tell, in most rounds."""
+    return sum(a < _GAIN * b for a, b in zip(new, old, strict=True)) > len(new) * 3 / 4
+
+
+def _known(models: Sequence[str]) -> list[str]:
+    from mlc.networks.models import BENCHMARK_MODELS, MODELS
+
+    models = list(models or BENCHMARK_MODELS)
+    unknown = [name for name in models if name not in MODELS]
+    if unknown:
+        raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
+    return models
 
 
 def _one(model: str, target: Target, seconds: float, work: Path, file: Path, console: Console) -> int:
@@ -165,7 +241,7 @@ def _untimed(model: str, target: Target) -> list[Record]:
     from mlc.measure import machine_id
     from mlc.networks.models import model_named
 
-    exe = api.compile(model_named(model), target=target, log=False)
+    exe = api.compile(model_named(model), target=target, log=False, values={})
     return [
         Record(f["key"], f["name"], f["space"], f["decisions"], "[]", flops=f["flops"],
                extra={UNTIMED: f"cross-built on {machine_id()}"})

@@ -141,3 +141,31 @@ def test_alternatives_are_timed_in_turn_whenever_their_records_are_from(monkeypa
     found = ship.in_turn(tasks, records, measurer)  # type: ignore[arg-type]
     assert measurer.asked == [[one.task_key, other.task_key], [broken.task_key, rival.task_key]]
     assert [r.times for r in found[:2]] == [(5e-3,)] * 2 and found[2:] == records[2:], "what fails keeps its time"
+
+
+@pytest.mark.parametrize(("seed", "replaced"), [(1e-3, True), (3.9e-3, True), (3.95e-3, False), (None, False)])
+def test_what_the_first_seed_beats_is_replaced(seed: float | None, replaced: bool) -> None:
+    from mlc.compilation import Compilation
+    from mlc.measure import MeasureResult
+    from mlc.networks.models import model_named
+    from mlc.tuning.candidate import TaskSpace
+
+    task = next(t for t in Compilation.of(model_named("squeezenet"), "x86-64-v3", substitutions=False).tasks()
+                if "conv" in t.name)
+    space = TaskSpace(task)
+    first, other = [c for c in map(space.realise, list(space.seeds())[:6]) if c is not None][:2]
+    record = replace(_record(1, 5e-3), task_key=task.key, trace=other.trace, decisions=dict(other.decisions))
+    unknown = _record(2, 1e-3)
+
+    class _Measurer:
+        def compare(self, requests, rounds):
+            assert [r.trace for r in requests] == [other.trace, first.trace]
+            return [MeasureResult((4.03e-3,) * rounds),
+                    MeasureResult((), "crash") if seed is None else MeasureResult((seed,) * rounds)]
+
+    kept, pairs = ship.refreshed([task], [record, unknown], _Measurer())
+    assert kept[1] == unknown and len(pairs) == replaced
+    assert kept[0].trace == (first.trace if replaced else other.trace)
+    if replaced:
+        assert kept[0].decisions == dict(first.decisions) and kept[0].seconds == pytest.approx(seed)
+        assert kept[0].machine != "here" and kept[0].session == ""
