@@ -266,6 +266,51 @@ def _truths(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], operator: str
     return relax.op.astype(bb.normalize(found), "bool")
 
 
+def _mod(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """The remainder of floating-point numbers with the sign of the divisor: C's, and the divisor added where the signs
+    differ. TVM subtracts a multiple of the divisor, which makes NaN of an infinite one."""
+    from tvm import relax
+
+    x, y = inputs
+    if attrs.get("fmod", 0) or dtype_of(x) not in ("float16", "float32", "float64"):
+        return None
+
+    def emit(operator: Callable[..., Any], *args: Any) -> Any:
+        return bb.normalize(operator(*args))
+
+    op, zero = relax.op, relax.const(0.0, dtype_of(x))
+    rest = emit(op.mod, x, y)
+    other = emit(op.logical_xor, emit(op.less, rest, zero), emit(op.less, y, zero))
+    wrong = emit(op.logical_and, emit(op.not_equal, rest, zero), other)
+    return op.where(wrong, emit(op.add, rest, y), rest)
+
+
+def _bit_cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """The same bits as another type of as many."""
+    from onnx import helper
+    from tvm import relax, te, tirx
+
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(int(attrs["to"]))).name
+    x = inputs[0]
+    if "bool" in (dtype, dtype_of(x)):  # which are bytes
+        return relax.op.astype(x, dtype)
+    return bb.call_te(
+        lambda a: te.compute(a.shape, lambda *i: tirx.reinterpret(dtype, a(*i)), name="bit_cast"), x,
+        primfunc_name_hint="bit_cast")
+
+
+def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Sums of 16-bit floating-point numbers in float32, as of all operators."""
+    from tvm import relax
+
+    dtype = dtype_of(inputs[0])
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    wide = [bb.normalize(relax.op.astype(x, "float32")) for x in inputs]
+    found = bb.normalize(relax.op.einsum(bb.normalize(relax.Tuple(wide)), text(attrs, "equation", "")))
+    return relax.op.astype(found, dtype)
+
+
 def _elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gamma: float) -> Any:
     """``gamma * where(x > 0, x, alpha * (exp(x) - 1))`` in 16 bits, where TVM's converter mixes types."""
     from tvm import relax
@@ -418,6 +463,7 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": _batch_norm,
+    "BitCast": _bit_cast,
     "BitShift": _bit_shift,
     "Clip": _clip,
     "Col2Im": _col2im,
@@ -428,6 +474,7 @@ CONVERTERS: dict[str, Converter] = {
     "DequantizeLinear": dequantize_linear,
     "Dropout": _dropout,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
+    "Einsum": _einsum,
     "Elu": functools.partial(_elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
@@ -438,6 +485,7 @@ CONVERTERS: dict[str, Converter] = {
     "Max": _chain("maximum"),
     "Mean": _mean,
     "Min": _chain("minimum"),
+    "Mod": _mod,
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "Pow": _pow,

@@ -143,9 +143,9 @@ def _max_pool(nodes: Nodes) -> list[str]:
     least = np.array(np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf, dtype)
     pads = [0, 0, *before, 0, 0, *after]
     padded = str(nodes("Pad", x, nodes.constant(pads), nodes.constant(least))) if any(pads) else x
-    order = "F" if given.get("storage_order", 0) else "C"
-    places = np.arange(np.prod(shape[2:])).reshape(shape[2:], order=order)
-    places = np.pad(places, list(zip(before, after, strict=True)))
+    numbers = np.arange(np.prod(shape[2:]))
+    grid = numbers.reshape(shape[:1:-1]).T if given.get("storage_order", 0) else numbers.reshape(shape[2:])
+    places = np.pad(grid, list(zip(before, after, strict=True)))
     best = where = ""
     for tap in np.ndindex(*kernel):
         begin = [t * d for t, d in zip(tap, dilations, strict=True)]

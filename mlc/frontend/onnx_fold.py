@@ -93,6 +93,7 @@ class Graph:
     def used_constants(self) -> dict[str, np.ndarray]:
         """The constants that some node or output reads."""
         names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
+        names -= {i.name for i in self.inputs}
         return {name: _in_bytes(self.constant(name)) for name in sorted(names) if self.is_constant(name)}
 
 
@@ -146,6 +147,8 @@ def _copy(proto: Any) -> Any:
 
 
 def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
+    from onnx import helper
+
     unknown = shapes.keys() - {i.name for i in graph.inputs}
     if unknown:
         names = ", ".join(i.name for i in graph.inputs)
@@ -159,6 +162,10 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
     graph.free = {d.name: d for shape in merged.values() for d in shape if isinstance(d, Free)}
     for value in graph.inputs:
         _set_dims(value, merged[value.name])
+        sizes = [d for d in merged[value.name] if isinstance(d, int)]
+        if 0 in sizes and len(sizes) == len(merged[value.name]):  # a constant: kernels are of tensors with elements
+            dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            graph.folded[value.name] = np.zeros(sizes, dtype)
 
 
 def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
@@ -393,7 +400,8 @@ def _run_reference(node: onnx.NodeProto, graph: Graph) -> list[np.ndarray] | Non
     borders = ([helper.make_empty_tensor_value_info(n) for n in names if n] for names in (feeds, node.output))
     one_node = helper.make_graph([node], "node", *borders)
     try:
-        values = ReferenceEvaluator(one_node, opsets=graph.opsets).run(None, feeds)
+        with np.errstate(all="ignore"):
+            values = ReferenceEvaluator(one_node, opsets=graph.opsets).run(None, feeds)
     except Exception:
         return None
     by_name = dict(zip((o for o in node.output if o), values, strict=True))

@@ -74,7 +74,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
     importer: Any = None
     with _quiet():
         try:
-            importer = _importer_class()(graph.used_constants(), _free_shapes(graph))
+            importer = _importer_class()(graph.used_constants(), _free_shapes(graph), bool(graph.free))
             mod = importer.from_onnx(proto, graph.opset)
         except Exception as error:
             if importer is not None:
@@ -87,14 +87,15 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
 
 
 def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
-    """The shapes of the inputs with free dimensions: numbers and variables, one for each name."""
+    """The shapes of the inputs with free dimensions: numbers and variables, one for each name; and of those without
+    elements, whose 0 TVM takes for a size that is not known."""
     from tvm import tirx
 
     variables = {name: tirx.Var(name, "int64") for name in graph.free}
     dims = {value.name: value.type.tensor_type.shape.dim for value in graph.inputs}
     return {
         name: [variables[d.dim_param] if d.dim_param else int(d.dim_value) for d in shape]
-        for name, shape in dims.items() if any(d.dim_param for d in shape)
+        for name, shape in dims.items() if any(d.dim_param or not d.dim_value for d in shape)
     }
 
 
@@ -137,9 +138,9 @@ def _importer_class() -> Any:
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
     class Importer(ONNXGraphImporter):
-        def __init__(self, constants: Mapping[str, Any], shapes: Mapping[str, list[Any]]) -> None:
+        def __init__(self, constants: Mapping[str, Any], shapes: Mapping[str, list[Any]], free: bool) -> None:
             super().__init__(shape_dict=shapes, dtype_dict={})
-            self._free = bool(shapes)
+            self._free = free
             self._nodes.update({n: relax.const(tvm.runtime.tensor(array)) for n, array in constants.items()})
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
