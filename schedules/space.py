@@ -19,6 +19,7 @@ from tvm import s_tir, tirx
 from schedules.errors import InvalidDecision
 from schedules.free import usual_function
 from schedules.lockstep import Lockstep
+from schedules.reducers import register
 
 __all__ = [
     "Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
@@ -109,6 +110,7 @@ def schedule_with(
 
 
 def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+    register()
     return s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
 
 

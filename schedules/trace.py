@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from schedules.growth import check_growth
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
+from schedules.reducers import register
 from schedules.space import InvalidDecision
 
 __all__ = ["replay", "trace_json"]
@@ -32,6 +33,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     more of it (:mod:`schedules.growth`).
     """
     steps = parse_trace(trace, len(func.params))
+    register()
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
     try:
         for name in _intrinsics(steps):

@@ -6,7 +6,6 @@ scheduling, so that tasks, traces and the reference of a measurement speak of ``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import tvm
@@ -16,6 +15,7 @@ from tvm.relax.transform import LegalizeOps
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
 from mlc.target import Target
+from schedules.reducers import EXTREMA
 
 __all__ = ["Legalise", "softmax"]
 
@@ -48,8 +48,8 @@ def _softmax(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def extremum(x: te.Tensor, axes: Sequence[int], keepdims: bool, operator: str) -> te.Tensor:
     """The largest (``max``) or least (``min``) elements along ``axes``, of infinities too: TVM's reductions begin with
     the largest finite number, which then is the result."""
-    combine, least = (tirx.max, -math.inf) if operator == "max" else (tirx.min, math.inf)
-    reducer = te.comm_reducer(lambda a, b: combine(a, b), lambda dtype: tirx.const(least, dtype), name=operator)
+    combine, identity = EXTREMA[operator]
+    reducer = te.comm_reducer(lambda a, b: combine(a, b), lambda dtype: tirx.const(identity, dtype), name=operator)
     over = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
     kept = [axis for axis in range(len(x.shape)) if keepdims or axis not in over]
     shape = [1 if axis in over else x.shape[axis] for axis in kept]

@@ -116,14 +116,6 @@ def test_operator_of_another_domain_is_not_taken_for_the_standard_one():
     assert caught.value.operators == {"org.example.Relu": ["theirs"]}
 
 
-def test_training_batch_norm_is_unsupported():
-    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "m2", "v2"], training_mode=1)
-    ones = [numpy_helper.from_array(np.ones(3, np.float32), n) for n in "sbmv"]
-    model = model_of([node], [("x", [1, 3, 4, 4])], [("y", [1, 3, 4, 4]), ("m2", [3]), ("v2", [3])], ones)
-    with pytest.raises(UnsupportedOperators, match="training mode"):
-        load_model(model)
-
-
 def test_symbolic_dimensions_are_free():
     imported = load_model(relu_model(["batch", 3, None, 224]))
     assert str(imported.inputs[0]) == "x: float32[1..512,3,1..512,224]"
