@@ -8,7 +8,7 @@ but the target's must be defined wherever the source's are: inputs of 0 are amon
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from mlc.operators import ShapeError
 from mlc.operators.evaluate import STRICT, evaluate
-from mlc.operators.index import Poly, as_poly
+from mlc.operators.index import Condition, Poly, as_poly
 from mlc.substitution.assume import assumed
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.graph import Graph
@@ -49,8 +49,13 @@ def find_counterexample(rule: Rule, tries: int = 60, seed: int = 0) -> Refuted |
 
 
 def draw_sizes(rule: Rule, number: int, seed: int = 0) -> list[dict[str, int]]:
-    """Sizes that the rule admits and at which its source is well-formed, few elements first."""
+    """Sizes that the rule admits and at which its source is well-formed, few elements first.
+
+    Well-formed as the rule writes it: where it adds tensors of equal sizes, none of them broadcasts, though numbers
+    would. So does the matcher find it.
+    """
     given = assumed(rule)
+    _, demands = compose(rule.source, rule.shapes)
     free = sorted({s for p in given.values.values() for s in p.symbols} | (set(given.symbols) - set(given.values)))
     rng = random.Random(seed)
     found: dict[tuple[int, ...], dict[str, int]] = {}
@@ -63,7 +68,7 @@ def draw_sizes(rule: Rule, number: int, seed: int = 0) -> list[dict[str, int]]:
             few = rng.sample((1, 2, 3, 4, 5), 2)
             drawn = {s: rng.choice(few) for s in free}
         sizes = {s: int(given.values[s].evaluate(drawn)) if s in given.values else drawn[s] for s in given.symbols}
-        if min(sizes.values(), default=1) < 1 or not _admitted(rule, sizes):
+        if min(sizes.values(), default=1) < 1 or not _admitted(rule, sizes, demands):
             continue
         found[tuple(sizes.values())] = sizes
     return sorted(found.values(), key=lambda s: (_elements(rule, s), sum(s.values())))
@@ -73,10 +78,10 @@ def _elements(rule: Rule, sizes: Mapping[str, int]) -> int:
     return sum(int(np.prod([as_poly(d).evaluate(sizes) for d in shape])) for shape in rule.shapes.values())
 
 
-def _admitted(rule: Rule, sizes: Mapping[str, int]) -> bool:
+def _admitted(rule: Rule, sizes: Mapping[str, int], demands: Sequence[Condition]) -> bool:
     if any(as_poly(d).evaluate(sizes) < 0 for shape in rule.shapes.values() for d in shape):
         return False  # no tensor has such a shape
-    if _elements(rule, sizes) > _ELEMENTS or not all(c.evaluate(sizes) for c in rule.conditions):
+    if _elements(rule, sizes) > _ELEMENTS or not all(c.evaluate(sizes) for c in (*rule.conditions, *demands)):
         return False
     solved = at_sizes(rule, sizes)
     try:
