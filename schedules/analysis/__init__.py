@@ -1,8 +1,8 @@
 """What a tensor function computes, block by block, as far as a schedule needs to know.
 
 Everything here reads; nothing transforms. :func:`analyse` looks at a fresh function: which blocks there are, of which
-kind, who feeds whom. Of a schedule under way, :func:`describe` looks at one block as it is by then, and :func:`nest` at
-its loops, and how each access moves when a loop advances by one.
+kind, who feeds whom. Of a schedule under way, :func:`describe` looks at one block as it is by then, and
+:func:`nest_of` at its loops, and how each access moves when a loop advances by one.
 """
 
 from schedules.analysis.access import Access, accesses, linear_offset
@@ -19,10 +19,10 @@ from schedules.analysis.expressions import (
     walk,
 )
 from schedules.analysis.memo import remembered
-from schedules.analysis.nests import Loop, Nest, nest
+from schedules.analysis.nests import Loop, Nest, nest_of
 
 __all__ = [
     "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "describe", "evaluate",
-    "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest", "op_name", "reads_wide_indices",
-    "remembered", "stores_wide_positions", "uses", "walk",
+    "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest_of", "op_name",
+    "reads_wide_indices", "remembered", "stores_wide_positions", "uses", "walk",
 ]

@@ -13,7 +13,7 @@ from tvm.ir import Call, TensorLoad
 from schedules.analysis.access import Access, accesses
 from schedules.analysis.expressions import branches, expensive_calls, uses, walk
 
-__all__ = ["Loop", "Nest", "nest"]
+__all__ = ["Loop", "Nest", "nest_of"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Nest:
         return True
 
 
-def nest(sch: s_tir.Schedule, block_rv: s_tir.schedule.SBlockRV) -> Nest:
+def nest_of(sch: s_tir.Schedule, block_rv: s_tir.schedule.SBlockRV) -> Nest:
     """Describe a block of a schedule under way. Loops of symbolic extent count as extent 1 long."""
     realize = tvm_ffi.get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block_rv)
     block = realize.block

@@ -17,7 +17,7 @@ from schedules.analysis import (
     expensive_calls,
     expression_size,
     loads,
-    nest,
+    nest_of,
     reads_wide_indices,
     stores_wide_positions,
 )
@@ -180,22 +180,22 @@ class InjectiveTile:
     parallel: bool = True
 
 
-def is_transposed(here: Nest) -> bool:
+def is_transposed(nest: Nest) -> bool:
     """Whether the innermost stored axis is not the one along which the inputs are contiguous."""
-    store, load = _lane_loops(here)
+    store, load = _lane_loops(nest)
     return load is not None and store is not None
 
 
-def _lane_loops(here: Nest) -> tuple[int | None, int | None]:
+def _lane_loops(nest: Nest) -> tuple[int | None, int | None]:
     """The loop along which the store is contiguous, and another one along which more of the input is."""
-    store = next((i for i in range(len(here.loops) - 1, -1, -1) if here.writes[0].strides[i] == 1), None)
+    store = next((i for i in range(len(nest.loops) - 1, -1, -1) if nest.writes[0].strides[i] == 1), None)
     if store is None:
         return None, None
     votes: dict[int, int] = {}
-    for access in here.reads:
+    for access in nest.reads:
         if access.strides[store] in (0, 1):
             continue
-        for i, loop in enumerate(here.loops):
+        for i, loop in enumerate(nest.loops):
             if access.strides[i] == 1 and loop.extent > 1:
                 votes[i] = votes.get(i, 0) + 1
     return store, (max(votes, key=lambda i: (votes[i], i)) if votes else None)
@@ -206,18 +206,18 @@ def _unbend(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
 
     ``A[c // 16, c % 16]   -->   A[co, ci]`` with ``c = co * 16 + ci``
     """
-    here = nest(sch, block)
-    for _ in range(len(here.loops)):
+    nest = nest_of(sch, block)
+    for _ in range(len(nest.loops)):
         bends = [
-            (i, period) for access in here.accesses for i, period in enumerate(access.periods)
-            if period > 1 and here.loops[i].extent % period == 0 and i not in here.conditions | here.bare
+            (i, period) for access in nest.accesses for i, period in enumerate(access.periods)
+            if period > 1 and nest.loops[i].extent % period == 0 and i not in nest.conditions | nest.bare
         ]
         if not bends:
-            return here
+            return nest
         position, period = bends[0]
-        sch.split(here.loops[position].rv, [None, period])
-        here = nest(sch, block)
-    return here
+        sch.split(nest.loops[position].rv, [None, period])
+        nest = nest_of(sch, block)
+    return nest
 
 
 def collapse(sch: s_tir.Schedule, block: SBlockRV, cores: int = 1) -> tuple[Nest, list[list[int]]]:
@@ -226,24 +226,24 @@ def collapse(sch: s_tir.Schedule, block: SBlockRV, cores: int = 1) -> tuple[Nest
     Returns the nest and, for each of its loops, the extents that were fused. With more than one core, a nest that
     would become a single loop is left as two, so that the outer one can run in parallel without a division.
     """
-    here = _unbend(sch, block)
+    nest = _unbend(sch, block)
     groups: list[list[int]] = []
     last: int | None = None  # the group's innermost loop of more than one iteration
-    for i, loop in enumerate(here.loops):
-        if groups and (loop.extent == 1 or last is None or here.linear(last, i)):
+    for i, loop in enumerate(nest.loops):
+        if groups and (loop.extent == 1 or last is None or nest.linear(last, i)):
             groups[-1].append(i)
         else:
             groups.append([i])
         last = last if loop.extent == 1 else i
-    extents = [[here.loops[i].extent for i in group] for group in groups]
+    extents = [[nest.loops[i].extent for i in group] for group in groups]
     if cores > 1 and len(groups) == 1:
         cut = _even_cut(extents[0], cores)
         groups, extents = [groups[0][:cut], groups[0][cut:]], [extents[0][:cut], extents[0][cut:]]
         groups, extents = [g for g in groups if g], [e for e in extents if e]
     for group in groups:
         if len(group) > 1:
-            sch.fuse(*(here.loops[i].rv for i in group))
-    return (here if len(groups) == len(here.loops) else nest(sch, block)), extents
+            sch.fuse(*(nest.loops[i].rv for i in group))
+    return (nest if len(groups) == len(nest.loops) else nest_of(sch, block)), extents
 
 
 def _even_cut(extents: Sequence[int], cores: int) -> int:
@@ -272,31 +272,31 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     Loops that run through memory together are fused; the contiguous axis is vectorised; a transposition is tiled;
     the outer loops run in parallel where the work pays for waking the threads.
     """
-    before = nest(sch, block)
+    before = nest_of(sch, block)
     if not before.loops:
         return
     elements = prod(loop.extent for loop in before.loops)
     cores = machine.cores if tile.parallel and work(elements, before.expensive) >= parallel_work(machine) else 1
-    here, parts = collapse(sch, block, cores)
-    lanes = machine.lanes(str(here.writes[0].buffer.dtype))
-    store, load = _lane_loops(here)
+    nest, parts = collapse(sch, block, cores)
+    lanes = machine.lanes(str(nest.writes[0].buffer.dtype))
+    store, load = _lane_loops(nest)
     if store is not None and load is not None:
-        _transpose(sch, here, store, load, lanes, cores, tile)
+        _transpose(sch, nest, store, load, lanes, cores, tile)
         return
-    lane = _lane(here, store, lanes)
+    lane = _lane(nest, store, lanes)
     if store is not None and lane != store:
-        _shuffle(sch, here, store, lane, lanes, cores)
+        _shuffle(sch, nest, store, lane, lanes, cores)
         return
-    loops = [loop.rv for i, loop in enumerate(here.loops) if i != lane]
-    inner, extent, ragged = here.loops[lane].rv, here.loops[lane].extent, False
-    if lane != len(here.loops) - 1:
+    loops = [loop.rv for i, loop in enumerate(nest.loops) if i != lane]
+    inner, extent, ragged = nest.loops[lane].rv, nest.loops[lane].extent, False
+    if lane != len(nest.loops) - 1:
         sch.reorder(*loops, inner)
     width = _aligned(lanes * tile.vector, parts[lane], lanes)
     if cores > 1 and elements // extent < cores and extent >= 2 * lanes:
         count, ragged = _chunks(extent, cores, width)
         chunk, inner = sch.split(inner, [None, -(-extent // count)] if ragged else [count, None])
         loops.append(chunk)
-    if lane in here.conditions:
+    if lane in nest.conditions:
         sch.vectorize(inner)
     else:
         vectorise(sch, inner, lanes, width // lanes, guarded=ragged)
@@ -304,28 +304,28 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
         parallelise(sch, loops, cores)
 
 
-def _lane(here: Nest, store: int | None, lanes: int) -> int:
+def _lane(nest: Nest, store: int | None, lanes: int) -> int:
     """The loop to vectorise: along the store, unless reads jump about there (a channel shuffle) and not elsewhere."""
-    lane = len(here.loops) - 1 if store is None else store
-    if all(access.strides[lane] is not None for access in here.accesses):
+    lane = len(nest.loops) - 1 if store is None else store
+    if all(access.strides[lane] is not None for access in nest.accesses):
         return lane
     steady = [
-        i for i, loop in enumerate(here.loops)
-        if loop.extent >= lanes and i not in here.conditions and all(a.strides[i] is not None for a in here.accesses)
+        i for i, loop in enumerate(nest.loops)
+        if loop.extent >= lanes and i not in nest.conditions and all(a.strides[i] is not None for a in nest.accesses)
     ]
-    return max(steady, key=lambda i: here.loops[i].extent, default=lane)
+    return max(steady, key=lambda i: nest.loops[i].extent, default=lane)
 
 
-def _shuffle(sch: s_tir.Schedule, here: Nest, store: int, lane: int, lanes: int, cores: int) -> None:
+def _shuffle(sch: s_tir.Schedule, nest: Nest, store: int, lane: int, lanes: int, cores: int) -> None:
     """Step along ``lane`` in short stretches inside the stored axis, so that a stretch's lines stay in the cache
     until every position of the stored axis is written."""
-    extent = here.loops[lane].extent
+    extent = nest.loops[lane].extent
     length = divisor(extent, 2 * lanes)
-    outer, inner = sch.split(here.loops[lane].rv, [None, length if length >= lanes // 2 else lanes])
-    rest = [loop.rv for i, loop in enumerate(here.loops) if i not in (store, lane)]
-    sch.reorder(*rest, outer, here.loops[store].rv, inner)
+    outer, inner = sch.split(nest.loops[lane].rv, [None, length if length >= lanes // 2 else lanes])
+    others = [loop.rv for i, loop in enumerate(nest.loops) if i not in (store, lane)]
+    sch.reorder(*others, outer, nest.loops[store].rv, inner)
     sch.vectorize(inner)
-    parallelise(sch, [*rest, outer], cores)
+    parallelise(sch, [*others, outer], cores)
 
 
 def _chunks(extent: int, cores: int, width: int) -> tuple[int, bool]:
@@ -343,19 +343,19 @@ def _chunks(extent: int, cores: int, width: int) -> tuple[int, bool]:
 
 
 def _transpose(
-    sch: s_tir.Schedule, here: Nest, store: int, load: int, lanes: int, cores: int, tile: InjectiveTile
+    sch: s_tir.Schedule, nest: Nest, store: int, load: int, lanes: int, cores: int, tile: InjectiveTile
 ) -> None:
     """Tile the two contiguous axes of a transposition so that both the loads' and the stores' lines are used up."""
-    s, r = here.loops[store], here.loops[load]
+    s, r = nest.loops[store], nest.loops[load]
     s_size = divisor(s.extent, lanes)
     r_size = divisor(r.extent, tile.tile)
     s_out, s_in = sch.split(s.rv, [None, s_size if 2 * s_size >= min(lanes, s.extent) else min(lanes, s.extent)])
     r_out, r_in = sch.split(r.rv, [None, r_size if 2 * r_size >= min(tile.tile, r.extent) else tile.tile])
-    rest = [loop.rv for i, loop in enumerate(here.loops) if i not in (store, load)]
+    others = [loop.rv for i, loop in enumerate(nest.loops) if i not in (store, load)]
     outer = [s_out, r_out] if store < load else [r_out, s_out]
     order = [s_in, r_in] if tile.across else [r_in, s_in]
-    sch.reorder(*rest, *outer, *order)
+    sch.reorder(*others, *outer, *order)
     sch.vectorize(order[1])
     if extent_of(sch, order[0]) <= 16:
         sch.unroll(order[0])
-    parallelise(sch, [*rest, *outer], cores)
+    parallelise(sch, [*others, *outer], cores)

@@ -15,7 +15,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import analyse, is_empty, nest
+from schedules.analysis import analyse, is_empty, nest_of
 from schedules.cpu.common import attempt, extent_of, has_block, inline_injective, parallel_work, vectorise, work
 from schedules.cpu.rows import RowTile
 from schedules.cpu.standalone import schedule_block
@@ -64,21 +64,21 @@ class Fallback(Space):
 
 def _outer(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, vector: int, parallel: bool) -> None:
     """Parallel outer and vectorised inner loops for one block among others that are not understood."""
-    here = nest(sch, block)
+    nest = nest_of(sch, block)
     leading: list[LoopRV] = []
-    for loop in here.loops:
+    for loop in nest.loops:
         if loop.kind != "S" or extent_of(sch, loop.rv) == 0:
             break
         leading.append(loop.rv)
     if not leading:
         return
-    amount = prod(loop.extent for loop in here.loops)
+    amount = prod(loop.extent for loop in nest.loops)
     *outer, last = leading
-    innermost = len(leading) == len(here.loops)
-    if outer and parallel and machine.cores > 1 and work(amount, here.expensive) >= parallel_work(machine):
+    innermost = len(leading) == len(nest.loops)
+    if outer and parallel and machine.cores > 1 and work(amount, nest.expensive) >= parallel_work(machine):
         attempt(lambda: sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0]))
     if innermost:
-        vectorise(sch, last, machine.lanes(str(here.writes[0].buffer.dtype)), vector)
+        vectorise(sch, last, machine.lanes(str(nest.writes[0].buffer.dtype)), vector)
 
 
 FALLBACK = Fallback()

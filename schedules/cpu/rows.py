@@ -16,7 +16,7 @@ from tvm import s_tir
 from tvm.runtime import DataType
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import Access, Nest, nest
+from schedules.analysis import Access, Nest, nest_of
 from schedules.cpu.common import attempt, divisor, parallel_work, parallelise, vectorise, work
 from schedules.lowering import prefetch_rows
 from schedules.machine import LINE_BYTES, CpuMachine
@@ -39,14 +39,14 @@ class RowTile:
     ahead: bool = False
 
 
-def reduces_along_memory(here: Nest) -> bool:
+def reduces_along_memory(nest: Nest) -> bool:
     """Whether the inputs of a reduction are contiguous along a reduced loop (and not along an output loop)."""
     spatial = reduced = 0
-    steps = [i for i, loop in enumerate(here.loops) if loop.kind == "R"]
-    for access in here.reads:
+    steps = [i for i, loop in enumerate(nest.loops) if loop.kind == "R"]
+    for access in nest.reads:
         if not any(access.depends(i) for i in steps):
             continue  # the accumulator, or a value of the row
-        for loop, stride in zip(here.loops, access.strides, strict=True):
+        for loop, stride in zip(nest.loops, access.strides, strict=True):
             if stride == 1 and loop.extent > 1:
                 spatial += loop.kind == "S"
                 reduced += loop.kind == "R"
@@ -55,16 +55,16 @@ def reduces_along_memory(here: Nest) -> bool:
 
 def _fuse_reduced(sch: s_tir.Schedule, block: SBlockRV) -> Nest:
     """Fuse neighbouring reduced loops that run through memory together."""
-    here = nest(sch, block)
-    position = len(here.loops) - 2
+    nest = nest_of(sch, block)
+    position = len(nest.loops) - 2
     while position >= 0:
-        outer, inner = here.loops[position], here.loops[position + 1]
-        together = 1 in (outer.extent, inner.extent) or here.linear(position, position + 1)
+        outer, inner = nest.loops[position], nest.loops[position + 1]
+        together = 1 in (outer.extent, inner.extent) or nest.linear(position, position + 1)
         if outer.kind == inner.kind == "R" and together:
             sch.fuse(outer.rv, inner.rv)
-            here = nest(sch, block)
+            nest = nest_of(sch, block)
         position -= 1
-    return here
+    return nest
 
 
 def _partial_width(extent: int, lanes: int, registers: int) -> int:
@@ -89,15 +89,15 @@ def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, tile: RowTile) -
 
     ``s = sum(x[k])   -->   p[l] = sum(x[ko * L + l]); q[m] = sum(p[lo * 4 + m]); s = sum(q[m])``
     """
-    here = _fuse_reduced(sch, block)
-    inner = here.loops[-1]
+    nest = _fuse_reduced(sch, block)
+    inner = nest.loops[-1]
     width = _partial_width(inner.extent, lanes, tile.lanes) if inner.kind == "R" else 1
     if width == 1:
         return []
     _, lane = sch.split(inner.rv, [None, width])
     partials = [sch.rfactor(lane, 0)]
     if tile.fold and width >= 4 * tile.fold and width % tile.fold == 0:
-        last = nest(sch, block).loops[-1]
+        last = nest_of(sch, block).loops[-1]
         _, lane = sch.split(last.rv, [None, tile.fold])
         partials.append(sch.rfactor(lane, 0))
     return partials
@@ -116,14 +116,14 @@ def schedule_rows(
     placed: list[SBlockRV] = []
     along = across = 0
     for block in blocks:
-        here = nest(sch, block)
-        if any(loop.kind == "R" for loop in here.loops):
-            partials = split_sum(sch, block, _lanes(here, machine), tile) if reduces_along_memory(here) else []
+        nest = nest_of(sch, block)
+        if any(loop.kind == "R" for loop in nest.loops):
+            partials = split_sum(sch, block, _lanes(nest, machine), tile) if reduces_along_memory(nest) else []
             if partials:
                 placed += partials
-                along = max(along, prod(loop.extent for loop in here.loops))
+                along = max(along, prod(loop.extent for loop in nest.loops))
             else:  # also where a short or prime axis cannot be split: one row a lane beats one at a time
-                across = max(across, prod(loop.extent for loop in here.loops))
+                across = max(across, prod(loop.extent for loop in nest.loops))
         if block is not last:
             placed.append(block)
     rows = _row_loops(sch, last, placed, across > along, machine, tile)
@@ -146,23 +146,23 @@ def _fetch_ahead(sch: s_tir.Schedule, blocks: Sequence[SBlockRV], depth: int) ->
     fetched: set[int] = set()
     params = list(sch.mod["main"].params)
     for block in reversed(blocks):
-        here = nest(sch, block)
-        step = len(here.loops) - 2  # the loop around the vector
-        if step < depth or any(loop.kind == "R" for loop in here.loops) or here.loops[step].extent < 2:
+        nest = nest_of(sch, block)
+        step = len(nest.loops) - 2  # the loop around the vector
+        if step < depth or any(loop.kind == "R" for loop in nest.loops) or nest.loops[step].extent < 2:
             continue
-        row = max((i for i in range(depth) if here.loops[i].extent > 1), default=None)
+        row = max((i for i in range(depth) if nest.loops[i].extent > 1), default=None)
         if row is None:
             continue
-        width = here.loops[step + 1].extent
+        width = nest.loops[step + 1].extent
         found = []
-        for access in here.reads:
+        for access in nest.reads:
             stride = access.strides[row] or 0
             number = next((i for i, param in enumerate(params) if access.buffer.same_as(param)), None)
             if number is not None and number not in fetched and stride > 0 and access.strides[step + 1] == 1:
                 found.append((number, stride * -(-_AHEAD // (stride * _bytes(access)))))
         if found:
-            size = _bytes(here.writes[0])
-            prefetch_rows(sch, here.loops[step].rv, found, max(1, width * size // LINE_BYTES))
+            size = _bytes(nest.writes[0])
+            prefetch_rows(sch, nest.loops[step].rv, found, max(1, width * size // LINE_BYTES))
             fetched.update(number for number, _ in found)
 
 
@@ -171,12 +171,12 @@ def _bytes(access: Access) -> int:
 
 
 def _amount(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    here = nest(sch, block)
-    return work(prod(loop.extent for loop in here.loops), here.expensive)
+    nest = nest_of(sch, block)
+    return work(prod(loop.extent for loop in nest.loops), nest.expensive)
 
 
-def _lanes(here: Nest, machine: CpuMachine) -> int:
-    return machine.lanes(str(here.writes[0].buffer.dtype))
+def _lanes(nest: Nest, machine: CpuMachine) -> int:
+    return machine.lanes(str(nest.writes[0].buffer.dtype))
 
 
 def _row_loops(
@@ -186,21 +186,21 @@ def _row_loops(
 
     ``across``: the reductions step over memory, so that vectors lie along a row axis, which then stays inside.
     """
-    here = nest(sch, last)
-    spatial = [i for i, loop in enumerate(here.loops) if loop.kind == "S"]
-    found = _rows(sch, last, stages) if len(spatial) == len(here.loops) else None
+    nest = nest_of(sch, last)
+    spatial = [i for i, loop in enumerate(nest.loops) if loop.kind == "S"]
+    found = _rows(sch, last, stages) if len(spatial) == len(nest.loops) else None
     rows = spatial if found is None else found
-    lane = _row_lane(here, rows) if across else None
-    columns = [here.loops[i].rv for i in range(len(here.loops)) if i not in rows]
-    outer = [here.loops[i].rv for i in rows if i != lane]
+    lane = _row_lane(nest, rows) if across else None
+    columns = [nest.loops[i].rv for i in range(len(nest.loops)) if i not in rows]
+    outer = [nest.loops[i].rv for i in rows if i != lane]
     if lane is not None:
-        extent, lanes = here.loops[lane].extent, _lanes(here, machine)
+        extent, lanes = nest.loops[lane].extent, _lanes(nest, machine)
         width = divisor(extent, lanes * tile.vector)
         if extent > lanes * tile.vector and 2 * width >= lanes:
-            out, within = sch.split(here.loops[lane].rv, [None, width])
+            out, within = sch.split(nest.loops[lane].rv, [None, width])
             outer, columns = [*outer, out], [*columns, within]
         else:
-            columns = [*columns, here.loops[lane].rv]
+            columns = [*columns, nest.loops[lane].rv]
     if outer or columns:
         sch.reorder(*outer, *columns)
     return outer
@@ -212,46 +212,46 @@ def _rows(sch: s_tir.Schedule, block: SBlockRV, stages: Sequence[SBlockRV]) -> l
     A stage of its own size may have read them for it: then those that run through that stage's result as the stage's
     own rows do.
     """
-    here = nest(sch, block)
-    elements = prod(loop.extent for loop in here.loops)
+    nest = nest_of(sch, block)
+    elements = prod(loop.extent for loop in nest.loops)
     makers = {region.source: stage for stage in stages for region in sch.get(stage).writes}
-    made = [(access, makers[access.buffer]) for access in here.reads if access.buffer in makers]
+    made = [(access, makers[access.buffer]) for access in nest.reads if access.buffer in makers]
     narrow = [access for access, _ in made if prod(int(s) for s in access.buffer.shape) < elements]
     if narrow:
-        return [i for i, loop in enumerate(here.loops) if loop.kind == "S" and any(a.depends(i) for a in narrow)]
+        return [i for i, loop in enumerate(nest.loops) if loop.kind == "S" and any(a.depends(i) for a in narrow)]
     for access, stage in made:
-        inner = nest(sch, stage)
+        inner = nest_of(sch, stage)
         rows = _rows(sch, stage, stages) if all(loop.kind == "S" for loop in inner.loops) else None
         if rows is not None:
             steps = {inner.writes[0].strides[i] for i in rows} - {None}
-            return [i for i in range(len(here.loops)) if access.strides[i] in steps]
+            return [i for i in range(len(nest.loops)) if access.strides[i] in steps]
     return None
 
 
-def _row_lane(here: Nest, rows: Sequence[int]) -> int | None:
+def _row_lane(nest: Nest, rows: Sequence[int]) -> int | None:
     """The row axis along which the store is contiguous."""
-    return next((i for i in reversed(rows) if here.writes[0].strides[i] == 1 and here.loops[i].extent > 1), None)
+    return next((i for i in reversed(rows) if nest.writes[0].strides[i] == 1 and nest.loops[i].extent > 1), None)
 
 
 def _inside(sch: s_tir.Schedule, block: SBlockRV, depth: int, machine: CpuMachine, tile: RowTile) -> None:
     """Vectorise one stage below its ``depth`` row loops, and start its sum outside the reduced loops."""
-    here = nest(sch, block)
-    lanes = _lanes(here, machine)
-    inner = list(range(depth, len(here.loops)))
-    reduced = [i for i in inner if here.loops[i].kind == "R"]
-    spatial = [i for i in inner if here.loops[i].kind == "S" and here.loops[i].extent > 1]
-    lane = next((i for i in reversed(spatial) if here.writes[0].strides[i] == 1), spatial[-1] if spatial else None)
+    nest = nest_of(sch, block)
+    lanes = _lanes(nest, machine)
+    inner = list(range(depth, len(nest.loops)))
+    reduced = [i for i in inner if nest.loops[i].kind == "R"]
+    spatial = [i for i in inner if nest.loops[i].kind == "S" and nest.loops[i].extent > 1]
+    lane = next((i for i in reversed(spatial) if nest.writes[0].strides[i] == 1), spatial[-1] if spatial else None)
     if lane is None:
-        if reduced and int(here.loops[reduced[-1]].extent) <= 16:
-            sch.unroll(here.loops[reduced[-1]].rv)
+        if reduced and int(nest.loops[reduced[-1]].extent) <= 16:
+            sch.unroll(nest.loops[reduced[-1]].rv)
     else:
-        rest = [here.loops[i].rv for i in spatial if i != lane]
-        order = [*rest, *(here.loops[i].rv for i in reduced), here.loops[lane].rv]
+        others = [nest.loops[i].rv for i in spatial if i != lane]
+        order = [*others, *(nest.loops[i].rv for i in reduced), nest.loops[lane].rv]
         if len(order) > 1:
             sch.reorder(*order)
-        if lane in here.conditions:
-            attempt(lambda: sch.vectorize(here.loops[lane].rv))
+        if lane in nest.conditions:
+            attempt(lambda: sch.vectorize(nest.loops[lane].rv))
         else:
-            vectorise(sch, here.loops[lane].rv, lanes, max(4, tile.lanes) if reduced else tile.vector)
+            vectorise(sch, nest.loops[lane].rv, lanes, max(4, tile.lanes) if reduced else tile.vector)
     if reduced:
-        sch.decompose_reduction(block, here.loops[reduced[0]].rv)
+        sch.decompose_reduction(block, nest.loops[reduced[0]].rv)

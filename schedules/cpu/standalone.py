@@ -8,7 +8,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from schedules.analysis import BlockInfo, nest
+from schedules.analysis import BlockInfo, nest_of
 from schedules.cpu.common import InjectiveTile, divisor, parallel_work, schedule_injective
 from schedules.cpu.rows import RowTile, schedule_rows
 from schedules.cpu.window import default_tile, read_axes, schedule_window_block
@@ -22,9 +22,9 @@ def schedule_reduction(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
 
     ``s = sum(x[k])   -->   parallel: p[c] = sum(x[c * K + k]); s = sum(p[c])``
     """
-    here = nest(sch, block)
-    rows = prod(loop.extent for loop in here.loops if loop.kind == "S")
-    reduced = [loop for loop in here.loops if loop.kind == "R"]
+    nest = nest_of(sch, block)
+    rows = prod(loop.extent for loop in nest.loops if loop.kind == "S")
+    reduced = [loop for loop in nest.loops if loop.kind == "R"]
     total = rows * prod(loop.extent for loop in reduced)
     if tile.parallel and rows < machine.cores and total >= parallel_work(machine):
         for loop in reduced:  # the outermost that divides well, so that vectors remain whole further in

@@ -15,7 +15,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import BlockInfo, FuncInfo, analyse, nest
+from schedules.analysis import BlockInfo, FuncInfo, analyse, nest_of
 from schedules.cpu.common import (
     InjectiveTile,
     inline_block,
@@ -332,17 +332,17 @@ def _tile_output(
 
 def _compute_per_chunk(sch: s_tir.Schedule, block: SBlockRV, chunk: LoopRV, machine: CpuMachine) -> None:
     sch.compute_at(block, chunk, preserve_unit_loops=True)
-    here = nest(sch, block)
-    lane = len(here.loops) - 1
-    if lane in here.conditions:
-        sch.vectorize(here.loops[lane].rv)
+    nest = nest_of(sch, block)
+    lane = len(nest.loops) - 1
+    if lane in nest.conditions:
+        sch.vectorize(nest.loops[lane].rv)
     else:
-        vectorise(sch, here.loops[lane].rv, machine.lanes(str(here.writes[0].buffer.dtype)), 2)
+        vectorise(sch, nest.loops[lane].rv, machine.lanes(str(nest.writes[0].buffer.dtype)), 2)
 
 
 def _accumulate(sch: s_tir.Schedule, anchor: SBlockRV, count: int, lanes: int, unroll: int) -> None:
     """Order the reduction's ``count`` innermost loops: its steps, then the tile unrolled, then the lanes."""
-    inner = nest(sch, anchor).loops[-count:]
+    inner = nest_of(sch, anchor).loops[-count:]
     spatial = [loop for loop in inner if loop.kind != "R"]
     steps = [loop for loop in inner if loop.kind == "R"]
     lane = next((loop for loop in reversed(spatial) if loop.extent > 1), spatial[-1])

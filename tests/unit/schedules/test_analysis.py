@@ -5,7 +5,7 @@ import tvm
 from tvm import s_tir, te, tirx, topi
 from tvm.script import tirx as T
 
-from schedules.analysis import analyse, evaluate, nest
+from schedules.analysis import analyse, evaluate, nest_of
 
 
 def _p(*shape: int, dtype: str = "float32") -> te.Tensor:
@@ -76,23 +76,23 @@ def test_a_condition_that_always_holds_is_none() -> None:
     a = _p(1, 2, 4, 4, 16)
     func = te.create_prim_func([a, topi.layout_transform(a, "NCHW16c", "NCHW")])  # guards an index that cannot leave
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-    assert not nest(sch, sch.get_child_blocks(sch.get_sblock("root"))[0]).conditions
+    assert not nest_of(sch, sch.get_child_blocks(sch.get_sblock("root"))[0]).conditions
     b = _p(4, 6)
     func = te.create_prim_func([b, topi.nn.pad(b, [0, 1], [0, 1], name="pad")])
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-    assert nest(sch, sch.get_sblock("pad")).conditions == {1}
+    assert nest_of(sch, sch.get_sblock("pad")).conditions == {1}
 
 
 def test_linear_loops() -> None:
     a = _p(3, 4, 5)
     func = te.create_prim_func([a, te.compute(a.shape, lambda i, j, k: a[i, j, k] + a[i, 3 - j, k], name="out")])
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-    here = nest(sch, sch.get_sblock("out"))
+    here = nest_of(sch, sch.get_sblock("out"))
     assert not here.linear(1, 2)  # the reversed axis steps backwards
     assert not here.linear(0, 1)
     func = te.create_prim_func([a, topi.nn.relu(a)])
     sch = s_tir.Schedule(tvm.IRModule({"main": func}))
-    here = nest(sch, sch.get_child_blocks(sch.get_sblock("root"))[0])
+    here = nest_of(sch, sch.get_child_blocks(sch.get_sblock("root"))[0])
     assert here.linear(0, 1) and here.linear(1, 2)
 
 
