@@ -20,10 +20,11 @@ import tvm_ffi
 from tvm import tirx
 
 from mlc import threads
+from mlc.codegen import prepared
 from mlc.graph.task import from_json
 from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.gauge import Gauge, undisturbed
-from mlc.measure.lowered import compile_hashed, prepared
+from mlc.measure.lowered import compile_hashed
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
 from mlc.measure.timing import Plan, time_candidate

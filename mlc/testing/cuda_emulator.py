@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlc.artifact.cuda import legal_names
+from mlc.codegen.cuda import PASS_CONFIG, legal_names
 
 if TYPE_CHECKING:
     import tvm
@@ -74,7 +74,7 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     with (
         _registered("tvm_callback_cuda_postproc", keep),
         _registered("tvm_callback_cuda_compile", lambda _code: b"not needed"),
-        tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}),
+        tvm.transform.PassContext(config=dict(PASS_CONFIG)),
     ):
         tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)
     return captured[0]
