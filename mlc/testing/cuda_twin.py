@@ -45,7 +45,8 @@ def _on_cpu(inst: Any) -> Any:
         return inst
     from tvm import s_tir as schedulable
 
-    attrs = ["global" if isinstance(a, str) and a.split(".")[0] in ("shared", "local") else a for a in inst.attrs]
+    inner = ("shared", "local", "warp")
+    attrs = ["global" if isinstance(a, str) and a.split(".")[0] in inner else a for a in inst.attrs]
     return schedulable.schedule.Instruction(inst.kind, inst.inputs, attrs, inst.outputs)
 
 
