@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import tirx
 
 from mlc.codegen import cuda
+from mlc.codegen.inspection import DynamicShared, write_dump
+from mlc.config import get
 from schedules.cuda.lowering import PIPELINE as CUDA_PIPELINE
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
@@ -32,7 +35,7 @@ def code_generation(target: tvm.target.Target, instruments: Sequence[Any] = ()) 
     """Inside this context TVM builds functions for ``target``, watched by ``instruments``.
 
     Yields the target to build for: TVM's code generator for GPUs reads one architecture, and what it writes for the
-    least is compiled for each of several.
+    least is compiled for each of several. With ``MLC_DUMP_DIR``, the CUDA source is kept there.
 
     Raises :class:`mlc.errors.BuildError` and :class:`mlc.errors.CodeGenerationError` as
     :func:`mlc.codegen.cuda.machine_code` does.
@@ -40,9 +43,13 @@ def code_generation(target: tvm.target.Target, instruments: Sequence[Any] = ()) 
     config: dict[str, Any] = {}
     with ExitStack() as stack:
         if target.kind.name == "cuda":
+            shared = DynamicShared()
+            instruments = [*instruments, shared]
             config, archs = dict(cuda.PASS_CONFIG), cuda.architectures(target)
             target = tvm.target.Target({**target.export(), "arch": archs[0]})
-            stack.enter_context(cuda.machine_code(archs))
+            sources = stack.enter_context(cuda.machine_code(archs))
         stack.enter_context(tvm.transform.PassContext(config=config, instruments=list(instruments)))
         stack.enter_context(target)
         yield target
+        if target.kind.name == "cuda" and sources and get("MLC_DUMP_DIR"):
+            write_dump(Path(get("MLC_DUMP_DIR")), sources[-1], shared.bytes)

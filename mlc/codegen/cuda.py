@@ -56,8 +56,8 @@ def architectures(target: tvm.target.Target) -> tuple[str, ...]:
 
 
 @contextmanager
-def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[None]:
-    """Inside this context TVM builds CUDA functions into machine code for ``archs``.
+def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[list[str]]:
+    """Inside this context TVM builds CUDA functions into machine code for ``archs``; yields the sources so far.
 
     Raises :class:`BuildError` on entry where nvcc is missing, and :class:`CodeGenerationError` on exit where it refused
     the source.
@@ -68,8 +68,10 @@ def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[N
     _load_runtime()
     previous = tvm.get_global_func(_CALLBACK, allow_missing=True)
     failures: list[CodeGenerationError] = []
+    sources: list[str] = []
 
     def compile_source(source: str) -> bytes:
+        sources.append(source)
         try:
             return nvcc(source, archs, fast_math=fast_math)
         except BuildError as error:  # its type would not survive the way through TVM
@@ -78,7 +80,7 @@ def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[N
 
     tvm.register_global_func(_CALLBACK, compile_source, override=True)
     try:
-        yield
+        yield sources
     except Exception:
         if failures:
             raise failures[0] from None

@@ -18,10 +18,12 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
 
-__all__ = ["PIPELINE"]
+__all__ = ["LAST_PASS", "PIPELINE"]
 
 #: the name of the pipeline of GPU functions, for ``tir_pipeline``
 PIPELINE = "mlc.cuda"
+#: the name of the pass behind which a kernel's buffers are what the machine code's are
+LAST_PASS = "mlc.LowerWarpMemory"
 
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
@@ -67,7 +69,7 @@ def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
-    fragments = tvm.transform.module_pass(_lower_warp_memory, opt_level=0, name="mlc.LowerWarpMemory")
+    fragments = tvm.transform.module_pass(_lower_warp_memory, opt_level=0, name=LAST_PASS)
 
     def device() -> tvm.transform.Pass:
         return tvm.transform.Sequential([fragments, finish_device()])

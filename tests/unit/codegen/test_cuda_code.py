@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import stat
@@ -11,13 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, te, tirx
 
 import mlc
 from mlc.artifact import cuda as artifact_cuda
+from mlc.cli.main import main
 from mlc.codegen import code_generation, cuda, pipeline, prepared
+from mlc.codegen.inspection import find_nvdisasm
 from mlc.errors import ArtifactError, BuildError
 from mlc.graph.pipeline import lower
 from mlc.measure.lowered import compile_hashed
@@ -26,6 +31,7 @@ from mlc.networks.models import bert_base
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
 from schedules import registry
+from schedules.machine import GPUS
 from schedules.space import best_seed
 
 BY_NAME = {case.name: case for case in CASES}
@@ -201,3 +207,27 @@ def test_names_become_identifiers_and_stay_apart() -> None:
     out = tvm.runtime.tensor(np.zeros(shape, "float32"))
     tvm.compile(legal, target="llvm")["main"](*map(tvm.runtime.tensor, values), out)
     np.testing.assert_allclose(out.numpy(), 11111.0)
+
+
+@needs_nvcc
+def test_a_report_says_what_became_of_each_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensor cores, copies ahead, and how many blocks a multiprocessor holds, in the page and as JSON."""
+    half = TensorProto.FLOAT16
+    values = np.random.default_rng(0).standard_normal((256, 128)).astype("float16")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "product",
+        [helper.make_tensor_value_info("x", half, (128, 256))], [helper.make_tensor_value_info("y", half, (128, 128))],
+        [numpy_helper.from_array(values, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "product.onnx")
+    command = ["compile", str(tmp_path / "product.onnx"), "--target", "cuda:sm_80", "--json", "--report",
+               str(tmp_path / "report"), "-o", str(tmp_path / "product.so")]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    (kernel,) = [kernel for kernel in found["kernels"] if kernel["shared_bytes"]]
+    assert kernel["arch"] == "sm_80" and kernel["registers"] >= 32 and kernel["blocks"] >= 1
+    assert kernel["spilled_bytes"] == kernel["stack_bytes"] == 0
+    assert kernel["blocks"] == GPUS["80"].resident(kernel["threads"], kernel["registers"], kernel["shared_bytes"])
+    if find_nvdisasm():
+        assert kernel["instructions"]["HMMA"] and kernel["instructions"]["LDGSTS"] and kernel["instructions"]["LDSM"]
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "Kernels" in page and f">{kernel['registers']}</td>" in page and kernel["name"] in page
