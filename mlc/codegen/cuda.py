@@ -6,24 +6,26 @@ that from doing the right thing on a machine without a GPU, and this file sees t
 * the library needs the driver's ``libcuda.so.1``, which is installed with a GPU. Without it TVM would put *source* into
   the artifact and compile it wherever that is loaded. A stand-in for the driver, whose every function fails, is
   compiled in a temporary folder and loaded into this process, and only then: an artifact always holds machine code;
-* TVM's own callback wants NVRTC or its environment variables and always passes ``--use_fast_math``. Ours calls
-  ``nvcc`` (the setting ``MLC_NVCC``) for the architectures asked for and keeps IEEE arithmetic unless told otherwise;
+* TVM's own callback always passes ``--use_fast_math``. Ours calls ``nvcc`` (the setting ``MLC_NVCC``), or NVRTC where
+  there is none, for the architectures asked for and keeps IEEE arithmetic unless told otherwise;
 * buffer names come from the model and are printed into the source as they are, so they are made C identifiers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc import config
+from mlc.codegen import nvrtc
 from mlc.errors import BuildError, CodeGenerationError
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 __all__ = [
-    "PASS_CONFIG", "architectures", "find_nvcc", "legal_names", "machine_code", "nvcc", "options", "run_tool",
+    "PASS_CONFIG", "architectures", "find_nvcc", "has_nvcc", "legal_names", "machine_code", "nvcc", "options",
+    "run_tool",
 ]
 
 #: TVM's common-subexpression pass leaves its variables unused in CUDA source, and nvcc does that work itself;
@@ -59,12 +62,12 @@ def architectures(target: tvm.target.Target) -> tuple[str, ...]:
 def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[list[str]]:
     """Inside this context TVM builds CUDA functions into machine code for ``archs``; yields the sources so far.
 
-    Raises :class:`BuildError` on entry where nvcc is missing, and :class:`CodeGenerationError` on exit where it refused
-    the source.
+    Raises :class:`BuildError` on entry where there is no compiler, and :class:`CodeGenerationError` on exit where it
+    refused the source.
     """
     import tvm
 
-    find_nvcc()
+    compile_code = _compiler()
     _load_runtime()
     previous = tvm.get_global_func(_CALLBACK, allow_missing=True)
     failures: list[CodeGenerationError] = []
@@ -73,7 +76,7 @@ def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[l
     def compile_source(source: str) -> bytes:
         sources.append(source)
         try:
-            return nvcc(source, archs, fast_math=fast_math)
+            return compile_code(source, archs, fast_math=fast_math)
         except BuildError as error:  # its type would not survive the way through TVM
             failures.append(CodeGenerationError(str(error)))
             raise
@@ -88,6 +91,14 @@ def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[l
     finally:
         if previous is not None:
             tvm.register_global_func(_CALLBACK, previous, override=True)
+
+
+def _compiler() -> Callable[..., bytes]:
+    """nvcc, or else NVRTC; raises :class:`BuildError` where there is neither."""
+    if not has_nvcc() and nvrtc.available():
+        return nvrtc.compile_source
+    find_nvcc()
+    return nvcc
 
 
 def nvcc(source: str, archs: Sequence[str], *, fast_math: bool = False) -> bytes:
@@ -120,13 +131,19 @@ def _gencode(archs: Sequence[str]) -> list[str]:
     return pairs
 
 
+def has_nvcc() -> bool:
+    """Whether the CUDA toolkit's compiler is there."""
+    return shutil.which(config.get("MLC_NVCC")) is not None
+
+
 def find_nvcc() -> str:
-    """The CUDA compiler; raises :class:`BuildError` where there is none."""
+    """The CUDA toolkit's compiler; raises :class:`BuildError` where there is none."""
     name = config.get("MLC_NVCC")
     path = shutil.which(name)
     if path is None:
         raise BuildError(
-            f"building for cuda needs nvcc, but {name!r} was not found; install the CUDA toolkit 13 or set MLC_NVCC"
+            f"building for cuda needs nvcc or NVRTC, but {name!r} was not found, nor are PyPI's packages; "
+            "install the CUDA toolkit 13 or set MLC_NVCC, or `pip install mlc[nvrtc]`"
         )
     return path
 
@@ -172,27 +189,34 @@ def _load_runtime() -> None:
 
 
 def _load_cudart() -> None:
-    """Make ``libcudart`` known to the loader: from its own search path, else from beside nvcc."""
-    root = Path(find_nvcc()).resolve().parent.parent
-    for candidate in (_CUDART, root / "lib64" / _CUDART, root / "lib" / _CUDART):
+    """Make ``libcudart`` known to the loader: from its own search path, else from beside the compiler."""
+    folders = nvrtc.packaged("lib")
+    if has_nvcc():
+        root = Path(find_nvcc()).resolve().parent.parent
+        folders += [root / "lib64", root / "lib"]
+    for candidate in (_CUDART, *(folder / _CUDART for folder in folders)):
         try:
             ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)
             return
         except OSError:
             continue
     raise BuildError(
-        f"building for cuda needs {_CUDART}, but it is neither on the library path nor in {root}/lib64; "
+        f"building for cuda needs {_CUDART}, but it is neither on the library path nor in the compiler's folders; "
         "install the CUDA toolkit 13 or set MLC_NVCC to its nvcc"
     )
 
 
 def _load_stand_in() -> None:
-    functions = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in _DRIVER_FUNCTIONS)
+    functions = "".join(f'extern "C" int {name}() {{ return {_NO_DEVICE}; }}\n' for name in _DRIVER_FUNCTIONS)
+    names = (os.environ.get("CXX"), "g++", "gcc", "clang")
+    compiler = next((found for name in names if name and (found := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildError("building for cuda needs a C++ compiler, but g++, gcc and clang were not found; install g++")
     with tempfile.TemporaryDirectory(prefix="mlc-driver-") as folder:
-        text, library = Path(folder, "driver.c"), Path(folder, _DRIVER)
+        text, library = Path(folder, "driver.cc"), Path(folder, _DRIVER)
         text.write_text(functions, encoding="ascii")
-        flags = ["--shared", "--cudart=none", "-Xcompiler=-fPIC", f"-Xlinker=-soname={_DRIVER}"]
-        run_tool([find_nvcc(), *flags, "-o", str(library), str(text)], "a stand-in for the driver must compile")
+        flags = ["-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}"]
+        run_tool([compiler, *flags, "-o", str(library), str(text)], "a stand-in for the driver must compile")
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # stays mapped after its file is gone
 
 

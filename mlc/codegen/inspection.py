@@ -21,7 +21,7 @@ import tvm
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
-from mlc.codegen.cuda import find_nvcc, options, run_tool
+from mlc.codegen.cuda import find_nvcc, has_nvcc, options, run_tool
 from schedules.analysis import walk
 from schedules.cuda.lowering import LAST_PASS
 from schedules.machine import gpu_of
@@ -109,8 +109,8 @@ def write_dump(folder: Path, source: str, dynamic: Mapping[str, int]) -> None:
 
 
 def dumped(folder: Path, arch: str) -> list[Kernel]:
-    """The kernels of the source that was kept in a folder; none where there is no such file."""
-    if not (folder / _SOURCE).is_file():
+    """The kernels of the source that was kept in a folder; none where there is no such file, or no nvcc."""
+    if not (folder / _SOURCE).is_file() or not has_nvcc():
         return []
     source = (folder / _SOURCE).read_text(encoding="utf-8")
     return kernels(source, arch, json.loads((folder / _DYNAMIC).read_text(encoding="utf-8")))

@@ -21,7 +21,7 @@ from tvm import relax, te, tirx
 import mlc
 from mlc.artifact import cuda as artifact_cuda
 from mlc.cli.main import main
-from mlc.codegen import code_generation, cuda, pipeline, prepared
+from mlc.codegen import code_generation, cuda, nvrtc, pipeline, prepared
 from mlc.codegen.inspection import find_nvdisasm
 from mlc.errors import ArtifactError, BuildError
 from mlc.graph.pipeline import lower
@@ -119,11 +119,33 @@ def test_large_models(name: str, arch: str) -> None:
     assert spaces <= {"cuda.gemm", "cuda.conv", "cuda.rows", "cuda.reduce", "cuda.elementwise"}
 
 
-def test_nvcc_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
-    missing = r"needs nvcc, but 'no-such-nvcc' was not found; install .* or set MLC_NVCC"
+    monkeypatch.setattr(nvrtc, "available", lambda: False)
+    missing = r"needs nvcc or NVRTC, but 'no-such-nvcc' was not found, .*; install .* or set MLC_NVCC, or `pip"
     with pytest.raises(BuildError, match=missing), cuda.machine_code(("sm_90",)):
         pytest.fail("the context must not be entered")
+
+
+def test_nvrtc_is_taken_where_nvcc_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not nvrtc.available():
+        pytest.skip("needs the packages of mlc[nvrtc]")
+    monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
+    target = resolve("cuda:sm_90")
+    func = scheduled("mma_f16", target.tvm)
+    with code_generation(target.tvm) as single:
+        built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), single,
+                            tir_pipeline=pipeline(single))
+    built.export_library(str(tmp_path / "kernels.so"))
+    code = (tmp_path / "kernels.so").read_bytes()
+    assert code.count(b"\x7fELF") >= 2 and b"__global__" not in code
+    with pytest.raises(BuildError, match=r"but NVRTC refused: .*error"):
+        nvrtc.compile_source("nonsense", ("sm_90",))
+
+
+def test_nvrtc_makes_one_architecture() -> None:
+    with pytest.raises(BuildError, match="must be made by nvcc, but NVRTC alone is there and sm_80, sm_90a were asked"):
+        nvrtc.compile_source("", ("sm_80", "sm_90a"))
 
 
 def fake_nvcc(folder: Path, script: str) -> str:
