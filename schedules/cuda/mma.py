@@ -31,7 +31,7 @@ from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["TensorCoreGemm", "WarpTile"]
 
-_SEEDS = 6
+_SEEDS = 4
 #: bytes that a copy or a thread's access takes at most, and in which a shared row is permuted
 _PIECE = 16
 #: registers a thread needs beside its sums and fragments: addresses, loop counters

@@ -132,7 +132,7 @@ def test_nvrtc_is_taken_where_nvcc_is_not_there(monkeypatch: pytest.MonkeyPatch,
         pytest.skip("needs the packages of mlc[nvrtc]")
     monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
     target = resolve("cuda:sm_90")
-    func = scheduled("mma_f16", target.tvm)
+    func = scheduled("mma_bf16", target.tvm)
     with code_generation(target.tvm) as single:
         built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), single,
                             tir_pipeline=pipeline(single))
