@@ -85,10 +85,10 @@ class DynamicShared:
         if info.name != LAST_PASS:
             return
         for var, func in mod.functions.items():
-            sizes: list[int] = []
-            walk(func.body, (tirx.AllocBuffer, lambda alloc, out=sizes: out.append(_dynamic(alloc.buffer))))
-            if sum(sizes):
-                self.bytes[str(var.name_hint)] = sum(sizes)
+            allocated: list[Any] = []
+            walk(func.body, (tirx.AllocBuffer, allocated.append))
+            if size := sum(_dynamic(each.buffer) for each in allocated):
+                self.bytes[str(var.name_hint)] = size
 
 
 def _dynamic(buffer: tirx.Buffer) -> int:

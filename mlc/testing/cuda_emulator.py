@@ -89,8 +89,8 @@ def _identifier(buffer: Any) -> str:
     return re.sub(r"\W", "_", str(buffer.name))
 
 
-def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
-    """The CUDA source that TVM writes for ``func``."""
+def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()) -> str:
+    """The CUDA source that TVM writes for ``func``, watched by ``instruments``."""
     import tvm
 
     captured: list[str] = []
@@ -102,7 +102,7 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     with (
         _registered("tvm_callback_cuda_postproc", keep),
         _registered("tvm_callback_cuda_compile", lambda _code: b"not needed"),
-        tvm.transform.PassContext(config=dict(PASS_CONFIG)),
+        tvm.transform.PassContext(config=dict(PASS_CONFIG), instruments=list(instruments)),
     ):
         tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target,
                     tir_pipeline=PIPELINE)

@@ -14,14 +14,16 @@ import tvm
 from harness import refusal
 from tvm import tirx
 
-from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
+from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES, product_case
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
-from schedules.cuda.mma import TensorCoreGemm
+from schedules.cuda.mma import TensorCoreGemm, WarpTile
+from schedules.intrin import mma
+from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
 
@@ -101,6 +103,24 @@ def test_no_seed_spills(dtype: str, shape: tuple[int, int, int]) -> None:
         for decisions in SPACE.seeds(func, target):
             for kernel in compiled(schedule_with(SPACE, func, target, decisions).mod["main"], target):
                 assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions
+
+
+@pytest.mark.parametrize("dtype", OPCODES)
+def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None:
+    """A kernel that asked for more than a block may have would not start."""
+    func, kind = function(512, 512, 2048, dtype), mma.kind_of(dtype, SUMS[dtype])
+    rng, knobs, compared = random.Random(3), SPACE.knobs(func, AMPERE), 0
+    while compared < 2:
+        decisions = {k.name: rng.choice(k.values) for k in knobs}
+        try:
+            scheduled = schedule_with(SPACE, func, AMPERE, decisions).mod["main"]
+        except InvalidDecision:
+            continue
+        shared = DynamicShared()
+        cuda_emulator.cuda_source(scheduled, AMPERE, [shared])
+        wanted = WarpTile(**decisions).shared_bytes(kind)
+        assert list(shared.bytes.values()) == [wanted] and wanted <= GPUS["80"].shared_bytes
+        compared += 1
 
 
 def test_seeds_fill_the_gpu() -> None:
