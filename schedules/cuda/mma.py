@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import islice, product
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import tvm
@@ -38,6 +38,8 @@ _PIECE = 16
 _OVERHEAD_REGISTERS = 32
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
 _GUARDED_BYTES = 4
+#: TVM's asynchronous copies have offsets of 32 bits
+_MOST_BYTES = 1 << 31
 #: 32-bit words between rows of sums in shared memory: eight more than the banks, so that no two rows of a store meet
 _SUMS_OFFSET = 8
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, however fast other instructions are
@@ -127,7 +129,9 @@ class TensorCoreGemm(CudaSpace):
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         contraction, kind = contraction_of(func), _kind(func)
-        return contraction is not None and kind is not None and self.accepts(contraction, kind)
+        if contraction is None or kind is None or max(map(_bytes, func.params)) >= _MOST_BYTES:
+            return False
+        return self.accepts(contraction, kind)
 
     def accepts(self, contraction: Contraction, kind: mma.Kind) -> bool:
         """Whether a contraction of these sizes is this space's."""
@@ -168,6 +172,10 @@ class TensorCoreGemm(CudaSpace):
         pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.depth(kind) * tile.split_k))
         _multiply(sch, normal.main, normal.out, contraction, kind, tile)
         bind_leaves(sch, [*normal.before, *normal.after], gpu_machine(target))
+
+
+def _bytes(buffer: tirx.Buffer) -> int:
+    return prod(int(extent) for extent in buffer.shape) * tvm.runtime.DataType(str(buffer.dtype)).bits // 8
 
 
 def _kind(func: tirx.PrimFunc) -> mma.Kind | None:

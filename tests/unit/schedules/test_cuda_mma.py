@@ -139,6 +139,7 @@ def test_who_takes_what() -> None:
     assert registry.find(func, resolve("cuda:sm_75").tvm).name == "cuda.gemm"
     with pytest.raises(InvalidDecision, match="need sm_80 or later, got sm_75"):
         schedule_with(SPACE, func, resolve("cuda:sm_75").tvm, next(iter(SPACE.seeds(func, AMPERE))))
+    assert registry.find(function(1 << 16, 128, 1 << 15), AMPERE).name == "cuda.gemm", "its offsets need 64 bits"
     half_sums = product_case("product", (64, 64), (64, 64), "float16", "float16").func()
     assert registry.find(half_sums, AMPERE).name == "cuda.gemm", "tensor cores here add up in float32"
 
