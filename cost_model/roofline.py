@@ -13,8 +13,9 @@ import tvm
 from tvm import tirx
 
 from cost_model.features import describe
-from cost_model.machine import machine
-from cost_model.nests import read_function
+from cost_model.machine import Machine, machine
+from cost_model.nests import Nest, read_function
+from schedules.machine import GpuMachine
 
 __all__ = ["Roofline", "analyse", "estimate", "prior"]
 
@@ -51,8 +52,18 @@ def analyse(
     nearest = max((level.size for level in on.levels), default=0.0)
     rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
     cold = _bytes(func, constants) if constant_bytes > nearest and isinstance(func, tirx.PrimFunc) else 0
-    compute = sum(nest.flops / (on.flops * (on.dot if nest.short else 1.0)) for nest in function.nests)
+    compute = sum(nest.flops / _peak(nest, on) for nest in function.nests)
     return Roofline(flops, touched, compute, max(touched / rate, min(cold, touched) / on.bandwidth))
+
+
+def _peak(nest: Nest, on: Machine) -> float:
+    """Operations a second that a machine does at most of a nest's kind: a GPU's tensor cores multiply operands of 16
+    and 8 bits, and to widen these is a part of the instruction."""
+    operands = [access.buffer.element for access in nest.accesses[1:] if access.buffer is not nest.accesses[0].buffer]
+    if isinstance(on.described, GpuMachine) and nest.reduction and len(operands) == 2 and max(operands) < 4:
+        widened = max(1.0, (nest.arithmetic + nest.special) / 2)
+        return max(on.flops, on.described.tensor_flops(8 * max(operands)) * widened)
+    return on.flops * (on.dot if nest.short else 1.0)
 
 
 def _bytes(func: tirx.PrimFunc, positions: Sequence[int]) -> int:

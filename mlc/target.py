@@ -4,7 +4,9 @@
 ``llvm``                        a generic CPU of this machine's architecture
 ``x86-64``, ``x86-64-v2|v3|v4``   the x86 levels
 ``llvm -mcpu=znver3 -num-cores=4``   spelled out
-``cuda``, ``cuda:sm_90``, ``cuda -arch=sm_90``   an NVIDIA GPU
+``cuda``                        this machine's NVIDIA GPU
+``cuda:sm_90``, ``cuda -arch=sm_90``   any GPU of an architecture
+``cuda:sm_80,sm_90a``           code for each of several, in one artifact
 """
 
 from __future__ import annotations
@@ -40,16 +42,21 @@ FRIENDLY = {
     "x86-64-v2": Friendly("llvm -mcpu=x86-64-v2", "x86 with SSE4.2"),
     "x86-64-v3": Friendly("llvm -mcpu=x86-64-v3", "x86 with AVX2 and FMA"),
     "x86-64-v4": Friendly("llvm -mcpu=x86-64-v4", "x86 with AVX-512"),
-    "cuda": Friendly("cuda", "NVIDIA GPU, sm_80 unless a GPU is found"),
+    "cuda": Friendly("cuda", "this machine's NVIDIA GPU; sm_80 where there is none"),
     "cuda:sm_80": Friendly("cuda -arch=sm_80", "NVIDIA Ampere (A100)"),
     "cuda:sm_86": Friendly("cuda -arch=sm_86", "NVIDIA Ampere (consumer)"),
     "cuda:sm_89": Friendly("cuda -arch=sm_89", "NVIDIA Ada"),
     "cuda:sm_90": Friendly("cuda -arch=sm_90", "NVIDIA Hopper (H100, H200)"),
     "cuda:sm_90a": Friendly("cuda -arch=sm_90a", "NVIDIA Hopper with its architecture-specific instructions"),
+    "cuda:sm_100": Friendly("cuda -arch=sm_100", "NVIDIA Blackwell (B200)"),
+    "cuda:sm_120": Friendly("cuda -arch=sm_120", "NVIDIA Blackwell (consumer, RTX PRO)"),
 }
 
-#: compute capabilities with instructions that no later one has
-_SPECIFIC = ("90a",)
+#: architectures with instructions that no later one has
+_SPECIFIC = ("90a", "100a", "120a")
+
+#: what ``cuda`` stands for on a machine without a GPU
+_DEFAULT_GPU = "sm_80"
 
 #: attributes that the key has in a place of their own, or that do not change what a schedule means
 _NOT_IN_KEY = ("kind", "mcpu", "num-cores", "model")
@@ -168,20 +175,34 @@ def _llvm(name: str, mcpu: str, threads: int, options: dict[str, Any]) -> Target
 
 
 def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
-    from schedules.machine import GPUS
+    from mlc.gpu import find_gpu
+    from schedules.machine import GPUS, gpu_of
 
-    arch = head.partition(":")[2] or options.pop("arch", "sm_80")
-    number = arch.removeprefix("sm_")
-    gpu = GPUS.get(number.removesuffix("a") if number in _SPECIFIC else number)
-    if gpu is None:
-        known = ", ".join(f"sm_{n}" for n in sorted([*GPUS, *_SPECIFIC]))
-        raise TargetError(f"a CUDA architecture must be one of {known}, got {arch!r}")
+    asked = str(head.partition(":")[2] or options.pop("arch", ""))
+    found = find_gpu() if not asked else None
+    if found is not None:
+        options.setdefault("model", found.model)
+        asked = found.arch
+    words = (asked or _DEFAULT_GPU).split(",")
+    archs = sorted({f"sm_{word.removeprefix('sm_')}" for word in words}, key=_number)
+    for arch in archs:
+        if gpu_of(arch) is None or (arch[-1].isalpha() and arch.removeprefix("sm_") not in _SPECIFIC):
+            known = ", ".join(sorted([*(f"sm_{n}" for n in (*GPUS, *_SPECIFIC))], key=_number))
+            raise TargetError(f"a CUDA architecture must be one of {known}, got {arch!r}")
+    gpus = [gpu for arch in archs if (gpu := gpu_of(arch))]
     attrs: dict[str, Any] = {
-        "kind": "cuda", "arch": f"sm_{number}", "max_threads_per_block": gpu.threads_per_block,
-        "thread_warp_size": gpu.warp, "max_shared_memory_per_block": gpu.shared_bytes, "host": {"kind": "llvm"},
+        "kind": "cuda", "arch": ",".join(archs), "host": {"kind": "llvm"},
+        "max_threads_per_block": min(gpu.threads_per_block for gpu in gpus),
+        "max_shared_memory_per_block": min(gpu.shared_bytes for gpu in gpus), "thread_warp_size": gpus[0].warp,
     }
     attrs.update(options)
     return _checked(name, attrs)
+
+
+def _number(arch: str) -> tuple[int, str]:
+    """What architectures are sorted by."""
+    digits = "".join(filter(str.isdigit, arch))
+    return int(digits or 0), arch
 
 
 def _checked(name: str, attrs: dict[str, Any]) -> Target:

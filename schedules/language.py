@@ -72,7 +72,7 @@ def _is_intrinsic(value: Any) -> bool:
 _FLAG = _one_of(0, 1, False, True)
 _OFF = _one_of(0, False)  # of flags that switch one of TVM's checks off
 _BUFFER = _int(0, 63)
-_SCOPE = _one_of("global", "local", "shared")
+_SCOPE = _one_of("global", "local", "shared", "shared.dyn", "warp")
 _MAIN = _one_of("main")
 _THREADS = _one_of(*(f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx", "vthread") for axis in "xyz"))
 _POSITION = _int(-2, _MAX_STEPS)  # among a loop's children; -1 is the last, -2 the first that is possible
@@ -129,6 +129,12 @@ def _is_prefetch_of_rows(value: Any) -> bool:
 _UNROLLED = _int(0, 1024)
 #: what the lowering reads, and what MetaSchedule leaves for its own later steps
 _ANNOTATIONS: Mapping[str, Check] = {
+    "permuted_layout": _FLAG,  # schedules.permuted refuses it where some access of a buffer lacks it
+    # a copy and its use, or two copies and what a pipeline of three becomes; TVM refuses what breaks a dependence, and
+    # waits for asynchronous copies by itself
+    "software_pipeline_async_stages": _one_of([0]),
+    "software_pipeline_order": _one_of([0, 1, 2], [0, 1, 2, 3, 4]),
+    "software_pipeline_stage": _one_of([0, 0, 1], *([0, 0, last, last, last] for last in range(1, 5))),
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,
     "pragma_loop_partition_hint": _FLAG,

@@ -24,8 +24,8 @@ from typing import Any
 import tvm
 
 __all__ = [
-    "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "native_caches",
-    "native_last_level", "reference_machine",
+    "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "gpu_of",
+    "native_caches", "native_last_level", "reference_machine",
 ]
 
 _SYSFS = Path("/sys/devices/system/cpu")
@@ -256,18 +256,20 @@ def _machine(target_json: str) -> CpuMachine:
 class GpuMachine:
     """A GPU: its multiprocessors, and what one of them and one block of threads have, in bytes and threads.
 
-    ``flops`` is the float32 peak of the whole GPU without tensor cores (a multiply-add counts 2), ``memory_rate`` and
-    ``l2_rate`` bytes a second that all multiprocessors together read from memory and from the second level.
+    ``lanes`` and ``tensor_lanes`` are the multiply-adds that a multiprocessor does in a cycle: of float32 without
+    tensor cores, and of 16-bit floats with them, which are added up in float32 (0: it has none). ``memory_rate`` and
+    ``l2_rate`` are bytes a second that all multiprocessors together read from memory and from the second level.
     """
 
     multiprocessors: int
-    flops: float
+    hz: float
+    lanes: int
+    tensor_lanes: int
     memory_rate: float
     l2_bytes: int
     shared_bytes: int  # that a block may ask for
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
-    hz: float = 1.6e9
     registers_per_multiprocessor: int = 65536  # of 32 bits
     registers_per_thread: int = 255
     threads_per_block: int = 1024
@@ -276,31 +278,73 @@ class GpuMachine:
     call_seconds: float = 1e-6
 
     @property
+    def flops(self) -> float:
+        """float32 operations a second of the whole GPU without tensor cores; a multiply-add counts 2."""
+        return 2.0 * self.lanes * self.multiprocessors * self.hz
+
+    def tensor_flops(self, bits: int = 16) -> float:
+        """Operations a second of the tensor cores on operands of so many bits: the fewer, the more (tf32 counts 32)."""
+        return 2.0 * self.tensor_lanes * self.multiprocessors * self.hz * 16 / bits
+
+    @property
     def l2_rate(self) -> float:
         """Taken as three times the memory's."""
         return 3.0 * self.memory_rate
 
+    def resident(self, threads: int, registers: int, shared: int) -> int:
+        """How many blocks of so many threads, registers a thread and bytes of shared memory run on a multiprocessor
+        at once; 0 where one does not fit. Registers are handed out to warps by eight for each thread, and a block's
+        shared memory takes a kilobyte more than it asks for (CUDA C++ Programming Guide, compute capabilities)."""
+        held = -(-registers // 8) * 8 * -(-threads // self.warp) * self.warp
+        return min(
+            self.blocks_per_multiprocessor, self.threads_per_multiprocessor // threads,
+            self.registers_per_multiprocessor // held, (self.shared_bytes + _RESERVED) // (shared + _RESERVED),
+        ) if registers <= self.registers_per_thread else 0
+
+
+#: bytes of shared memory that the system takes for each block
+_RESERVED = 1024
 
 #: by compute capability, the largest part of each
 GPUS: Mapping[str, GpuMachine] = {
-    "70": GpuMachine(80, 15.7e12, 0.90e12, 6 << 20, 98304, 2048, 32),
-    "75": GpuMachine(72, 16.3e12, 0.67e12, 6 << 20, 65536, 1024, 16),
-    "80": GpuMachine(108, 19.5e12, 1.55e12, 40 << 20, 166912, 2048, 32),
-    "86": GpuMachine(84, 29.8e12, 0.77e12, 6 << 20, 101376, 1536, 16),
-    "87": GpuMachine(16, 5.3e12, 0.20e12, 4 << 20, 166912, 1536, 16),
-    "89": GpuMachine(128, 73.0e12, 0.86e12, 64 << 20, 101376, 1536, 24),
-    "90": GpuMachine(132, 60.0e12, 3.35e12, 50 << 20, 232448, 2048, 32),
+    "70": GpuMachine(80, 1.53e9, 64, 512, 0.90e12, 6 << 20, 98304, 2048, 32),
+    "75": GpuMachine(72, 1.77e9, 64, 512, 0.67e12, 6 << 20, 65536, 1024, 16),
+    "80": GpuMachine(108, 1.41e9, 64, 1024, 1.55e12, 40 << 20, 166912, 2048, 32),
+    "86": GpuMachine(84, 1.74e9, 128, 512, 0.77e12, 6 << 20, 101376, 1536, 16),
+    "87": GpuMachine(16, 1.30e9, 128, 1024, 0.20e12, 4 << 20, 166912, 1536, 16),
+    "89": GpuMachine(142, 2.52e9, 128, 512, 0.96e12, 96 << 20, 101376, 1536, 24),
+    "90": GpuMachine(132, 1.78e9, 128, 2048, 3.35e12, 50 << 20, 232448, 2048, 32),
+    "100": GpuMachine(148, 1.85e9, 128, 4096, 8.00e12, 126 << 20, 232448, 2048, 32),
+    "120": GpuMachine(188, 2.62e9, 128, 512, 1.79e12, 128 << 20, 101376, 1536, 24),
 }
 _UNKNOWN_GPU = "80"
 
+#: figures of a GPU that a target's ``model`` may state: ``sms=114,ghz=1.75,memory=2000,l2=50M``
+_GPU_FACTS: Mapping[str, tuple[str, float]] = {
+    "sms": ("multiprocessors", 1), "ghz": ("hz", 1e9), "memory": ("memory_rate", 1e9),
+}
+
+
+def gpu_of(arch: str) -> GpuMachine | None:
+    """The largest GPU of an architecture (``sm_90``, ``sm_90a``), None for one that is not known."""
+    return GPUS.get(arch.removeprefix("sm_").rstrip("af"))
+
 
 def gpu_machine(target: tvm.target.Target) -> GpuMachine:
-    """The machine that a ``cuda`` target describes; limits of a block that the target states go first."""
+    """The machine that a ``cuda`` target describes: of several architectures the first, with what the target's
+    ``model`` says of it; limits of a block that the target states go first."""
     attrs = target.attrs
-    digits = "".join(c for c in str(attrs.get("arch", "")).split(",")[0] if c.isdigit())
-    found = GPUS.get(digits, GPUS[_UNKNOWN_GPU])
+    found = gpu_of(str(attrs.get("arch", "")).split(",")[0]) or GPUS[_UNKNOWN_GPU]
+    model = str(attrs.get("model", ""))
+    stated: dict[str, Any] = {
+        field: type(getattr(found, field))(float(value) * scale)
+        for name, (field, scale) in _GPU_FACTS.items()
+        for value in re.findall(rf"\b{name}=(\d+(?:\.\d+)?)(?![\w.])", model)[:1] if float(value)
+    }
+    if caches := _caches(model).get(2):
+        stated["l2_bytes"] = caches
     return replace(
-        found, shared_bytes=int(attrs.get("max_shared_memory_per_block", found.shared_bytes)),
+        found, **stated, shared_bytes=int(attrs.get("max_shared_memory_per_block", found.shared_bytes)),
         threads_per_block=int(attrs.get("max_threads_per_block", found.threads_per_block)),
         warp=int(attrs.get("thread_warp_size", found.warp)),
     )

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from schedules.growth import check_growth
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
+from schedules.permuted import check_permuted
 from schedules.reducers import register
 from schedules.space import InvalidDecision
 
@@ -45,6 +46,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidDecision(f"a trace must fit its function, but this one does not: {lines[-1]}") from error
     check_growth(func, sch.mod["main"])
+    check_permuted(sch.mod["main"])
     return sch
 
 

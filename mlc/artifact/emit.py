@@ -16,9 +16,9 @@ from tvm.relax import transform
 from mlc.artifact.link import find_linker, link_shared
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices
 from mlc.artifact.schedule import last_line
+from mlc.codegen import code_generation, pipeline
 from mlc.errors import BuildError, CodeGenerationError, MlcError
 from mlc.target import Target
-from schedules.lowering import PIPELINE
 
 __all__ = ["FINALISE", "finalise", "refusal", "shared_library"]
 
@@ -63,11 +63,9 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
     :class:`BuildError` where the code cannot be linked.
     """
     find_linker()  # says what is missing before minutes are spent
-    if target.kind == "cuda":
-        mod = _with_legal_names(mod)
-    with _code_generation(target):
+    with code_generation(target.tvm) as single:
         try:
-            executable = relax.build(mod, target.tvm, relax_pipeline=None, tir_pipeline=_pipeline(target))
+            executable = relax.build(mod, single, relax_pipeline=None, tir_pipeline=pipeline(single))
         except MlcError:
             raise
         except Exception as error:
@@ -89,9 +87,8 @@ def refusal(func: tirx.PrimFunc, target: Target) -> str:
     """Why a scheduled function does not compile alone, in one line; empty where it does."""
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     try:
-        with _code_generation(target):
-            tirx.build(_with_legal_names(mod) if target.kind == "cuda" else mod, target=target.tvm,
-                       pipeline=_pipeline(target))
+        with code_generation(target.tvm) as single:
+            tirx.build(mod, target=single, pipeline=pipeline(single))
     except Exception as error:
         return last_line(error)
     return ""
@@ -120,30 +117,3 @@ def _objects_in_memory(folder: Path) -> Iterator[Sequence[int]]:
             stack.callback(os.close, files[-1])
             Path(folder, name).symlink_to(f"/proc/self/fd/{files[-1]}")
         yield files
-
-
-def _pipeline(target: Target) -> str:
-    """The name of TVM's lowering for a target's tensor functions."""
-    return PIPELINE if target.kind == "llvm" else "default"
-
-
-@contextmanager
-def _code_generation(target: Target) -> Iterator[None]:
-    """What must be set while code is generated for a target."""
-    with ExitStack() as stack:
-        if target.kind == "cuda":
-            from mlc.artifact import cuda
-
-            stack.enter_context(cuda.code_generation(cuda.architectures(target)))
-            stack.enter_context(tvm.transform.PassContext(opt_level=3, config=cuda.PASS_CONFIG))
-        stack.enter_context(target.tvm)
-        yield
-
-
-def _with_legal_names(mod: tvm.IRModule) -> tvm.IRModule:
-    from mlc.artifact import cuda
-
-    functions = {
-        var: cuda.legal_names(func) if isinstance(func, tirx.PrimFunc) else func for var, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)

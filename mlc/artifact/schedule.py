@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from cost_model.roofline import analyse
+from mlc.codegen import prepared
 from mlc.errors import BuildError
 from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise, task_key
@@ -22,7 +23,6 @@ from mlc.sizes import free_sizes
 from mlc.target import Target
 from schedules import registry
 from schedules.free import usual_function
-from schedules.math import expand_math
 from schedules.space import InvalidDecision, Space, first_seed
 
 __all__ = ["BuiltFunction", "Lookup", "last_line", "ready", "schedule_functions"]
@@ -90,9 +90,7 @@ def schedule_functions(
 
 def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
     """A scheduled function as code is generated from it."""
-    if target.kind == "llvm":
-        func = expand_math(func)
-    return func.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
+    return prepared(func, target.tvm).with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
 
 
 def _called(mod: tvm.IRModule) -> list[str]:

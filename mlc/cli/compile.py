@@ -77,6 +77,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     if args.explain:
         document.update(_explanation(args.explain, exe.metadata["name"], decisions))
     if args.report:
+        document.update(_kernels(args.report, exe))
         document["report"] = str(_report(args, document, exe))
     return Outcome(document, lambda console: _render(args, document, console))
 
@@ -103,10 +104,21 @@ def _dumping(report: Path | None) -> Iterator[None]:
         del os.environ["MLC_DUMP_DIR"]
 
 
+def _kernels(report: Path, exe: Executable) -> dict[str, Any]:
+    """What the compiler made of a GPU's kernels, for the first architecture."""
+    if exe.metadata["kind"] != "cuda":
+        return {}
+    from mlc.codegen.inspection import dumped
+
+    arch = exe.metadata["target"].partition("/")[2].partition(",")[0]
+    found = dumped(Path(get("MLC_DUMP_DIR") or report / "ir"), arch)
+    return {"kernels": [kernel.to_json() for kernel in found]}
+
+
 def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable) -> Path:
     from mlc.log import layered
     from mlc.log.shipped import is_shipped
-    from mlc.report.html import CompileReport, FunctionRow, scripts, write
+    from mlc.report.html import CompileReport, FunctionRow, KernelRow, scripts, write
     from mlc.target import resolve
 
     functions = document["functions"]
@@ -125,7 +137,8 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     facts = [document["target"], f"{document['threads']} threads", fmt.bytes_(document["bytes"]),
              f"built in {document['seconds']:.1f} s", versions]
     every = [record for found in records.values() for record in found]
-    return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every))
+    compiled = [KernelRow(**kernel) for kernel in document.get("kernels", ())]
+    return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every, compiled))
 
 
 def _source(function: dict[str, Any]) -> str:

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mlc.config import get, physical_cores, user_log_path
 from mlc.cpu import HostCpu, cpu_model, host_cpu
+from mlc.gpu import driver, gpus
 from mlc.installation import installed, pins
 
 __all__ = ["Finding", "cpu_findings", "examine"]
@@ -231,26 +232,18 @@ def _cuda() -> Iterator[Finding]:
         yield Finding("nvcc", "ok", f"{release} at {nvcc}")
     else:
         yield Finding("nvcc", "note", f"no {get('MLC_NVCC')} on the PATH: models can't be built for cuda targets")
-    try:
-        driver: Any = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    library = driver()
+    if library is None:
         yield Finding("cuda driver", "note", "none: code for cuda targets can be built, but not run here")
         return
-    version, count = ctypes.c_int(), ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        yield Finding("cuda driver", "note", f"CUDA {_cuda_version(version.value)}, but no GPU answers")
-        return
-    names = ", ".join(_gpu(driver, index) for index in range(count.value))
-    yield Finding("cuda driver", "ok", f"CUDA {_cuda_version(version.value)}: {names}")
-
-
-def _gpu(driver: Any, index: int) -> str:
-    name, major, minor = ctypes.create_string_buffer(128), ctypes.c_int(), ctypes.c_int()
-    driver.cuDeviceGetName(name, 128, index)
-    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # compute capability, from cuda.h
-    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
-    return f"{name.value.decode()} (sm_{major.value}{minor.value})"
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    found = ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in gpus(library))
+    release = f"CUDA {_cuda_version(version.value)}"
+    if found:
+        yield Finding("cuda driver", "ok", f"{release}: {found}")
+    else:
+        yield Finding("cuda driver", "note", f"{release}, but no GPU answers")
 
 
 def _cuda_version(number: int) -> str:

@@ -80,7 +80,7 @@ def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
     return (
         transform.ConvertToDataflow(),
         transform.CanonicalizeBindings(),
-        *((precision.WidenFloats,) if target.kind == "llvm" else ()),
+        precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(integers=target.kind == "llvm"),
         *((precision.WeightOnlyProducts,) if target.kind == "llvm" else ()),
         Simplify,

@@ -15,10 +15,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
-from schedules.lowering import PIPELINE
-from schedules.math import expand_math
+from mlc.codegen import code_generation, pipeline
 
-__all__ = ["compile_hashed", "prepared"]
+__all__ = ["compile_hashed"]
 
 _LAST_SHARED_PASS = "tirx.MakePackedAPI"  # afterwards host and device code go separate ways
 
@@ -35,16 +34,10 @@ class _Lowered:
             self.code_hash = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) & (2**64 - 1):016x}"
 
 
-def prepared(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """A candidate's function as the compiled model has it."""
-    return expand_math(func) if target.kind.name == "llvm" else func
-
-
 def compile_hashed(func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Any, str]:
     """The runtime module of ``func`` and its code's hash. CPU code goes straight to memory, without a linker."""
     lowered = _Lowered()
-    with target, tvm.transform.PassContext(instruments=[lowered]):
-        pipeline = PIPELINE if target.kind.name == "llvm" else "default"
-        module = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target,
-                             tir_pipeline=pipeline).jit()
+    with code_generation(target, [lowered]) as single:
+        module = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), single,
+                             tir_pipeline=pipeline(single)).jit()
     return module, lowered.code_hash

@@ -34,16 +34,22 @@ def copies_of(size: int, constant_bytes: int, last_level_bytes: int) -> int:
 
 
 class Rotation:
-    """Calls ``function`` on each of ``arguments`` in turn, on and on."""
+    """Calls ``function`` on each of ``arguments`` in turn, on and on; ``synchronise`` waits for what a call has only
+    begun, on a GPU."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]],
+        synchronise: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._function, self._synchronise = function, synchronise
         self._turns: Iterator[Sequence[Any]] = itertools.cycle(arguments)
 
     def seconds(self, count: int) -> float:
         """Mean seconds of the next ``count`` calls, with half a microsecond for each call from here."""
         function, turns = self._function, list(itertools.islice(self._turns, count))
+        self._synchronise()
         start = time.perf_counter()
         for arguments in turns:
             function(*arguments)
+        self._synchronise()
         return (time.perf_counter() - start) / count

@@ -20,14 +20,15 @@ import tvm_ffi
 from tvm import tirx
 
 from mlc import threads
+from mlc.codegen import prepared
 from mlc.graph.task import from_json
 from mlc.measure.data import STYLES, Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.gauge import Gauge, undisturbed
-from mlc.measure.lowered import compile_hashed, prepared
+from mlc.measure.lowered import compile_hashed
 from mlc.measure.protocol import Message
 from mlc.measure.rotation import Rotation, copies_of
 from mlc.measure.timing import Plan, time_candidate
-from schedules.machine import native_last_level
+from schedules.machine import gpu_machine, native_last_level
 from schedules.trace import replay
 
 __all__ = ["Failure", "Workbench", "params_of"]
@@ -325,8 +326,9 @@ def _turns(
     """Argument lists with weights of their own, so many that a call finds them as cold as the model does."""
     constants = [i for i in job["constants"] if not params[i].output]
     size = sum(_size(params[i]) for i in constants)
-    on_cpu = tvm.target.Target(job["target"]).kind.name == "llvm"
-    count = copies_of(size, job["constant_bytes"], native_last_level()) if on_cpu else 1
+    target = tvm.target.Target(job["target"])
+    last_level = native_last_level() if target.kind.name == "llvm" else gpu_machine(target).l2_bytes
+    count = copies_of(size, job["constant_bytes"], last_level)
     turns = [tensors]
     while len(turns) < count:
         turns.append([tvm.runtime.tensor(arrays[i], device) if i in constants else t for i, t in enumerate(tensors)])
@@ -362,7 +364,8 @@ def _reinterpret(array: np.ndarray, dtype: str) -> np.ndarray:
 def _timer(built: _Built, device: Any, data: _Data) -> Callable[[int], float]:
     """Mean seconds a call of so many calls; activations stay in the caches, as far as they fit, between calls."""
     if len(data.turns) > 1:
-        return Rotation(built.function, data.turns).seconds
+        synchronise = () if device == tvm.cpu(0) else (device.sync,)
+        return Rotation(built.function, data.turns, *synchronise).seconds
 
     def seconds(count: int) -> float:
         evaluator = built.module.time_evaluator("main", device, number=count, repeat=1)

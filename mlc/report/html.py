@@ -20,7 +20,7 @@ from mlc.text import as_html
 if TYPE_CHECKING:
     from mlc.log.record import Record
 
-__all__ = ["CompileReport", "FunctionRow", "check_folder", "document", "page", "scripts", "write"]
+__all__ = ["CompileReport", "FunctionRow", "KernelRow", "check_folder", "document", "page", "scripts", "write"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #0072B2; --mute: #888; }
@@ -58,6 +58,21 @@ class FunctionRow:
 
 
 @dataclass(frozen=True)
+class KernelRow:
+    """What the compiler made of a GPU's kernel; ``blocks`` of ``threads`` run on a multiprocessor at once."""
+
+    name: str
+    arch: str
+    threads: int
+    blocks: int
+    registers: int
+    stack_bytes: int
+    spilled_bytes: int
+    shared_bytes: int
+    instructions: dict[str, int]
+
+
+@dataclass(frozen=True)
 class CompileReport:
     """What the page shows. ``facts`` stand under the title; ``records`` are the log's, for the curves."""
 
@@ -65,6 +80,7 @@ class CompileReport:
     facts: Sequence[str]
     functions: Sequence[FunctionRow]
     records: Sequence[Record] = ()
+    kernels: Sequence[KernelRow] = ()
 
 
 def check_folder(folder: Path) -> None:
@@ -94,7 +110,8 @@ def scripts(dump: Path) -> dict[str, str]:
 def page(report: CompileReport) -> str:
     """The whole document."""
     return document(report.title, report.facts, [
-        "<h2>Functions</h2>", *_functions(report.functions), *_tuning(report.records), *_scripts(report.functions),
+        "<h2>Functions</h2>", *_functions(report.functions), *_kernels(report.kernels), *_tuning(report.records),
+        *_scripts(report.functions),
     ])
 
 
@@ -134,6 +151,23 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
             f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{as_html(row.space)}</td>'
             f"<td>{source}</td></tr>"
         )
+    yield "</tbody></table>"
+
+
+def _kernels(rows: Sequence[KernelRow]) -> Iterable[str]:
+    if not rows:
+        return
+    yield (f"<h2>Kernels</h2><p>For {as_html(rows[0].arch)}. A spilled register or an array on the stack goes through "
+           "memory; a multiprocessor runs as many blocks at once as registers, shared memory and threads allow.</p>")
+    heads = ("threads", "blocks an SM", "registers", "spilled", "stack", "shared")
+    yield ("<table><thead><tr><th>kernel</th>" + "".join(f'<th class="n">{head}</th>' for head in heads)
+           + "<th>instructions</th></tr></thead><tbody>")
+    for row in rows:
+        numbers = (str(row.threads), str(row.blocks), str(row.registers), fmt.bytes_(row.spilled_bytes),
+                   fmt.bytes_(row.stack_bytes), fmt.bytes_(row.shared_bytes))
+        counted = as_html(" ".join(f"{opcode}={count}" for opcode, count in row.instructions.items()))
+        yield (f"<tr><td>{as_html(row.name)}</td>" + "".join(f'<td class="n">{number}</td>' for number in numbers)
+               + f"<td><code>{counted}</code></td></tr>")
     yield "</tbody></table>"
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlc.measure.data import numpy_dtype
+
 if TYPE_CHECKING:
     from tvm import te, tirx
 
@@ -56,18 +58,20 @@ class Case:
         types = [([int(extent) for extent in p.shape], str(p.dtype)) for p in self.func().params]
         if given is None:
             given = [self._random(rng, i, *each) for i, each in enumerate(types[:count])]
-        return given, [np.full(shape, np.nan if dtype.startswith("float") else 99, dtype)
+        return given, [np.full(shape, np.nan if "float" in dtype else 99, numpy_dtype(dtype))
                        for shape, dtype in types[count:]]
 
     def _random(self, rng: np.random.Generator, position: int, shape: list[int], dtype: str) -> np.ndarray:
-        if dtype.startswith("float"):
-            return rng.uniform(self.low, 2.0, shape).astype(dtype)
+        if "float" in dtype:
+            return rng.uniform(self.low, 2.0, shape).astype(numpy_dtype(dtype))
+        if dtype == "int8":
+            return rng.integers(-128, 128, shape).astype(dtype)
         return rng.integers(0, 2 if dtype == "bool" else self.high.get(position, 100), shape).astype(dtype)
 
     def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
         """How far the outputs are from the reference, to compare with ``rtol``; infinite where an integer differs or a
         result is not finite. Raises ``ValueError`` for outputs of another number or shape."""
-        found = self.reference(*(a.astype("float64") if a.dtype.kind == "f" else a for a in inputs))
+        found = self.reference(*map(_exact, inputs))
         wanted = [np.asarray(each) for each in (found if isinstance(found, tuple | list) else [found])]
         if [a.shape for a in outputs] != [a.shape for a in wanted]:
             raise ValueError(f"results must have the reference's shapes {[a.shape for a in wanted]}, "
@@ -75,8 +79,13 @@ class Case:
         return max(map(_difference, outputs, wanted))
 
 
+def _exact(array: np.ndarray) -> np.ndarray:
+    """The same values in the widest type of their kind."""
+    return array.astype("float64") if "float" in str(array.dtype) else array
+
+
 def _difference(got: np.ndarray, want: np.ndarray) -> float:
-    if got.dtype.kind != "f":
+    if "float" not in str(got.dtype):
         return 0.0 if np.array_equal(got, want) else float("inf")
     if not got.size:
         return 0.0

@@ -13,10 +13,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from mlc.testing.cases import Case
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "product_case"]
 
 #: sums in another order than the reference's, and the GPU's own exponentials
 _TOLERANCE = 5e-5
+#: of products of 16-bit floats, whose sums are float32 but whose results may be rounded to 16 bits
+_TOLERANCES = {"float16": 1e-3, "bfloat16": 3e-3}
 
 
 def _case(
@@ -34,7 +36,8 @@ def _case(
         built = build(*inputs)
         return [*inputs, *([built] if isinstance(built, te.Tensor) else built)]
 
-    return Case(name, tensors, reference, _TOLERANCE, high or {}, space=space, index=index)
+    rtol = max([_TOLERANCE, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
+    return Case(name, tensors, reference, rtol, high or {}, space=space, index=index)
 
 
 def _conv(x: Any, w: Any, stride: int = 1, pad: int = 0, groups: int = 1, dilation: int = 1) -> np.ndarray:
@@ -83,8 +86,11 @@ def _conv_residual(data: Any, weight: Any, bias: Any, other: Any) -> Any:
     return topi.nn.relu(topi.add(topi.add(_topi_conv(data, weight, 2, 1), bias), other))
 
 
-def _product(transposed: bool = False, activation: bool = False) -> Callable[..., Any]:
-    """Matrix product over the last two dimensions, leading ones broadcast; with bias and exact GELU on demand."""
+def _product(
+    transposed: bool = False, activation: bool = False, total: str = "", result: str = "",
+) -> Callable[..., Any]:
+    """Matrix product over the last two dimensions, leading ones broadcast; with bias and exact GELU on demand.
+    ``total`` is the type of the sums where it is not the operands', ``result`` one that they are cast to."""
 
     def build(a: Any, b: Any, *bias: Any) -> Any:
         from tvm import te
@@ -97,7 +103,8 @@ def _product(transposed: bool = False, activation: bool = False) -> Callable[...
 
         def point(*i: Any) -> Any:
             inner = (i[-1], k) if transposed else (k, i[-1])
-            return te.sum(a[(*i[:-1], k)] * b[(*i[lead - (len(b.shape) - 2) : lead], *inner)], axis=k)
+            x, y = a[(*i[:-1], k)], b[(*i[lead - (len(b.shape) - 2) : lead], *inner)]
+            return te.sum(x.astype(total) * y.astype(total) if total else x * y, axis=k)
 
         product = te.compute((*a.shape[:-1], columns), point, "product")
         if bias:
@@ -109,7 +116,37 @@ def _product(transposed: bool = False, activation: bool = False) -> Callable[...
             product = te.compute(
                 product.shape, lambda *i: product(*i) * half * (tirx.const(1.0, "float32") + te.erf(product(*i) * root))
             )
-        return product
+        return topi.cast(product, result) if result else product
+
+    return build
+
+
+def product_case(
+    name: str, a: tuple[int, int], b: tuple[int, int], dtype: str, total: str, transposed: bool = False
+) -> Case:
+    """A product of two matrices of ``dtype``, the second by columns if ``transposed``, added up in ``total``."""
+    def reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        wide = [each.astype("int64") if total == "int32" else each for each in (x, y)]
+        return wide[0] @ (wide[1].T if transposed else wide[1])
+
+    return _case(name, "cuda.mma", (a, b), _product(transposed, total=total), reference, (dtype, dtype))
+
+
+def _columns_first(a: Any, b: Any) -> Any:
+    """Product of ``a`` as ``[k, m]`` with ``b`` as ``[k, n]``, added up in float32."""
+    from tvm import te
+
+    k = te.reduce_axis((0, a.shape[0]), "k")
+    return te.compute((a.shape[1], b.shape[1]), lambda i, j: te.sum(
+        a[k, i].astype("float32") * b[k, j].astype("float32"), axis=k), "product")
+
+
+def _conv_wide(pad: int) -> Callable[..., Any]:
+    """Convolution of 16-bit floats added up in float32, with bias and ReLU, rounded to 16 bits."""
+    def build(data: Any, weight: Any, bias: Any) -> Any:
+        topi = _topi()
+        product = topi.nn.conv2d_nchw(data, weight, 1, pad, 1, out_dtype="float32")
+        return topi.cast(topi.nn.relu(topi.add(product, bias)), data.dtype)
 
     return build
 
@@ -208,6 +245,22 @@ CASES: tuple[Case, ...] = (
         "dense_then_transpose", "cuda.gemm", ((21, 30), (30, 37)),
         lambda a, b: _topi().transpose(_product()(a, b), (1, 0)), lambda a, b: (a @ b).T,
     ),
+    _case("mma_f16_odd", "cuda.mma", ((67, 100), (100, 52), (52,)), _product(activation=True, total="float32"),
+          lambda a, b, c: _gelu(a @ b + c), ("float16", "float16", "float32")),
+    _case("mma_f16_single", "cuda.mma", ((35, 75), (75, 51)), _product(total="float32", result="float16"),
+          lambda a, b: a @ b, ("float16", "float16")),
+    _case("mma_f16_columns_first", "cuda.mma", ((96, 64), (96, 80)), _columns_first, lambda a, b: a.T @ b,
+          ("float16", "float16")),
+    _case("mma_f16_batched", "cuda.mma", ((2, 48, 64), (2, 64, 64)), _product(True, total="float32"),
+          lambda a, b: a @ b.swapaxes(-1, -2), ("float16", "float16")),
+    _case("mma_bf16", "cuda.mma", ((40, 136), (136, 64), (64,)), _product(total="float32"),
+          lambda a, b, c: a @ b + c, ("bfloat16", "bfloat16", "float32")),
+    _case("mma_s8_rows_first", "cuda.mma", ((40, 144), (144, 48)), _product(total="int32"),
+          lambda a, b: a.astype("int64") @ b.astype("int64"), ("int8", "int8")),
+    _case("mma_conv1x1", "cuda.mma", ((2, 64, 6, 10), (40, 64, 1, 1), (1, 40, 1, 1)), _conv_wide(0),
+          lambda x, w, b: np.maximum(_conv(x, w) + b, 0), ("float16", "float16", "float32")),
+    _case("mma_conv3x3", "cuda.mma", ((1, 16, 9, 11), (24, 16, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
+          lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32")),
     _case("vector_matrix", "cuda.reduce", ((1, 100), (100, 33), (33,)), _product(), lambda a, b, c: a @ b + c),
     _case("vector_matrix_transposed", "cuda.reduce", ((1, 96), (35, 96)), _product(True), lambda a, b: a @ b.T),
     _case("softmax", "cuda.rows", ((3, 5, 37),), lambda x: _topi().nn.softmax(x), lambda x: _softmax(x, -1)),

@@ -1,7 +1,9 @@
 // Runs the kernels that TVM generates for CUDA on a CPU, one thread block after another, one fiber for each thread.
 //
-// A fiber runs until it waits for a barrier or a shuffle, so between two barriers the threads run strictly one after
-// another, first to last and last to first in turn: a value read before the barrier that should order it is wrong.
+// A fiber runs until it waits for a barrier or a shuffle, and a warp until it waits for the block. So between two
+// barriers of a block one warp is far ahead of the others, and between two of a warp one thread, the first and the last
+// in turn: a value that is read before the barrier that should order it is wrong.
+// Shared memory holds poison, NaN in every type of floats, when a block begins.
 // The includer defines the kernels and calls emulate(grid, block, kernel).
 #include <ucontext.h>
 
@@ -39,11 +41,73 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+using char2 = Two<signed char>;
+using char4 = Four<signed char>;
+static inline char2 make_char2(signed char x, signed char y) { return {x, y}; }
+static inline char4 make_char4(signed char x, signed char y, signed char z, signed char w) { return {x, y, z, w}; }
+using uint2 = Two<unsigned>;
+using uint4 = Four<unsigned>;
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// 16-bit floats: stored as bits, rounded to nearest even, computed with as float32 and rounded after each operation
+static inline uint32_t bits_of(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
+static inline float float_of(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
+struct half {
+  uint16_t bits;
+  half() = default;
+  half(float x) {
+    uint32_t b = bits_of(x), sign = b >> 16 & 0x8000, magnitude = b & 0x7fffffff;
+    if (magnitude > 0x7f800000) bits = uint16_t(sign | 0x7e00);
+    else if (magnitude >= 0x477ff000) bits = uint16_t(sign | 0x7c00);  // at least half a unit beyond the largest
+    else if (magnitude < 0x38800000)  // below the normal numbers: steps of 2^-24
+      bits = uint16_t(sign | uint32_t(std::nearbyint(double(float_of(magnitude)) * 16777216.0)));
+    else bits = uint16_t(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - 0x1c000);
+  }
+  operator float() const {
+    uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
+    if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * float(mantissa) * 0x1p-24f;
+    return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
+  }
+};
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  nv_bfloat16(float x) {
+    uint32_t b = bits_of(x);
+    bits = (b & 0x7fffffff) > 0x7f800000 ? uint16_t(b >> 16 | 0x40) : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+  }
+  operator float() const { return float_of(uint32_t(bits) << 16); }
+};
+// float32 of which the tensor cores take the upper 19 bits
+struct tensor_float {
+  uint32_t bits;
+  operator float() const { return float_of(bits & 0xffffe000); }
+};
+using __half = half;
+using __nv_bfloat16 = nv_bfloat16;
+using half2 = Two<half>;
+using half4 = Four<half>;
+using nv_bfloat162 = Two<nv_bfloat16>;
+using nv_bfloat164 = Four<nv_bfloat16>;
+static inline float __half2float(half x) { return x; }
+static inline half __float2half_rn(float x) { return x; }
+static inline float __bfloat162float(nv_bfloat16 x) { return x; }
+static inline nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
+static inline half2 make_half2(half x, half y) { return {x, y}; }
+static inline half4 make_half4(half x, half y, half z, half w) { return {x, y, z, w}; }
+static inline unsigned __pack_half2(half x, half y) { return unsigned(y.bits) << 16 | x.bits; }
+static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return unsigned(y.bits) << 16 | x.bits; }
 
 namespace emulator {
 enum State { kReady, kBlockBarrier, kWarpBarrier, kDone };
 constexpr unsigned kWarp = 32;
 constexpr size_t kStack = 64 * 1024;
+constexpr size_t kSharedBytes = 256 * 1024;
+constexpr int kPoison = 0xff;
+alignas(1024) static unsigned char shared_memory[kSharedBytes];
+static size_t static_shared;  // bytes of `__shared__` arrays, which lie behind each other
 
 struct Fiber { ucontext_t context; State state; Index index; uint64_t slot; std::vector<char> stack; };
 static std::vector<Fiber> fibers;
@@ -78,27 +142,47 @@ static bool release(size_t from, size_t to, State state) {
   return any;
 }
 
-static void run_block() {
-  for (bool forward = true;; forward = !forward) {
-    bool ran = false;
-    for (size_t n = 0; n < fibers.size(); ++n) {
-      current = forward ? n : fibers.size() - 1 - n;
+// Run a warp until its threads wait for the block or are done.
+static void run_warp(size_t from, size_t to, bool& forward) {
+  do {
+    for (size_t n = from; n < to; ++n) {
+      current = forward ? n : to - 1 - (n - from);
       if (fibers[current].state != kReady) continue;
-      ran = true;
       threadIdx = fibers[current].index;
       swapcontext(&scheduler, &fibers[current].context);
     }
-    bool released = false;
-    for (size_t w = 0; w < fibers.size(); w += kWarp)
-      released |= release(w, std::min<size_t>(fibers.size(), w + kWarp), kWarpBarrier);
-    if (!released) released = release(0, fibers.size(), kBlockBarrier);
-    if (released) continue;
-    if (!ran && !std::all_of(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.state == kDone; }))
-      fail("some threads of a block wait at a barrier that the others never reach");
-    if (!ran) return;
-  }
+    forward = !forward;
+  } while (release(from, to, kWarpBarrier));
+}
+
+static void run_block() {
+  size_t warps = (fibers.size() + kWarp - 1) / kWarp;
+  bool up = true, forward = true;
+  do {
+    for (size_t n = 0; n < warps; ++n) {
+      size_t warp = up ? n : warps - 1 - n;
+      run_warp(warp * kWarp, std::min<size_t>(fibers.size(), (warp + 1) * kWarp), forward);
+    }
+    up = !up;
+  } while (release(0, fibers.size(), kBlockBarrier));
+  if (!std::all_of(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.state == kDone; }))
+    fail("some threads of a block wait at a barrier that the others never reach");
+}
+
+// An array that the block's threads share; each declaration in the source has a number of its own.
+template <typename T, size_t kCount, int kNumber> static T* shared_array() {
+  static size_t at = (static_shared + 63) / 64 * 64;
+  static bool placed = (static_shared = at + kCount * sizeof(T), true);
+  if (!placed || static_shared > kSharedBytes) fail("a block's arrays must fit shared memory");
+  return reinterpret_cast<T*>(shared_memory + at);
 }
 }  // namespace emulator
+
+static inline unsigned __cvta_generic_to_shared(const void* p) {
+  return unsigned(static_cast<const unsigned char*>(p) - emulator::shared_memory);
+}
+
+#include "cuda_ptx.h"
 
 static void emulate(Index grid, Index block, const std::function<void()>& kernel) {
   using namespace emulator;
@@ -119,7 +203,10 @@ static void emulate(Index grid, Index block, const std::function<void()>& kernel
           f.context.uc_link = nullptr;
           makecontext(&f.context, start, 0);
         }
+        std::memset(shared_memory, kPoison, kSharedBytes);
+        ptx::start_block();
         run_block();
+        ptx::end_block();
       }
 }
 

@@ -11,39 +11,65 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mlc.artifact.cuda import legal_names
+from mlc.codegen.cuda import PASS_CONFIG, legal_names
+from mlc.testing.cuda_asm import emulated
+from schedules.cuda.lowering import PIPELINE
 
 if TYPE_CHECKING:
     import tvm
     from tvm import tirx
 
-__all__ = ["cuda_source", "run"]
+__all__ = ["Cost", "Launch", "cuda_source", "run", "run_source"]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
 
 
-def run(func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+class Cost(NamedTuple):
+    """What one access in the source cost: ``taken`` waves of shared memory or sectors of global memory in all requests
+    of warps, and the least that so many bytes could take."""
+
+    what: str
+    shared: bool
+    bytes: int
+    requests: int
+    taken: int
+    least: int
+
+
+class Launch(NamedTuple):
+    """The shape of a kernel's grid and of its blocks."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+def run(
+    func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray]
+) -> list[Cost]:
     """Build the scheduled ``func`` for a CUDA ``target`` and run its kernels; ``outputs`` are written in place.
 
     Raises ``RuntimeError`` where the kernels do not compile, crash, or leave threads at a barrier.
     """
     func = legal_names(func)
-    source = cuda_source(func, target)
     arrays = {_identifier(p): a for p, a in zip(func.params, (*inputs, *outputs), strict=True)}
     inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")]
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
-    launches = list(_launches(func))
+    return run_source(cuda_source(func, target), list(_launches(func)), arrays)
+
+
+def run_source(source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray]) -> list[Cost]:
+    """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place."""
     with tempfile.TemporaryDirectory(prefix="mlc-emulator-") as name:
         folder = Path(name)
         for key, array in arrays.items():
@@ -52,8 +78,10 @@ def run(func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray]
         (folder / "kernels.cc").write_text(text)
         _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{name}/kernels", f"{name}/kernels.cc")
         _call(f"{name}/kernels")
-        for parameter, array in zip(func.params[len(inputs) :], outputs, strict=True):
-            array[...] = np.fromfile(folder / _identifier(parameter), array.dtype).reshape(array.shape)
+        for key, array in arrays.items():
+            array[...] = np.fromfile(folder / key, array.dtype).reshape(array.shape)
+        rows = (line.split("\t") for line in (folder / "costs").read_text().splitlines())
+        return [Cost(what, shared == "1", *map(int, numbers)) for what, shared, *numbers in rows]
 
 
 def _identifier(buffer: Any) -> str:
@@ -61,8 +89,8 @@ def _identifier(buffer: Any) -> str:
     return re.sub(r"\W", "_", str(buffer.name))
 
 
-def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
-    """The CUDA source that TVM writes for ``func``."""
+def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()) -> str:
+    """The CUDA source that TVM writes for ``func``, watched by ``instruments``."""
     import tvm
 
     captured: list[str] = []
@@ -74,9 +102,10 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     with (
         _registered("tvm_callback_cuda_postproc", keep),
         _registered("tvm_callback_cuda_compile", lambda _code: b"not needed"),
-        tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}),
+        tvm.transform.PassContext(config=dict(PASS_CONFIG), instruments=list(instruments)),
     ):
-        tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)
+        tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target,
+                    tir_pipeline=PIPELINE)
     return captured[0]
 
 
@@ -96,8 +125,8 @@ def _registered(name: str, function: Any) -> Iterator[None]:
             tvm.register_global_func(name, previous, override=True)
 
 
-def _launches(func: tirx.PrimFunc) -> Iterator[dict[str, int]]:
-    """For each kernel in order: the extent of every thread axis it uses."""
+def _launches(func: tirx.PrimFunc) -> Iterator[Launch]:
+    """The kernels of a scheduled function, in order."""
     import tvm_ffi
     from tvm import tirx as tir
 
@@ -110,27 +139,38 @@ def _launches(func: tirx.PrimFunc) -> Iterator[dict[str, int]]:
                 extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
 
         tvm_ffi.structural_walk(nest, (tir.For, visit), order="post")
-        yield extents
+        yield Launch(*((extents.get(f"{axis}.x", 1), extents.get(f"{axis}.y", 1), extents.get(f"{axis}.z", 1))
+                       for axis in ("blockIdx", "threadIdx")))
 
 
-def _program(source: str, launches: list[dict[str, int]], sizes: dict[str, int], folder: Path) -> str:
+def _program(source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path) -> str:
     kernels = list(_KERNEL.finditer(source))
     if len(kernels) != len(launches):
         raise RuntimeError(f"one kernel for each nest is needed, got {len(kernels)} for {len(launches)} nests")
-    code = source[source.index('extern "C" __global__') :].replace("__shared__ alignas(64)", "alignas(64) static")
+    code = emulated(_in_cpp(source))
     lines = [f'#include "{_HEADER}"', code, "int main() {"]
     for key, size in sizes.items():
         lines.append(f'  char* {key}_ptr = (char*)aligned_alloc(64, {-(-size // 64) * 64});')
         lines.append(f'  {{ FILE* f = fopen("{folder / key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
-    for kernel, extents in zip(kernels, launches, strict=True):
-        axes = ([str(extents.get(f"{axis}.{d}", 1)) for d in "xyz"] for axis in ("blockIdx", "threadIdx"))
-        grid, block = map(", ".join, axes)
+    for kernel, launch in zip(kernels, launches, strict=True):
+        grid, block = (", ".join(map(str, extents)) for extents in launch)
         parameters = [p.strip() for p in kernel[2].split(",")]
         arguments = ", ".join(_argument(p) for p in parameters)
         lines.append(f"  emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }});")
     for key, size in sizes.items():
         lines.append(f'  {{ FILE* f = fopen("{folder / key}", "wb"); fwrite({key}_ptr, 1, {size}, f); fclose(f); }}')
+    lines.append(f'  ptx::write_costs("{folder / "costs"}");')
     return "\n".join([*lines, "}", ""])
+
+
+def _in_cpp(source: str) -> str:
+    """The kernels and what they call, behind the declarations that ``cuda_emulator.h`` has too."""
+    first = source.index('extern "C" __global__')
+    code = source[source.rindex("#endif", 0, first) + len("#endif") :]
+    code = re.sub(r"extern __shared__ __align__\(\d+\) ([\w ]+?) (\w+)\[\];",
+                  r"\1* \2 = (\1*)emulator::shared_memory;", code)
+    return re.sub(r"__shared__ alignas\(64\) ([\w ]+?) (\w+)\[(\d+)\];",
+                  r"\1* \2 = emulator::shared_array<\1, \3, __COUNTER__>();", code)
 
 
 def _argument(parameter: str) -> str:

@@ -19,7 +19,10 @@ __all__ = ["run", "twin"]
 _DROPPED = frozenset({"Bind", "Tensorize"})
 #: instructions whose last attribute names the memory that a buffer lives in
 _SCOPED = frozenset({"CacheRead", "CacheWrite", "SetScope", "ReIndexCacheRead", "ReIndexCacheWrite"})
-_DROPPED_ANNOTATIONS = frozenset({"software_pipeline_async_stages"})
+#: a pipeline is unrolled into copies of the loop, which the emulator runs as they are
+_DROPPED_ANNOTATIONS = frozenset({
+    "permuted_layout", "software_pipeline_async_stages", "software_pipeline_order", "software_pipeline_stage",
+})
 
 
 def twin(sch: s_tir.Schedule, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -45,7 +48,8 @@ def _on_cpu(inst: Any) -> Any:
         return inst
     from tvm import s_tir as schedulable
 
-    attrs = ["global" if isinstance(a, str) and a.split(".")[0] in ("shared", "local") else a for a in inst.attrs]
+    inner = ("shared", "local", "warp")
+    attrs = ["global" if isinstance(a, str) and a.split(".")[0] in inner else a for a in inst.attrs]
     return schedulable.schedule.Instruction(inst.kind, inst.inputs, attrs, inst.outputs)
 
 

@@ -1,7 +1,8 @@
 """The self-test of a tensor intrinsic, from what its entry says of itself.
 
 The loops that it describes and the function that stands for them are built and run on the same data, random with
-extremes, and compared with the entry's numpy; so any entry is tested, and on whatever can run its instruction.
+extremes, and compared with the entry's numpy; so any entry is tested, and on whatever can run its instruction. What a
+warp of a GPU does together becomes a kernel of one warp, between copies from and to ordinary memory.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
     from schedules.intrin import Intrinsic
 
-__all__ = ["largest_errors"]
+__all__ = ["is_for_warps", "kernel_of", "largest_errors", "on_cpu"]
 
 #: builds the one function of a module, calls it on arrays, and returns them as they are afterwards
 Run = Callable[["tvm.IRModule", list[np.ndarray]], list[np.ndarray]]
@@ -44,10 +46,81 @@ def largest_errors(intrinsic: Intrinsic, run: Run, seed: int = 0) -> tuple[float
     found = []
     for func in (description, intrinsic.implementation(description)):
         got = run(tvm.IRModule({"main": func}), [a.copy() for a in arrays])[-1]
+        scale = np.abs(expected).max() or 1
         if got.shape != expected.shape:
             raise ValueError(f"{intrinsic.name} must specify a result of the shape {got.shape}, got {expected.shape}")
-        found.append(float(np.abs(got.astype(expected.dtype) - expected).max() / np.abs(expected).max()))
+        found.append(float(np.abs(got.astype(expected.dtype) - expected).max() / scale))
     return found[0], found[1]
+
+
+def is_for_warps(func: tirx.PrimFunc) -> bool:
+    """Whether a function binds loops to threads."""
+    import tvm_ffi
+    from tvm import tirx as tir
+
+    bound: list[bool] = []
+    tvm_ffi.structural_walk(func.body, [(tir.For, lambda loop: bound.append(loop.thread_binding is not None))])
+    return any(bound)
+
+
+def on_cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A description with all its buffers in ordinary memory."""
+    return _with_buffers(func, lambda _scope: "global")[0]
+
+
+def kernel_of(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A kernel of one warp that does what ``func`` does to buffers of its scopes; the parameters lie in ordinary
+    memory."""
+    from tvm import s_tir
+    from tvm import tirx as tir
+
+    inner, buffers = _with_buffers(func, lambda scope: scope)
+    outer = [tir.decl_buffer(buffer.shape, buffer.dtype, f"outer{i}") for i, buffer in enumerate(buffers)]
+    # threads that store a result for others need no old one, and nothing would keep the two apart
+    old = [i for i, buffer in enumerate(buffers) if buffer is not buffers[-1] or buffer.scope() == "warp"]
+    steps = [_copied(outer[i], buffers[i]) for i in old]
+    steps += [inner.body, _copied(buffers[-1], outer[-1])]
+    body = _bound(tir.Var("bx", "int32"), 1, "blockIdx.x", tir.SeqStmt(steps))
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
+    return tir.PrimFunc(outer, s_tir.SBlockRealize([], True, root)).with_attr("s_tir", True)
+
+
+def _with_buffers(func: tirx.PrimFunc, scope: Callable[[str], str]) -> tuple[tirx.PrimFunc, list[tirx.Buffer]]:
+    """The function on dense buffers of other scopes."""
+    import tvm
+    import tvm_ffi
+    from tvm import tirx as tir
+
+    buffers, known = [], {}
+    for i, param in enumerate(func.params):
+        shape = [int(extent) for extent in param.shape]
+        buffers.append(tir.decl_buffer(shape, param.dtype, f"inner{i}", scope=scope(param.scope())))
+        known[param] = buffers[-1]
+        steps = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        symbols = [*zip(param.strides, steps, strict=False), (param.elem_offset, 0)]
+        known |= {symbol: tir.const(value, symbol.ty.dtype) for symbol, value in symbols if isinstance(symbol, tir.Var)}
+    body = tvm_ffi.structural_map(func.body, (tvm.ir.Var, lambda var: known.get(var, var)), order="pre")
+    return tir.PrimFunc(buffers, body, attrs=func.attrs), buffers
+
+
+def _bound(variable: tirx.Var, extent: int, axis: str, body: tirx.Stmt) -> tirx.For:
+    from tvm import tirx as tir
+
+    binding = tir.IterVar(None, tir.Var(axis, "int32"), tir.IterVar.ThreadIndex, axis)
+    return tir.For(variable, 0, extent, tir.ForKind.THREAD_BINDING, body, binding)
+
+
+def _copied(source: tirx.Buffer, target: tirx.Buffer) -> tirx.Stmt:
+    """Rows are dealt out to the lanes of a warp; of a fragment, each lane's own."""
+    from tvm import tirx as tir
+
+    rows, columns = (int(extent) for extent in source.shape)
+    lane, turn, column = (tir.Var(name, "int32") for name in ("lane", "turn", "column"))
+    row = turn * min(rows, 32) + lane
+    store = tir.BufferStore(target, tir.BufferLoad(source, [row, column]), [row, column])
+    across = tir.For(column, 0, columns, tir.ForKind.SERIAL, store)
+    inside = tir.For(turn, 0, -(-rows // 32), tir.ForKind.SERIAL, across)
+    return _bound(lane, 32, "threadIdx.x", inside if rows >= 32 else tir.IfThenElse(lane < rows, inside, None))
 
 
 def _data(rng: np.random.Generator, shape: list[int], dtype: str, sums: bool) -> np.ndarray:

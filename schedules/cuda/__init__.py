@@ -6,9 +6,10 @@ from schedules.cuda.conv import ImplicitGemm
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.fallback import Fallback
 from schedules.cuda.gemm import TiledGemm
+from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.reduction import Reduce, Rows
 from schedules.space import Space
 
 __all__ = ["SPACES"]
 
-SPACES: tuple[Space, ...] = (TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback())
+SPACES: tuple[Space, ...] = (TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback())

@@ -40,6 +40,7 @@ class Contraction:
     lhs_is_a: bool
     windowed: bool
     bits: int  # of the wider operand's elements
+    types: tuple[str, str, str]  # of the elements of A, B and C
     index: str = "int64"  # the type of the function's indices
     run_a: str = K
     run_b: str = N
@@ -182,10 +183,12 @@ def _roles(info: BlockInfo, group: tuple[int, int] | None) -> Contraction | None
     if not {M, N, K} <= set(roles):
         return None
     bits = max(tvm.runtime.DataType(str(load.source.dtype)).bits for load in operands)
+    a, b = operands if lhs_is_a else operands[::-1]
+    types = (str(a.source.dtype), str(b.source.dtype), str(info.writes[0].dtype))
     windowed = any(
         len({info.reduces[i] for i in uses(index, info.variables)}) > 1 for load in operands for index in load.indices
     )
-    return Contraction(tuple(roles), extents, group, lhs_is_a, windowed, bits, _index_type(info))
+    return Contraction(tuple(roles), extents, group, lhs_is_a, windowed, bits, types, _index_type(info))
 
 
 def _index_type(info: BlockInfo) -> str:
@@ -348,7 +351,7 @@ def _run_of(fetch: BlockInfo, rows: str, contraction: Contraction) -> tuple[str,
     others = [step for i, step in enumerate((*steps, offset[1])) if i != position]
     widest = max(1, 128 // contraction.bits)
     fitting = (
-        v for v in (8, 4, 2, 1)
+        v for v in (16, 8, 4, 2, 1)
         if v <= widest and fetch.extents[position] % v == 0 and not any(step % v for step in others)
     )
     return run, next(fitting)

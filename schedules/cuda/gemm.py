@@ -8,7 +8,7 @@ cut over several blocks (split-k) and a second kernel adds the parts. The struct
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice, product
 from math import ceil
@@ -22,7 +22,7 @@ from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inl
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["Tile", "TiledContraction", "TiledGemm"]
+__all__ = ["Tile", "TiledContraction", "TiledGemm", "finish_split", "pad"]
 
 #: elements that one shared-memory access of a thread takes (16 bytes of float32)
 _FRAGMENT = 4
@@ -113,7 +113,7 @@ class TiledContraction(CudaSpace):
         misfit = _misfit(tile, contraction, limits(target))
         require(misfit is None, str(misfit))
         normal = normalise(sch, contraction)
-        _pad(sch, normal.main, contraction, tile)
+        pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.block_k * tile.split_k))
         _multiply(sch, normal.main, normal.out, contraction, tile)
         bind_leaves(sch, [*normal.before, *normal.after], limits(target))
 
@@ -161,13 +161,13 @@ def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> float:
     return time
 
 
-def _pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, tile: Tile) -> None:
-    """Round the contraction up to whole tiles; the fetch then reads zeros and the store drops what is over."""
-    whole = [1, tile.block_m, tile.block_n, tile.block_k * tile.split_k]
+def pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, whole: Sequence[int]) -> None:
+    """Round the contraction up to ``whole`` tiles of batch, ``m``, ``n`` and ``k``; the fetch then reads zeros and the
+    store drops what is over."""
     sizes = [contraction.size(r) for r in ("b", M, N, K)]
     uneven = [size % step != 0 for size, step in zip(sizes, whole, strict=True)]
     if any(uneven):
-        sch.pad_einsum(main, whole)
+        sch.pad_einsum(main, list(whole))
     if any(uneven[:3]):  # the result was padded too: what cuts it back is folded into the store
         (cut,) = sch.get_consumers(main)
         sch.compute_inline(cut)
@@ -178,7 +178,7 @@ def _multiply(sch: s_tir.Schedule, main: Any, store: Any, contraction: Contracti
         *_, k = sch.get_loops(main)
         part, _ = sch.split(k, [tile.split_k, None])
         parts = sch.rfactor(part, factor_axis=0)
-        _finish_split(sch, main, store)
+        finish_split(sch, main, store)
         main, store = parts, sch.cache_write(parts, 0, "local")
         b, m, n, part, k = sch.get_loops(main)
         lead = [part, b]
@@ -248,7 +248,7 @@ def _write_back(sch: s_tir.Schedule, store: Any, thread: Any, contraction: Contr
         sch.vectorize(lanes)
 
 
-def _finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
+def finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
     """The second kernel of a cut sum: each thread adds the parts of one result and applies the epilogue."""
     _, at = bind_flat(sch, sch.get_loops(out), 256)
     sch.compute_at(total, at, preserve_unit_loops=True)

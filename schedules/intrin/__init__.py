@@ -34,7 +34,7 @@ class Intrinsic:
 
     ``types`` are those of the operands' elements, the result last. ``features`` are alternatives, any of which the
     target must have: LLVM's names of what its code generator may use for a target of ``kind`` ``llvm``, the least
-    architecture (``sm_80``) for ``cuda``, or the only one (``sm_90a``).
+    architecture (``sm_80``) for ``cuda``, or the only one (``sm_90a``); of several architectures each must have it.
 
     ``description`` builds the loops that are replaced, a function of one buffer for each of ``types``, and
     ``implementation`` the same from it with the instruction. ``specification`` maps the operands' arrays, the result's
@@ -73,17 +73,20 @@ class Intrinsic:
 
 def _has(target: tvm.target.Target, features: tuple[str, ...]) -> bool:
     if str(target.kind.name) == "cuda":
-        arch = str(target.attrs["arch"])
-        return all(_number(arch) >= _number(name) if name[-1].isdigit() else arch == name for name in features)
+        return all(_offers(arch, name) for arch in str(target.attrs["arch"]).split(",") for name in features)
     with target:
         return all(tvm.target.codegen.llvm_cpu_has_features(feature, target) for feature in features)
+
+
+def _offers(architecture: str, needed: str) -> bool:
+    return _number(architecture) >= _number(needed) if needed[-1].isdigit() else architecture == needed
 
 
 def _number(architecture: str) -> int:
     return int("".join(filter(str.isdigit, architecture)))
 
 
-_FAMILIES = ("dot", "matrix", "transpose")
+_FAMILIES = ("dot", "matrix", "mma", "transpose")
 _DECLARED: dict[str, Intrinsic] = {}
 
 

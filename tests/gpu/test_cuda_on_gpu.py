@@ -12,7 +12,8 @@ import pytest
 import tvm
 
 import mlc
-from mlc.artifact import cuda
+from mlc.artifact.cuda import _exists
+from mlc.codegen import code_generation, cuda, pipeline
 from mlc.networks.inputs import random_inputs
 from mlc.networks.light import light_model
 from mlc.target import Target, resolve
@@ -23,20 +24,21 @@ from schedules.space import InvalidDecision, best_seed, schedule_with
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not cuda._exists(tvm.cuda(0)) or shutil.which("nvcc") is None, reason="needs a GPU and nvcc"),
+    pytest.mark.skipif(not _exists(tvm.cuda(0)) or shutil.which("nvcc") is None, reason="needs a GPU and nvcc"),
 ]
 
 
 @cache
 def here() -> Target:
     """This machine's GPU."""
-    return resolve(f"cuda:sm_{str(tvm.cuda(0).compute_version).replace('.', '')}")
+    return resolve("cuda")
 
 
 def error_on_gpu(case: Case, sch: tvm.s_tir.Schedule) -> float:
-    with cuda.code_generation(cuda.architectures(here())), tvm.transform.PassContext(config=cuda.PASS_CONFIG):
+    with code_generation(here().tvm) as single:
         function = cuda.legal_names(sch.mod["main"])
-        module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), here().tvm)
+        module = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), single,
+                             tir_pipeline=pipeline(single))
     inputs, outputs = case.arrays()
     arrays = [tvm.runtime.tensor(a, tvm.cuda(0)) for a in (*inputs, *outputs)]
     module["main"](*arrays)

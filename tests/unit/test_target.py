@@ -9,10 +9,11 @@ import pytest
 import tvm
 
 from mlc import target as target_module
+from mlc.codegen.cuda import architectures
 from mlc.errors import TargetError
 from mlc.target import FRIENDLY, resolve
-from schedules import machine
-from schedules.machine import cpu_machine
+from schedules import intrin, machine
+from schedules.machine import GPUS, cpu_machine, gpu_machine
 
 
 @pytest.mark.parametrize("name", FRIENDLY)
@@ -79,6 +80,16 @@ def test_options_are_part_of_the_key() -> None:
     assert resolve("cuda -arch=sm_90").canonical == resolve("cuda:sm_90").canonical == "cuda/sm_90"
 
 
+def test_several_architectures_have_what_each_has() -> None:
+    both = resolve("cuda:sm_90a,sm_80")
+    assert both.canonical == resolve("cuda -arch=sm_80,sm_90a").canonical == "cuda/sm_80,sm_90a"
+    assert gpu_machine(both.tvm).shared_bytes == GPUS["80"].shared_bytes
+    assert gpu_machine(resolve("cuda:sm_80,sm_120").tvm).shared_bytes == GPUS["120"].shared_bytes
+    assert architectures(both.tvm) == ("sm_80", "sm_90a")
+    assert intrin.select("mma_f16", both.tvm) == "mlc.mma_f16"
+    assert intrin.select("mma_f16", resolve("cuda:sm_75,sm_90").tvm) is None
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -86,6 +97,8 @@ def test_options_are_part_of_the_key() -> None:
         ("tpu", ("mlc targets",)),
         ("", ("mlc targets",)),
         ("cuda:sm_12", ("sm_90", "sm_12")),
+        ("cuda:sm_80,sm_91", ("sm_100", "sm_91")),
+        ("cuda:sm_80a", ("sm_90a", "sm_80a")),
         ("llvm -mcpu=nonesuch", ("nonesuch",)),
         ("llvm mcpu=znver3", ("-key=value",)),
         ("llvm -bogus-option=1", ("bogus",)),

@@ -11,9 +11,9 @@ from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
 from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
 from mlc.graph.precision.weight_only import WeightOnlyProducts
-from mlc.graph.precision.widened import WidenFloats
+from mlc.graph.precision.widened import WidenFloats, WidenSums
 
 __all__ = [
     "IntegerProducts", "MoveQuantisation", "Quantisation", "SpellOutQuantisation", "UnsignedActivations",
-    "WeightOnlyProducts", "WidenFloats",
+    "WeightOnlyProducts", "WidenFloats", "WidenSums",
 ]

@@ -9,10 +9,17 @@ and outputs and for casts that the model itself asks for:
 No intermediate result is rounded to 16 bits, so that the result is nearer to exact arithmetic than the model's own,
 and what would overflow float16 does not. Constants keep the values that 16 bits can hold where nothing is folded into
 them, so that an artifact may store those bits alone.
+
+GPUs multiply 16-bit floats faster than float32 and add the products up in float32 (:data:`WidenSums`). So there the
+operands of the model's own products of 16-bit floats stay what they are, each rounded as the model rounds it, and
+everything else, sums first of all, is float32:
+
+``matmul(x: f16, W: f16) -> f16``   -->   ``matmul(f16(x), W, out_dtype=f32)``
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +29,12 @@ from tvm import relax
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name
 
-__all__ = ["WidenFloats"]
+__all__ = ["WidenFloats", "WidenSums"]
 
 _NARROW = ("float16", "bfloat16")
 _CAST = "relax.astype"
+#: sums of products, whose operands tensor cores take as they are
+_PRODUCTS = frozenset({"relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
 
 
 def _is_narrow(expr: relax.Expr) -> bool:
@@ -38,12 +47,12 @@ def _has_narrow(ty: Any) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype) in _NARROW
 
 
-def _run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+def _run(mod: tvm.IRModule, products: bool) -> tvm.IRModule:
     func = mod["main"]
     expressions = [*func.params, *(arg for b in bindings(func) for arg in _arguments(b.value))]
     if not any(map(_is_narrow, expressions)) and not any(_has_narrow(b.var.ty) for b in bindings(func)):
         return mod
-    return _Widening(mod).run()
+    return _Widening(mod, products).run()
 
 
 def _arguments(value: relax.Expr) -> list[relax.Expr]:
@@ -55,10 +64,11 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
 
 
 class _Widening:
-    """Emits main again with 16-bit floats as float32."""
+    """Emits main again with 16-bit floats as float32, but for the operands of ``products`` where those stay."""
 
-    def __init__(self, mod: tvm.IRModule) -> None:
-        self._mod, self._builder = mod, builder_of(mod)
+    def __init__(self, mod: tvm.IRModule, products: bool) -> None:
+        self._mod, self._builder, self._products = mod, builder_of(mod), products
+        self._given = frozenset(mod["main"].params)
         self._image: dict[relax.Var, relax.Expr] = {}
 
     def run(self) -> tvm.IRModule:
@@ -108,10 +118,17 @@ class _Widening:
             return self._wide(value)
         if op_name(value).startswith("relax.call_"):
             return self._called(value)
+        if self._products and op_name(value) in _PRODUCTS and all(map(_is_narrow, value.args)):
+            return self._summed(value)
         args = [self._wide(arg) for arg in value.args]
         if op_name(value) == _CAST:
             return self._rounded(value, args[0])
         return relax.Call(value.op, args, _wide_attrs(value.attrs), value.ty_args)
+
+    def _summed(self, call: relax.Call) -> relax.Expr:
+        """A product of the operands as the model has them, added up in float32."""
+        args = [self._as_it_was(arg) for arg in call.args]
+        return relax.Call(call.op, args, _with_attrs(call.attrs, {"out_dtype": "float32"}), call.ty_args)
 
     def _called(self, call: relax.Call) -> relax.Expr:
         """A tensor function that the importer made keeps its types."""
@@ -128,7 +145,8 @@ class _Widening:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._as_it_was(field) for field in expr.fields])
         if isinstance(expr, relax.Var) and _is_narrow(expr):
-            return self._cast(self._wide(expr), dtype_of(expr))
+            wide = self._wide(expr)
+            return expr if wide is expr or expr in self._given else self._cast(wide, dtype_of(expr))
         return self._wide(expr) if isinstance(expr, relax.Var) else expr
 
     def _rounded(self, cast: relax.Call, x: relax.Expr) -> relax.Expr:
@@ -145,8 +163,11 @@ def _wide_attrs(attrs: Any) -> Any:
         return None
     fields = {field.name: getattr(attrs, field.name) for field in _fields(attrs)}
     changed = {name: "float32" for name, value in fields.items() if str(value) in _NARROW}
-    if not changed:
-        return attrs
+    return _with_attrs(attrs, changed) if changed else attrs
+
+
+def _with_attrs(attrs: Any, changed: Mapping[str, str]) -> Any:
+    fields = {field.name: getattr(attrs, field.name) for field in _fields(attrs)}
     return tvm.ir.make_node(type(attrs).__tvm_ffi_type_info__.type_key, **{**fields, **changed})
 
 
@@ -159,4 +180,5 @@ def _fields(attrs: Any) -> list[Any]:
     return info
 
 
-WidenFloats = tvm.transform.module_pass(_run, opt_level=0, name="WidenFloats")
+WidenFloats = tvm.transform.module_pass(lambda mod, _ctx: _run(mod, False), opt_level=0, name="WidenFloats")
+WidenSums = tvm.transform.module_pass(lambda mod, _ctx: _run(mod, True), opt_level=0, name="WidenSums")

@@ -24,8 +24,10 @@ from mlc.graph.precision import (
     UnsignedActivations,
     WeightOnlyProducts,
     WidenFloats,
+    WidenSums,
 )
 from mlc.target import Target, resolve
+from schedules.analysis import analyse
 
 V3, NATIVE = resolve("x86-64-v3", threads=2), resolve("native", threads=2)
 Body = Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]
@@ -260,6 +262,44 @@ def test_sixteen_bit_floats_are_stored_and_not_computed_in(dtype: str) -> None:
     exact = values.astype("float64") @ matrix.astype("float64")
     step = 2.0 ** (-11 if dtype == "float16" else -8)  # half a unit in the last place
     np.testing.assert_allclose(got.astype("float64"), exact, rtol=1.01 * step, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tensor_cores_take_sixteen_bits_and_every_sum_has_float32(dtype: str) -> None:
+    """The operands of the model's products stay as they are; convolutions, means and softmax add up in float32."""
+    import ml_dtypes
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+    def constant(*shape: int) -> relax.Expr:
+        return relax.const(tvm.runtime.tensor((0.1 * RNG.standard_normal(shape)).astype(kind)))
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 14, 14), dtype))
+    kernel, matrix = constant(32, 16, 3, 3), constant(32, 40)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            image = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(x, kernel, padding=1))))
+            product = builder.emit(op.matmul(builder.emit(op.mean(image, [2, 3])), matrix))
+            result = builder.emit_output(builder.emit(op.nn.softmax(product)))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    wide = WidenSums(mod)
+    calls = {op_name(b.value): b.value for b in bindings(wide["main"]) if isinstance(b.value, relax.Call)}
+    for name in ("relax.nn.conv2d", "relax.matmul"):
+        assert [dtype_of(arg) for arg in calls[name].args] == [dtype, dtype] and dtype_of(calls[name]) == "float32"
+    assert {dtype_of(calls[f"relax.{name}"]) for name in ("nn.relu", "mean", "nn.softmax")} == {"float32"}
+    assert str(wide["main"].ret_ty.dtype) == dtype
+    sums = [
+        str(buffer.dtype) for task in lower(mod, resolve("cuda:sm_80")).tasks
+        for block in analyse(task.func).reductions for buffer in block.writes
+    ]
+    assert len(sums) >= 4 and set(sums) == {"float32"}
+    values = RNG.standard_normal((1, 16, 14, 14)).astype(kind)
+    (got,) = evaluate(wide, values)
+    (expected,) = evaluate(WidenFloats(mod), values)
+    step = 2.0 ** (-11 if dtype == "float16" else -8)
+    np.testing.assert_allclose(got.astype("float64"), expected.astype("float64"), rtol=8 * step, atol=step / 40)
 
 
 def test_a_cast_to_sixteen_bits_rounds_and_other_models_stay() -> None:

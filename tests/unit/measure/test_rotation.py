@@ -44,6 +44,18 @@ def test_calls_go_round_and_the_time_is_of_one() -> None:
     assert heard == [0, 1, 2, 0, 1, 2, 0]
 
 
+def test_what_calls_only_begin_is_waited_for() -> None:
+    """As on a GPU: a call returns at once, and the work of before is not counted."""
+    begun = [0] * 100
+
+    def synchronise() -> None:
+        time.sleep(0.002 * len(begun))
+        begun.clear()
+
+    seconds = Rotation(begun.append, [(0,), (1,)], synchronise).seconds(5)
+    assert 0.002 <= seconds < 0.02
+
+
 def _job(bench: Workbench, made: MeasureRequest, path: str) -> dict:
     job = {"func": made.func, "target": made.target, "trace": made.trace, "scheduled": "", "path": path,
            "reference": path, "batch": 1, "id": 0, "constants": list(made.constants),

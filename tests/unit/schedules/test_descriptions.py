@@ -14,6 +14,7 @@ from cost_model.machine import machine
 from cost_model.roofline import analyse, estimate, prior
 from mlc.graph.kernels.blocked import conv2d_nchwc
 from mlc.target import resolve
+from mlc.testing.cuda_cases import product_case
 from schedules import registry
 from schedules.cpu.common import parallel_work
 from schedules.cuda.common import limits
@@ -178,6 +179,16 @@ def test_a_targets_own_limits_go_before_the_data_sheet() -> None:
     on = resolve("cuda:sm_90 -max_shared_memory_per_block=65536 -max_threads_per_block=256").tvm
     assert (gpu_machine(on).shared_bytes, gpu_machine(on).threads_per_block) == (65536, 256)
     assert gpu_machine(on).multiprocessors == GPUS["90"].multiprocessors
+
+
+@pytest.mark.parametrize(("dtype", "total", "bits"), [("float16", "float32", 16), ("int8", "int32", 8)])
+def test_tensor_cores_bound_products_of_short_numbers(dtype: str, total: str, bits: int) -> None:
+    short = product_case("short", (512, 256), (256, 1024), dtype, total).func()
+    on = gpu_machine(resolve("cuda:sm_90").tvm)
+    work = 2 * 512 * 1024 * 256
+    assert analyse(short, resolve("cuda:sm_90").tvm).compute_seconds == pytest.approx(work / on.tensor_flops(bits))
+    plain = analyse(product(512, 1024, 256), resolve("cuda:sm_90").tvm)
+    assert plain.compute_seconds == pytest.approx(plain.flops / on.flops)
 
 
 def test_a_grid_fills_the_multiprocessors_that_there_are() -> None:

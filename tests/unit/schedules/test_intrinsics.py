@@ -17,8 +17,8 @@ from tvm.script import tirx as T
 
 from mlc.graph.kernels.integer import dense_integer
 from mlc.target import resolve
-from mlc.testing import aarch64
-from mlc.testing.intrinsics import largest_errors
+from mlc.testing import aarch64, cuda_emulator
+from mlc.testing.intrinsics import is_for_warps, kernel_of, largest_errors, on_cpu
 from schedules import intrin
 from schedules.intrin.dot import QUADS, dot
 from schedules.intrin.transpose import transpose
@@ -109,6 +109,7 @@ def test_names(built: list[str]) -> None:
 
 
 NATIVE = resolve("native", threads=1).tvm
+GPU = resolve("cuda:sm_80").tvm
 AARCH64 = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2", threads=1).tvm
 #: between them, they have every instruction
 ELSEWHERE = ("llvm -mcpu=znver4", "llvm -mcpu=alderlake", "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2")
@@ -120,9 +121,20 @@ def call(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [t.numpy() for t in tensors]
 
 
+def emulate(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """A warp's function in the emulator, plain loops on this CPU."""
+    func = module["main"]
+    if not is_for_warps(func):
+        return call(tvm.IRModule({"main": on_cpu(func)}), arrays)
+    cuda_emulator.run(kernel_of(func), GPU, arrays[:-1], arrays[-1:])
+    return arrays
+
+
 @pytest.mark.parametrize("intrinsic", intrin.declared(), ids=lambda i: i.name)
 def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic) -> None:
-    if intrinsic.supported(NATIVE):
+    if intrinsic.supported(GPU):
+        errors = largest_errors(intrinsic, emulate)
+    elif intrinsic.supported(NATIVE):
         errors = largest_errors(intrinsic, call)
     elif not intrinsic.supported(AARCH64):
         pytest.skip(f"this machine does not have {intrinsic.needs}")
@@ -136,6 +148,10 @@ def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic)
 @pytest.mark.parametrize("intrinsic", intrin.declared(), ids=lambda i: i.name)
 def test_every_intrinsic_becomes_its_instruction(intrinsic: intrin.Intrinsic) -> None:
     """In the assembly of a target that has it, whichever machine this is."""
+    if intrinsic.supported(GPU):
+        kernel = kernel_of(intrinsic.implementation(intrinsic.description()))
+        assert re.search(intrinsic.instruction, cuda_emulator.cuda_source(kernel, GPU))
+        return
     target = next(t for t in (resolve(name).tvm for name in ELSEWHERE) if intrinsic.supported(t))
     module = tvm.IRModule({"main": intrinsic.implementation(intrinsic.description())})
     assembly = tvm.compile(module, target, tir_pipeline=PIPELINE).mod.inspect_source("s")

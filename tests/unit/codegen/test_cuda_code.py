@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
-from tvm import te, tirx
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax, te, tirx
 
 import mlc
-from mlc.artifact import cuda
+from mlc.artifact import cuda as artifact_cuda
+from mlc.cli.main import main
+from mlc.codegen import code_generation, cuda, nvrtc, pipeline, prepared
+from mlc.codegen.inspection import find_nvdisasm
 from mlc.errors import ArtifactError, BuildError
+from mlc.graph.pipeline import lower
+from mlc.measure.lowered import compile_hashed
 from mlc.networks.light import light_model
 from mlc.networks.models import bert_base
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
 from schedules import registry
+from schedules.machine import GPUS
 from schedules.space import best_seed
 
 BY_NAME = {case.name: case for case in CASES}
 FATBIN = bytes.fromhex("50ed55ba")  # the magic number at the head of a fat binary
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-needs_no_gpu = pytest.mark.skipif(cuda._exists(tvm.cuda(0)), reason="this machine has a GPU")
+needs_no_gpu = pytest.mark.skipif(artifact_cuda._exists(tvm.cuda(0)), reason="this machine has a GPU")
 
 
 def scheduled(name: str, target: tvm.target.Target) -> tirx.PrimFunc:
@@ -36,16 +47,46 @@ def scheduled(name: str, target: tvm.target.Target) -> tirx.PrimFunc:
 
 @needs_nvcc
 def test_several_architectures_in_one_module(tmp_path: Path) -> None:
-    target = resolve("cuda:sm_80")
+    target = resolve("cuda:sm_80,sm_90a")
     names = ("conv3x3_residual", "dense_bias_gelu", "layer_norm", "vector_matrix", "transpose", "argmax")
     functions = {n: scheduled(n, target.tvm).with_attr("global_symbol", n) for n in names}
-    with cuda.code_generation(("sm_80", "sm_90")), tvm.transform.PassContext(config=cuda.PASS_CONFIG):
-        module = tvm.compile(tvm.IRModule(functions), target=target.tvm)
+    with code_generation(target.tvm) as single:
+        module = tvm.compile(tvm.IRModule(functions), target=single, tir_pipeline=pipeline(single))
     module.export_library(str(tmp_path / "kernels.so"))
     code = (tmp_path / "kernels.so").read_bytes()
     assert FATBIN in code
     assert code.count(b"\x7fELF") >= 3, "the library itself and machine code for two architectures"
     assert b"__global__" not in code, "an artifact holds machine code, not source"
+
+
+@needs_nvcc
+def test_candidates_are_compiled_as_the_build_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same source by the same command, whether a worker times a candidate or an artifact is made of it."""
+    target, seen = resolve("cuda:sm_80,sm_90a"), []
+    run = cuda.run_tool
+
+    def recorded(command: Sequence[str], must: str) -> str:
+        if "--fatbin" in command:
+            source, output = Path(command[-1]), command.index("-o")
+            seen.append((re.sub(r"\w+_kernel", "kernel", source.read_text()), command[:output]))
+        return run(command, must)
+
+    monkeypatch.setattr(cuda, "run_tool", recorded)
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x/0", (32, 40)), ("w", (40, 48))))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(result)
+    mod = builder.finalize()
+    exe = mlc.compile(mod, target=target, log=False)
+    (task,) = lower(mod, target).tasks
+    scheduled = best_seed(registry.find(task.func, target.tvm), task.func, target.tvm).mod["main"]
+    compile_hashed(prepared(scheduled, target.tvm), target.tvm)
+    assert [f["source"] for f in exe.metadata["functions"]] == ["seed"]
+    (built, timed) = seen
+    assert built == timed
+    assert "-gencode" in built[1] and "arch=compute_90a,code=sm_90a" in built[1] and "--use_fast_math" not in built[1]
 
 
 @needs_nvcc
@@ -78,11 +119,33 @@ def test_large_models(name: str, arch: str) -> None:
     assert spaces <= {"cuda.gemm", "cuda.conv", "cuda.rows", "cuda.reduce", "cuda.elementwise"}
 
 
-def test_nvcc_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
-    missing = r"needs nvcc, but 'no-such-nvcc' was not found; install .* or set MLC_NVCC"
-    with pytest.raises(BuildError, match=missing), cuda.code_generation(("sm_90",)):
+    monkeypatch.setattr(nvrtc, "available", lambda: False)
+    missing = r"needs nvcc or NVRTC, but 'no-such-nvcc' was not found, .*; install .* or set MLC_NVCC, or `pip"
+    with pytest.raises(BuildError, match=missing), cuda.machine_code(("sm_90",)):
         pytest.fail("the context must not be entered")
+
+
+def test_nvrtc_is_taken_where_nvcc_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not nvrtc.available():
+        pytest.skip("needs the packages of mlc[nvrtc]")
+    monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
+    target = resolve("cuda:sm_90")
+    func = scheduled("mma_bf16", target.tvm)
+    with code_generation(target.tvm) as single:
+        built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), single,
+                            tir_pipeline=pipeline(single))
+    built.export_library(str(tmp_path / "kernels.so"))
+    code = (tmp_path / "kernels.so").read_bytes()
+    assert code.count(b"\x7fELF") >= 2 and b"__global__" not in code
+    with pytest.raises(BuildError, match=r"but NVRTC refused: .*error"):
+        nvrtc.compile_source("nonsense", ("sm_90",))
+
+
+def test_nvrtc_makes_one_architecture() -> None:
+    with pytest.raises(BuildError, match="must be made by nvcc, but NVRTC alone is there and sm_80, sm_90a were asked"):
+        nvrtc.compile_source("", ("sm_80", "sm_90a"))
 
 
 def fake_nvcc(folder: Path, script: str) -> str:
@@ -109,9 +172,9 @@ def test_a_refusal_comes_through_tvm_as_it_is(monkeypatch: pytest.MonkeyPatch, t
     real = shutil.which("nvcc")
     # a toolkit whose compiler makes the stand-in for the driver, but no kernels
     script = f'case "$*" in *--fatbin*) echo "ptxas fatal: too old" >&2; exit 1;; *) exec {real} "$@";; esac'
-    with cuda.code_generation(("sm_80",)), pytest.raises(BuildError, match="ptxas fatal: too old"):
+    with cuda.machine_code(("sm_80",)), pytest.raises(BuildError, match="ptxas fatal: too old"):
         monkeypatch.setenv("MLC_NVCC", fake_nvcc(tmp_path, script))
-        with cuda.code_generation(("sm_80",)):
+        with cuda.machine_code(("sm_80",)):
             tvm.compile(tvm.IRModule({"main": func}), target=target.tvm)
     after = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
     assert (before is None) == (after is None)
@@ -138,7 +201,7 @@ def test_architecture_specific_code_has_no_ptx() -> None:
     ("sm_90a", "9.0", True), ("sm_90a", "10.0", False),
 ])
 def test_which_gpu_runs_what(arch: str, version: str, runs: bool) -> None:
-    assert cuda._runs_on(arch, version) is runs
+    assert artifact_cuda._runs_on(arch, version) is runs
 
 
 def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +211,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tvm, "cuda", lambda _index: Old())
     with pytest.raises(ArtifactError, match="built for sm_80, but this GPU is sm_75; compile with --target"):
-        cuda.require_gpu(("sm_80",))
+        artifact_cuda.require_gpu(("sm_80",))
 
 
 def test_names_become_identifiers_and_stay_apart() -> None:
@@ -166,3 +229,27 @@ def test_names_become_identifiers_and_stay_apart() -> None:
     out = tvm.runtime.tensor(np.zeros(shape, "float32"))
     tvm.compile(legal, target="llvm")["main"](*map(tvm.runtime.tensor, values), out)
     np.testing.assert_allclose(out.numpy(), 11111.0)
+
+
+@needs_nvcc
+def test_a_report_says_what_became_of_each_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensor cores, copies ahead, and how many blocks a multiprocessor holds, in the page and as JSON."""
+    half = TensorProto.FLOAT16
+    values = np.random.default_rng(0).standard_normal((256, 128)).astype("float16")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "product",
+        [helper.make_tensor_value_info("x", half, (128, 256))], [helper.make_tensor_value_info("y", half, (128, 128))],
+        [numpy_helper.from_array(values, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "product.onnx")
+    command = ["compile", str(tmp_path / "product.onnx"), "--target", "cuda:sm_80", "--json", "--report",
+               str(tmp_path / "report"), "-o", str(tmp_path / "product.so")]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    (kernel,) = [kernel for kernel in found["kernels"] if kernel["shared_bytes"]]
+    assert kernel["arch"] == "sm_80" and kernel["registers"] >= 32 and kernel["blocks"] >= 1
+    assert kernel["spilled_bytes"] == kernel["stack_bytes"] == 0
+    assert kernel["blocks"] == GPUS["80"].resident(kernel["threads"], kernel["registers"], kernel["shared_bytes"])
+    if find_nvdisasm():
+        assert kernel["instructions"]["HMMA"] and kernel["instructions"]["LDGSTS"] and kernel["instructions"]["LDSM"]
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "Kernels" in page and f">{kernel['registers']}</td>" in page and kernel["name"] in page

@@ -1,0 +1,123 @@
+"""The inline assembly of generated CUDA kernels as calls of the emulator (``cuda_ptx.h``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Statement", "emulated", "statements"]
+
+_BEGIN = re.compile(r"\b(?:__asm__|asm)\s*(?:__volatile__|volatile)?\s*\(")
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ACCESS = re.compile(r"\*\((float2|float4|uint2|uint4|int2|int4|half2|half4)\*\)\(")
+#: a copy, or zeros where a predicate does not hold
+_GUARDED_COPY = re.compile(
+    r"setp\.eq\.u32 p, %3, 1; .*@p cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], %2; *@!p st\.shared"
+)
+_PRODUCT = re.compile(r"mma\.sync\.aligned\.m16n8k\d+\.row\.col\.([\w.]+?)\s*\{")
+#: what an instruction multiplies and adds in, by its name's last words ``d.a.b.c``
+_SUMS = {"f32.f16.f16.f32": ("half", "double"), "f32.bf16.bf16.f32": ("nv_bfloat16", "double"),
+         "f32.tf32.tf32.f32": ("tensor_float", "double"), "s32.s8.s8.s32": ("signed char", "int")}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One ``asm`` statement: where it stands in the source, its text, and its operands' expressions."""
+
+    begin: int
+    end: int
+    text: str
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+
+def statements(source: str) -> Iterator[Statement]:
+    """Every ``asm`` statement of a source, in order."""
+    position = 0
+    while found := _BEGIN.search(source, position):
+        close = _closing(source, found.end() - 1)
+        sections = _split(source[found.end() : close], ":")
+        text = "".join(_TEXT.findall(sections[0])).replace("\\n", " ").strip()
+        outputs, inputs = (tuple(_operands(section)) for section in (*sections[1:3], "", "")[:2])
+        position = source.index(";", close) + 1
+        yield Statement(found.start(), position, text, outputs, inputs)
+
+
+def emulated(source: str) -> str:
+    """The source with calls of the emulator for its assembly, and with vector accesses that it takes note of.
+
+    Raises ``ValueError`` for an instruction that the emulator does not know.
+    """
+    parts, last, place = [], 0, 0
+    for place, statement in enumerate(statements(source)):
+        parts += [source[last : statement.begin], _call(statement, place)]
+        last = statement.end
+    return _noted("".join([*parts, source[last:]]), 2 * place + 2)
+
+
+def _call(statement: Statement, place: int) -> str:
+    text, inputs = statement.text, statement.inputs
+    if match := re.fullmatch(r"cp\.async\.wait_group (\d+);", text):
+        return f"ptx::wait_group({match[1]});"
+    if re.fullmatch(r"cp\.async\.wait_all;", text):
+        return "ptx::wait_all();"
+    if re.fullmatch(r"cp\.async\.commit_group;", text):
+        return "ptx::commit();"
+    if re.fullmatch(r"cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], %2;", text):
+        return f"ptx::copy({place}, {', '.join(inputs)});"
+    if _GUARDED_COPY.search(text):
+        return f"ptx::copy({place}, {', '.join(inputs[:3])}, ({inputs[3]}) == 1);"
+    if match := re.match(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16\s*\{", text):
+        transposed = "true" if match[1] else "false"
+        return f"ptx::ldmatrix<{transposed}>({place}, {inputs[0]}, {', '.join(statement.outputs)});"
+    match = _PRODUCT.match(text)
+    if match and match[1] in _SUMS:
+        types = ", ".join(_SUMS[match[1]])
+        return f"ptx::mma<{types}>({', '.join((*statement.outputs, *inputs))});"
+    raise ValueError(f"the emulator must know each instruction, but it does not know {text[:80]!r}")
+
+
+def _noted(source: str, place: int) -> str:
+    """Accesses of whole vectors through pointers."""
+    parts, last = [], 0
+    while found := _ACCESS.search(source, last):
+        close = _closing(source, found.end() - 1)
+        pointer = f"({found[1]}*){source[found.end() - 1 : close + 1]}"
+        parts += [source[last : found.start()], f'*ptx::note({place}, "{found[1]}", {pointer})']
+        last, place = close + 1, place + 1
+    return "".join([*parts, source[last:]])
+
+
+def _closing(source: str, opening: int) -> int:
+    """The parenthesis that closes the one at ``opening``; texts are passed by."""
+    depth, quoted = 0, False
+    for position in range(opening, len(source)):
+        letter = source[position]
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (letter == "(") - (letter == ")")
+            if depth == 0:
+                return position
+    raise ValueError("the source must close each parenthesis")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at separators outside of parentheses and texts."""
+    parts, depth, quoted, last = [], 0, False, 0
+    for position, letter in enumerate(text):
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (letter in "([") - (letter in ")]")
+            if letter == separator and depth == 0:
+                parts.append(text[last:position])
+                last = position + 1
+    return [*parts, text[last:]]
+
+
+def _operands(section: str) -> Iterator[str]:
+    for operand in _split(section, ","):
+        if "(" in operand:
+            yield operand[operand.index("(") + 1 : operand.rindex(")")].strip()

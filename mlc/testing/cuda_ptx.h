@@ -1,0 +1,210 @@
+// The instructions of tensor cores and asynchronous copies, as the PTX ISA describes them, and what accesses cost.
+//
+// A copy lands as late as it may: its destination holds poison from the moment it is issued until its own thread waits
+// for its group. So a wait that is missing, a barrier that should order a wait before another thread's read, and one
+// that should order a read before the next copy to the same place all show as wrong results.
+//
+// mlc.testing.cuda_asm rewrites the `asm` of generated kernels into calls of what is defined here.
+#include <map>
+#include <tuple>
+
+namespace ptx {
+using emulator::current;
+using emulator::fail;
+using emulator::fibers;
+
+// -- what accesses cost
+
+// Of one place in the source: requests of warps, the waves of shared memory or the sectors of global memory that they
+// take, and the least that accesses of as many bytes could take.
+struct Cost { const char* what; bool shared; unsigned bytes; uint64_t requests, taken, least; };
+struct Lane { unsigned lane; uintptr_t address; };
+static std::map<int, Cost> costs;
+static std::map<std::tuple<int, unsigned, unsigned>, std::vector<Lane>> open_requests;
+static std::map<std::pair<int, unsigned>, unsigned> executed;
+constexpr unsigned kBanks = 32, kWord = 4, kSector = 32;
+
+static bool in_shared(const void* p) {
+  auto at = static_cast<const unsigned char*>(p);
+  return at >= emulator::shared_memory && at < emulator::shared_memory + emulator::kSharedBytes;
+}
+
+// The `place`-th access in the source reads or writes `bytes` at `p`: the n-th time that the lanes of a warp come here
+// is one request.
+// An array of the thread's own, on its stack, stands for registers.
+static void note(int place, const char* what, const void* p, unsigned bytes) {
+  const auto& stack = fibers[current].stack;
+  if (p >= stack.data() && p < stack.data() + stack.size()) return;
+  Cost& cost = costs[place];
+  cost.what = what, cost.shared = in_shared(p), cost.bytes = bytes;
+  unsigned turn = executed[{place, current}]++;
+  open_requests[{place, current / emulator::kWarp, turn}].push_back({current % emulator::kWarp, uintptr_t(p)});
+}
+template <typename T> static T* note(int place, const char* what, T* p) {
+  note(place, what, static_cast<const void*>(p), sizeof(T));
+  return p;
+}
+
+// Shared memory serves 128 bytes' worth of lanes at a time; a bank gives one of its words in each wave.
+static unsigned waves(const std::vector<Lane>& lanes, unsigned bytes, unsigned& phases) {
+  unsigned each = std::max(1u, kBanks * kWord / bytes), total = 0;
+  std::map<unsigned, std::map<unsigned, std::vector<uintptr_t>>> words;  // by phase and bank
+  for (const Lane& l : lanes)
+    for (unsigned b = 0; b < std::max(bytes, kWord); b += kWord) {
+      uintptr_t word = (l.address + b) / kWord;
+      auto& bank = words[l.lane / std::min(each, emulator::kWarp)][word % kBanks];
+      if (std::find(bank.begin(), bank.end(), word) == bank.end()) bank.push_back(word);
+    }
+  for (auto& phase : words) {
+    size_t most = 0;
+    for (auto& bank : phase.second) most = std::max(most, bank.second.size());
+    total += most;
+  }
+  phases = words.size();
+  return total;
+}
+
+static void settle_costs() {
+  for (auto& request : open_requests) {
+    Cost& cost = costs[std::get<0>(request.first)];
+    cost.requests++;
+    if (cost.shared) {
+      unsigned phases = 0;
+      cost.taken += waves(request.second, cost.bytes, phases);
+      cost.least += phases;
+      continue;
+    }
+    std::vector<uintptr_t> sectors;
+    for (const Lane& l : request.second)
+      for (uintptr_t s = l.address / kSector; s <= (l.address + cost.bytes - 1) / kSector; ++s)
+        if (std::find(sectors.begin(), sectors.end(), s) == sectors.end()) sectors.push_back(s);
+    cost.taken += sectors.size();
+    cost.least += (request.second.size() * cost.bytes + kSector - 1) / kSector;
+  }
+  open_requests.clear();
+  executed.clear();
+}
+
+static void write_costs(const char* path) {
+  FILE* f = std::fopen(path, "w");
+  for (auto& each : costs)
+    std::fprintf(f, "%s\t%d\t%u\t%lu\t%lu\t%lu\n", each.second.what, each.second.shared, each.second.bytes,
+                 (unsigned long)each.second.requests, (unsigned long)each.second.taken,
+                 (unsigned long)each.second.least);
+  std::fclose(f);
+}
+
+// -- asynchronous copies
+
+struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes; };
+static std::vector<std::vector<std::vector<Copy>>> groups;  // by thread: committed groups, the open one last
+
+static void end_block() {
+  for (auto& of_thread : groups)
+    for (auto& group : of_thread)
+      if (!group.empty()) fail("a copy must be waited for before its thread ends");
+  settle_costs();
+}
+
+static void copy(int place, unsigned to, const void* from, unsigned bytes, bool wanted = true) {
+  if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async must copy 4, 8 or 16 bytes");
+  if (to % bytes || (wanted && uintptr_t(from) % bytes)) fail("cp.async must have aligned addresses");
+  if (to + bytes > emulator::kSharedBytes) fail("cp.async must write into shared memory");
+  unsigned char* place_to = emulator::shared_memory + to;
+  note(2 * place, "cp.async to", place_to, bytes);
+  if (!wanted) {
+    std::memset(place_to, 0, bytes);
+    return;
+  }
+  note(2 * place + 1, "cp.async from", from, bytes);
+  std::memset(place_to, emulator::kPoison, bytes);
+  groups[current].back().push_back({place_to, static_cast<const unsigned char*>(from), bytes});
+}
+static void commit() { groups[current].emplace_back(); }
+// Until at most `pending` committed groups of this thread are under way.
+static void wait_group(unsigned pending) {
+  auto& mine = groups[current];
+  while (mine.size() > pending + 1) {
+    for (const Copy& c : mine.front()) std::memcpy(c.to, c.from, c.bytes);
+    mine.erase(mine.begin());
+  }
+}
+static void wait_all() {
+  commit();
+  wait_group(0);
+}
+
+// -- what a warp does together: every lane shows its registers and sees the others'
+
+constexpr unsigned kShown = 8;
+struct Shown { uint64_t values[kShown]; };
+static std::vector<Shown> shown[2];
+static std::vector<unsigned> rounds;
+
+static void start_block() {
+  groups.assign(fibers.size(), {{}});
+  rounds.assign(fibers.size(), 0);
+  for (auto& each : shown) each.assign(fibers.size(), {});
+}
+
+// Lane `l` of this warp shows `result[l]`. A lane is never more than one round ahead of another.
+static const Shown* show(const Shown& mine) {
+  unsigned round = rounds[current]++ % 2;
+  shown[round][current] = mine;
+  unsigned first = current / emulator::kWarp * emulator::kWarp;
+  emulator::wait(emulator::kWarpBarrier);
+  return shown[round].data() + first;
+}
+
+// "Warp-level matrix load instruction: ldmatrix": lanes 0-7 name the rows of the first matrix, 8-15 of the second, ...
+template <bool kTransposed, typename... Out> static void ldmatrix(int place, unsigned address, Out&... out) {
+  constexpr unsigned kCount = sizeof...(Out);
+  unsigned lane = current % emulator::kWarp;
+  if (address % 16) fail("ldmatrix must have addresses that are multiples of 16");
+  if (lane < 8 * kCount) note(2 * place, "ldmatrix", emulator::shared_memory + address, 16);
+  const Shown* all = show({{address}});
+  unsigned* registers[] = {reinterpret_cast<unsigned*>(&out)...};
+  for (unsigned m = 0; m < kCount; ++m) {
+    uint16_t pair[2];
+    for (unsigned i = 0; i < 2; ++i) {
+      unsigned row = kTransposed ? 2 * (lane % 4) + i : lane / 4;
+      unsigned column = kTransposed ? lane / 4 : 2 * (lane % 4) + i;
+      std::memcpy(&pair[i], emulator::shared_memory + all[8 * m + row].values[0] + 2 * column, 2);
+    }
+    std::memcpy(registers[m], pair, 4);
+  }
+  emulator::wait(emulator::kWarpBarrier);  // a lane that went on might write what another still has to read
+}
+
+template <typename T> static T element(const Shown* all, unsigned lane, unsigned first, unsigned index) {
+  T value;
+  constexpr unsigned kPer = 4 / sizeof(T);
+  unsigned bits = unsigned(all[lane].values[first + index / kPer]);
+  std::memcpy(&value, reinterpret_cast<unsigned char*>(&bits) + sizeof(T) * (index % kPer), sizeof(T));
+  return value;
+}
+
+// "mma.sync.aligned.m16n8k*": the fragments of the figures for 16x8x16 (16 bits), 16x8x32 (8) and 16x8x8 (tf32). With w
+// elements in a register, A's register r holds row lane / 4 + 8 (r % 2), columns w (lane % 4) + 4w (r / 2) and on; B's
+// register r holds column lane / 4, rows w (lane % 4) + 4w r and on.
+template <typename T, typename Sum, typename D>
+static void mma(D& d0, D& d1, D& d2, D& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1,
+                D c0, D c1, D c2, D c3) {
+  constexpr unsigned w = 4 / sizeof(T);
+  const Shown* all = show({{a0, a1, a2, a3, b0, b1}});
+  unsigned lane = current % emulator::kWarp;
+  D sums[4] = {c0, c1, c2, c3};
+  for (unsigned i = 0; i < 4; ++i) {
+    unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    Sum sum = sums[i];
+    for (unsigned k = 0; k < 8 * w; ++k) {
+      unsigned of_a = 4 * (row % 8) + k % (4 * w) / w, of_b = 4 * column + k % (4 * w) / w;
+      T a = element<T>(all, of_a, 0, w * (row / 8 + 2 * (k / (4 * w))) + k % w);
+      T b = element<T>(all, of_b, 4, w * (k / (4 * w)) + k % w);
+      sum += Sum(a) * Sum(b);
+    }
+    sums[i] = D(sum);
+  }
+  d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+}
+}  // namespace ptx

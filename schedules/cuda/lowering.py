@@ -1,0 +1,80 @@
+"""What TVM's pipeline leaves out between a scheduled GPU function and machine code.
+
+Fragments become registers, in the pipeline that :data:`PIPELINE` names (``tvm.compile(..., tir_pipeline=PIPELINE)``).
+TVM's pass for memory of scope ``warp`` rewrites the first such buffer of a kernel and passes the others by (0.27),
+which are then 32 times too large and lie in the stack. It is run until none is left, and what it leaves of an element's
+thread in an index is worked out: an array whose index depends on the thread is no register.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import sym, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+
+from schedules.analysis import walk
+
+__all__ = ["LAST_PASS", "PIPELINE"]
+
+#: the name of the pipeline of GPU functions, for ``tir_pipeline``
+PIPELINE = "mlc.cuda"
+#: the name of the pass behind which a kernel's buffers are what the machine code's are
+LAST_PASS = "mlc.LowerWarpMemory"
+
+#: fragments of a kernel: A's, B's and the sums', and some more
+_MOST_FRAGMENTS = 8
+
+
+def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    for _ in range(_MOST_FRAGMENTS):
+        lowered = tirx.transform.LowerWarpMemory()(mod)
+        if tvm_ffi.structural_equal(lowered, mod):
+            break
+        mod = lowered
+    functions = {
+        var: _with_known_quotients(func) if isinstance(func, tirx.PrimFunc) else func
+        for var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with quotients that are the same for every thread and iteration as numbers."""
+    analyzer = sym.Analyzer()
+
+    def bind(variable: Any, extent: Any) -> None:
+        if isinstance(extent, tirx.IntImm):
+            analyzer.bind(variable, tvm.ir.Range.from_min_extent(tirx.const(0, variable.ty.dtype), extent))
+
+    walk(
+        func.body, (tirx.For, lambda loop: bind(loop.loop_var, loop.extent)),
+        (tirx.AttrStmt, lambda stmt: bind(stmt.node.var, stmt.value) if stmt.attr_key == "thread_extent" else None),
+    )
+
+    def known(division: Any) -> Any:
+        if not isinstance(division.b, tirx.IntImm) or int(division.b) <= 0:
+            return division
+        bound, divisor = analyzer.const_int_bound(division.a), int(division.b)
+        low, high = bound.min_value, bound.max_value
+        same = low >= 0 and low // divisor == high // divisor
+        return tirx.const(low // divisor, division.ty.dtype) if same else division
+
+    body = tvm_ffi.structural_map(func.body, (tirx.Div, known), order="post")
+    return func.with_body(body)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    lower, finish_host, finish_device = default_s_tir_pipeline()
+    fragments = tvm.transform.module_pass(_lower_warp_memory, opt_level=0, name=LAST_PASS)
+
+    def device() -> tvm.transform.Pass:
+        return tvm.transform.Sequential([fragments, finish_device()])
+
+    return lower, finish_host, device
+
+
+compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

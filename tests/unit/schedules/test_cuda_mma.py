@@ -1,0 +1,246 @@
+"""Products on tensor cores: what is in the machine code, what the emulator computes and counts, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tvm
+from harness import refusal
+from tvm import tirx
+
+from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
+from mlc.target import resolve
+from mlc.testing import cuda_emulator
+from mlc.testing.cases import Case
+from mlc.testing.cuda_cases import CASES, product_case
+from mlc.testing.cuda_twin import run, twin
+from schedules import registry
+from schedules.cuda.mma import TensorCoreGemm, WarpTile
+from schedules.intrin import mma
+from schedules.machine import GPUS
+from schedules.space import InvalidDecision, first_seed, schedule_with
+from schedules.trace import trace_json
+
+SPACE = TensorCoreGemm()
+AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
+BY_NAME = {case.name: case for case in CASES}
+#: the promised opcode of each type of operands
+OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "int8": "IMMA.16832.S8.S8"}
+SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+
+
+def function(m: int, n: int, k: int, dtype: str = "float16") -> tirx.PrimFunc:
+    return product_case("product", (m, k), (n, k), dtype, SUMS[dtype], transposed=True).func()
+
+
+def compiled(func: tirx.PrimFunc, target: tvm.target.Target) -> list[Kernel]:
+    return kernels(cuda_emulator.cuda_source(func, target), str(target.attrs["arch"]))
+
+
+def candidates(func: tirx.PrimFunc, target: tvm.target.Target, seed: int) -> Iterator[tirx.PrimFunc]:
+    """Random decisions that can be carried out."""
+    rng, knobs = random.Random(seed), SPACE.knobs(func, target)
+    while True:
+        try:
+            yield schedule_with(SPACE, func, target, {k.name: rng.choice(k.values) for k in knobs}).mod["main"]
+        except InvalidDecision:
+            continue
+
+
+def check_promises(found: list[Kernel], dtype: str) -> None:
+    """Of a product, and of the kernel that adds up its parts where the sum is cut."""
+    for kernel in found:
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        (kernel,) = [kernel for kernel in found if kernel.count("LDSM")]
+        assert kernel.count(OPCODES[dtype]), f"tensor cores must multiply, got {kernel.instructions}"
+        assert kernel.count("LDGSTS.E.BYPASS.128") and kernel.count("LDGDEPBAR") and not kernel.count("LDG")
+        assert not kernel.count("LDL") and not kernel.count("STL")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", OPCODES)
+def test_a_seed_holds_its_instructions_and_spills_nothing(dtype: str) -> None:
+    for target in (AMPERE, HOPPER):
+        func = function(1024, 1024, 1024, dtype)
+        sch, _ = first_seed(SPACE, func, target)
+        check_promises(compiled(sch.mod["main"], target), dtype)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", OPCODES)
+def test_a_random_candidate_holds_its_instructions(dtype: str) -> None:
+    check_promises(compiled(next(candidates(function(512, 512, 2048, dtype), AMPERE, 1)), AMPERE), dtype)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_random_candidates_hold_their_instructions(dtype: str, arch: str) -> None:
+    target = resolve(f"cuda:{arch}").tvm
+    drawn = candidates(function(512, 512, 2048, dtype), target, 0)
+    for _ in range(12):
+        check_promises(compiled(next(drawn), target), dtype)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (128, 768, 3072), (2048, 1024, 512), (16, 4096, 4096)])
+def test_no_seed_spills(dtype: str, shape: tuple[int, int, int]) -> None:
+    for target in (AMPERE, HOPPER):
+        func = function(*shape, dtype)
+        for decisions in SPACE.seeds(func, target):
+            for kernel in compiled(schedule_with(SPACE, func, target, decisions).mod["main"], target):
+                assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions
+
+
+@pytest.mark.parametrize("dtype", OPCODES)
+def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None:
+    """A kernel that asked for more than a block may have would not start."""
+    func, kind = function(512, 512, 2048, dtype), mma.kind_of(dtype, SUMS[dtype])
+    rng, knobs, compared = random.Random(3), SPACE.knobs(func, AMPERE), 0
+    while compared < 2:
+        decisions = {k.name: rng.choice(k.values) for k in knobs}
+        try:
+            scheduled = schedule_with(SPACE, func, AMPERE, decisions).mod["main"]
+        except InvalidDecision:
+            continue
+        shared = DynamicShared()
+        cuda_emulator.cuda_source(scheduled, AMPERE, [shared])
+        wanted = WarpTile(**decisions).shared_bytes(kind)
+        assert list(shared.bytes.values()) == [wanted] and wanted <= GPUS["80"].shared_bytes
+        compared += 1
+
+
+def test_seeds_fill_the_gpu() -> None:
+    """Large products have large tiles that two blocks of a multiprocessor, or three stages, keep busy; where a grid of
+    such would leave most of the GPU idle, tiles are small or the sum is cut."""
+    _, large = first_seed(SPACE, function(4096, 4096, 4096), HOPPER)
+    assert large["block_m"] * large["block_n"] >= 128 * 128 and large["split_k"] == 1 and large["stages"] >= 3
+    _, small = first_seed(SPACE, function(64, 1024, 4096), HOPPER)
+    blocks = (1024 // small["block_n"]) * small["split_k"]
+    assert blocks >= 64
+
+
+def test_who_takes_what() -> None:
+    func = function(128, 128, 128)
+    assert registry.find(func, AMPERE).name == registry.find(func, resolve("cuda:sm_80,sm_90a").tvm).name == SPACE.name
+    assert registry.find(func, resolve("cuda:sm_75").tvm).name == "cuda.gemm"
+    with pytest.raises(InvalidDecision, match="need sm_80 or later, got sm_75"):
+        schedule_with(SPACE, func, resolve("cuda:sm_75").tvm, next(iter(SPACE.seeds(func, AMPERE))))
+    assert registry.find(function(1 << 16, 128, 1 << 15), AMPERE).name == "cuda.gemm", "its offsets need 64 bits"
+    half_sums = product_case("product", (64, 64), (64, 64), "float16", "float16").func()
+    assert registry.find(half_sums, AMPERE).name == "cuda.gemm", "tensor cores here add up in float32"
+
+
+def test_a_trace_that_permutes_in_one_place_alone_is_refused() -> None:
+    """It would fetch other elements than were copied."""
+    func = function(64, 64, 128)
+    sch = schedule_with(SPACE, func, AMPERE, decisions_of())
+    instructions, decisions = json.loads(trace_json(sch))
+    assert not refusal(func, json.dumps([instructions, decisions]), AMPERE)
+    places = [i for i, step in enumerate(instructions) if step[0] == "Annotate" and step[2] == ["permuted_layout"]]
+    assert len(places) == 4
+    taken = dict(decisions)
+    for place in places:
+        left = [step for i, step in enumerate(instructions) if i != place]
+        moved = [[i - (i > place), value] for i, value in taken.items()]
+        assert "every access of a permuted buffer must permute it" in refusal(func, json.dumps([left, moved]), AMPERE)
+
+
+def decisions_of(**knobs: int) -> dict[str, int]:
+    return {"block_m": 64, "block_n": 64, "block_k": 64, "warp_m": 32, "warp_n": 32, "stages": 2, "split_k": 1,
+            "panel": 1, **knobs}
+
+
+def emulate(case: Case, decisions: dict[str, int]) -> tuple[float, list[cuda_emulator.Cost]]:
+    scheduled = schedule_with(SPACE, case.func(), AMPERE, decisions).mod["main"]
+    inputs, outputs = case.arrays()
+    costs = cuda_emulator.run(scheduled, AMPERE, inputs, outputs)
+    return case.error(inputs, outputs), costs
+
+
+@needs_gxx
+@pytest.mark.parametrize(("dtype", "transposed", "knobs"), [
+    ("float16", False, {"stages": 3}), ("float16", True, {"block_k": 128}), ("bfloat16", False, {"warp_m": 64}),
+    ("int8", True, {"stages": 4}),
+])
+def test_a_main_loop_meets_no_bank_twice(dtype: str, transposed: bool, knobs: dict[str, int]) -> None:
+    """Copies of 16 bytes, and in shared memory as many waves as bytes take; 128 bytes of a row of bytes."""
+    depth = 512 if dtype == "int8" else 256
+    columns = (128, depth) if transposed else (depth, 128)
+    case = product_case("even", (64, depth), columns, dtype, SUMS[dtype], transposed)
+    error, costs = emulate(case, decisions_of(**({"block_k": 128} if dtype == "int8" else {}) | knobs))
+    assert error <= case.rtol
+    loop = [cost for cost in costs if cost.what.startswith(("cp.async", "ldmatrix"))]
+    assert {cost.bytes for cost in loop} == {16} and len(loop) >= 6
+    assert all(cost.taken == cost.least for cost in loop), loop
+    ends = [cost for cost in costs if cost not in loop]
+    assert ends and sum(cost.taken for cost in ends) <= 1.1 * sum(cost.least for cost in ends), ends
+
+
+@pytest.mark.parametrize("split_k", [2, 4])
+def test_cut_sums_add_up(split_k: int) -> None:
+    case = product_case("cut", (64, 1100), (1100, 70), "float16", "float32")
+    sch = schedule_with(SPACE, case.func(), AMPERE, decisions_of(split_k=split_k))
+    inputs, outputs = case.arrays()
+    assert case.error(inputs, run(twin(sch, case.func()), inputs, outputs)) <= case.rtol
+
+
+#: m, n, k: prime, one more and one less than a tile, single columns beyond one
+ODD = [(61, 67, 71), (65, 129, 97), (63, 127, 95), (17, 16, 64), (128, 65, 130), (70, 50, 66), (33, 200, 68),
+       (97, 31, 192), (16, 16, 1000), (101, 103, 107)]
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("shape", ODD, ids=str)
+def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    for transposed in (False, True):
+        case = product_case(f"{shape}", (m, k), (n, k) if transposed else (k, n), dtype, SUMS[dtype], transposed)
+        if k < (128 if dtype == "int8" else 64):
+            continue
+        error, _ = emulate(case, decisions_of())
+        assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0}[dtype]
+
+
+#: what keeps copies, fetches and sums apart
+ORDERS = re.compile(r"__syncthreads\(\);|tvm_builtin_ptx_cp_async_wait_group_async_wait_group_\d\(\);")
+
+
+@needs_gxx
+def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is left out, the results are wrong."""
+    case = product_case("even", (64, 160), (160, 64), "float16", "float32")
+    scheduled = schedule_with(SPACE, case.func(), AMPERE, decisions_of()).mod["main"]
+    source = cuda_emulator.cuda_source(scheduled, AMPERE)
+    body = source.rindex('extern "C" __global__')
+    orders = list(ORDERS.finditer(source, body))
+    assert len(orders) >= 5
+
+    def error(text: str) -> float:
+        monkeypatch.setattr(cuda_emulator, "cuda_source", lambda _func, _target: text)
+        inputs, outputs = case.arrays()
+        try:
+            cuda_emulator.run(scheduled, AMPERE, inputs, outputs)
+        except RuntimeError as reason:
+            assert "waited for" in str(reason)
+            return np.inf
+        return case.error(inputs, outputs)
+
+    assert error(source) <= case.rtol
+    errors = [error(source[: order.start()] + source[order.end() :]) for order in orders]
+    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
