@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 
 from cost_model.features import describe
-from cost_model.machine import machine
+from cost_model.machine import BFLOAT_RATE, machine
 from cost_model.nests import read_function
 
 __all__ = ["Roofline", "analyse", "estimate", "prior"]
@@ -51,7 +51,8 @@ def analyse(
     nearest = max((level.size for level in on.levels), default=0.0)
     rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
     cold = _bytes(func, constants) if constant_bytes > nearest and isinstance(func, tirx.PrimFunc) else 0
-    compute = sum(nest.flops / (on.flops * (on.dot if nest.short else 1.0)) for nest in function.nests)
+    rates = {1: on.dot, 2: BFLOAT_RATE}  # over that of float32, by the bytes of an operand
+    compute = sum(nest.flops / (on.flops * rates.get(nest.short, 1.0)) for nest in function.nests)
     return Roofline(flops, touched, compute, max(touched / rate, min(cold, touched) / on.bandwidth))
 
 
