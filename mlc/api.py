@@ -29,6 +29,8 @@ def compile(
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
+    precision: str = "f32",
+    integers: bool | None = None,
     on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable:
     """Compile a model for a target with the best schedules that are known.
@@ -50,6 +52,12 @@ def compile(
     log or an estimate says that it is clearly faster; ``substitutions=False`` keeps the model's own graph, and None
     leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
 
+    ``precision`` lets operands of float32 products be rounded (:mod:`mlc.graph.precision.reduced`): ``"bf16"``
+    multiplies bfloat16 with float32 sums, on CPUs that do so, and ``"f16"`` rounds constants alone, to half their
+    bytes; ``mlc compile --precision`` says what that costs the outputs. ``integers=False`` computes products of
+    quantised operands in float32, as the model spells them, even where integers are priced faster; None leaves it to
+    ``MLC_INTEGERS``.
+
     Any thread may compile or tune; the threads of a process take turns, whereas compiled models run meanwhile.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
@@ -62,7 +70,8 @@ def compile(
     from mlc.compilation import Compilation
 
     compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, threads=threads,
-                                 winograd=winograd, substitutions=substitutions)
+                                 winograd=winograd, substitutions=substitutions, precision=precision,
+                                 integers=integers)
     if log is False:
         return compilation.build(None, on_decision)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
@@ -91,6 +100,8 @@ def tune(
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
+    precision: str = "f32",
+    integers: bool | None = None,
     executor: str = "local",
 ) -> TuneReport:
     """Search faster schedules for a model's functions and keep every measurement in the log.
@@ -101,10 +112,10 @@ def tune(
     ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this
     machine, or the devices behind ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``),
     of which ``native`` then means the CPU; ``measurer`` replaces it. The model, ``target``,
-    ``shapes``, ``threads``, ``winograd`` and ``substitutions`` are as for :func:`compile`, which then finds what was
-    tuned, but that every size must be fixed: what is measured has sizes. Where there are alternatives to a function,
-    all that may be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them
-    is then timed in turn with the model's own graph.
+    ``shapes``, ``threads``, ``winograd``, ``substitutions``, ``precision`` and ``integers`` are as for
+    :func:`compile`, which then finds what was tuned, but that every size must be fixed: what is measured has sizes.
+    Where there are alternatives to a function, all that may be the fastest are tuned, and so are those of the graphs
+    that rules make of the model; the best of them is then timed in turn with the model's own graph.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
@@ -118,7 +129,8 @@ def tune(
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     with devices(executor, target, on_event) as fleet:
         compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, threads=threads,
-                                     winograd=winograd, substitutions=substitutions)
+                                     winograd=winograd, substitutions=substitutions, precision=precision,
+                                     integers=integers)
         path = Path(log) if log is not None else user_log_path(compilation.target.canonical, fleet.machine)
         with TuningLog(path) as records:
             chosen = measurer or fleet.measurer(compilation.target.threads)

@@ -69,9 +69,10 @@ def conv(
         each, depth = filters[0] // groups, blocks // groups
         for block, y, x in np.ndindex(filters[0], kernel, kernel):
             first = block // each * depth
-            window = data.astype("float64")[:, first : first + depth, y : y + stride * rows : stride, x : x + stride * columns : stride]
+            rows_of, columns_of = slice(y, y + stride * rows, stride), slice(x, x + stride * columns, stride)
+            window = data.astype("float64")[:, first : first + depth, rows_of, columns_of]
             part = weight[block, :, y, x].astype("float64")
-            out[:, block] += np.einsum("nbhwi,bio->nhwo", window[:, :, :rows, :columns], part)
+            out[:, block] += np.einsum("nbhwi,bio->nhwo", window, part)
         return out
 
     def build() -> list[te.Tensor]:
