@@ -14,7 +14,10 @@ import tvm
 
 from schedules.machine import CpuMachine, GpuMachine, cpu_machine, gpu_machine, reference_machine
 
-__all__ = ["Level", "Machine", "cold_weights", "machine", "reference"]
+__all__ = ["BFLOAT_RATE", "Level", "Machine", "cold_weights", "machine", "reference"]
+
+#: products of bfloat16 that a lane adds up in the time of one multiply-add, by instructions for pairs
+BFLOAT_RATE = 2.0
 
 
 @dataclass(frozen=True)

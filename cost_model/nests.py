@@ -20,8 +20,8 @@ __all__ = ["Access", "Buffer", "Function", "Loop", "Nest", "read_function"]
 
 _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.ForKind
 _REDUCE = 2  # tirx.IterVar.CommReduce
-#: annotations of blocks whose sums run over uint8 by weights of signed integers, four products a step
-_SHORT = ("conv2d_nchwc_integer", "dense_integer")
+#: annotations of blocks whose sums run over short numbers, several products a step, and the bytes of an activation
+_SHORT = {"conv2d_nchwc_integer": 1, "dense_integer": 1, "conv2d_nchwc_bfloat": 2, "dense_bfloat": 2}
 #: types of the activations, weights and sums of an intrinsic that takes one step -> rows of weights (pairs are two, of
 #: 16-bit numbers), and activations
 _DOTS: dict[tuple[str, ...], tuple[int, int]] = {
@@ -121,7 +121,7 @@ class Nest:
     useful: float = 1.0
     conditions: int = 0
     conditional: frozenset[int] = frozenset()
-    short: bool = False  # products of 8-bit integers, which an instruction may add up several at a time
+    short: int = 0  # bytes of an operand of which an instruction may add up several products at a time
 
     @property
     def extents(self) -> list[int]:
@@ -174,7 +174,7 @@ class _Walk:
         self._reduction: set[int] = set()
         self._predicates: list[tuple[set[int], float]] = []
         self._allocated: set[object] = set()
-        self._short = False
+        self._short = 0
         self._statement(func.body)
         for buffer in self._buffers.values():
             (self.result.arguments if buffer.argument else self.result.allocations).append(buffer)
@@ -220,7 +220,7 @@ class _Walk:
             self._allocated.add(buffer)
             self._buffer(buffer)
         short = self._short
-        self._short = short or str(block.annotations.get("mlc.op", "")) in _SHORT
+        self._short = short or _SHORT.get(str(block.annotations.get("mlc.op", "")), 0)
         if not self._dot(block):
             self._statement(block.body)
         self._short, self._reduction = short, before
@@ -303,7 +303,7 @@ class _Walk:
     def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
         work = _Work()
         _count(stmt.value, work)
-        short = self._short and bool(self._reduction)
+        short = self._short if self._reduction else 0
         if short:  # to widen the operands is a part of the instruction
             work.arithmetic = 2.0
         accesses = [self._access(stmt.buffer, stmt.indices, store=True)]
@@ -316,7 +316,7 @@ class _Walk:
                 accesses.append(access)
         self._add(tuple(accesses), work, opaque=False, short=short)
 
-    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool, short: bool = False) -> None:
+    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool, short: int = 0) -> None:
         self.result.nests.append(
             Nest(
                 tuple(self._loops), accesses, frozenset(self._reduction), work.arithmetic, work.special,

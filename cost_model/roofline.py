@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 
 from cost_model.features import describe
-from cost_model.machine import Machine, machine
+from cost_model.machine import BFLOAT_RATE, Machine, machine
 from cost_model.nests import Nest, read_function
 from schedules.machine import GpuMachine
 
@@ -63,7 +63,8 @@ def _peak(nest: Nest, on: Machine) -> float:
     if isinstance(on.described, GpuMachine) and nest.reduction and len(operands) == 2 and max(operands) < 4:
         widened = max(1.0, (nest.arithmetic + nest.special) / 2)
         return max(on.flops, on.described.tensor_flops(8 * max(operands)) * widened)
-    return on.flops * (on.dot if nest.short else 1.0)
+    rates = {1: on.dot, 2: BFLOAT_RATE}  # over that of float32, by the bytes of an operand
+    return on.flops * rates.get(nest.short, 1.0)
 
 
 def _bytes(func: tirx.PrimFunc, positions: Sequence[int]) -> int:

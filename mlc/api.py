@@ -33,6 +33,8 @@ def compile(
     threads: int | None = ...,
     winograd: bool | None = ...,
     substitutions: bool | None = ...,
+    precision: str = ...,
+    integers: bool | None = ...,
     on_decision: Callable[[Decision], None] | None = ...,
 ) -> Executable: ...
 
@@ -49,6 +51,8 @@ def compile(
     threads: int | None = ...,
     winograd: bool | None = ...,
     substitutions: bool | None = ...,
+    precision: str = ...,
+    integers: bool | None = ...,
     on_decision: Callable[[Decision], None] | None = ...,
 ) -> Executable | SpecialisingExecutable: ...
 
@@ -64,6 +68,8 @@ def compile(
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
+    precision: str = "f32",
+    integers: bool | None = None,
     on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable | SpecialisingExecutable:
     """Compile a model for a target with the best schedules that are known.
@@ -89,6 +95,12 @@ def compile(
     log or an estimate says that it is clearly faster; ``substitutions=False`` keeps the model's own graph, and None
     leaves it to ``MLC_SUBSTITUTIONS``. ``on_decision`` is told what was found and taken.
 
+    ``precision`` lets operands of float32 products be rounded (:mod:`mlc.graph.precision.reduced`): ``"bf16"``
+    multiplies bfloat16 with float32 sums, on CPUs that do so, and ``"f16"`` rounds constants alone, to half their
+    bytes; ``mlc compile --precision`` says what that costs the outputs. ``integers=False`` computes products of
+    quantised operands in float32, as the model spells them, even where integers are priced faster; None leaves it to
+    ``MLC_INTEGERS``.
+
     Any thread may compile or tune; the threads of a process take turns, whereas compiled models run meanwhile.
 
     Raises subclasses of :class:`mlc.errors.MlcError`, each one line: ``ModelError`` (the model cannot be imported),
@@ -104,12 +116,13 @@ def compile(
 
     try:
         compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, values=values,
-                                     threads=threads, winograd=winograd, substitutions=substitutions)
+                                     threads=threads, winograd=winograd, substitutions=substitutions,
+                                     precision=precision, integers=integers)
     except ValuesNeededError as needed:
         if values is not None:
             raise
         build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
-                        substitutions=substitutions, on_decision=on_decision)
+                        substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
     if log is False:
         return compilation.build(None, on_decision)
@@ -140,6 +153,8 @@ def tune(
     threads: int | None = None,
     winograd: bool | None = None,
     substitutions: bool | None = None,
+    precision: str = "f32",
+    integers: bool | None = None,
     executor: str = "local",
 ) -> TuneReport:
     """Search faster schedules for a model's functions and keep every measurement in the log.
@@ -149,11 +164,11 @@ def tune(
     means equal proposals as long as equal times are measured. ``resume`` goes on with the budget of the last run.
     ``on_event`` is told of progress; ``executor`` says who measures: ``local``, this machine, or the devices behind
     ``ray``, ``ray://HOST:PORT[/CLASS]`` or ``rpc://HOST:PORT/KEY`` (see ``mlc worker``), of which ``native`` then means
-    the CPU; ``measurer`` replaces it. The model, ``target``, ``shapes``, ``values``, ``threads``, ``winograd`` and
-    ``substitutions`` are as for :func:`compile`, which then finds what was tuned, but that every size must be fixed:
-    what is measured has sizes. Where there are alternatives to a function, all that may be the fastest are tuned, and
-    so are those of the graphs that rules make of the model; the best of them is then timed in turn with the model's own
-    graph.
+    the CPU; ``measurer`` replaces it. The model, ``target``, ``shapes``, ``values``, ``threads``, ``winograd``,
+    ``substitutions``, ``precision`` and ``integers`` are as for :func:`compile`, which then finds what was tuned, but
+    that every size must be fixed: what is measured has sizes. Where there are alternatives to a function, all that may
+    be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them is then
+    timed in turn with the model's own graph.
 
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
@@ -167,7 +182,8 @@ def tune(
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     with devices(executor, target, on_event) as fleet:
         compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, values=values,
-                                     threads=threads, winograd=winograd, substitutions=substitutions)
+                                     threads=threads, winograd=winograd, substitutions=substitutions,
+                                     precision=precision, integers=integers)
         path = Path(log) if log is not None else user_log_path(compilation.target.canonical, fleet.machine)
         with TuningLog(path) as records:
             chosen = measurer or fleet.measurer(compilation.target.threads)

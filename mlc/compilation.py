@@ -77,16 +77,21 @@ class Compilation:
         threads: int | None = None,
         winograd: bool | None = None,
         substitutions: bool | None = None,
+        precision: str = "f32",
+        integers: bool | None = None,
     ) -> Compilation:
         """Import a model; what the arguments mean and what is raised is as for :func:`mlc.compile`."""
         from mlc.installation import check_pins
 
         check_pins()
         from mlc.frontend.load import load_model
+        from mlc.graph.precision.reduced import check_precision
         from mlc.target import resolve
 
         resolved = resolve(target, threads)  # first, since a misspelt name must not wait for the import
-        options = CompileOptions.of(winograd=winograd, substitutions=substitutions)
+        options = CompileOptions.of(winograd=winograd, substitutions=substitutions, precision=precision,
+                                    integers=integers)
+        check_precision(options, resolved)
         with _one_at_a_time():
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         return cls(imported, resolved, options)

@@ -34,6 +34,7 @@ SETTINGS = {
         Setting("MLC_DUMP_DIR", "", "a folder for intermediate modules; empty: none are written"),
         Setting("MLC_WINOGRAD", "1", "0: convolutions never round as Winograd's algorithm does (--no-winograd)"),
         Setting("MLC_SUBSTITUTIONS", "1", "0: no rules make another graph of a model (--no-substitutions)"),
+        Setting("MLC_INTEGERS", "1", "0: quantised products are computed in float32 (--no-integers)"),
         Setting("MLC_TOKEN", "", "the secret that workers on other machines and tuning runs share"),
         Setting("MLC_CPUINFO", "/proc/cpuinfo", "the file that lists the features of this machine's CPU"),
         Setting("MLC_NVCC", "nvcc", "the CUDA compiler used for cuda targets"),

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from mlc.config import get_flag
+from mlc.errors import UsageError
 
-__all__ = ["DEFAULT_OPTIONS", "CompileOptions"]
+__all__ = ["DEFAULT_OPTIONS", "PRECISIONS", "CompileOptions"]
+
+#: what products of float32 may be rounded to, the exact one first
+PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,9 @@ class CompileOptions:
 
     ``forbidden`` are algorithms that no operator may be computed by, each by its name or its family's
     (:mod:`mlc.graph.algorithms`): those that round more than the operator's own sum does, say. ``substitutions``:
-    whether proved rules may make another graph of the model.
+    whether proved rules may make another graph of the model. ``precision``, one of :data:`PRECISIONS`, is what operands
+    of float32 products may be rounded to (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of
+    quantised operands may be computed in integers, rather than in float32 as the model spells them.
 
     Another option is another field: it reaches all that this value reaches, and decisions that were made under its
     default keep their names (:attr:`canonical`).
@@ -23,16 +29,25 @@ class CompileOptions:
 
     forbidden: frozenset[str] = frozenset()
     substitutions: bool = True
+    precision: str = "f32"
+    integers: bool = True
 
     @classmethod
-    def of(cls, *, winograd: bool | None = None, substitutions: bool | None = None) -> CompileOptions:
-        """The options as users give them; what is None is left to ``MLC_WINOGRAD`` and ``MLC_SUBSTITUTIONS``.
+    def of(
+        cls, *, winograd: bool | None = None, substitutions: bool | None = None, precision: str = "f32",
+        integers: bool | None = None,
+    ) -> CompileOptions:
+        """The options as users give them; what is None is left to ``MLC_WINOGRAD``, ``MLC_SUBSTITUTIONS``
+        and ``MLC_INTEGERS``.
 
-        Raises :class:`mlc.errors.UsageError` for a setting that is neither 0 nor 1.
+        Raises :class:`mlc.errors.UsageError` for a setting that is neither 0 nor 1, and for an unknown precision.
         """
+        if precision not in PRECISIONS:
+            raise UsageError(f"the precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
         winograd = get_flag("MLC_WINOGRAD") if winograd is None else winograd
         substitutions = get_flag("MLC_SUBSTITUTIONS") if substitutions is None else substitutions
-        return cls(frozenset() if winograd else frozenset({"winograd"}), substitutions)
+        integers = get_flag("MLC_INTEGERS") if integers is None else integers
+        return cls(frozenset() if winograd else frozenset({"winograd"}), substitutions, precision, integers)
 
     @property
     def canonical(self) -> str:

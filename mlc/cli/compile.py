@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import options
+from mlc.cli import options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import get
 from mlc.errors import UsageError
@@ -34,6 +34,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_value(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
+    options.add_integers(parser)
+    precision.add_precision(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="MODEL.so",
                         help="the artifact (default: the model's name, in this folder)")
     parser.add_argument("--report", type=Path, metavar="DIR",
@@ -65,7 +67,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     with _dumping(args.report):
         exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
-                          on_decision=decisions.append)
+                          precision=args.precision, integers=args.integers, on_decision=decisions.append)
     tried = save_tried(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {
@@ -73,6 +75,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         "seconds": round(took, 3),
         "target": exe.metadata["target"], "threads": exe.metadata["threads"], "functions": exe.metadata["functions"],
         "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
+        **precision.facts(args, model, args.target, exe if tried else None),
     }
     if args.explain:
         document.update(_explanation(args.explain, exe.metadata["name"], decisions))
@@ -133,9 +136,10 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
                     f["decisions"], code.get(f["symbol"], ""))
         for f in functions
     ]
+    rounded = [precision.line(document)] if "max_rel_err" in document else []
     versions = ", ".join(f"{name} {version}" for name, version in exe.metadata["versions"].items())
     facts = [document["target"], f"{document['threads']} threads", fmt.bytes_(document["bytes"]),
-             f"built in {document['seconds']:.1f} s", versions]
+             f"built in {document['seconds']:.1f} s", *rounded, versions]
     every = [record for found in records.values() for record in found]
     compiled = [KernelRow(**kernel) for kernel in document.get("kernels", ())]
     return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every, compiled))
@@ -162,6 +166,8 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
     if free:
         listed = ", ".join(f"{s['name']}={s['low']}..{s['high']} (usual: {s['usual']})" for s in free.values())
         console.print(f"free sizes: {listed}", soft_wrap=True)
+    if "max_rel_err" in document:
+        console.print(precision.line(document), soft_wrap=True)
     if "substitutions" in document:
         _render_substitutions(document["substitutions"], console)
     if "report" in document:
@@ -170,7 +176,8 @@ def _render(args: argparse.Namespace, document: dict[str, Any], console: Console
         words = ["mlc", "tune", args.model, *(["--target", args.target] if args.target != "native" else []),
                  *(["--log", args.log] if args.log else []), *options.shape_words(args),
                  *(["--no-winograd"] if args.winograd is False else []),
-                 *(["--no-substitutions"] if args.substitutions is False else [])]
+                 *(["--no-substitutions"] if args.substitutions is False else []),
+                 *(["--no-integers"] if args.integers is False else []), *precision.words(args)]
         console.print(f"to make it faster: {shlex.join(words)}", soft_wrap=True)
 
 

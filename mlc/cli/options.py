@@ -15,27 +15,9 @@ if TYPE_CHECKING:
     from mlc.frontend.model import TensorSpec
 
 __all__ = [
-    "MODELS_EPILOG",
-    "Action",
-    "actions",
-    "add_log",
-    "add_model",
-    "add_shape",
-    "add_size",
-    "add_substitutions",
-    "add_target",
-    "add_threads",
-    "add_value",
-    "add_winograd",
-    "check_folder",
-    "non_negative_int",
-    "positive_float",
-    "positive_int",
-    "shape_words",
-    "shapes",
-    "sizes",
-    "specs",
-    "values",
+    "MODELS_EPILOG", "Action", "actions", "add_integers", "add_log", "add_model", "add_shape", "add_size",
+    "add_substitutions", "add_target", "add_threads", "add_value", "add_winograd", "check_folder", "non_negative_int",
+    "positive_float", "positive_int", "shape_words", "shapes", "sizes", "specs", "values",
 ]
 
 MODELS_EPILOG = """models:
@@ -174,6 +156,12 @@ def add_substitutions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--substitutions", action=argparse.BooleanOptionalAction, default=None,
                         help="proved rules may make another graph of the model where that is faster, or may not "
                              "(default: they may; MLC_SUBSTITUTIONS=0 says that they may not)")
+
+
+def add_integers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-integers", dest="integers", action="store_false", default=None,
+                        help="products of quantised operands in float32, as the model spells them (MLC_INTEGERS=0 says "
+                             "so too; default: in integers where that is priced faster)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import options
+from mlc.cli import options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import MeasureError, UsageError
 from mlc.tuning.strategy import strategy_names
@@ -16,6 +16,8 @@ from mlc.tuning.strategy import strategy_names
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mlc.cli.models import ModelArgument
+    from mlc.target import Target
     from mlc.tuning.report import GraphReport, TuneReport
 
 __all__ = ["COMMAND", "refuse_nothing"]
@@ -40,6 +42,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_value(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
+    options.add_integers(parser)
+    precision.add_precision(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
@@ -79,13 +83,13 @@ def _execute(args: argparse.Namespace) -> Outcome:
         report = api.tune(
             model.source(), target=target, trials=args.trials, seconds=args.seconds, log=log, seed=args.seed,
             resume=args.resume, strategy=args.strategy, on_event=listener, winograd=args.winograd,
-            substitutions=args.substitutions, shapes=options.shapes(args), values=options.values(args),
-            measurer=reached.measurer(target.threads),
+            substitutions=args.substitutions, precision=args.precision, integers=args.integers,
+            shapes=options.shapes(args), values=options.values(args), measurer=reached.measurer(target.threads),
         )
     refuse_nothing(report, log)
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(log),
-        "warning": busy, **report.to_json(),
+        "warning": busy, **report.to_json(), **_precision(args, model, target, here),
     }
     if report.reason == "interrupted":
         document["resume"] = resume_command(args)
@@ -93,6 +97,18 @@ def _execute(args: argparse.Namespace) -> Outcome:
         document, lambda console: _render(args, report, document, console),
         exit_code=1 if report.reason == "interrupted" else 0,
     )
+
+
+def _precision(args: argparse.Namespace, model: ModelArgument, target: Target, here: bool) -> dict[str, Any]:
+    """What the precision costs the model as it is tuned now, where this machine has measured it."""
+    from mlc import api
+
+    exe = None
+    if args.precision != "f32" and here:
+        exe = api.compile(model.source(), target=target, log=args.log, shapes=options.shapes(args),
+                          winograd=args.winograd, substitutions=args.substitutions, integers=args.integers,
+                          precision=args.precision)
+    return precision.facts(args, model, target, exe)
 
 
 def refuse_nothing(report: TuneReport, log: object) -> None:
@@ -139,7 +155,8 @@ def resume_command(args: argparse.Namespace) -> str:
 
 
 def _switches(args: argparse.Namespace) -> list[str]:
-    return [*options.shape_words(args), *["--no-winograd"] * (args.winograd is False), *_substitutions(args)]
+    return [*options.shape_words(args), *["--no-winograd"] * (args.winograd is False), *_substitutions(args),
+            *["--no-integers"] * (args.integers is False), *precision.words(args)]
 
 
 def _substitutions(args: argparse.Namespace) -> list[str]:
@@ -170,6 +187,8 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
     if report.failures:
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
         console.print(f"candidates that failed: {failed}", soft_wrap=True)
+    if "max_rel_err" in document:
+        console.print(precision.line(document), soft_wrap=True)
     console.print(f"log: {document['log']}", soft_wrap=True)
     if report.reason == "interrupted":
         console.print(f"all that was measured is there; to go on: {document['resume']}", soft_wrap=True)

@@ -33,7 +33,8 @@ class Convolution:
     """A convolution ``[n, channels, *size] -> [n, filters, ...]`` in blocks of ``block_in`` and ``block_out`` channels.
 
     ``pads`` is ``(top, left, bottom, right)``; channels that only fill a block are counted, among the groups too where
-    each channel is one. ``element`` are the bytes of an activation: 1 where 8-bit integers are multiplied.
+    each channel is one. ``element`` are the bytes of an activation: 1 where 8-bit integers are multiplied, 2 where
+    bfloat16 is.
     """
 
     n: int

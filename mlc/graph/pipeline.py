@@ -75,13 +75,13 @@ def simplified(mod: tvm.IRModule) -> tvm.IRModule:
 Simplify = tvm.transform.module_pass(lambda mod, _ctx: simplified(mod), opt_level=0, name="Simplify")
 
 
-def prepare(target: Target) -> tuple[tvm.transform.Pass, ...]:
+def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs before substitutions, and on what they make."""
     return (
         transform.ConvertToDataflow(),
         transform.CanonicalizeBindings(),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
-        precision.Quantisation(integers=target.kind == "llvm"),
+        precision.Quantisation(target, options),
         *((precision.WeightOnlyProducts,) if target.kind == "llvm" else ()),
         Simplify,
         simplify.ShareCommon,
@@ -95,9 +95,10 @@ def lowering(
     """What :func:`lower` runs on the graph that is taken; ``notify`` is as for :func:`ChooseKernels`."""
     return (
         simplify.ShareConcats,
+        precision.RoundConstants(options),
         FuseAttention(target),
         BlockedLayouts(target, options),
-        PackWeights(target),
+        PackWeights(target, options),
         simplify.MergeMovement,
         LowerInnerReshapes,
         JoinDequantised,
@@ -118,7 +119,7 @@ def passes(
     target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS
 ) -> tuple[tvm.transform.Pass, ...]:
     """What :func:`lower` runs without substitutions, in order."""
-    return (*prepare(target), *lowering(target, price, options))
+    return (*prepare(target, options), *lowering(target, price, options))
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def lower(
     folder = dump or get("MLC_DUMP_DIR")
     options = CompileOptions.of() if options is None else options
     check_options(options)
+    precision.check_precision(options, target)
     free = free_sizes(mod)
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
     graphs: list[Lowered] = []  # with substitutions, of several graphs
@@ -173,18 +175,18 @@ def lower(
     def lowered(mod: tvm.IRModule) -> tvm.IRModule:
         weighed: list[Task] = []
         steps = lowering(target, price, options, notify=weighed.append)
-        graphs.append(Lowered(run(mod, steps, len(prepare(target))), target, tuple(combined(weighed))))
+        graphs.append(Lowered(run(mod, steps, len(prepare(target, options))), target, tuple(combined(weighed))))
         return graphs[-1].module
 
     if free and target.kind != "llvm":
         raise BuildError(f"every size must be fixed for {target.canonical}, but {', '.join(map(str, free.values()))} "
                          "are free; give one size each, as in --shape NAME=8,128")
     with target.tvm, scope(free):
-        mod = run(mod, prepare(target))
+        mod = run(mod, prepare(target, options))
         if substitutions is None or free:  # an e-graph has the sizes of its tensors as numbers
             mod = lowered(mod)
         else:
-            others = partial(run, each=prepare(target))
+            others = partial(run, each=prepare(target, options))
             mod = choose(mod, target, substitutions, price, lambda m: lowered(others(m)), options)
     check_lowered(mod)
     return next(graph for graph in graphs if graph.module.same_as(mod))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.cpu.attention import ATTENTION
 from schedules.cpu.contraction import CONTRACTION
-from schedules.cpu.conv import CONV2D, CONV2D_INTEGER
+from schedules.cpu.conv import CONV2D, CONV2D_BFLOAT, CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
@@ -18,6 +18,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION, CONV2D, CONV2D_INTEGER, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BFLOAT, DEPTHWISE, POOLING,
-    CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BFLOAT,
+    DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

@@ -31,10 +31,10 @@ from schedules.cpu.tiling import (
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["CONV2D", "CONV2D_INTEGER"]
+__all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_INTEGER"]
 
 _PHASES = "conv2d_phases"
-_INTEGER = "conv2d_nchwc_integer"
+_INTEGER, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bfloat"
 _OPS = ("conv2d_nchwc", _PHASES)
 #: the widest register tile, and the most rows and channel blocks of a parallel chunk
 _MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
@@ -103,7 +103,7 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
 
 
 def _block(func: tirx.PrimFunc) -> BlockInfo | None:
-    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER)), None)
+    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER, _BFLOAT)), None)
 
 
 class Conv2d(Space):
@@ -194,6 +194,15 @@ class IntegerConv2d(Conv2d):
     name = "cpu.conv2d_integer"
     tensorizes = "dot_"
     ops = (_INTEGER,)
+
+
+class BfloatConv2d(Conv2d):
+    """The same for blocks annotated ``"conv2d_nchwc_bfloat"``, of bfloat16 data and weights ``[OC/c, IC/c, KH, KW, c/2,
+    c, 2]``. ``ic`` counts steps of two channels."""
+
+    name = "cpu.conv2d_bfloat"
+    tensorizes = "dot_bfloats"
+    ops = (_BFLOAT,)
 
 
 def _by_phase(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, out: s_tir.schedule.SBlockRV, shape: _Shape) -> None:
@@ -360,4 +369,4 @@ def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:
                 yield replace(tile, rows=rows, groups=count, order=order, pad=pad)
 
 
-CONV2D, CONV2D_INTEGER = Conv2d(), IntegerConv2d()
+CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT = Conv2d(), IntegerConv2d(), BfloatConv2d()

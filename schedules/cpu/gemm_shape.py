@@ -98,15 +98,16 @@ def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
 
 @remembered
 def dot_shape(func: tirx.PrimFunc, op: str) -> GemmShape | None:
-    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[N/n, K/4, n, 4]`` or
-    ``[N/n, K/4, 2, n, 2]``, or of bfloat16 with ``[N/n, K/2, n, 2]``; None for any other function."""
+    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[..., N/n, K/4, n, 4]`` or
+    ``[..., N/n, K/4, 2, n, 2]``, or of bfloat16 with ``[..., N/n, K/2, n, 2]``; None for any other function."""
     block = next((b for b in analyse(func).blocks if b.annotation == op), None)
     if block is None:
         return None
     *batch, m, n = (block.extents[i] for i in block.spatial)
     column = block.spatial[-1]
     packed = next(a.buffer for a in block.reads if a.depends(column))
-    weight = next((i for i, param in enumerate(func.params) if param.same_as(packed)), -1)
-    steps, width = int(packed.shape[1]), int(packed.shape[-2])
-    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, str(block.writes[0].dtype),
-                     step_of(packed))
+    step, width = step_of(packed), int(packed.shape[-2])
+    steps = int(packed.shape[-2 - step.axes])
+    shared = prod(int(extent) for extent in packed.shape[: -3 - step.axes]) == 1  # by the whole batch
+    weight = next((i for i, param in enumerate(func.params) if shared and param.same_as(packed)), -1)
+    return GemmShape(prod(batch), m, n, steps, width, weight, (False, False), True, str(block.writes[0].dtype), step)

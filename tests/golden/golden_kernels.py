@@ -22,7 +22,7 @@ __all__ = ["CPU_TARGETS", "CUDA_TARGET", "NEEDS", "function_of", "target_named"]
 CPU_TARGETS = ("x86-64-v3", "x86-64-v4")
 CUDA_TARGET = "cuda:sm_80"
 #: spaces for instructions that neither of those has, with a CPU that does
-NEEDS = {"cpu.gemm_bfloat": "llvm -mcpu=znver4"}
+NEEDS = {"cpu.conv2d_bfloat": "llvm -mcpu=znver4", "cpu.gemm_bfloat": "llvm -mcpu=znver4"}
 _THREADS = 2
 
 
@@ -44,6 +44,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
     form = integer.dot_form(target)
     found = {  # in the network, blocked layouts leave no plain convolution
         "cpu.contraction": _plain_convolution(),
+        "cpu.conv2d_bfloat": _bfloat_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_integer": _integer_product(form),
@@ -102,6 +103,14 @@ def _bfloat_product() -> tirx.PrimFunc:
     """Rows that no tile divides."""
     data, weight = te.placeholder((50, 64), "bfloat16", "data"), te.placeholder((6, 32, 16, 2), "bfloat16", "weight")
     return te.create_prim_func([data, weight, bfloat.dense_bfloat(data, weight)])
+
+
+def _bfloat_convolution() -> tirx.PrimFunc:
+    """3x3, 32 channels to 64."""
+    data = te.placeholder((1, 2, 16, 16, 16), "bfloat16", name="data")
+    weight = te.placeholder((4, 2, 3, 3, 8, 16, 2), "bfloat16", name="weight")
+    return te.create_prim_func([data, weight, bfloat.conv2d_nchwc_bfloat(
+        data, weight, (1, 1), (1, 1), 1)])
 
 
 def _network() -> tvm.IRModule:

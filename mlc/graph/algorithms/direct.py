@@ -8,6 +8,7 @@ import math
 import numpy as np
 from tvm import te
 
+from cost_model.machine import BFLOAT_RATE
 from mlc.graph.algorithms.registry import Algorithm
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.kernels.blocked import conv2d_nchwc, depthwise_nchwc
@@ -45,8 +46,8 @@ class _Direct(Algorithm):
 
 
 class _Dense(_Direct):
-    """Of all channels, or those of a group; ``element`` 1 is priced alike, though its kernel is
-    :func:`mlc.graph.kernels.integer.conv2d_nchwc_integer`."""
+    """Of all channels, or those of a group; ``element`` 1 and 2 are priced alike, though their kernels are
+    :func:`mlc.graph.kernels.integer.conv2d_nchwc_integer` and ``bfloat.conv2d_nchwc_bfloat``."""
 
     name, family, op = "conv2d", "direct", "conv2d_nchwc"
 
@@ -59,8 +60,9 @@ class _Dense(_Direct):
     def seconds(self, conv: Convolution, estimate: Estimate) -> float:
         depth = conv.channels // conv.groups * math.prod(conv.kernel)
         products = conv.n * math.prod(conv.out) * conv.filters * depth
-        rate = estimate.machine.dot if conv.element == 1 else 1.0
-        weights = (4.0 if conv.element > 1 else 1.0 if rate > 2 else 2.0) * conv.filters * depth  # pairs are of 16 bits
+        rate = {1: estimate.machine.dot, 2: BFLOAT_RATE}.get(conv.element, 1.0)
+        element = 2.0 if conv.element == 1 and rate <= 2 else conv.element  # pairs of integers are of 16 bits
+        weights = element * conv.filters * depth
         return estimate.kernel(2.0 * products / rate / _REACHED, weights, conv.image_bytes) / _filled(conv, estimate)
 
 

@@ -6,16 +6,19 @@ exact in float32; what is rounded is the sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import tvm
 from tvm import te
 
-from mlc.graph.kernels.integer import PANEL
+from mlc.graph.kernels.blocked import PANEL
+from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
 from mlc.target import Target
 from schedules.intrin import dot, select
 
-__all__ = ["STEP", "dense_bfloat", "has_bfloat_dot", "pack_dense"]
+__all__ = ["STEP", "conv2d_nchwc_bfloat", "dense_bfloat", "has_bfloat_dot", "pack_conv", "pack_dense"]
 
 #: products of one step of a sum
 STEP = 2
@@ -35,16 +38,25 @@ def pack_dense(weight: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(steps.transpose(2, 0, 3, 1))
 
 
+def pack_conv(weight: np.ndarray) -> np.ndarray:
+    """Blocks ``[O/o, I/i, KH, KW, i, o]``, ``i`` even, as ``[O/o, I/i, KH, KW, i/2, o, 2]`` bfloat16."""
+    *blocks, inner, lanes = weight.shape
+    steps = weight.astype(ml_dtypes.bfloat16).reshape(*blocks, inner // STEP, STEP, lanes)
+    return np.ascontiguousarray(steps.swapaxes(-1, -2))
+
+
 def dense_bfloat(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """Product of bfloat16 ``[..., M, K]``, ``K`` even, with a weight of :func:`pack_dense` to float32 ``[..., M, N]``,
     ``N`` whole panels."""
-    panels, steps = weight.shape[:2]
-    rk, re = te.reduce_axis((0, steps), name="rk"), te.reduce_axis((0, STEP), name="re")
+    return dense_stepped(data, weight, "float32", "dense_bfloat")
 
-    def product(*index):  # type: ignore[no-untyped-def]
-        *rows, j = index
-        value = data[(*rows, rk * STEP + re)].astype("float32")
-        return te.sum(value * weight[j // PANEL, rk, j % PANEL, re].astype("float32"), axis=[rk, re])
 
-    shape = (*data.shape[:-1], panels * PANEL)
-    return te.compute(shape, product, name="dense_bfloat", attrs={"mlc.op": "dense_bfloat"})
+def conv2d_nchwc_bfloat(
+    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], dilation: Sequence[int], groups: int
+) -> te.Tensor:
+    """2-D convolution: bfloat16 ``[N, IC/i, H, W, i]``, padded already, with a weight of :func:`pack_conv` to float32
+    ``[N, OC/o, OH, OW, o]``. With groups, a group's channels fill whole blocks on both sides.
+
+    Nothing is padded here, since TVM makes float32 of what a function keeps in bfloat16 for itself.
+    """
+    return conv2d_nchwc_stepped(data, weight, strides, dilation, groups, "float32", "conv2d_nchwc_bfloat")

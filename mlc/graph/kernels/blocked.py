@@ -11,10 +11,14 @@ from typing import Any
 
 from tvm import te, tirx
 
-__all__ = ["CONVOLUTION", "PANEL", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial", "windows"]
+__all__ = [
+    "BANDED", "CONVOLUTION", "PANEL", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial", "windows",
+]
 
 #: attribute of a function that convolves in blocked layouts: its algorithm, strides, padding, dilation and groups
 CONVOLUTION = "mlc.convolution"
+#: the algorithm of one that reads channels near its outputs alone, which there is no other for
+BANDED = "banded"
 
 #: columns of one panel of a packed weight: one AVX-512 or two AVX2 vectors of float32
 PANEL = 16

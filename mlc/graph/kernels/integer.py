@@ -3,12 +3,13 @@
 Activations are uint8, weights int8, results the exact int32 sums: zero points, scales and biases are the business of
 whoever reads them. Where a sum could leave int32 (more than 66,051 products), it wraps. Sums run over steps of four
 products, in the form that :func:`dot_form` names for a target; see :mod:`schedules.intrin.dot` for the instructions.
+Where both operands are activations, as in attention, one of them is packed as a weight at run time.
 Blocked layouts are those of :mod:`mlc.graph.kernels.blocked`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,17 @@ import tvm
 from tvm import te, tirx
 
 from mlc.graph.kernels.blocked import PANEL, pad_spatial, windows
+from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
 from mlc.target import Target
 from schedules.intrin import dot
 
 __all__ = [
     "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "dot_form", "pack_conv",
-    "pack_dense",
+    "pack_dense", "packed_operand",
 ]
 
 #: products of one step of a sum
 STEP = 4
-
-#: a weight's element for a step, a lane and a place in the step
-_Weight = Callable[[Any, Any, Sequence[Any]], tirx.Expr]
 
 
 def dot_form(target: Target | tvm.target.Target) -> str:
@@ -66,6 +65,26 @@ def pack_conv(weight: np.ndarray, inner: int, outer: int, groups: int, form: str
     return _packed(weight.reshape(*blocks, inner // STEP, STEP, outer), form)
 
 
+def packed_operand(data: te.Tensor, form: str) -> te.Tensor:
+    """int8 ``[..., K, N]`` as :func:`pack_dense` packs constants, with the dimensions before the last two in front."""
+    *batch, depth, columns = data.shape
+    steps, panels = -(-depth // STEP), -(-columns // PANEL)
+
+    def element(outer: Sequence[Any], place: Any, lane: Any, dtype: str) -> tirx.Expr:
+        *front, panel, step = outer
+        k, j = step * STEP + place, panel * PANEL + lane
+        inside = [condition for condition, ragged in ((k < depth, depth % STEP), (j < columns, columns % PANEL))
+                  if ragged]
+        value = data[(*front, k, j)].astype(dtype)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)) if inside else value
+
+    if form == dot.QUADS:
+        return te.compute((*batch, panels, steps, PANEL, STEP), lambda *i: element(i[:-2], i[-1], i[-2], "int8"),
+                          name="packed")
+    return te.compute((*batch, panels, steps, 2, PANEL, 2),
+                      lambda *i: element(i[:-3], i[-3] + i[-1] * 2, i[-2], "int16"), name="packed")
+
+
 def _packed(steps: np.ndarray, form: str) -> np.ndarray:
     """The four weights of a step, ``[..., 4, o]``, in the order in which the form's instruction takes them."""
     if form == dot.QUADS:
@@ -73,19 +92,6 @@ def _packed(steps: np.ndarray, form: str) -> np.ndarray:
     *others, step, lanes = steps.shape
     pairs = steps.astype(np.int16).reshape(*others, 2, step // 2, lanes)  # the pairs are (0, 2) and (1, 3)
     return np.ascontiguousarray(np.moveaxis(pairs, -3, -1))
-
-
-def _step(weight: te.Tensor) -> tuple[list[tirx.IterVar], tirx.Expr, _Weight]:
-    """The sum's axes within a step, the place in the step that they name, and how to read the weight."""
-    if str(weight.dtype) == "int8":
-        re = te.reduce_axis((0, STEP), name="re")
-        return [re], re, lambda step, lane, block: weight[(*block, step, lane, re)]
-    rp, re = te.reduce_axis((0, 2), name="rp"), te.reduce_axis((0, 2), name="re")
-    return [rp, re], rp + re * 2, lambda step, lane, block: weight[(*block, step, rp, lane, re)]
-
-
-def _wide(value: tirx.Expr) -> tirx.Expr:
-    return value.astype("int32")
 
 
 def conv2d_nchwc_integer(
@@ -99,39 +105,13 @@ def conv2d_nchwc_integer(
     group's channels fill whole blocks on both sides.
     """
     padded = pad_spatial(data, pads, zero)
-    n, _, h, w, _ = padded.shape
-    oc_blocks, ic_blocks, kh, kw, steps = weight.shape[:5]
-    oc = weight.shape[-2]
-    (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
-    per_group = oc_blocks // groups
-    rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
-    rw, rq = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, steps), name="rq")
-    within, place, read = _step(weight)
-
-    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        block = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
-        value = padded[ni, block, hi * sh + rh * dh, wi * sw + rw * dw, rq * STEP + place]
-        return te.sum(_wide(value) * _wide(read(rq, ci, (bi, rb, rh, rw))), axis=[rb, rh, rw, rq, *within])
-
-    shape = (n, oc_blocks, out_h, out_w, oc)
-    return te.compute(shape, product, name="conv2d_integer", attrs={"mlc.op": "conv2d_nchwc_integer"})
+    return conv2d_nchwc_stepped(padded, weight, strides, dilation, groups, "int32", "conv2d_nchwc_integer")
 
 
 def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` to int32
-    ``[..., M, N]``, ``N`` whole panels."""
-    panels, steps = weight.shape[:2]
-    rk = te.reduce_axis((0, steps), name="rk")
-    within, place, read = _step(weight)
-
-    def product(*index):  # type: ignore[no-untyped-def]
-        *rows, j = index
-        value = _wide(data[(*rows, rk * STEP + place)])
-        return te.sum(value * _wide(read(rk, j % PANEL, (j // PANEL,))), axis=[rk, *within])
-
-    shape = (*data.shape[:-1], panels * PANEL)
-    return te.compute(shape, product, name="dense_integer", attrs={"mlc.op": "dense_integer"})
+    """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` or of
+    :func:`packed_operand` to int32 ``[..., M, N]``, ``N`` whole panels."""
+    return dense_stepped(data, weight, "int32", "dense_integer")
 
 
 def depthwise_nchwc_integer(
@@ -151,8 +131,8 @@ def depthwise_nchwc_integer(
     rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
 
     def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        value = _wide(padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci])
-        return te.sum(value * _wide(weight[bi, 0, rh, rw, 0, ci]), axis=[rh, rw])
+        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci].astype("int32")
+        return te.sum(value * weight[bi, 0, rh, rw, 0, ci].astype("int32"), axis=[rh, rw])
 
     shape = (n, cb, out_h, out_w, c)
     return te.compute(shape, product, name="depthwise_integer", attrs={"mlc.op": "depthwise_nchwc_integer"})

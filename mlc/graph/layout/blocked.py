@@ -18,12 +18,13 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.algorithms.direct import DEPTHWISE, DIRECT
-from mlc.graph.algorithms.registry import Algorithm
-from mlc.graph.estimate import Convolution
+from mlc.graph.algorithms.registry import Algorithm, fastest
+from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
-from mlc.graph.kernels.blocked import CONVOLUTION, conv2d_nchwc
+from mlc.graph.kernels import bfloat
+from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, conv2d_nchwc
 from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
 from mlc.graph.layout.convolutions import CONVOLUTIONS, convolution, is_depthwise, name_of, transposed_axes
@@ -36,6 +37,7 @@ from mlc.graph.layout.regions import (
     call_of,
     channel_slice,
     choose_layouts,
+    constant_bytes,
     moves_batch,
     pads_space,
 )
@@ -45,6 +47,10 @@ from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BlockedLayouts"]
+
+
+#: part of the channels that a band reaches, from which on it is a kernel of its own
+_NARROW_BAND = 2
 
 
 @dataclass
@@ -58,14 +64,15 @@ class _Value:
 def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: convolutions of CPU targets and what lies between them move to blocked layouts where that pays.
 
-    ``options`` say by which algorithms convolutions may be computed there, which makes blocks pay more.
+    ``options`` say by which algorithms convolutions may be computed there, which makes blocks pay more, and whether
+    they may multiply bfloat16, which they do where the estimate is that it is faster.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm" or not _has_convolution(mod["main"]):
             return mod
-        return _Rewriter(mod, target, choose_layouts(mod["main"], target, options)).run()
+        return _Rewriter(mod, target, options, choose_layouts(mod["main"], target, options)).run()
 
     return run
 
@@ -77,8 +84,11 @@ def _has_convolution(func: relax.Function) -> bool:
 class _Rewriter:
     """Emits the function again, binding by binding, each in the layout that was chosen for it."""
 
-    def __init__(self, mod: tvm.IRModule, target: Target, choices: Mapping[Hashable, Choice]) -> None:
-        self._mod, self._target, self._choices = mod, target, choices
+    def __init__(
+        self, mod: tvm.IRModule, target: Target, options: CompileOptions, choices: Mapping[Hashable, Choice]
+    ) -> None:
+        self._mod, self._target, self._options, self._choices = mod, target, options, choices
+        self._estimate = Estimate(target.tvm, constant_bytes(mod["main"]))
         self._bb = builder_of(mod)
         self._values: dict[relax.Var, _Value] = {}
         self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
@@ -195,9 +205,55 @@ class _Rewriter:
         else:
             x, size = self._as(data, inner), inner.size
         if not integer:
-            return self._direct(DIRECT, x, array, replace(conv, block_in=size))
+            conv = replace(conv, block_in=size)
+            for special in (self._banded, self._in_bfloat):
+                if (made := special(x, array, conv)) is not None:
+                    return made
+            return self._direct(DIRECT, x, array, conv)
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
+                                primfunc_name_hint=DIRECT.name)
+
+    def _banded(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """The convolution, where all but a band of a 1x1 weight is zero: a block of outputs reads the channels that the
+        band reaches, and no others."""
+        if conv.kernel != (1, 1) or conv.groups > 1 or not weight.any():
+            return None
+        filters, channels = weight.shape[:2]
+        out, into = np.nonzero(weight[:, :, 0, 0])
+        first, last = int((into - out).min()), int((into - out).max())
+        width, blocks = conv.block_out + last - first, conv.filters // conv.block_out
+        if width * _NARROW_BAND > channels:
+            return None
+        packed = np.zeros((blocks, 1, 1, 1, width, conv.block_out), "float32")
+        for block, lane in np.ndindex(blocks, conv.block_out):
+            begin, row = block * conv.block_out + first, block * conv.block_out + lane
+            inside = slice(max(0, begin), max(0, min(channels, begin + width)))
+            if row < filters:
+                packed[block, 0, 0, 0, inside.start - begin : inside.stop - begin, lane] = weight[row, inside, 0, 0]
+
+        def source(block: tirx.Expr, channel: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+            place = tirx.max(tirx.min(block * conv.block_out + channel + first, channels - 1), 0)
+            return tirx.floordiv(place, conv.block_in), tirx.floormod(place, conv.block_in)
+
+        convolve = partial(conv2d_nchwc, strides=conv.strides, pads=conv.pads, dilation=conv.dilation, groups=blocks,
+                           source=source)
+        return self._bb.call_te(convolve, x, constant(packed), primfunc_name_hint=DIRECT.name,
+                                primfunc_attrs={CONVOLUTION: {"algorithm": BANDED}})
+
+    def _in_bfloat(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """The convolution as products of bfloat16, where they may be rounded and that is faster."""
+        if self._options.precision != "bf16" or conv.block_in % bfloat.STEP:
+            return None
+        rounded = DIRECT.seconds(replace(conv, element=2), self._estimate)
+        if conv.fixed and rounded > fastest(conv, self._options, self._estimate):
+            return None
+        packed = constant(bfloat.pack_conv(DIRECT.pack(weight, conv)))
+        narrow = self._bb.emit(relax.op.astype(x, "bfloat16"))
+        if any(conv.pads):
+            top, left, bottom, right = conv.pads
+            narrow = self._bb.emit(relax.op.nn.pad(narrow, [0, 0, 0, 0, top, bottom, left, right, 0, 0]))
+        return self._bb.call_te(bfloat.conv2d_nchwc_bfloat, narrow, packed, conv.strides, conv.dilation, conv.groups,
                                 primfunc_name_hint=DIRECT.name)
 
     def _direct(self, algorithm: Algorithm, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr:

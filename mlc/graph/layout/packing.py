@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
+from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import PANEL, dense_packed
-from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense
+from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense, packed_operand
 from mlc.graph.precision.integer import is_integer_product
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["PackWeights"]
 
 
-def PackWeights(target: Target) -> tvm.transform.Pass:
+def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets, or as
-    :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers.
+    :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers. Of products of integers, a second operand that is
+    no constant is packed by a kernel. With precision ``bf16`` of the ``options``, products of float32 with constants
+    read both operands as bfloat16.
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="PackWeights")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _Packer(mod, target).run() if target.kind == "llvm" else mod
+        return _Packer(mod, target, options).run() if target.kind == "llvm" else mod
 
     return run
 
@@ -42,9 +48,10 @@ def _pack(weight: np.ndarray) -> np.ndarray:
 
 @mutator
 class _Packer(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, target: Target) -> None:
+    def __init__(self, mod: tvm.IRModule, target: Target, options: CompileOptions) -> None:
         super().__init__(mod)
         self._mod, self._target = mod, target
+        self._narrow = options.precision == "bf16"
         #: by the address of a weight: unrolled recurrences read one at every step
         self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
 
@@ -58,22 +65,51 @@ class _Packer(PyExprMutator):
         if op_name(call) != "relax.matmul":
             return call
         data, weight = call.args
-        array = array_of(weight)
-        rank = len(shape_of(data))
-        if array is None or array.ndim != 2 or rank < 2:
+        packed = self._panels(call)
+        if packed is None:
             return call
-        integer = is_integer_product(call)
-        if not integer and not array.dtype == dtype_of(data) == "float32":
-            return call
-        depth, columns = array.shape
-        place = (array.ctypes.data, array.shape)
-        if place not in self._packed:
-            packed = pack_dense(array, dot_form(self._target)) if integer else _pack(array)
-            self._packed[place] = constant(packed)
-        if integer and depth % STEP:
-            data = self.builder_.emit(relax.op.nn.pad(data, [0] * (2 * rank - 1) + [-depth % STEP]))
-        kernel = dense_integer if integer else dense_packed
-        product = self.builder_.call_te(kernel, data, self._packed[place], primfunc_name_hint="dense")
+        (*_, depth, columns), rank = shape_of(weight), len(shape_of(data))
+        kernel, step = self._kernel(call)
+        if kernel is bfloat.dense_bfloat:
+            data = self.builder_.emit(relax.op.astype(data, "bfloat16"))
+        if depth % step:
+            data = self.builder_.emit(relax.op.nn.pad(data, [0] * (2 * rank - 1) + [-depth % step]))
+        product = self.builder_.call_te(kernel, data, packed, primfunc_name_hint="dense")
         if columns % PANEL == 0:
             return product
         return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])
+
+    def _kernel(self, call: relax.Call) -> tuple[Callable[..., te.Tensor], int]:
+        """What computes a product with packed weights, and how many products a step of its sum takes."""
+        if is_integer_product(call):
+            return dense_integer, STEP
+        return (bfloat.dense_bfloat, bfloat.STEP) if self._narrow else (dense_packed, 1)
+
+    def _panels(self, call: relax.Call) -> relax.Expr | None:
+        """The second operand as the kernel reads it, if there is a kernel for the product."""
+        data, weight = call.args
+        array, integer = array_of(weight), is_integer_product(call)
+        if len(shape_of(data)) < 2:
+            return None
+        if array is None or array.ndim != 2:
+            return self._packed_operand(data, weight) if integer else None
+        if not integer and not array.dtype == dtype_of(data) == "float32":
+            return None
+        place = (array.ctypes.data, array.shape)
+        if place not in self._packed:
+            self._packed[place] = constant(self._pack(array, integer))
+        return self._packed[place]
+
+    def _pack(self, array: np.ndarray, integer: bool) -> np.ndarray:
+        if integer:
+            return pack_dense(array, dot_form(self._target))
+        return bfloat.pack_dense(array) if self._narrow else _pack(array)
+
+    def _packed_operand(self, data: relax.Expr, weight: relax.Expr) -> relax.Expr | None:
+        """Integers that a kernel packs, of one matrix for all of ``data`` or of one for each."""
+        shape, batch = shape_of(weight), shape_of(data)[:-2]
+        fixed = all(isinstance(extent, int) for extent in (*batch, *shape))
+        if len(shape) < 2 or not fixed or shape[:-2] not in ((), batch):
+            return None
+        packed = self.builder_.call_te(packed_operand, weight, dot_form(self._target), primfunc_name_hint="pack")
+        return self.builder_.emit(packed)

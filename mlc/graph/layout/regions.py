@@ -42,7 +42,7 @@ from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
-           "moves_batch", "pads_space"]
+           "constant_bytes", "moves_batch", "pads_space"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -97,14 +97,18 @@ class _Family:
     layouts: dict[ChannelBlocks, None]
 
 
+def constant_bytes(func: relax.Function) -> int:
+    """Bytes of the constants that operators of ``func`` read."""
+    arguments = (arg for b in bindings(func) if isinstance(b.value, relax.Call) for arg in b.value.args)
+    return sum(array.nbytes for arg in arguments if (array := array_of(arg)) is not None)
+
+
 class _Planner:
     def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
         self._func = func
         self._bound = {binding.var: binding.value for binding in bindings(func)}
         self._options = options
-        weights = [array_of(arg) for value in self._bound.values() if isinstance(value, relax.Call)
-                   for arg in value.args]
-        self._estimate = Estimate(target.tvm, sum(array.nbytes for array in weights if array is not None))
+        self._estimate = Estimate(target.tvm, constant_bytes(func))
         self._families: dict[relax.Var, _Family] = {}
         for var, value in self._bound.items():
             self._relate(var, value)

@@ -147,19 +147,23 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
     """
     depth: dict[relax.Var, int] = {}
     changed: dict[relax.Var, int] = {}
+    expanded: set[relax.Var] = set()  # made by kernels with transcendental functions
     for binding in bindings(mod["main"]):
         call, var = binding.value, binding.var
         if not isinstance(call, relax.Call) or op_name(call) != "relax.call_tir":
             continue
-        func = mod[call.args[0]]
+        func, args = mod[call.args[0]], list(leaves(call.args[1]))
+        slow = bool(expensive_calls(func.body))
+        if slow or not expanded.isdisjoint(args):
+            expanded.add(var)
         if pattern_of(func) > INJECTIVE:
             continue
         tensors = [param for param in func.params if not isinstance(param.ty, tvm.ir.PrimType)]
-        if any(str(tensor.dtype) == "bfloat16" for tensor in tensors):
-            changed[var] = OPAQUE  # a cast at the model's border: TVM cannot make float32 of it and expand functions
+        if any(str(tensor.dtype) == "bfloat16" for tensor in tensors) and var in expanded:
+            changed[var] = OPAQUE  # TVM cannot make float32 of bfloat16 and expand functions
+            expanded.discard(var)
             continue
-        slow = bool(expensive_calls(func.body))
-        depth[var] = slow + max((depth.get(arg, 0) for arg in leaves(call.args[1])), default=0)
+        depth[var] = slow + max((depth.get(arg, 0) for arg in args), default=0)
         if slow and depth[var] > _DEEPEST:
             changed[var], depth[var] = OPAQUE, 0
     return _with_patterns(mod, changed)

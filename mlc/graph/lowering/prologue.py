@@ -1,8 +1,12 @@
-"""Elementwise work before a convolution becomes part of it.
+"""Elementwise work before a convolution, or bytes before a reduction, become part of it.
 
 DenseNet normalises and activates *before* each convolution, and reads a tensor that grows with every layer: as a kernel
 of its own that writes and reads the whole tensor once more. Inside the convolution's kernel the schedule computes it
 for a chunk of rows at a time, where the convolution reads it from the cache.
+
+Softmax and normalisations of quantised models read what is dequantised from bytes, with a mask or another such tensor
+added: four times the bytes of what it is made of. Their stages read a row two or three times, from the first cache, so
+that this arithmetic is done again each time, and there nothing but the bytes comes from memory.
 """
 
 from __future__ import annotations
@@ -15,15 +19,17 @@ from tvm import relax, tirx
 
 from mlc.graph.algorithms.direct import DIRECT
 from mlc.graph.ir.patterns import INJECTIVE, pattern_of
-from mlc.graph.ir.rewrite import bindings, builder_of, leaves, op_name, rebuilt, replaced, shape_of
-from mlc.graph.kernels.blocked import CONVOLUTION
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, op_name, rebuilt, replaced, shape_of
+from mlc.graph.kernels.blocked import BANDED, CONVOLUTION
 from mlc.target import Target
+from schedules.analysis import analyse
 
 __all__ = ["FoldPrologues"]
 
 
 def FoldPrologues(target: Target) -> tvm.transform.Pass:
-    """Module pass over grouped functions: an elementwise group whose only reader is a direct convolution joins it."""
+    """Module pass over grouped functions: an elementwise group whose only reader is a direct convolution joins it, and
+    one that reads bytes a reduction too."""
 
     @tvm.transform.module_pass(opt_level=0, name="FoldPrologues")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -49,18 +55,32 @@ class _Folding:
                 self.prologues[data] = var
 
     def _data(self, value: relax.Expr) -> relax.Expr | None:
-        """What of main's values the direct convolution in a called kernel reads, if nothing else in it does."""
+        """What of main's values the direct convolution or the reduction in a called kernel reads, if nothing else in it
+        does, and may be made there."""
         steps = list(_steps(self._mod, value))
         conv = next((call for _, call in steps if self._is_direct(self._mod[call.args[0]])), None)
-        if conv is None:
+        reader = conv
+        if reader is None:
+            if not steps or not _reduces(self._mod[steps[0][1].args[0]]):
+                return None
+            reader = steps[0][1]
+        data = reader.args[1].fields[0]
+        if conv is None and not self._of_bytes(data):
             return None
-        data = conv.args[1].fields[0]
         readers = sum(leaf.same_as(data) for _, call in steps for leaf in leaves(call.args[1]))
         return data if readers == 1 else None
 
+    def _of_bytes(self, data: relax.Expr) -> bool:
+        """Whether a kernel makes the value of tensors of its shape that are all of bytes."""
+        steps = list(_steps(self._mod, self._bound.get(data)))
+        inputs = [arg for _, call in steps for arg in call.args[1].fields]
+        made = {var for var, _ in steps}
+        whole = [arg for arg in inputs if shape_of(arg) == shape_of(data) and arg not in made]
+        return bool(whole) and all(dtype_of(arg) in ("uint8", "int8") for arg in whole)
+
     def _is_direct(self, func: tirx.PrimFunc) -> bool:
         described = (func.attrs or {}).get(CONVOLUTION)
-        return described is not None and described["algorithm"] == DIRECT.name
+        return described is not None and described["algorithm"] in (DIRECT.name, BANDED)
 
     def _elementwise(self, data: relax.Var) -> bool:
         """Whether injective kernels make the value, of a tensor of its shape and of smaller ones."""
@@ -105,6 +125,12 @@ class _Folding:
             body.emit_func_output(result)
         group = builder.add_func(body.finalize()[name], name)
         return relax.Call(group, inputs)
+
+
+def _reduces(func: tirx.PrimFunc) -> bool:
+    """Whether the function is made of reductions of one tensor: softmax, a normalisation, a mean."""
+    info = analyse(func)
+    return bool(info.reductions) and not any(block.windowed or block.contraction for block in info.reductions)
 
 
 def _steps(

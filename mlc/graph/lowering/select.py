@@ -20,7 +20,7 @@ from mlc.graph.algorithms.registry import Algorithm, offered
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import bindings, builder_of, op_name, rebuilt, replaced, shape_of
-from mlc.graph.kernels.blocked import CONVOLUTION
+from mlc.graph.kernels.blocked import BANDED, CONVOLUTION
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -247,7 +247,7 @@ def _convolution(
 
 
 def _is_convolution(func: tirx.PrimFunc) -> bool:
-    return bool(func.attrs) and CONVOLUTION in func.attrs
+    return bool(func.attrs) and CONVOLUTION in func.attrs and func.attrs[CONVOLUTION]["algorithm"] != BANDED
 
 
 def _shape_of_convolution(mod: tvm.IRModule, call: relax.Call) -> Convolution:

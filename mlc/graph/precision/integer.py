@@ -5,27 +5,46 @@ before                                                      after
 ==========================================================  ======================================================
 ``conv2d(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(conv2d(q, W) - z * sum(W)) * (s * t)``
 ``matmul(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(matmul(q, W) - z * sum(W)) * (s * t)``
+``matmul(dequantize(q, s, z), dequantize(r, t, y))``        ``float(matmul(q, r) - z * sum(r) - y * sum(q) + K z y)
+                                                            * (s * t)``
 ==========================================================  ======================================================
 
-``q`` is uint8 with one scale, ``W`` a constant with one scale for each output channel, or one for all; what is added
-up is exact in int32. So the result is that of exact arithmetic, rounded three times to float32, where the sum in
-float32 rounds at every step: nearer to what the model says, and after quantising within one step of it.
+``q`` is uint8 with one scale, ``W`` a constant with one scale for each output channel, or one for all. Where both
+operands are activations, the second one, ``r``, becomes int8, and sums along the ``K`` products are taken at run time,
+but for zero points that are zero. What is added up is exact in int32. So the result is that of exact arithmetic,
+rounded three times to float32, where the sum in float32 rounds at every step: nearer to what the model says, and after
+quantising within one step of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.relax import op
 
+from mlc.graph.algorithms.registry import fastest
+from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, op_name, rewrite_pass, shape_of
+from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.precision.affine import Affine, Dequantised, dequantised, spread
+from mlc.options import CompileOptions
+from mlc.sizes import usual_size
+from mlc.target import Target
 
-__all__ = ["IntegerProducts", "is_integer_product"]
+__all__ = ["IntegerProducts", "is_integer_product", "priced"]
 
 #: what |sum| stays below, whatever the 8-bit operands are
 _INT32 = 2**31
+#: how far int8 lies below uint8
+_HALF = 128
+#: whether a product of dequantised operands is to be one of integers
+Worth = Callable[[relax.Call], bool]
 
 
 def is_integer_product(call: relax.Call) -> bool:
@@ -90,6 +109,28 @@ def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return _scaled(total, spread(shift, 1, rank), spread(_scales(data.affine, scale), 1, rank), scope)
 
 
+def product_of_activations(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """A product of two activations, as attention has them."""
+    left, right = (_activation(arg, scope) if len(shape_of(arg)) > 1 else None for arg in call.args)
+    if left is None or right is None:
+        return None
+    depth = shape_of(call.args[0])[-1]
+    if 4 * depth * 255 * 128 >= _INT32:  # the product and each of its corrections
+        return None
+    wide = scope.emit(op.astype(right.data, "int16"))
+    signed = scope.emit(op.astype(scope.emit(op.subtract(wide, constant(np.array(_HALF, "int16")))), "int8"))
+    zero, other = int(left.affine.zero.item()), int(right.affine.zero.item()) - _HALF
+    total = scope.emit(op.matmul(left.data, signed, out_dtype="int32"))
+    for integers, axis, factor, shift in ((signed, -2, -zero, depth * zero * other), (left.data, -1, -other, 0)):
+        if factor:
+            sums = scope.emit(op.sum(scope.emit(op.astype(integers, "int32")), [axis], keepdims=True))
+            sums = scope.emit(op.multiply(sums, constant(np.array(factor, "int32"))))
+            sums = scope.emit(op.add(sums, constant(np.array(shift, "int32")))) if shift else sums
+            total = scope.emit(op.add(total, sums))
+    scale = _scales(left.affine, right.affine.scale).reshape(())
+    return op.multiply(scope.emit(op.astype(total, "float32")), constant(scale))
+
+
 def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """A product with a constant matrix."""
     if len(shape_of(call.args[0])) < 2 or len(shape_of(call.args[1])) != 2:
@@ -103,6 +144,53 @@ def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return _scaled(total, shift, _scales(data.affine, scale), scope)
 
 
-RULES: Rules = {"relax.nn.conv2d": (convolution,), "relax.matmul": (product,)}
+def priced(target: Target, options: CompileOptions) -> Worth:
+    """Whether a product is faster in integers than in float32 on that machine, by arithmetic on what it is: float32
+    takes more bytes and fewer products at once, but has more algorithms."""
+    estimate = Estimate(target.tvm, 0.0)
 
-IntegerProducts = rewrite_pass("IntegerProducts", RULES)
+    def of_matrices(call: relax.Call) -> tuple[float, float]:
+        (*_, depth), shape = _usual(call.args[0]), _usual(call)
+        data, weight, result = (prod(_usual(each)) for each in (*call.args, call))
+        constant = array_of(call.args[1]) is not None
+        operations = 2.0 * prod(shape) * depth
+        integers = estimate.kernel(operations / estimate.machine.dot, float(weight), float(data + result))
+        if not constant:  # which is packed, and both are added up
+            integers += estimate.copy(2.0 * weight) + estimate.copy(weight) + estimate.copy(data)
+        floats = estimate.kernel(operations, 4.0 * weight, 4.0 * (data + result))
+        floats += estimate.copy(5.0 * data) + (0.0 if constant else estimate.copy(5.0 * weight))
+        return integers, floats
+
+    def of_images(call: relax.Call) -> tuple[float, float]:
+        (n, channels, *size), (filters, _, *kernel), attrs = *map(_usual, call.args), call.attrs
+        strides, pads, dilation = (tuple(map(int, each)) for each in (attrs.strides, attrs.padding, attrs.dilation))
+        conv = Convolution(n, channels, filters, (size[0], size[1]), (kernel[0], kernel[1]), strides, pads, dilation,
+                           int(attrs.groups), PANEL, PANEL)
+        integers = fastest(replace(conv, element=1), options, estimate)
+        return integers, fastest(conv, options, estimate) + estimate.copy(5.0 * prod((n, channels, *size)))
+
+    def worth(call: relax.Call) -> bool:
+        integers, floats = (of_images if op_name(call) == "relax.nn.conv2d" else of_matrices)(call)
+        return integers <= floats
+
+    return worth
+
+
+def _usual(expr: relax.Expr) -> tuple[int, ...]:
+    return tuple(map(usual_size, shape_of(expr)))
+
+
+_RULES: Rules = {"relax.nn.conv2d": (convolution,), "relax.matmul": (product, product_of_activations)}
+
+
+def IntegerProducts(worth: Worth = lambda _: True) -> tvm.transform.Pass:
+    """Module pass: products of 8-bit operands that are ``worth`` it add up integers."""
+
+    def where(rule: Rule) -> Rule:
+        def applied(call: relax.Call, scope: Scope) -> relax.Expr | None:
+            quantised = scope.call(call.args[0], "dequantize") is not None
+            return rule(call, scope) if quantised and worth(call) else None
+
+        return applied
+
+    return rewrite_pass("IntegerProducts", {name: [where(rule) for rule in rules] for name, rules in _RULES.items()})

@@ -6,17 +6,20 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings, op_name
-from mlc.graph.precision.integer import IntegerProducts
+from mlc.graph.precision.integer import IntegerProducts, priced
 from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.target import Target
 
 __all__ = ["Quantisation"]
 
 _CALLS = ("relax.quantize", "relax.dequantize")
 
 
-def Quantisation(*, integers: bool) -> tvm.transform.Pass:
-    """Module pass: quantising moves and cancels, and with ``integers`` products of 8-bit operands add up integers.
+def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
+    """Module pass: quantising moves and cancels, and products of 8-bit operands add up integers on CPU targets, unless
+    the ``options`` forbid it, where that is priced to be faster.
 
     Models without a ``quantize`` or ``dequantize`` come back as they are, unsearched: most models have none.
     """
@@ -26,7 +29,8 @@ def Quantisation(*, integers: bool) -> tvm.transform.Pass:
         values = (binding.value for binding in bindings(mod["main"]))
         if not any(isinstance(value, relax.Call) and op_name(value) in _CALLS for value in values):
             return mod
-        products = (IntegerProducts, SpellOutQuantisation) if integers else ()
+        integers = target.kind == "llvm" and options.integers
+        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation) if integers else ()
         for each in (UnsignedActivations, MoveQuantisation, *products):
             mod = each(mod)
         return mod

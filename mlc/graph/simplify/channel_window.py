@@ -7,9 +7,10 @@ Before::
 
 After: ``R.nn.conv2d(x, W)`` with a 1x1 kernel ``W[o, i] = 1`` for ``|o - i| <= 2``.
 
-Most of that matrix is zero, but the product runs at full speed on the blocked layout that the convolutions around it
-use, takes the rest of the normalisation as its epilogue, and saves both changes of layout; it costs ``2 C^2`` flops a
-pixel, so it is left alone for more than 512 channels. Values must be finite, as infinity times zero is no number.
+Most of that matrix is zero, but the product runs on the blocked layout that the convolutions around it use, takes the
+rest of the normalisation as its epilogue, and saves both changes of layout. There it reads the band alone
+(:mod:`mlc.graph.layout.blocked`); elsewhere it costs ``2 C^2`` flops a pixel, so that it is left alone for more than
+512 channels. Values must be finite, as infinity times zero is no number.
 """
 
 from __future__ import annotations

@@ -259,6 +259,24 @@ def test_no_winograd(wide_path, tmp_path, capsys, monkeypatch) -> None:
     assert "mlc tune" in (text := capsys.readouterr().out) and "--no-winograd" in text
 
 
+def test_precision_says_what_it_costs(model_path, tmp_path, capsys) -> None:
+    output = tmp_path / "x.so"
+    exact = _json(capsys, "compile", model_path, "-o", output)
+    assert exact["precision"] == "f32" and "max_rel_err" not in exact
+    rounded = _json(capsys, "compile", model_path, "-o", output, "--precision", "f16")
+    assert rounded["precision"] == "f16" and 0 < rounded["max_rel_err"] < 1e-2
+    elsewhere = _json(capsys, "compile", model_path, "-o", output, "--precision", "bf16", "--target",
+                      "llvm -mcpu=sapphirerapids")
+    assert (elsewhere["max_rel_err"] is None) == (not elsewhere["ran"])
+    assert main(["compile", str(model_path), "-o", str(output), "--precision", "f16"]) == 0
+    text = capsys.readouterr().out
+    assert "precision f16: error against f32 on random inputs" in text and "--precision f16\n" in text
+    tuned = _json(capsys, "tune", model_path, "--trials", "2", "--log", tmp_path / "own.db", "--precision", "f16")
+    assert tuned["precision"] == "f16" and 0 < tuned["max_rel_err"] < 1e-2
+    assert main(["compile", str(model_path), "--precision", "bf16", "--target", "x86-64-v3"]) == 2
+    assert "must multiply bfloat16" in capsys.readouterr().err
+
+
 def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(wide_path, tmp_path, capsys) -> None:
     log = tmp_path / "own.db"
     document = _json(capsys, "tune", wide_path, "--trials", "24", "--log", log)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import tvm
 from relax_evaluation import RNG, assert_same_values, assert_unchanged, evaluate, module, operators, weight
+from tvm import relax
 from tvm.script import relax as R
 
 from mlc.graph.pipeline import optimise
@@ -35,6 +36,28 @@ def test_a_window_of_channels_is_a_convolution(before: int, after: int) -> None:
     after_pass = ConvolveChannelWindows(mod)
     assert operators(after_pass) == ["multiply", "nn.conv2d"]
     assert_same_values(mod, after_pass)
+
+
+@pytest.mark.usefixtures("always_blocked")
+@pytest.mark.parametrize(("channels", "before", "after"), [(64, 2, 2), (50, 0, 4), (72, 5, 1), (48, 7, 0)])
+def test_a_band_of_channels_is_read_alone(channels: int, before: int, after: int) -> None:
+    """A block of 16 channels reads those of the window besides its own, and no others."""
+    band = sum(np.eye(channels, k=k) * RNG.uniform(0.5, 1.0) for k in range(-before, after + 1))
+    w, band = weight(channels, 8, 1, 1), relax.const(band[:, :, None, None].astype("float32"))
+
+    @R.function(private=True)
+    def func(x: R.Tensor((2, 8, 6, 5), "float32")):
+        with R.dataflow():
+            y = R.nn.conv2d(x, w)
+            p = R.nn.max_pool2d(y, (2, 2))
+            z = R.nn.relu(R.nn.conv2d(R.multiply(p, p), band))
+            R.output(z)
+        return z
+
+    mod = optimise(module(func), resolve("native"))
+    weights = [p for g, f in mod.functions_items() if "conv2d" in g.name_hint for p in f.params if len(p.shape) == 6]
+    assert sorted(int(p.shape[4]) for p in weights) == [8, 16 + before + after]
+    assert_same_values(func, mod)
 
 
 @pytest.mark.usefixtures("always_blocked")

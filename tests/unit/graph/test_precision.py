@@ -26,6 +26,8 @@ from mlc.graph.precision import (
     WidenFloats,
     WidenSums,
 )
+from mlc.graph.precision.integer import priced
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target, resolve
 from schedules.analysis import analyse
 
@@ -114,7 +116,7 @@ def test_means_of_integers_that_lie_half_way_are_rounded_as_the_model_says() -> 
         return quantise(b, b.emit(op.nn.avg_pool2d(step, (2, 2), (2, 2))), 0.11, 128)
 
     mod = network((2, 4, 12, 12), body)
-    integers = passed(mod, MoveQuantisation, IntegerProducts)  # the same in arithmetic that nothing folds
+    integers = passed(mod, MoveQuantisation, IntegerProducts())  # the same in arithmetic that nothing folds
     x = numbers(2, 4, 12, 12)
     (expected,) = evaluate(integers, x)
     for target in targets_here():
@@ -154,6 +156,10 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], Body]] = {
     "dilated": ((1, 4, 9, 9), conv((3, 4, 3, 3), 9, dilation=2)),
     "unsigned weights": ((1, 4, 5, 5), conv((3, 4, 1, 1), 9, "uint8", 128)),
     "matrix": ((2, 5, 12), lambda b, x: b.emit(op.matmul(image(b, x, 77), weights(b, (12, 7), 1)))),
+    "activations": ((2, 5, 12), lambda b, x: b.emit(op.matmul(image(b, x, 77), b.emit(
+        op.permute_dims(image(b, x, 140), [0, 2, 1]))))),
+    "one matrix of activations": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x, 77), b.emit(
+        op.permute_dims(image(b, x, 128)))))),
     "turned matrix": (
         (5, 12), lambda b, x: b.emit(op.matmul(image(b, x), b.emit(op.permute_dims(weights(b, (7, 12), 0)))))
     ),
@@ -164,7 +170,7 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], Body]] = {
 def test_products_of_quantised_operands_add_up_integers(name: str) -> None:
     shape, body = PRODUCTS[name]
     mod = network(shape, body)
-    integers = passed(mod, MoveQuantisation, IntegerProducts)
+    integers = passed(mod, MoveQuantisation, IntegerProducts())
     products = [b.value for b in bindings(integers["main"]) if op_name(b.value) in ("relax.nn.conv2d", "relax.matmul")]
     assert [[dtype_of(arg) for arg in p.args] for p in products] == [["uint8", "int8"]]
     assert dtype_of(products[0]) == "int32"
@@ -187,6 +193,7 @@ REFUSED: dict[str, tuple[tuple[int, ...], Body]] = {
     "a scale for each input channel": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x), weights(b, (12, 7), 0)))),
     "float weights": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x), weight(12, 7)))),
     "a float operand": ((5, 12), lambda b, x: b.emit(op.matmul(x, weights(b, (12, 7), 1)))),
+    "activations with a float": ((5, 12), lambda b, x: b.emit(op.matmul(image(b, x), b.emit(op.permute_dims(x))))),
     "sums beyond int32": ((1, 66_000), lambda b, x: b.emit(op.matmul(image(b, x), weights(b, (66_000, 1), 1)))),
 }
 
@@ -195,7 +202,34 @@ REFUSED: dict[str, tuple[tuple[int, ...], Body]] = {
 def test_other_products_stay(name: str) -> None:
     shape, body = REFUSED[name]
     mod = network(shape, body)
-    assert IntegerProducts(mod).same_as(mod)
+    assert IntegerProducts()(mod).same_as(mod)
+
+
+def test_integers_are_taken_where_they_are_priced_faster() -> None:
+    """Of bytes that a dot product adds up four at a time always; of pairs not where Winograd's algorithm is faster."""
+    def products(target: Target, options: CompileOptions, kernel: int) -> list[str]:
+        body = conv((256, 256, kernel, kernel), 0, padding=kernel // 2)
+        mod = network((1, 256, 28, 28), body)
+        changed = passed(mod, MoveQuantisation, IntegerProducts(priced(target, options)))
+        calls = [b.value for b in bindings(changed["main"]) if isinstance(b.value, relax.Call)]
+        return [dtype_of(call) for call in calls if op_name(call) == "relax.nn.conv2d"]
+
+    direct = CompileOptions.of(winograd=False)
+    vnni = resolve("x86-64-v4 -mattr=+avx512vnni", threads=2)
+    assert products(vnni, DEFAULT_OPTIONS, 1) == products(vnni, direct, 3) == products(V3, direct, 3) == ["int32"]
+    assert products(vnni, DEFAULT_OPTIONS, 3) == ["int32"] and products(V3, DEFAULT_OPTIONS, 1) == ["int32"]
+    assert products(V3, DEFAULT_OPTIONS, 3) == ["float32"]
+
+
+def test_integers_may_be_forbidden() -> None:
+    mod = network((2, 8, 9, 7), PRODUCTS["3x3"][1])
+    lowered = lower(mod, NATIVE, options=CompileOptions.of(integers=False)).module
+    calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
+    assert calls and "int32" not in {dtype_of(call) for call in calls}
+    assert not any("integer" in str(lowered[call.args[0]].script()) for call in calls)
+    x = numbers(2, 8, 9, 7)
+    (expected,), (found,) = evaluate(mod, x), mlc.compile(mod, NATIVE, integers=False)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 def test_what_integer_products_give_is_quantised_within_one_step() -> None:
@@ -207,7 +241,7 @@ def test_what_integer_products_give_is_quantised_within_one_step() -> None:
         return quantise(b, b.emit(op.nn.relu(b.emit(op.add(body(b, x), shift)))), 0.07, 3)
 
     mod = network((2, 8, 9, 7), biased)
-    integers = passed(mod, MoveQuantisation, IntegerProducts, SpellOutQuantisation)
+    integers = passed(mod, MoveQuantisation, IntegerProducts(), SpellOutQuantisation)
     assert operators(integers).count("quantize") == 1, "that of the input, which is exact"
     x = numbers(2, 8, 9, 7)
     (before,), (after,) = evaluate(mod, x), evaluate(integers, x)

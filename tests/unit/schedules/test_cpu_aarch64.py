@@ -70,7 +70,8 @@ def _assembly(func: tirx.PrimFunc, path: Path) -> str:
 
 
 def test_every_space_has_a_case() -> None:
-    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - {"cpu.gemm_bfloat"}
+    bfloat = {"cpu.conv2d_bfloat", "cpu.gemm_bfloat"}  # this CPU has none
+    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - bfloat
 
 
 @pytest.mark.parametrize(("cpu", "word"), [("neoverse-n1", "sdot"), ("neoverse-n2", "usdot"), ("neoverse-n2", "bfdot")])

@@ -12,8 +12,9 @@ import tvm
 from harness import TARGET, Case, SpaceContract, pytest_generate_tests
 from tvm import te, tirx
 
-from mlc.graph.kernels.bfloat import dense_bfloat, has_bfloat_dot, pack_dense
+from mlc.graph.kernels.bfloat import conv2d_nchwc_bfloat, dense_bfloat, has_bfloat_dot, pack_conv, pack_dense
 from mlc.target import resolve
+from schedules.cpu.conv import CONV2D_BFLOAT
 from schedules.cpu.gemm import GEMM_BFLOAT
 from schedules.lowering import PIPELINE
 from schedules.registry import find
@@ -51,10 +52,51 @@ CASES = (dense(48, 64, 96), dense(37, 50, 33, epilogue=True), dense(1, 128, 512)
          dense(5, 16, 1024))
 
 
-@pytest.mark.skipif(not has_bfloat_dot(TARGET), reason="this machine does not multiply pairs of bfloat16")
+def conv(
+    image: tuple[int, int, int, int, int], filters: tuple[int, int], kernel: int, stride: int = 1, groups: int = 1
+) -> Case:
+    """Of ``[N, I/i, H, W, i]`` to ``(O/o, o)`` filters."""
+    name = f"{'x'.join(map(str, (*image, *filters)))}-{kernel}-{stride}-{groups}"
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    n, blocks, height, width, inner = image
+    shape = (filters[0], blocks // groups, kernel, kernel, inner, filters[1])
+    data, weight = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in (image, shape))
+    packed = pack_conv(weight)
+
+    def exact() -> np.ndarray:
+        rows, columns = ((extent - kernel) // stride + 1 for extent in (height, width))
+        out = np.zeros((n, filters[0], rows, columns, filters[1]))
+        each, depth = filters[0] // groups, blocks // groups
+        for block, y, x in np.ndindex(filters[0], kernel, kernel):
+            first = block // each * depth
+            rows_of, columns_of = slice(y, y + stride * rows, stride), slice(x, x + stride * columns, stride)
+            window = data.astype("float64")[:, first : first + depth, rows_of, columns_of]
+            part = weight[block, :, y, x].astype("float64")
+            out[:, block] += np.einsum("nbhwi,bio->nhwo", window, part)
+        return out
+
+    def build() -> list[te.Tensor]:
+        x, w = (te.placeholder(a.shape, "bfloat16", name) for a, name in ((data, "x"), (packed, "w")))
+        return [x, w, conv2d_nchwc_bfloat(x, w, (stride, stride), (1, 1), groups)]
+
+    return Case(name, build, lambda *_: exact(), data=lambda: [data, packed])
+
+
+CONVOLUTIONS = (conv((1, 2, 9, 7, 16), (3, 16), 3), conv((2, 1, 8, 9, 6), (2, 8), 1),
+                conv((1, 4, 9, 9, 8), (2, 16), 3, stride=2, groups=2))
+needs_dot = pytest.mark.skipif(not has_bfloat_dot(TARGET), reason="this machine does not multiply pairs of bfloat16")
+
+
+@needs_dot
 class TestGemm(SpaceContract):
     space = GEMM_BFLOAT
     cases = CASES
+
+
+@needs_dot
+class TestConv2d(SpaceContract):
+    space = CONV2D_BFLOAT
+    cases = CONVOLUTIONS
 
 
 def test_only_machines_that_multiply_pairs_take_it() -> None:
