@@ -11,6 +11,7 @@ from typing import NoReturn
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import get
 from mlc.errors import MeasureError, UsageError
+from mlc.installation import check_pins
 
 __all__ = ["COMMAND"]
 
@@ -34,6 +35,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         raise UsageError("a worker runs code that it is sent, so MLC_TOKEN must hold a secret that runs must know; "
                          "make one with `export MLC_TOKEN=$(openssl rand -hex 32)`")
     if args.class_name:
+        check_pins()
         _join(args.class_name, args.address)
     if args.address:
         raise UsageError("--address goes with --class; --rpc has the tracker's address itself")
@@ -65,4 +67,6 @@ def _join(class_name: str, address: str | None) -> NoReturn:
         raise MeasureError(f"Ray must start, but does not ({error.strerror}); look at `mlc doctor`") from error
 
 
-COMMAND = Command("worker", "offer this machine to tuning runs elsewhere", _add_arguments, _execute, epilog=_EPILOG)
+# with --rpc a board has TVM's runtime alone, and the session compares the versions
+COMMAND = Command("worker", "offer this machine to tuning runs elsewhere", _add_arguments, _execute, needs_tvm=False,
+                  epilog=_EPILOG)

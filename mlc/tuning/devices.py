@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mlc.errors import UsageError
 from mlc.measure.executors import fleet, parse, remote_measurer
 from mlc.measure.fleet import DeviceStatus, Fleet
 from mlc.measure.measurer import Measurer
-from mlc.target import Target
+from mlc.target import Target, resolve
 from mlc.tuning.events import FleetChanged, Listener
 
 __all__ = ["Measuring", "devices"]
@@ -41,9 +42,23 @@ def devices(executor: str, target: str | Target, on_event: Listener | None = Non
         if on_event is not None:
             on_event(FleetChanged(tuple(statuses)))
 
+    if address.kind == "rpc" and target != "native" and resolve(target).kind == "cuda":
+        raise UsageError(f"workers behind RPC measure CPUs alone, but the target is {resolve(target).name}; tune for a "
+                         "GPU on the machine that has it, or with Ray")
     reached = fleet(address, notify)
     try:
         native = target == "native" and reached.native
+        if reached.native:
+            _check_architecture(target, Target("native", reached.native))
         yield Measuring(Target("native", reached.native) if native else target, reached.machine, reached)
     finally:
         reached.close()
+
+
+def _check_architecture(target: str | Target, devices: Target) -> None:
+    """Raises :class:`UsageError` where devices cannot run code for ``target`` at all."""
+    if target == "native" or resolve(target).kind == "cuda" or resolve(target).architecture == devices.architecture:
+        return
+    raise UsageError(f"the target must be of the devices' architecture, {devices.architecture}, but "
+                     f"{resolve(target).name} is of {resolve(target).architecture}; leave out --target to measure for "
+                     "the devices' own CPU")
