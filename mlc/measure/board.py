@@ -20,6 +20,7 @@ from mlc.config import physical_cores
 from mlc.cpu import arm_core, host_flags, machine_id
 from mlc.errors import MeasureError
 from mlc.measure import wire
+from mlc.measure.data import draws
 from mlc.measure.executor import Job
 from mlc.measure.loading import Interface, interface
 from mlc.measure.local import LocalMeasurer
@@ -46,7 +47,7 @@ class Board:
         """The text of a :class:`mlc.measure.wire.Board`."""
         return wire.Board(
             machine_id(), runtime.version(), platform.machine(), arm_core(), tuple(sorted(host_flags() or ())),
-            native_caches(), physical_cores(),
+            native_caches(), physical_cores(), draws(),
         ).text()
 
     def missing(self, names: str) -> str:

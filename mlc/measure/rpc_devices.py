@@ -15,9 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from mlc import runtime
 from mlc.config import get
 from mlc.errors import MeasureError, UsageError
+from mlc.measure.data import draws
 from mlc.measure.executor import Job
 from mlc.measure.export import Exported, Exporter
 from mlc.measure.fleet import Answered, Gone, Joined
@@ -168,6 +171,9 @@ class _Device:
         if said.tvm != runtime.version():
             raise MeasureError(f"it must have TVM {runtime.version()} as the session has, but has {said.tvm}; install "
                                f"apache-tvm=={runtime.version()} there")
+        if said.draws != draws():
+            raise MeasureError("it must draw the same random numbers as the session, but its numpy draws others; "
+                               f"install numpy=={np.__version__} there")
         self._tell.put(Joined(self._name, f"{self._key}: {said.machine}", native_target(said)))
         while not self._ended.is_set():
             job = self.jobs.get()

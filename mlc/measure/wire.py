@@ -44,7 +44,8 @@ def description_of(text: str) -> Description:
 class Board:
     """What a device says of itself that has no compiler: which machine it is, its TVM's version, its CPU as
     :class:`mlc.cpu.HostCpu` has it (``cpu`` is LLVM's name, empty where the device cannot tell; no ``flags``: they are
-    not to be read), the sizes of its caches as in a target's ``model``, and its cores."""
+    not to be read), the sizes of its caches as in a target's ``model``, its cores, and what numpy draws there, as
+    :func:`mlc.measure.data.draws` says it."""
 
     machine: str
     tvm: str
@@ -53,6 +54,7 @@ class Board:
     flags: tuple[str, ...]
     caches: str
     cores: int
+    draws: int
     protocol: int = BOARD_PROTOCOL
 
     def text(self) -> str:
@@ -69,7 +71,7 @@ def board_of(text: str) -> Board:
         machine, tvm, architecture, cpu, caches = (
             _text(fields[name]) for name in ("machine", "tvm", "architecture", "cpu", "caches"))
         flags = tuple(map(_text, fields["flags"]))
-        return Board(machine, tvm, architecture, cpu, flags, caches, max(1, int(fields["cores"])))
+        return Board(machine, tvm, architecture, cpu, flags, caches, max(1, int(fields["cores"])), int(fields["draws"]))
 
     return _read(text, build)
 

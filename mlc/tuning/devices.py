@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,16 @@ class Measuring:
     fleet: Fleet | None = None
 
     def measurer(self, threads: int) -> Measurer | None:
-        """What measures on a fleet; None for this machine."""
-        return None if self.fleet is None else remote_measurer(self.fleet, threads)
+        """What measures on a fleet; None for this machine. Raises :class:`UsageError` where that cannot run the
+        target's code."""
+        if self.fleet is not None:
+            return remote_measurer(self.fleet, threads)
+        target = resolve(self.target)
+        if target.kind == "llvm" and target.architecture != platform.machine():
+            raise UsageError(f"measuring for {target.name} needs a device of {target.architecture}, but this machine "
+                             f"is {platform.machine()}; start `mlc worker --rpc` there and give --executor "
+                             "rpc://HOST:PORT/KEY")
+        return None
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_what_no_board_says(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-_PI5 = wire.Board("cortex-a76, 4 cores", "0.27", "aarch64", "cortex-a76", ("asimd", "asimddp", "fp"), "l1=64K", 4)
+_PI5 = wire.Board("cortex-a76, 4 cores", "0.27", "aarch64", "cortex-a76", ("asimd", "asimddp", "fp"), "l1=64K", 4, 0)
 
 
 @pytest.mark.parametrize(("board", "mcpu", "dots", "cores"), [

@@ -73,6 +73,10 @@ def test_two_workers_one_of_which_is_killed_and_then_the_tracker(
         with pytest.raises(MeasureError, match=r"must have TVM 0\.1 as .*, but has .* there") as said:
             _fleet(rack.port)
     assert "\n" not in str(said.value)
+    with monkeypatch.context() as changed:
+        changed.setattr("mlc.measure.rpc_devices.draws", lambda: 0)
+        with pytest.raises(MeasureError, match=r"same random numbers .*; install numpy=="):
+            _fleet(rack.port)
     first, second = rack.workers
     assert first is not None and second is not None and rack.tracker is not None
     func = gemm()
@@ -115,6 +119,13 @@ def test_who_does_not_know_the_token_is_turned_away(rack: Rack, monkeypatch: pyt
     assert knock(proof) == RPC_MISMATCH
     monkeypatch.setenv("MLC_TOKEN", TOKEN)
     assert knock(proof) == RPC_SUCCESS
+
+
+def test_this_machine_measures_for_its_own_architecture_alone() -> None:
+    other = "x86-64-v3" if platform.machine() == "aarch64" else "aarch64:cortex-a72"
+    with pytest.raises(UsageError, match=f"measuring for {other} needs a device of .*mlc worker --rpc") as caught:
+        mlc.tune(dense().mod, target=other, trials=1)
+    assert "\n" not in str(caught.value)
 
 
 def test_workers_listen_on_the_loopback_address_alone(rack: Rack) -> None:
