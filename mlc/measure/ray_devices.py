@@ -37,8 +37,9 @@ _KNOCK = 10.0
 _STORE = 80_000_000
 _LOCAL_CLASS = "local"
 
-#: Ray neither warns on standard error, which is ours, nor reports its use
-_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+#: Ray neither warns on standard error and standard output, which are ours (it would tell of each node that dies in the
+#: midst of a command's JSON), nor reports its use
+_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 #: Ray takes the address by which other machines reach this one, whatever it is told, unless it has no such clusters;
 #: then its servers bind to the loopback address

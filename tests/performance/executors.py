@@ -41,14 +41,14 @@ CLASS = "rack"
 @dataclass(frozen=True)
 class Result:
     """``functions`` are seconds of each task in the model by its key, ``repeated`` candidates that were measured more
-    than once before the last comparison, ``devices`` how many measured something."""
+    than once before the last comparison, ``left_out`` how often a device was, since its times differed."""
 
     executor: str
     seconds: float
     trials: int
     failures: int
     repeated: int
-    devices: int
+    left_out: int
     latency: float
     functions: dict[str, float]
 
@@ -107,7 +107,7 @@ def _reached(name: str) -> Iterator[str]:
 
 
 def _tuned(model: str, trials: int, executor: str, log: Path) -> dict[str, Any]:
-    """One run's document, its seconds, and what its devices did."""
+    """One run's seconds, and how often a device was left out."""
     command = [sys.executable, "-m", "mlc.cli.main", "tune", model, "--trials", str(trials), "--executor", executor,
                "--log", str(log), "--json"]
     started = time.monotonic()
@@ -115,8 +115,8 @@ def _tuned(model: str, trials: int, executor: str, log: Path) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{executor}: {done.stderr.strip().splitlines()[-1]}")
     fleets = [json.loads(line)["devices"] for line in done.stderr.splitlines() if '"FleetChanged"' in line]
-    used = sum(device["results"] > 0 for device in fleets[-1]) if fleets else 1
-    return {"document": json.loads(done.stdout), "seconds": time.monotonic() - started, "devices": used}
+    left_out = sum(device["state"].startswith("left out") for device in fleets[-1]) if fleets else 0
+    return {"seconds": time.monotonic() - started, "left_out": left_out}
 
 
 def _timed(model: str, names: Sequence[str], folder: Path, rounds: int, runs: dict[str, Any]) -> list[Result]:
@@ -138,7 +138,7 @@ def _timed(model: str, names: Sequence[str], folder: Path, rounds: int, runs: di
             measured = [r for r in log.records() if r.verdict is None]
         times = Counter((r.task_key, tuple(sorted(r.decisions.items())), r.space) for r in measured)
         found.append(Result(name, runs[name]["seconds"], len(measured), sum(not r.ok for r in measured),
-                            sum(count > 1 for count in times.values()), runs[name]["devices"], median(whole[name]),
+                            sum(count > 1 for count in times.values()), runs[name]["left_out"], median(whole[name]),
                             functions))
     return found
 
@@ -151,12 +151,12 @@ def _functions(exe: mlc.Executable, inputs: Sequence[np.ndarray]) -> dict[str, f
 
 def _table(results: Sequence[Result]) -> str:
     first = results[0]
-    lines = ["| executor | devices | trials | failed | measured twice | tuning, s | model, ms | functions, to local |",
+    lines = ["| executor | left out | trials | failed | measured twice | tuning, s | model, ms | functions, to local |",
              "|---|---|---|---|---|---|---|---|"]
     for r in results:
         shared = [r.functions[key] / first.functions[key] for key in first.functions if key in r.functions]
         ratio = f"{geometric_mean(shared):.3f} ({min(shared):.2f} to {max(shared):.2f}, {len(shared)} shared)"
-        lines.append(f"| {r.executor} | {r.devices} | {r.trials} | {r.failures} | {r.repeated} | {r.seconds:.0f} | "
+        lines.append(f"| {r.executor} | {r.left_out} | {r.trials} | {r.failures} | {r.repeated} | {r.seconds:.0f} | "
                      f"{1e3 * r.latency:.3f} | {ratio} |")
     return "\n".join(lines) + "\n"
 

@@ -61,6 +61,7 @@ def own_rack() -> Iterator[Rack]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_two_workers_one_of_which_is_killed_and_then_the_tracker(
     own_rack: Rack, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ class _Run:
         except queue.Empty:
             raise AssertionError(f"the run hangs: nothing was said for {PATIENCE:.0f} s") from None
         self.words.append(word)
+        assert not word or word.isdigit() or word.split()[0] in ("trials", "finished"), f"not a run's word: {word}"
         return word
 
     def drain(self) -> None:
