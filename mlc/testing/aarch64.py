@@ -1,10 +1,11 @@
 """Running code for aarch64 on another machine, under QEMU: it shows that code computes the right numbers with
 instructions that this machine lacks, and nothing about time.
 
-:func:`run` links one function with a driver in C. Needs ``aarch64-linux-gnu-gcc`` and ``qemu-aarch64`` (Debian:
-``gcc-aarch64-linux-gnu``, ``qemu-user``). :class:`Emulated` is a whole Python with TVM's runtime: what artifacts and
-workers need. It lives in a folder that ``python -m mlc.testing.aarch64 FOLDER`` makes where Debian's ``apt-get`` and
-``dpkg`` are, and that ``MLC_AARCH64_ROOT`` names; the emulator is all that is installed.
+:func:`run` links one function with a driver in C. Needs ``qemu-aarch64`` and ``aarch64-linux-gnu-gcc`` (Debian:
+``qemu-user``, ``gcc-aarch64-linux-gnu``) or the compiler of the package ``ziglang``. :class:`Emulated` is a whole
+Python with TVM's runtime: what artifacts and workers need. It lives in a folder that
+``python -m mlc.testing.aarch64 FOLDER`` makes where Debian's ``apt-get`` and ``dpkg`` are, and that
+``MLC_AARCH64_ROOT`` names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +89,17 @@ _CODES = {"i": 0, "u": 1, "f": 2, "V": 4}
 
 def missing() -> str:
     """What is not installed of what :func:`run` needs; empty where it can run."""
-    return ", ".join(name for name in (_COMPILER, _EMULATOR) if shutil.which(name) is None)
+    compiler = [] if _compiler() else [f"{_COMPILER} or ziglang"]
+    return ", ".join(compiler + [name for name in (_EMULATOR,) if shutil.which(name) is None])
+
+
+def _compiler() -> list[str]:
+    """The command that compiles and links C for aarch64; empty where there is none."""
+    if shutil.which(_COMPILER):
+        return [_COMPILER]
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl"]
+    return []
 
 
 def run(module: tvm.IRModule, target: tvm.target.Target, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -110,7 +122,8 @@ def run(module: tvm.IRModule, target: tvm.target.Target, arrays: Sequence[np.nda
         headers = Path(tvm_ffi.__file__).parent / "include"
         symbol = f"-DTVM_SYMBOL=__tvm_ffi_{name}"
         files = [str(folder / file) for file in ("driver.c", "function.o")]
-        _call(_COMPILER, "-O1", "-w", "-static", f"-I{headers}", symbol, *files, "-lm", "-o", str(folder / "program"))
+        options = ["-O1", "-w", "-static", f"-I{headers}", symbol, "-o", str(folder / "program")]
+        _call(*_compiler(), *options, *files, "-lm")
         _call(_EMULATOR, "-cpu", "max", str(folder / "program"))
         return [np.fromfile(folder / str(i), array.dtype).reshape(array.shape) for i, array in enumerate(arrays)]
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mlc.errors import UsageError
+from mlc.link import find_linker
 from mlc.measure.executors import fleet, parse, remote_measurer
 from mlc.measure.fleet import DeviceStatus, Fleet
 from mlc.measure.measurer import Measurer
@@ -40,8 +41,12 @@ class Measuring:
 
 @contextmanager
 def devices(executor: str, target: str | Target, on_event: Listener | None = None) -> Iterator[Measuring]:
-    """Reach what ``executor`` names while the block runs. Raises :class:`mlc.errors.UsageError` for what is no executor
-    and :class:`mlc.errors.MeasureError` where no device answers."""
+    """Reach what ``executor`` names while the block runs.
+
+    Raises :class:`mlc.errors.UsageError` for what is no executor or cannot run the target's code,
+    :class:`mlc.errors.MeasureError` where no device answers, and :class:`mlc.errors.BuildError` where nothing here
+    links code for the devices.
+    """
     address = parse(executor)
     if address is None:
         yield Measuring(target)
@@ -59,6 +64,8 @@ def devices(executor: str, target: str | Target, on_event: Listener | None = Non
         native = target == "native" and reached.native
         if reached.native:
             _check_architecture(target, Target("native", reached.native))
+            if address.kind == "rpc":  # what its devices run is built here; better to hear of it now
+                find_linker(Target("native", reached.native).architecture)
         yield Measuring(Target("native", reached.native) if native else target, reached.machine, reached)
     finally:
         reached.close()

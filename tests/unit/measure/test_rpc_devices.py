@@ -17,7 +17,7 @@ from tvm import te, tirx
 
 import mlc
 from mlc.cli import probes
-from mlc.errors import MeasureError, MlcError, UsageError
+from mlc.errors import BuildError, MeasureError, MlcError, UsageError
 from mlc.graph.kernels.integer import dense_integer, pack_dense
 from mlc.graph.task import normalise, task_key, to_json
 from mlc.measure.executors import fleet, parse, remote_measurer
@@ -120,6 +120,17 @@ def test_who_does_not_know_the_token_is_turned_away(rack: Rack, monkeypatch: pyt
     assert knock(proof) == RPC_MISMATCH
     monkeypatch.setenv("MLC_TOKEN", TOKEN)
     assert knock(proof) == RPC_SUCCESS
+
+
+def test_without_a_linker_for_the_devices_a_run_ends_before_it_begins(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(architecture: str) -> list[str]:
+        raise BuildError(f"no linker for {architecture}")
+
+    monkeypatch.setattr("mlc.tuning.devices.find_linker", missing)
+    with pytest.raises(BuildError, match=f"no linker for {platform.machine()}"), devices(rack.executor, "native"):
+        pass
 
 
 def test_this_machine_measures_for_its_own_architecture_alone() -> None:
