@@ -25,7 +25,7 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-torch bench-fleet clean
+.PHONY: bench-torch bench-fleet bench-executors clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs (3 minutes)"
+	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
@@ -102,6 +103,9 @@ bench-transfer: $(STAMP)
 
 bench-fleet: $(STAMP)
 	@$(BIN)/python -m tests.performance.fleet
+
+bench-executors: $(STAMP)
+	@$(BIN)/python -m tests.performance.executors
 
 bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlc.config import get, physical_cores
 
-__all__ = ["FLAGS", "HostCpu", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs"]
+__all__ = ["FLAGS", "HostCpu", "arm_core", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs"]
 
 #: Features that LLVM's code generators use by themselves or that tensor intrinsics ask for -> the name of each in
 #: /proc/cpuinfo. Those of the system (pku, waitpkg, wbnoinvd, ...) are left out: no generated code has them.
@@ -41,6 +41,14 @@ _ARM = {
 }
 #: by architecture as ``platform.machine`` names it
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": _X86, "aarch64": _ARM}
+#: LLVM's names of Arm's own cores by part number, as Arm's Technical Reference Manuals give it (MIDR_EL1)
+_ARM_PARTS = {
+    0xD03: "cortex-a53", 0xD04: "cortex-a35", 0xD05: "cortex-a55", 0xD07: "cortex-a57", 0xD08: "cortex-a72",
+    0xD09: "cortex-a73", 0xD0A: "cortex-a75", 0xD0B: "cortex-a76", 0xD0C: "neoverse-n1", 0xD0D: "cortex-a77",
+    0xD40: "neoverse-v1", 0xD41: "cortex-a78", 0xD44: "cortex-x1", 0xD46: "cortex-a510", 0xD47: "cortex-a710",
+    0xD48: "cortex-x2", 0xD49: "neoverse-n2", 0xD4D: "cortex-a715", 0xD4E: "cortex-x3", 0xD4F: "neoverse-v2",
+}
+_ARM_LIMITED = 0x41  # the implementer
 #: what every CPU of an architecture has
 _BASELINE = {"x86_64": frozenset[str](), "aarch64": frozenset({"neon"})}
 #: CPUs without a name: these stand for all that have their features, widest first
@@ -140,10 +148,23 @@ def host_flags() -> frozenset[str] | None:
     return None
 
 
+def arm_core() -> str:
+    """LLVM's name of the 64-bit Arm core that runs this, of the most powerful where there are several kinds; empty for
+    what is none of Arm's own. Asks the kernel alone: LLVM is not there on a device that only measures."""
+    fields = {key: value for key, value in _cpuinfo() if key in ("CPU implementer", "CPU part")}
+    parts = [value for key, value in _cpuinfo() if key == "CPU part"]
+    try:
+        if int(fields.get("CPU implementer", "0"), 0) != _ARM_LIMITED:
+            return ""
+        return _ARM_PARTS.get(max(int(part, 0) for part in parts), "")
+    except ValueError:
+        return ""
+
+
 def cpu_model() -> str:
     """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``."""
     names = (value for key, value in _cpuinfo() if key == "model name")
-    name = next(names, "") or platform.processor() or platform.machine()
+    name = next(names, "") or arm_core() or platform.processor() or platform.machine()
     return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
 
 

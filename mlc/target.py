@@ -3,6 +3,7 @@
 ``native``                      this machine's CPU with all the features that it shows
 ``llvm``                        a generic CPU of this machine's architecture
 ``x86-64``, ``x86-64-v2|v3|v4``   the x86 levels
+``aarch64``, ``aarch64:cortex-a76``   64-bit Arm under Linux: any, or a CPU by LLVM's name
 ``llvm -mcpu=znver3 -num-cores=4``   spelled out
 ``cuda``                        this machine's NVIDIA GPU
 ``cuda:sm_90``, ``cuda -arch=sm_90``   any GPU of an architecture
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import platform
 import re
 import warnings
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ class Friendly(NamedTuple):
     meaning: str
 
 
+#: what 64-bit Arm CPUs are under Linux; the CPU's name follows
+_AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu="
 FRIENDLY = {
     "native": Friendly("native", "this machine's CPU with all the features it shows"),
     "llvm": Friendly("llvm", "a generic CPU of this machine's architecture"),
@@ -42,6 +46,13 @@ FRIENDLY = {
     "x86-64-v2": Friendly("llvm -mcpu=x86-64-v2", "x86 with SSE4.2"),
     "x86-64-v3": Friendly("llvm -mcpu=x86-64-v3", "x86 with AVX2 and FMA"),
     "x86-64-v4": Friendly("llvm -mcpu=x86-64-v4", "x86 with AVX-512"),
+    "aarch64": Friendly(f"{_AARCH64}generic", "any 64-bit Arm CPU (NEON)"),
+    "aarch64:cortex-a53": Friendly(f"{_AARCH64}cortex-a53", "Arm Cortex-A53 (Raspberry Pi 3)"),
+    "aarch64:cortex-a72": Friendly(f"{_AARCH64}cortex-a72", "Arm Cortex-A72 (Raspberry Pi 4)"),
+    "aarch64:cortex-a76": Friendly(f"{_AARCH64}cortex-a76", "Arm Cortex-A76 with dot products (Raspberry Pi 5)"),
+    "aarch64:neoverse-n1": Friendly(f"{_AARCH64}neoverse-n1", "Arm Neoverse N1 with dot products (Graviton 2)"),
+    "aarch64:neoverse-v1": Friendly(f"{_AARCH64}neoverse-v1", "Arm Neoverse V1 with i8mm and bf16 (Graviton 3)"),
+    "aarch64:neoverse-v2": Friendly(f"{_AARCH64}neoverse-v2", "Arm Neoverse V2 with i8mm and bf16 (Graviton 4)"),
     "cuda": Friendly("cuda", "this machine's NVIDIA GPU; sm_80 where there is none"),
     "cuda:sm_80": Friendly("cuda -arch=sm_80", "NVIDIA Ampere (A100)"),
     "cuda:sm_86": Friendly("cuda -arch=sm_86", "NVIDIA Ampere (consumer)"),
@@ -80,6 +91,14 @@ class Target:
     def kind(self) -> str:
         """``llvm`` or ``cuda``."""
         return str(json.loads(self.attrs)["kind"])
+
+    @property
+    def architecture(self) -> str:
+        """That of the CPU which code runs on, or is called from: ``x86_64``, ``aarch64``, as the platform names it."""
+        attrs = json.loads(self.attrs)
+        host = attrs.get("host", {}) if attrs["kind"] == "cuda" else attrs
+        triple = str(host.get("mtriple", "")) if isinstance(host, dict) else ""
+        return triple.partition("-")[0] or platform.machine()
 
     @property
     def threads(self) -> int:
@@ -129,6 +148,8 @@ def _resolve(name: str, threads: int, measured: str) -> Target:
     words = name.split()
     if words and words[0] in FRIENDLY:
         words[:1] = FRIENDLY[words[0]].spelling.split()
+    elif words and words[0].startswith("aarch64:"):
+        words[:1] = (_AARCH64 + words[0].partition(":")[2]).split()
     head = words[0] if words else ""
     options: dict[str, Any] = {}
     for word in words[1:]:
@@ -168,7 +189,11 @@ def _llvm(name: str, mcpu: str, threads: int, options: dict[str, Any]) -> Target
     if mcpu:
         triple = options.get("mtriple", str(_tvm.target.codegen.llvm_get_system_triple()))
         if not _tvm.target.codegen.llvm_is_valid_cpu(mcpu, triple):
-            raise TargetError(f"-mcpu must name a CPU that LLVM knows for {triple}, got {mcpu!r}")
+            known = map(str, _tvm.target.codegen.llvm_get_cpu_archlist(_tvm.target.Target({"kind": "llvm",
+                                                                                           "mtriple": triple})))
+            near = difflib.get_close_matches(mcpu, known, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise TargetError(f"-mcpu must name a CPU that LLVM knows for {triple}, got {mcpu!r}{hint}")
         attrs["mcpu"] = mcpu
     attrs.update(options)
     return _checked(name, attrs)

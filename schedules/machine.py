@@ -12,25 +12,20 @@ Sources of the figures: Intel's and AMD's optimisation manuals, NVIDIA's white p
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import tvm
 
+from schedules.caches import USUAL_LAST_LEVEL, native_caches, sizes_in
+
 __all__ = [
     "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "gpu_of",
-    "native_caches", "native_last_level", "reference_machine",
+    "native_caches", "reference_machine",
 ]
-
-_SYSFS = Path("/sys/devices/system/cpu")
-_SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 #: bytes of a cache line of every CPU that code is generated for
 LINE_BYTES = 64
@@ -130,6 +125,43 @@ FACTS: Mapping[str, Fact] = {
     "launch": Fact("starting a parallel loop", "launch_seconds", "us", 1e-6),
 }
 
+#: 64-bit Arm: units, caches (a second level that cores share is described as a third, and a core's part of it as its
+#: second) and memory as common chips have them. Sources: Arm's Software Optimization Guides and Technical Reference
+#: Manuals; the data sheets of BCM2837, BCM2711, BCM2712 and of Graviton 2 to 4.
+_ARM: Mapping[str, Mapping[str, float]] = {
+    # two units of 64 bits, in order; 128 bits are read in two cycles
+    "cortex-a53": {
+        "hz": 1.5e9, "fma_per_cycle": 1.0, "fma_latency": 8.0, "l1_bytes": 32 << 10, "l2_bytes": 128 << 10,
+        "l3_bytes": 512 << 10, "l1_rate": 8.0, "l2_rate": 8.0, "l3_rate": 4.0, "core_rate": 2e9, "memory_rate": 2.5e9,
+        "mispredict_cycles": 8.0, "window": 8,
+    },
+    "cortex-a72": {
+        "hz": 1.8e9, "fma_per_cycle": 1.0, "fma_latency": 7.0, "l1_bytes": 32 << 10, "l2_bytes": 256 << 10,
+        "l3_bytes": 1 << 20, "l1_rate": 16.0, "l2_rate": 16.0, "l3_rate": 8.0, "core_rate": 4e9, "memory_rate": 5e9,
+        "window": 128, "way_bytes": 16 << 10,
+    },
+    "cortex-a76": {
+        "hz": 2.4e9, "l1_bytes": 64 << 10, "l2_bytes": 512 << 10, "l3_bytes": 2 << 20, "l1_rate": 32.0, "l2_rate": 32.0,
+        "l3_rate": 16.0, "core_rate": 10e9, "memory_rate": 14e9, "mispredict_cycles": 11.0, "window": 128,
+        "way_bytes": 16 << 10,
+    },
+    "neoverse-n1": {
+        "hz": 3.0e9, "l1_bytes": 64 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20, "l1_rate": 32.0, "l2_rate": 32.0,
+        "l3_rate": 16.0, "mispredict_cycles": 11.0, "window": 128, "way_bytes": 16 << 10,
+    },
+    # four units; the fast ones for dot products are as many
+    "neoverse-v1": {
+        "hz": 2.6e9, "fma_per_cycle": 4.0, "l1_bytes": 64 << 10, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20,
+        "l1_rate": 48.0, "l2_rate": 32.0, "l3_rate": 16.0, "mispredict_cycles": 11.0, "window": 256,
+        "way_bytes": 16 << 10,
+    },
+    "neoverse-v2": {
+        "hz": 3.4e9, "fma_per_cycle": 4.0, "l1_bytes": 64 << 10, "l2_bytes": 2 << 20, "l3_bytes": 36 << 20,
+        "l1_rate": 48.0, "l2_rate": 32.0, "l3_rate": 16.0, "mispredict_cycles": 11.0, "window": 320,
+        "way_bytes": 16 << 10,
+    },
+}
+
 #: What families of CPUs have beside the default of their vectors' width, by LLVM's name and that width in bytes. Where
 #: vectors are twice as wide as the units, each takes two passes; client cores have one unit of 512 bits.
 _FAMILIES: Mapping[tuple[str, int], Mapping[str, float]] = {
@@ -137,54 +169,8 @@ _FAMILIES: Mapping[tuple[str, int], Mapping[str, float]] = {
     **{(name, 32): {"l2_rate": 32.0} for name in ("znver2", "znver3", "znver4")},
     ("znver4", 64): {"fma_per_cycle": 1.0, "l1_rate": 64.0, "l2_rate": 32.0},
     **{(name, 64): {"fma_per_cycle": 1.0} for name in ("icelake-client", "tigerlake", "rocketlake")},
+    **{(name, 16): facts for name, facts in _ARM.items()},
 }
-
-
-def native_caches(sysfs: Path = _SYSFS) -> str:
-    """This machine's cache sizes as the text of a target's ``model``; empty where neither sysfs nor libc knows any."""
-    cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    sizes = _from_sysfs(sysfs / f"cpu{cpu}" / "cache") or _from_libc()
-    return ",".join(f"l{level}={size >> 10}K" for level, size in sorted(sizes.items()))
-
-
-def native_last_level() -> int:
-    """Bytes of this machine's largest cache: what is read again after more than that comes from memory."""
-    return max({3: _default(1, 32, 16).l3_bytes, **_caches(native_caches())}.values())
-
-
-def _from_sysfs(folder: Path) -> dict[int, int]:
-    """Bytes of the data caches by level."""
-    sizes: dict[int, int] = {}
-    for index in folder.glob("index*"):
-        with contextlib.suppress(OSError, ValueError):
-            if (index / "type").read_text().strip() in ("Data", "Unified"):
-                level, size = int((index / "level").read_text()), _bytes((index / "size").read_text().strip())
-                if level in _SYSCONF and size:
-                    sizes[level] = size
-    return sizes
-
-
-def _from_libc() -> dict[int, int]:
-    """The same from the C library, which asks the CPU itself: containers may hide sysfs."""
-    sizes = {}
-    for level, name in _SYSCONF.items():
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            if (size := os.sysconf(name)) > 0:
-                sizes[level] = size
-    return sizes
-
-
-def _bytes(text: str) -> int:
-    """``48K`` as bytes; raises ``ValueError`` for what is no size."""
-    match = re.fullmatch(r"(\d+)([KM]?)", text)
-    if not match:
-        raise ValueError(f"a cache size must look like 48K, got {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _caches(model: str) -> dict[int, int]:
-    """Cache sizes by level that a target's ``model`` names; what else it says is left alone."""
-    return {int(level): _bytes(size) for level, size in re.findall(r"\bl([123])=(\d+[KM]?)\b", model)}
 
 
 def _facts(model: str) -> dict[str, float]:
@@ -197,7 +183,7 @@ def _default(cores: int, width: int, registers: int) -> CpuMachine:
     """What machines with vectors of ``width`` bytes have."""
     level2 = (1024 if width == 64 else 512) << 10  # cores with AVX-512 have larger ones
     return CpuMachine(
-        cores, width, registers, 32 << 10, level2, 16 << 20, 2.0 * width, min(64.0, 2.0 * width),
+        cores, width, registers, 32 << 10, level2, USUAL_LAST_LEVEL, 2.0 * width, min(64.0, 2.0 * width),
         # a few cores saturate what a socket's channels give to all
         memory_rate=30e9 * min(cores, 2) + 5e9 * max(0, cores - 2),
     )
@@ -232,6 +218,8 @@ def _reference(target_json: str) -> CpuMachine:
         else:
             width, registers = 16, 16
         found = _default(int(target.attrs.get("num-cores", 1)), width, registers)
+        if feature("neon"):
+            found = replace(found, hz=3e9)
         if not (feature("fma") or feature("avx512f") or feature("neon")):
             found = replace(found, fma_per_cycle=1.0)  # a multiplication and an addition take the two units
         dots = feature("avx512vnni") if width == 64 else feature("avxvnni") or feature("dotprod")
@@ -243,7 +231,7 @@ def _machine(target_json: str) -> CpuMachine:
     target, found = tvm.target.Target(target_json), _reference(target_json)
     family = _FAMILIES.get((str(target.attrs.get("mcpu", "")), found.vector_bytes), {})
     model = str(target.attrs.get("model", ""))
-    caches = {f"l{level}_bytes": size for level, size in _caches(model).items()}
+    caches = {f"l{level}_bytes": size for level, size in sizes_in(model).items()}
     facts: dict[str, Any] = {**family, **_facts(model), **caches}
     if "fma_per_cycle" in family and found.dot_per_cycle and "dot_per_cycle" not in facts:
         facts["dot_per_cycle"] = family["fma_per_cycle"]
@@ -341,7 +329,7 @@ def gpu_machine(target: tvm.target.Target) -> GpuMachine:
         for name, (field, scale) in _GPU_FACTS.items()
         for value in re.findall(rf"\b{name}=(\d+(?:\.\d+)?)(?![\w.])", model)[:1] if float(value)
     }
-    if caches := _caches(model).get(2):
+    if caches := sizes_in(model).get(2):
         stated["l2_bytes"] = caches
     return replace(
         found, **stated, shared_bytes=int(attrs.get("max_shared_memory_per_block", found.shared_bytes)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -96,14 +95,8 @@ def _place(target: Target) -> dict[str, Any]:
     """Where the code runs, and what made it."""
     return {
         "target": target.canonical, "target_attrs": target.attrs, "kind": target.kind, "threads": target.threads,
-        "machine": _machine(target), "features": list(required_features(target.tvm)), "versions": _versions(),
+        "machine": target.architecture, "features": list(required_features(target.tvm)), "versions": _versions(),
     }
-
-
-def _machine(target: Target) -> str:
-    host = target.tvm.host or target.tvm
-    triple = str(host.attrs.get("mtriple", ""))
-    return triple.partition("-")[0] or platform.machine()
 
 
 @cache

@@ -13,11 +13,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
-from mlc.artifact.link import find_linker, link_shared
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices
 from mlc.artifact.schedule import last_line
 from mlc.codegen import code_generation, pipeline
 from mlc.errors import BuildError, CodeGenerationError, MlcError
+from mlc.link import find_linker, link_shared
 from mlc.target import Target
 
 __all__ = ["FINALISE", "finalise", "refusal", "shared_library"]
@@ -62,7 +62,7 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
     :class:`CodeGenerationError` where some function cannot be compiled (:func:`refusal` tells which) and
     :class:`BuildError` where the code cannot be linked.
     """
-    find_linker()  # says what is missing before minutes are spent
+    find_linker(target.architecture)  # says what is missing before minutes are spent
     with code_generation(target.tvm) as single:
         try:
             executable = relax.build(mod, single, relax_pipeline=None, tir_pipeline=pipeline(single))
@@ -72,7 +72,7 @@ def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
             raise CodeGenerationError(f"the module must compile for {target.canonical}, but TVM refused it: "
                                       f"{last_line(error)}; MLC_DUMP_DIR=DIR writes what it was given") from error
         try:
-            return _linked(executable)
+            return _linked(executable, target.architecture)
         except MlcError:
             raise
         except OSError as error:
@@ -94,10 +94,11 @@ def refusal(func: tirx.PrimFunc, target: Target) -> str:
     return ""
 
 
-def _linked(executable: relax.VMExecutable) -> bytes:
+def _linked(executable: relax.VMExecutable, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="mlc-build-") as folder, _objects_in_memory(Path(folder)) as files:
         path = Path(folder, "code.so")
-        executable.export_library(str(path), fcompile=partial(link_shared, files=files), workspace_dir=folder)
+        link = partial(link_shared, files=files, architecture=architecture)
+        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
         return path.read_bytes()
 
 

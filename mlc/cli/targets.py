@@ -45,7 +45,7 @@ def _render(rows: list[dict[str, Any]], console: Console) -> None:
     from mlc.report.tables import table
 
     console.print(table(("name", "is", "meaning"), [(r["name"], r["canonical"], r["meaning"]) for r in rows]))
-    console.print("also: 'llvm -mcpu=CPU -num-cores=N', 'cuda -arch=sm_NN'")
+    console.print("also: aarch64:CPU, 'llvm -mcpu=CPU -num-cores=N', 'cuda -arch=sm_NN'")
 
 
 COMMAND = Command("targets", "list what --target takes", _add_arguments, _execute)

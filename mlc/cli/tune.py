@@ -106,8 +106,8 @@ def _precision(args: argparse.Namespace, model: ModelArgument, target: Target, h
     exe = None
     if args.precision != "f32" and here:
         exe = api.compile(model.source(), target=target, log=args.log, shapes=options.shapes(args),
-                          winograd=args.winograd, substitutions=args.substitutions, integers=args.integers,
-                          precision=args.precision)
+                          values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
+                          integers=args.integers, precision=args.precision)
     return precision.facts(args, model, target, exe)
 
 

@@ -11,12 +11,14 @@ from typing import NoReturn
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import get
 from mlc.errors import MeasureError, UsageError
+from mlc.installation import check_pins
 
 __all__ = ["COMMAND"]
 
 _EPILOG = """a worker runs code that it is sent:
-  whoever connects must know the token in MLC_TOKEN; workers and runs of one user are given the same. With --rpc it
-  listens on the loopback address alone: reach it from elsewhere by a tunnel (ssh -L). Ray listens on all addresses.
+  whoever connects must know the token in MLC_TOKEN; workers and runs of one user are given the same. With --rpc, and
+  with --class where it starts a cluster, it listens on the loopback address alone: reach it from elsewhere by a tunnel
+  (ssh -L). With --address Ray listens on all addresses.
 """
 
 
@@ -34,6 +36,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         raise UsageError("a worker runs code that it is sent, so MLC_TOKEN must hold a secret that runs must know; "
                          "make one with `export MLC_TOKEN=$(openssl rand -hex 32)`")
     if args.class_name:
+        check_pins()
         _join(args.class_name, args.address)
     if args.address:
         raise UsageError("--address goes with --class; --rpc has the tracker's address itself")
@@ -48,7 +51,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 def _join(class_name: str, address: str | None) -> NoReturn:
     """Become Ray's own command, which stays until it is ended."""
-    from mlc.measure.ray_devices import LOOPBACK, authentication, need_ray, options, resources_text
+    from mlc.measure.ray_devices import LOOPBACK, authentication, loopback, need_ray, options, resources_text
 
     if not re.fullmatch(r"[\w.-]+", class_name):
         raise UsageError(f"a class's name must be letters, digits, '.', '_' and '-', got {class_name!r}")
@@ -58,11 +61,14 @@ def _join(class_name: str, address: str | None) -> NoReturn:
                f"--num-cpus={chosen['num_cpus']}", f"--object-store-memory={chosen['object_store_memory']}",
                f"--resources={resources_text(class_name)}"]
     command += [f"--address={address}"] if address else ["--head", "--include-dashboard=false"]
-    command += [] if address and not address.startswith(LOOPBACK) else [f"--node-ip-address={LOOPBACK}"]
+    command += [] if address else [f"--node-ip-address={LOOPBACK}"]
+    alone = {} if address else loopback("")  # Ray lets no second node join what has the loopback address alone
     try:
-        os.execve(sys.executable, command, {**os.environ, **authentication()})
+        os.execve(sys.executable, command, {**os.environ, **alone, **authentication()})
     except OSError as error:
         raise MeasureError(f"Ray must start, but does not ({error.strerror}); look at `mlc doctor`") from error
 
 
-COMMAND = Command("worker", "offer this machine to tuning runs elsewhere", _add_arguments, _execute, epilog=_EPILOG)
+# with --rpc a board has TVM's runtime alone, and the session compares the versions
+COMMAND = Command("worker", "offer this machine to tuning runs elsewhere", _add_arguments, _execute, needs_tvm=False,
+                  epilog=_EPILOG)

@@ -77,6 +77,9 @@ class Devices(Protocol):
     def poll(self, timeout: float) -> list[Joined | Gone | Answered]:
         """What has happened since the last call, waiting up to ``timeout`` seconds for it."""
 
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """Jobs that devices will be given, in this order: what can be prepared without one may begin."""
+
     def begin(self, device: str, job: Job) -> None:
         """Give an idle device a job and return at once."""
 
@@ -183,6 +186,7 @@ class Fleet:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self._queue.extend(jobs)
+        self._reach.expect(jobs)
 
     def poll(self, timeout: float) -> list[Answer]:
         if timeout > 0:

@@ -13,13 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import tvm
-from tvm import s_tir, te
 
-__all__ = ["DISTURBED", "Gauge", "undisturbed"]
+__all__ = ["DISTURBED", "LANES", "ROUNDS", "Gauge", "arrays", "clock_of", "undisturbed"]
 
 Result = TypeVar("Result")
 
@@ -30,7 +28,7 @@ _REMEMBERED = 200
 #: readings at once, of which the median counts
 _READINGS = 3
 #: calls of a reading, and their multiplications and additions for each thread: some 60 microseconds together
-_CALLS, _ROUNDS, _LANES = 8, 6_000, 128
+_CALLS, ROUNDS, LANES = 8, 6_000, 128
 #: attempts to find a quiet moment for one candidate, and the seconds between two
 _ATTEMPTS, _PAUSE = 3, 0.15
 #: first attempts that are looked back at, and the part of them that may be disturbed for another one to be made
@@ -38,10 +36,10 @@ _LOOKED_AT, _RARE = 16, 0.5
 
 
 class Gauge:
-    """Reads the machine's speed on ``threads`` threads. ``clock`` gives the seconds of one reading."""
+    """Reads the machine's speed; ``clock`` gives the seconds of one reading."""
 
-    def __init__(self, threads: int, target: tvm.target.Target, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or _arithmetic(threads, target)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._past: deque[float] = deque(maxlen=_REMEMBERED)
         #: whether the last first attempts were disturbed
         self.disturbed: deque[bool] = deque(maxlen=_LOOKED_AT)
@@ -84,26 +82,21 @@ def undisturbed(
     return best
 
 
-def _arithmetic(threads: int, target: tvm.target.Target) -> Callable[[], float]:
-    """A sum of products that the nearest cache holds, with a share for each thread."""
-    x, y = (te.placeholder(shape, name=name) for shape, name in (((threads, _LANES), "x"), ((_ROUNDS,), "y")))
-    r = te.reduce_axis((0, _ROUNDS), name="r")
-    products = te.compute((threads, _LANES), lambda t, v: te.sum(x[t, v] * y[r], axis=[r]), name="products")
-    sch = s_tir.Schedule(te.create_prim_func([x, y, products]))
-    t, v, rounds = sch.get_loops(sch.get_sblock("products"))
-    sch.reorder(t, rounds, v)
-    sch.vectorize(v)
-    sch.parallel(t)
-    function = tvm.compile(sch.mod, target).jit()["main"]
+def arrays(threads: int) -> list[np.ndarray]:
+    """What the arithmetic is done on: ``[threads, LANES]``, ``[ROUNDS]`` and room for the sums of each lane."""
     rng = np.random.default_rng(0)
-    data = [tvm.runtime.tensor(rng.random(shape, "float32")) for shape in ((threads, _LANES), (_ROUNDS,))]
-    data.append(tvm.runtime.empty((threads, _LANES), "float32"))
+    return [rng.random((threads, LANES), "float32"), rng.random((ROUNDS,), "float32"),
+            np.zeros((threads, LANES), "float32")]
+
+
+def clock_of(function: Callable[[], Any]) -> Callable[[], float]:
+    """Seconds of a reading; ``function`` does the arithmetic once."""
 
     def seconds() -> float:
-        function(*data)  # threads that sleep must wake first
+        function()  # threads that sleep must wake first
         started = time.perf_counter()
         for _ in range(_CALLS):
-            function(*data)
+            function()
         return time.perf_counter() - started
 
     return seconds

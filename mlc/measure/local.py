@@ -86,16 +86,18 @@ class LocalMeasurer:
 
     A candidate that crashes or hangs costs its worker, which is replaced, and nothing else. One that crashes in a
     worker where others ran before gets a second chance in another, since an earlier one may have done the damage.
-    Code that has been timed is not timed again: candidates that lower to equal code share the result.
+    Code that has been timed is not timed again: candidates that lower to equal code share the result. ``kind`` is one
+    of :data:`mlc.measure.worker.BENCHES`: where it loads code that was built elsewhere, requests are as
+    :mod:`mlc.measure.board` makes them.
     """
 
-    def __init__(self, options: MeasureOptions, workers: int = 2) -> None:
+    def __init__(self, options: MeasureOptions, workers: int = 2, kind: str = "compiling") -> None:
         if workers < 1:
             raise MeasureError(f"at least one worker is needed to measure, got {workers}")
         self.options = options
         self._folder = Path(tempfile.mkdtemp(prefix="mlc-measure-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._pool = Pool(workers, options.threads, self._folder)
+        self._pool = Pool(workers, options.threads, self._folder, kind)
         self._references: dict[str, _Reference] = {}
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._batches = 0

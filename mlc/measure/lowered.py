@@ -8,16 +8,22 @@ for one duplicate in a hundred.
 
 from __future__ import annotations
 
+import tempfile
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, te, tirx
 from tvm.ir.instrument import pass_instrument
 
 from mlc.codegen import code_generation, pipeline
+from mlc.link import link_shared
+from mlc.measure.bench import ENTRY
+from mlc.measure.gauge import LANES, ROUNDS
 
-__all__ = ["compile_hashed"]
+__all__ = ["arithmetic", "compile_hashed", "export_hashed"]
 
 _LAST_SHARED_PASS = "tirx.MakePackedAPI"  # afterwards host and device code go separate ways
 
@@ -36,8 +42,36 @@ class _Lowered:
 
 def compile_hashed(func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Any, str]:
     """The runtime module of ``func`` and its code's hash. CPU code goes straight to memory, without a linker."""
+    compiled, code_hash = _compiled(func, target)
+    return compiled.jit(), code_hash
+
+
+def export_hashed(func: tirx.PrimFunc, target: tvm.target.Target, path: Path, architecture: str) -> str:
+    """Write ``func`` to ``path`` as a library of which :data:`ENTRY` is the one function, for a CPU that need not be
+    this one; its code's hash. Raises :class:`mlc.errors.BuildError` where nothing links it."""
+    compiled, code_hash = _compiled(func, target)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        compiled.export_library(str(path), fcompile=partial(link_shared, architecture=architecture),
+                                workspace_dir=folder)
+    return code_hash
+
+
+def arithmetic(threads: int) -> tirx.PrimFunc:
+    """What :mod:`mlc.measure.gauge` times: a sum of products that the nearest cache holds, a share for each thread."""
+    x, y = (te.placeholder(shape, name=name) for shape, name in (((threads, LANES), "x"), ((ROUNDS,), "y")))
+    r = te.reduce_axis((0, ROUNDS), name="r")
+    products = te.compute((threads, LANES), lambda t, v: te.sum(x[t, v] * y[r], axis=[r]), name="products")
+    sch = s_tir.Schedule(te.create_prim_func([x, y, products]))
+    t, v, rounds = sch.get_loops(sch.get_sblock("products"))
+    sch.reorder(t, rounds, v)
+    sch.vectorize(v)
+    sch.parallel(t)
+    return sch.mod["main"]
+
+
+def _compiled(func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tvm.runtime.Executable, str]:
     lowered = _Lowered()
     with code_generation(target, [lowered]) as single:
-        module = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), single,
-                             tir_pipeline=pipeline(single)).jit()
-    return module, lowered.code_hash
+        compiled = tvm.compile(tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)}), single,
+                               tir_pipeline=pipeline(single))
+    return compiled, lowered.code_hash

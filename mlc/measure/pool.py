@@ -33,15 +33,16 @@ class Job:
 class Pool:
     """``size`` slots for workers. They start at once, in the background; one that died is replaced when needed.
 
-    ``folder`` is where they have their temporary files.
+    ``folder`` is where they have their temporary files, ``kind`` what they can do, see
+    :data:`mlc.measure.worker.BENCHES`.
     """
 
-    def __init__(self, size: int, threads_each: int, folder: Path) -> None:
-        self._threads_each, self._folder = threads_each, folder
+    def __init__(self, size: int, threads_each: int, folder: Path, kind: str = "compiling") -> None:
+        self._threads_each, self._folder, self._kind = threads_each, folder, kind
         self._slots: list[WorkerProcess | None] = []
         self._failed_starts = 0
         self._close = weakref.finalize(self, _kill_all, self._slots)
-        self._slots.extend(WorkerProcess(threads_each, folder) for _ in range(size))
+        self._slots.extend(WorkerProcess(threads_each, folder, kind) for _ in range(size))
 
     @property
     def closed(self) -> bool:
@@ -50,6 +51,12 @@ class Pool:
     def close(self) -> None:
         """Kill every worker. Idempotent."""
         self._close()
+
+    def interrupt(self) -> None:
+        """Kill what the workers do, from any thread: who serves hears that they crashed, and may close the pool."""
+        for worker in self._slots:
+            if worker is not None:
+                worker.interrupt()
 
     def living(self, worker: WorkerProcess | None) -> bool:
         """Whether ``worker`` is still one of the pool's, with what it holds."""
@@ -91,7 +98,7 @@ class Pool:
     def _worker(self, slot: int) -> WorkerProcess:
         worker = self._slots[slot]
         if worker is None:
-            worker = self._slots[slot] = WorkerProcess(self._threads_each, self._folder)
+            worker = self._slots[slot] = WorkerProcess(self._threads_each, self._folder, self._kind)
         return worker
 
     def _idle(self, slot: int) -> bool:

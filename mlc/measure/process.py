@@ -25,10 +25,11 @@ class WorkerProcess:
     which it removes if the parent could not.
     """
 
-    def __init__(self, threads_each: int, folder: Path) -> None:
+    def __init__(self, threads_each: int, folder: Path, kind: str = "compiling") -> None:
+        """``kind`` is one of :data:`mlc.measure.worker.BENCHES`."""
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
         self._process = subprocess.Popen(
-            children.command("mlc.measure.worker", str(folder)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            children.command("mlc.measure.worker", str(folder), kind), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._stderr, start_new_session=True, bufsize=0,
             env=children.environment(**threads.environment(threads_each), TMPDIR=str(folder)),
         )
@@ -73,6 +74,10 @@ class WorkerProcess:
         words = "" if how == "SIGSEGV" else self.last_words()  # TVM ends that one with a meaningless stack frame
         self._close()
         return f"{how}: {words}" if words else how
+
+    def interrupt(self) -> None:
+        """Kill the process and leave the rest, which another thread may be reading, to :meth:`bury`."""
+        self._process.kill()
 
     def kill(self) -> None:
         """End it at once. Idempotent."""

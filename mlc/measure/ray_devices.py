@@ -2,7 +2,8 @@
 
 ``mlc worker --class NAME`` makes a node offer the resource ``mlc-NAME``, of which an actor takes the whole, so that two
 sessions never measure on one node. Ray reaches its nodes by gRPC and unpickles what comes, so clusters that mlc starts
-ask for the token ``MLC_TOKEN`` (Ray's token authentication). Its processes listen on all addresses.
+ask for the token ``MLC_TOKEN`` (Ray's token authentication). Those of this machine alone listen on the loopback address
+(:func:`loopback`); the processes of others listen on all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from mlc.measure.fleet import Answered, Gone, Joined
 from mlc.measure.node import Node
 from mlc.measure.wire import description_of, job_text, results_of
 
-__all__ = ["LOOPBACK", "PREFIX", "RayDevices", "authentication", "class_of", "need_ray", "options"]
+__all__ = ["LOOPBACK", "PREFIX", "RayDevices", "authentication", "class_of", "loopback", "need_ray", "options"]
 
 #: the name of a node's resource before that of its class
 PREFIX = "mlc-"
@@ -36,8 +37,13 @@ _KNOCK = 10.0
 _STORE = 80_000_000
 _LOCAL_CLASS = "local"
 
-#: Ray neither warns on standard error, which is ours, nor reports its use
-_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+#: Ray neither warns on standard error and standard output, which are ours (it would tell of each node that dies in the
+#: midst of a command's JSON), nor reports its use
+_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+
+#: Ray takes the address by which other machines reach this one, whatever it is told, unless it has no such clusters;
+#: then its servers bind to the loopback address
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 Happening = Joined | Gone | Answered
 
@@ -55,6 +61,12 @@ def authentication() -> dict[str, str]:
     """Variables by which Ray asks for the token and shows it; without ``MLC_TOKEN`` it does as it is set up to do."""
     token = get("MLC_TOKEN")
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+
+
+def loopback(address: str) -> dict[str, str]:
+    """Variables by which Ray's processes listen on the loopback address alone, if ``address`` (HOST:PORT, or empty for
+    a cluster that begins here) is there."""
+    return dict(_ALONE) if address.rpartition(":")[0] in ("", LOOPBACK, "localhost") else {}
 
 
 def options(class_name: str) -> dict[str, Any]:
@@ -89,7 +101,7 @@ class RayDevices:
     def __init__(self, address: str = "", class_name: str = "") -> None:
         # Ray reads its settings when it is imported, and never again
         os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
-        os.environ.update(authentication() or ({} if address else _own_token()))
+        os.environ.update(loopback(address) | (authentication() or ({} if address else _own_token())))
         ray = self._ray = need_ray()
         self._connect(address)
         self._nodes: dict[str, _Node] = {}
@@ -111,6 +123,9 @@ class RayDevices:
             found = self._happened(max(0.0, min(deadline - time.monotonic(), _LOOK)))
             if found or time.monotonic() >= deadline:
                 return found
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """Nodes build what they measure."""
 
     def begin(self, device: str, job: Job) -> None:
         node = self._nodes[device]

@@ -1,22 +1,36 @@
-"""Devices behind TVM's RPC tracker: a thread speaks with each, since a call lasts as long as its job."""
+"""Devices behind TVM's RPC tracker: a thread speaks with each, since a call lasts as long as its job.
+
+Devices need no compiler: candidates are built here, while others are measured, and sent as libraries.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import select
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from mlc import runtime
 from mlc.config import get
 from mlc.errors import MeasureError, UsageError
+from mlc.measure.data import draws
 from mlc.measure.executor import Job
+from mlc.measure.export import Exported, Exporter
 from mlc.measure.fleet import Answered, Gone, Joined
+from mlc.measure.loading import Interface
+from mlc.measure.local_executor import build_workers
+from mlc.measure.measurer import MeasureRequest, MeasureResult
 from mlc.measure.rpc_protocol import Tracker, endpoint, proof
-from mlc.measure.wire import description_of, job_text, results_of
+from mlc.measure.wire import Board, board_of, job_text, results_of
 
-__all__ = ["RpcDevices"]
+__all__ = ["RpcDevices", "native_target", "run_on"]
 
 #: seconds between two looks for devices that have come
 _LOOK = 2.0
@@ -44,6 +58,7 @@ class RpcDevices:
                                f"start one with `mlc worker --rpc {place}/{key}`")
         self._happened: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._threads: dict[str, _Device] = {}
+        self._exporter = Exporter(build_workers())
         self._numbers = 0
         self._looked = -_LOOK
         self._closed = threading.Event()
@@ -63,6 +78,10 @@ class RpcDevices:
                         self._threads.pop(happening.device, None)
                 return found
 
+    def expect(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._exporter.expect(job.requests, job.options)
+
     def begin(self, device: str, job: Job) -> None:
         self._threads[device].jobs.put(job)
 
@@ -75,6 +94,7 @@ class RpcDevices:
         self._closed.set()
         for name in list(self._threads):
             self.drop(name)
+        self._exporter.close()
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
@@ -95,17 +115,18 @@ class RpcDevices:
         while len(self._threads) < count:
             name = f"{self._key}/{self._numbers}"
             self._numbers += 1
-            self._threads[name] = _Device(name, self._place, self._key, self._happened)
+            self._threads[name] = _Device(name, self._place, self._key, self._happened, self._exporter)
 
 
 class _Device:
     """One session with one device."""
 
     def __init__(
-        self, name: str, place: tuple[str, int], key: str, happened: queue.SimpleQueue[Happening]
+        self, name: str, place: tuple[str, int], key: str, happened: queue.SimpleQueue[Happening], exporter: Exporter
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._name, self._place, self._key, self._tell = name, place, key, happened
+        self._exporter = exporter
         self._ended = threading.Event()
         threading.Thread(target=self._speak, name=f"mlc-rpc-{name}", daemon=True).start()
 
@@ -146,15 +167,54 @@ class _Device:
         return rpc.connect(host, port, key=proof(nonce))
 
     def _serve(self, session: Any) -> None:
-        from mlc.graph.task import versions
-
-        said = description_of(str(session.get_function("mlc.node.describe")()))
-        if said.versions != versions():
-            raise MeasureError(f"it must have the versions of the session, {versions()}, but has {said.versions}; "
-                               "install the same mlc there")
-        run = session.get_function("mlc.node.run")
-        self._tell.put(Joined(self._name, f"{self._key}: {said.machine}", said.native))
+        said = board_of(str(session.get_function("mlc.board.describe")()))
+        if said.tvm != runtime.version():
+            raise MeasureError(f"it must have TVM {runtime.version()} as the session has, but has {said.tvm}; install "
+                               f"apache-tvm=={runtime.version()} there")
+        if said.draws != draws():
+            raise MeasureError("it must draw the same random numbers as the session, but its numpy draws others; "
+                               f"install numpy=={np.__version__} there")
+        self._tell.put(Joined(self._name, f"{self._key}: {said.machine}", native_target(said)))
         while not self._ended.is_set():
             job = self.jobs.get()
             if job is not None:
-                self._tell.put(Answered(self._name, job.id, results_of(str(run(job_text(job))))))
+                self._tell.put(Answered(self._name, job.id, run_on(session, self._exporter, job)))
+
+
+def run_on(session: Any, exporter: Exporter, job: Job) -> tuple[MeasureResult, ...]:
+    """Have the board behind a session run what of a job could be built."""
+    built = [exporter.get(request, job.options) for request in job.requests]
+    sent = [i for i, exported in enumerate(built) if not exported.failure]
+    results = [MeasureResult(failure=exported.failure, detail=exported.detail) for exported in built]
+    if sent:
+        files = {file.name: file.data for i in sent for file in built[i].files}
+        for name in json.loads(str(session.get_function("mlc.board.missing")(json.dumps(list(files))))):
+            session.get_function("mlc.board.put")(name, bytearray(files[name]))
+        requests = tuple(_given(job.requests[i], built[i]) for i in sent)
+        found = results_of(str(session.get_function("mlc.board.run")(job_text(replace(job, requests=requests)))))
+        for i, result in zip(sent, found, strict=True):
+            results[i] = replace(result, code_hash=built[i].code_hash, build_seconds=built[i].build_seconds)
+    return tuple(results)
+
+
+def _given(request: MeasureRequest, exported: Exported) -> MeasureRequest:
+    """A request as :class:`mlc.measure.board.Board` takes it."""
+    assert exported.library is not None and exported.reference is not None and exported.gauge is not None
+    interface = Interface(exported.params, exported.reference.name, exported.gauge.name)
+    return replace(request, func=interface.text(), target="", trace="", scheduled=exported.library.name)
+
+
+def native_target(board: Board) -> str:
+    """The attributes of TVM's target for all that a board's CPU shows, as JSON."""
+    from mlc.cpu import HostCpu, cpu_model, host_cpu, native_attrs
+
+    here = host_cpu()
+    name = board.cpu
+    if not name and board.architecture == here.architecture and board.machine.startswith(f"{cpu_model()}, "):
+        name = here.name  # the same CPU as this machine's, and LLVM is here
+    cpu = HostCpu(board.architecture, name, frozenset(board.flags) if board.flags else None)
+    triple = "" if board.architecture == here.architecture else f"{board.architecture}-linux-gnu"
+    attrs = {"kind": "llvm", "num-cores": board.cores, **native_attrs(cpu, triple)}
+    attrs |= {"mtriple": triple} if triple else {}
+    attrs |= {"model": board.caches} if board.caches else {}
+    return json.dumps(attrs, sort_keys=True)

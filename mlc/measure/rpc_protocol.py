@@ -12,9 +12,16 @@ from typing import Any
 from mlc.config import get
 from mlc.errors import MeasureError, UsageError
 
-__all__ = ["LOOPBACK", "Tracker", "endpoint", "proof", "receive_exactly"]
+__all__ = [
+    "LOOPBACK", "RPC_MAGIC", "RPC_MISMATCH", "RPC_SUCCESS", "Tracker", "endpoint", "proof", "receive_exactly",
+]
 
 LOOPBACK = "127.0.0.1"
+#: what TVM's data connections and those with its tracker begin with, and the answers of a server
+RPC_MAGIC, TRACKER_MAGIC = 0xFF271, 0x2F271
+RPC_SUCCESS, RPC_MISMATCH = RPC_MAGIC, RPC_MAGIC + 2
+#: of the tracker's messages
+_SUCCESS, _PUT, _REQUEST, _UPDATE_INFO, _SUMMARY, _PENDING = 0, 3, 4, 5, 6, 7
 _NAMES = (LOOPBACK, "localhost", "::1", "[::1]")
 _TIMEOUT = 10.0
 _MOST_BYTES = 1 << 24
@@ -51,18 +58,15 @@ class Tracker:
     ``OSError`` where it goes later."""
 
     def __init__(self, host: str, port: int) -> None:
-        from tvm.rpc import base
-
-        self._codes: Any = base.TrackerCode
         try:
             self._socket = socket.create_connection((host, port), _TIMEOUT)
-            self._socket.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+            self._socket.sendall(struct.pack("<i", TRACKER_MAGIC))
             (magic,) = struct.unpack("<i", receive_exactly(self._socket, 4))
         except OSError as error:
             raise MeasureError(f"an RPC tracker must answer at {host}:{port}, but does not "
                                f"({error.strerror or error}); start one with `python -m tvm.exec.rpc_tracker --host "
                                f"{LOOPBACK} --port {port}`") from None
-        if magic != base.RPC_TRACKER_MAGIC:
+        if magic != TRACKER_MAGIC:
             self._socket.close()
             raise MeasureError(f"an RPC tracker must answer at {host}:{port}, but something else does; give the "
                                "tracker's address")
@@ -73,36 +77,36 @@ class Tracker:
 
     def introduce(self, key: str, port: int) -> None:
         """Say which device there is."""
-        self._say([self._codes.UPDATE_INFO, {"key": f"server:{key}", "addr": [LOOPBACK, port]}])
+        self._say([_UPDATE_INFO, {"key": f"server:{key}", "addr": [LOOPBACK, port]}])
 
     def offer(self, key: str, port: int, nonce: str) -> None:
         """Let the next session that asks for ``key`` have this device."""
-        self._say([self._codes.PUT, key, (port, nonce), LOOPBACK])
+        self._say([_PUT, key, (port, nonce), LOOPBACK])
 
     def pending(self) -> list[str]:
         """The nonces of this connection that nobody was given yet."""
-        return list(self._say([self._codes.GET_PENDING_MATCHKEYS]))
+        return list(self._say([_PENDING]))
 
     def request(self, key: str) -> None:
         """Ask for a device; :meth:`granted` has the answer."""
-        self._send([self._codes.REQUEST, key, "", 0])
+        self._send([_REQUEST, key, "", 0])
 
     def granted(self) -> tuple[str, int, str]:
         """Host, port and nonce of the device that was asked for; waits as long as the socket's time-out says."""
         code, value = self._receive()
-        if code != self._codes.SUCCESS:
+        if code != _SUCCESS:
             raise ConnectionError("the tracker refused the request")
         host, port, nonce = value
         return str(host), int(port), str(nonce)
 
     def count(self, key: str) -> int:
         """How many devices there are under ``key``, busy ones too."""
-        _, summary = self._say([self._codes.SUMMARY])
+        _, summary = self._say([_SUMMARY])
         return sum(info.get("key") == f"server:{key}" for info in summary["server_info"])
 
     def keys(self) -> list[str]:
         """The keys of all devices."""
-        _, summary = self._say([self._codes.SUMMARY])
+        _, summary = self._say([_SUMMARY])
         return sorted({str(info["key"]).removeprefix("server:") for info in summary["server_info"]})
 
     def fileno(self) -> int:

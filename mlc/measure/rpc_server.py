@@ -5,13 +5,16 @@ instead of the key, fresh for each session, and who connects must show its HMAC 
 not know the token is turned away before a byte of what it sends is interpreted, and what was overheard opens nothing.
 What follows is neither encrypted nor signed, so the server binds to the loopback address; from elsewhere one
 comes by a tunnel.
+
+``python -m mlc.measure.rpc_server HOST:PORT/KEY`` is ``mlc worker --rpc`` where nothing but that is installed.
+What is imported here, and by the processes that are started, is numpy, ``tvm_ffi`` and TVM's runtime library:
+candidates are built where the session runs (:mod:`mlc.measure.export`), and only run here (:mod:`mlc.measure.board`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import os
 import secrets
 import select
 import socket
@@ -22,10 +25,20 @@ import time
 
 from mlc import children
 from mlc.config import get
-from mlc.errors import MeasureError, UsageError
-from mlc.measure.rpc_protocol import LOOPBACK, Tracker, endpoint, proof, receive_exactly
+from mlc.errors import MeasureError, MlcError, UsageError
+from mlc.measure.executors import parse
+from mlc.measure.rpc_protocol import (
+    LOOPBACK,
+    RPC_MAGIC,
+    RPC_MISMATCH,
+    RPC_SUCCESS,
+    Tracker,
+    endpoint,
+    proof,
+    receive_exactly,
+)
 
-__all__ = ["serve"]
+__all__ = ["main", "serve"]
 
 #: seconds between two words with the tracker, and those that a peer has for its handshake
 _PERIOD, _HANDSHAKE = 2.0, 5.0
@@ -41,91 +54,109 @@ def serve(place: str, key: str) -> None:
     host, port = endpoint(place)
     if not get("MLC_TOKEN"):
         raise UsageError("a worker runs code that it is sent, so MLC_TOKEN must hold a secret that runs must know")
-    tracker: Tracker | None = Tracker(host, port)
+    tracker = Tracker(host, port)
     with socket.create_server((LOOPBACK, 0)) as listener:
         print(f"mlc: worker {key} at port {listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        worker = _Worker((host, port), key, listener, tracker)
         while True:
             try:
-                tracker = tracker or Tracker(host, port)
-                _serve_one(listener, tracker, key)
+                worker.serve_one()
             except (OSError, MeasureError):
-                if tracker is not None:
-                    tracker.close()
-                tracker = None
+                worker.lose_tracker()
                 time.sleep(_PERIOD)
 
 
-def _serve_one(listener: socket.socket, tracker: Tracker, key: str) -> None:
-    """Offer this device once, and serve who comes."""
-    port = listener.getsockname()[1]
-    tracker.introduce(key, port)
-    nonce = f"{key}:{secrets.token_hex(16)}"
-    tracker.offer(key, port, nonce)
-    unused = 0
-    while True:
-        readable, _, _ = select.select([listener], [], [], _PERIOD)
-        if not readable:
-            unused = 0 if nonce in tracker.pending() else unused + 1
-            if unused > _UNUSED:  # who was sent here did not come
+class _Worker:
+    def __init__(self, place: tuple[str, int], key: str, listener: socket.socket, tracker: Tracker) -> None:
+        self._place, self._key, self._listener = place, key, listener
+        self._port = int(listener.getsockname()[1])
+        self._tracker: Tracker | None = tracker
+        tracker.introduce(key, self._port)
+
+    def serve_one(self) -> None:
+        """Offer this device once, and serve who comes. Raises what :class:`Tracker` does."""
+        tracker = self._known()
+        nonce = f"{self._key}:{secrets.token_hex(16)}"
+        tracker.offer(self._key, self._port, nonce)
+        unused = 0
+        while True:
+            readable, _, _ = select.select([self._listener], [], [], _PERIOD)
+            if not readable:
+                unused = 0 if nonce in tracker.pending() else unused + 1
+                if unused > _UNUSED:  # who was sent here did not come
+                    return
+                continue
+            connection, _ = self._listener.accept()
+            with connection:
+                admitted = _admitted(connection, self._key, nonce)
+                if admitted:
+                    self._session(connection)
+            if admitted or nonce not in tracker.pending():  # what has been handed out is of use to nobody any more
                 return
-            continue
-        connection, _ = listener.accept()
-        with connection:
-            admitted = _admitted(connection, key, nonce)
-            if admitted:
-                _session(connection)
-        if admitted or nonce not in tracker.pending():  # what has been handed out is of use to nobody any more
-            return
+
+    def lose_tracker(self) -> None:
+        """Look for it anew."""
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+
+    def _known(self) -> Tracker:
+        """The tracker, which knows this device."""
+        if self._tracker is None:
+            tracker = Tracker(*self._place)
+            tracker.introduce(self._key, self._port)
+            self._tracker = tracker
+        return self._tracker
+
+    def _session(self, connection: socket.socket) -> None:
+        """A process of its own, which may crash, speaks with the peer. A tracker that comes anew is told of this device
+        meanwhile."""
+        command = children.command("mlc.measure.rpc_session", str(connection.fileno()))
+        with subprocess.Popen(command, pass_fds=[connection.fileno()], env=children.environment()) as process:
+            try:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_PERIOD)
+                        return
+                    try:
+                        self._known().pending()
+                    except (OSError, MeasureError):
+                        self.lose_tracker()
+            finally:
+                process.kill()
 
 
 def _admitted(connection: socket.socket, key: str, nonce: str) -> bool:
     """TVM's handshake, with a proof in the place of the key that the tracker handed out."""
-    from tvm.rpc import base
-
     connection.settimeout(_HANDSHAKE)
     try:
         magic, size = struct.unpack("<ii", receive_exactly(connection, 8))
-        if magic != base.RPC_MAGIC or not 0 < size <= _LONGEST_KEY:
+        if magic != RPC_MAGIC or not 0 < size <= _LONGEST_KEY:
             return False
         said = receive_exactly(connection, size).decode("ascii", "replace").split()
         if not said or not hmac.compare_digest(said[0].encode(), f"client:{proof(nonce)}".encode()):
-            connection.sendall(struct.pack("<i", base.RPC_CODE_MISMATCH))
+            connection.sendall(struct.pack("<i", RPC_MISMATCH))
             return False
         answer = f"server:{key}".encode()
-        connection.sendall(struct.pack("<ii", base.RPC_CODE_SUCCESS, len(answer)) + answer)
+        connection.sendall(struct.pack("<ii", RPC_SUCCESS, len(answer)) + answer)
         connection.settimeout(None)
         return True
     except OSError:
         return False
 
 
-def _session(connection: socket.socket) -> None:
-    """A process of its own, which may crash, speaks with the peer."""
-    command = children.command("mlc.measure.rpc_server", str(connection.fileno()))
-    with subprocess.Popen(command, pass_fds=[connection.fileno()], env=children.environment()) as process:
-        try:
-            process.wait()
-        finally:
-            process.kill()
-
-
-def _converse(descriptor: int) -> None:
-    """Serve TVM's protocol on a connection until the peer closes it."""
-    import tvm_ffi
-    from tvm.rpc import _ffi_api
-
-    from mlc.measure.node import Node
-
-    node = Node()
-    tvm_ffi.register_global_func("mlc.node.describe", node.describe)
-    tvm_ffi.register_global_func("mlc.node.run", node.run)
+def main(arguments: list[str]) -> int:
+    """Serve as the arguments say, ``HOST:PORT/KEY``; 1 with a line on standard error where that is impossible."""
     try:
-        _ffi_api.ServerLoop(descriptor)
-    finally:
-        node.close()
+        address = parse(f"rpc://{''.join(arguments)}")
+        assert address is not None
+        serve(address.place, address.name)
+    except MlcError as error:
+        print(f"mlc: error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("mlc: error: interrupted", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        _converse(int(sys.argv[1]))
-    os._exit(0)
+    sys.exit(main(sys.argv[1:]))

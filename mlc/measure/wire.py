@@ -12,7 +12,12 @@ from mlc.errors import MeasureError
 from mlc.measure.executor import Job
 from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
 
-__all__ = ["Description", "description_of", "job_of", "job_text", "results_of", "results_text"]
+__all__ = [
+    "Board", "Description", "board_of", "description_of", "job_of", "job_text", "results_of", "results_text",
+]
+
+#: raised when what a session asks of a board, or what that answers, changes
+BOARD_PROTOCOL = 1
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,42 @@ def description_of(text: str) -> Description:
     """Raises :class:`MeasureError` for a text that is no description."""
     return _read(text, lambda fields: Description(**{name: _text(fields[name])
                                                      for name in ("machine", "versions", "native")}))
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a device says of itself that has no compiler: which machine it is, its TVM's version, its CPU as
+    :class:`mlc.cpu.HostCpu` has it (``cpu`` is LLVM's name, empty where the device cannot tell; no ``flags``: they are
+    not to be read), the sizes of its caches as in a target's ``model``, its cores, and what numpy draws there, as
+    :func:`mlc.measure.data.draws` says it."""
+
+    machine: str
+    tvm: str
+    architecture: str
+    cpu: str
+    flags: tuple[str, ...]
+    caches: str
+    cores: int
+    draws: int
+    protocol: int = BOARD_PROTOCOL
+
+    def text(self) -> str:
+        """Inverse of :func:`board_of`."""
+        return json.dumps(asdict(self))
+
+
+def board_of(text: str) -> Board:
+    """Raises :class:`MeasureError` for a text that is no description of a board, or one of another version."""
+
+    def build(fields: dict[str, Any]) -> Board:
+        if fields["protocol"] != BOARD_PROTOCOL:
+            raise ValueError(f"protocol {fields['protocol']} instead of {BOARD_PROTOCOL}")
+        machine, tvm, architecture, cpu, caches = (
+            _text(fields[name]) for name in ("machine", "tvm", "architecture", "cpu", "caches"))
+        flags = tuple(map(_text, fields["flags"]))
+        return Board(machine, tvm, architecture, cpu, flags, caches, max(1, int(fields["cores"])), int(fields["draws"]))
+
+    return _read(text, build)
 
 
 def job_text(job: Job) -> str:

@@ -1,6 +1,6 @@
-"""The worker's side: ``python -m mlc.measure.worker FOLDER`` takes jobs from its parent until the pipe ends.
+"""The worker's side: ``python -m mlc.measure.worker FOLDER KIND`` takes jobs from its parent until the pipe ends.
 
-A job is one of ``reference``, ``build``, ``run`` and ``interleave``; each gets exactly one answer. What a candidate
+A job is a method of the bench that ``KIND`` names, :data:`BENCHES`; each gets exactly one answer. What a candidate
 does wrong in an orderly way is an answer; what it does otherwise ends the process, which the parent notices.
 """
 
@@ -12,20 +12,24 @@ import resource
 import shutil
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc.measure.protocol import Broken, Message, MessageReader, send
 
 if TYPE_CHECKING:
-    from mlc.measure.workbench import Workbench
+    from mlc.measure.bench import Bench
 
 __all__ = ["main"]
+
+#: module and class by kind: one compiles what it runs, the other is given code
+BENCHES = {"compiling": ("mlc.measure.workbench", "Workbench"), "loading": ("mlc.measure.loading", "LoadingBench")}
 
 _GRACE = 2.0  # seconds after the parent's own limit at which a job ends its worker, should the parent be gone
 
 
-def main(folder: str) -> None:
+def main(folder: str, kind: str) -> None:
     """Serve jobs from standard input to standard output until the parent closes them.
 
     A parent that was killed has left ``folder`` behind, which is then removed; a living one kills its workers.
@@ -39,9 +43,8 @@ def main(folder: str) -> None:
     os.dup2(2, 1)  # what a candidate or a library prints must not end up among the answers
     # tvm_ffi imports PyTorch if it can, which costs a second and 200 MB and is of no use here
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    from mlc.measure.workbench import Workbench
-
-    bench = Workbench(int(os.environ["TVM_NUM_THREADS"]))
+    module, name = BENCHES[kind]
+    bench = getattr(import_module(module), name)(int(os.environ["TVM_NUM_THREADS"]))
     jobs = MessageReader(0)
     try:
         send(answers, {"ready": True})
@@ -55,7 +58,7 @@ def main(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answer(bench: Workbench, job: Message) -> Message:
+def _answer(bench: Bench, job: Message) -> Message:
     try:
         return getattr(bench, job["job"])(job)
     except Exception as error:
@@ -64,5 +67,5 @@ def _answer(bench: Workbench, job: Message) -> Message:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])
     os._exit(0)  # candidates may have left threads and destructors behind that are better not run

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mlc.measure.executor import Job
 from mlc.measure.fleet import Answered, Gone, Joined
@@ -77,6 +77,9 @@ class SimulatedDevices:
             arrived.append(happening)
         self._rest()
         return arrived
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        pass
 
     def begin(self, device: str, job: Job) -> None:
         self._charge()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mlc.errors import UsageError
+from mlc.link import find_linker
 from mlc.measure.executors import fleet, parse, remote_measurer
 from mlc.measure.fleet import DeviceStatus, Fleet
 from mlc.measure.measurer import Measurer
-from mlc.target import Target
+from mlc.target import Target, resolve
 from mlc.tuning.events import FleetChanged, Listener
 
 __all__ = ["Measuring", "devices"]
@@ -24,14 +27,26 @@ class Measuring:
     fleet: Fleet | None = None
 
     def measurer(self, threads: int) -> Measurer | None:
-        """What measures on a fleet; None for this machine."""
-        return None if self.fleet is None else remote_measurer(self.fleet, threads)
+        """What measures on a fleet; None for this machine. Raises :class:`UsageError` where that cannot run the
+        target's code."""
+        if self.fleet is not None:
+            return remote_measurer(self.fleet, threads)
+        target = resolve(self.target)
+        if target.kind == "llvm" and target.architecture != platform.machine():
+            raise UsageError(f"measuring for {target.name} needs a device of {target.architecture}, but this machine "
+                             f"is {platform.machine()}; start `mlc worker --rpc` there and give --executor "
+                             "rpc://HOST:PORT/KEY")
+        return None
 
 
 @contextmanager
 def devices(executor: str, target: str | Target, on_event: Listener | None = None) -> Iterator[Measuring]:
-    """Reach what ``executor`` names while the block runs. Raises :class:`mlc.errors.UsageError` for what is no executor
-    and :class:`mlc.errors.MeasureError` where no device answers."""
+    """Reach what ``executor`` names while the block runs.
+
+    Raises :class:`mlc.errors.UsageError` for what is no executor or cannot run the target's code,
+    :class:`mlc.errors.MeasureError` where no device answers, and :class:`mlc.errors.BuildError` where nothing here
+    links code for the devices.
+    """
     address = parse(executor)
     if address is None:
         yield Measuring(target)
@@ -41,9 +56,25 @@ def devices(executor: str, target: str | Target, on_event: Listener | None = Non
         if on_event is not None:
             on_event(FleetChanged(tuple(statuses)))
 
+    if address.kind == "rpc" and target != "native" and resolve(target).kind == "cuda":
+        raise UsageError(f"workers behind RPC measure CPUs alone, but the target is {resolve(target).name}; tune for a "
+                         "GPU on the machine that has it, or with Ray")
     reached = fleet(address, notify)
     try:
         native = target == "native" and reached.native
+        if reached.native:
+            _check_architecture(target, Target("native", reached.native))
+            if address.kind == "rpc":  # what its devices run is built here; better to hear of it now
+                find_linker(Target("native", reached.native).architecture)
         yield Measuring(Target("native", reached.native) if native else target, reached.machine, reached)
     finally:
         reached.close()
+
+
+def _check_architecture(target: str | Target, devices: Target) -> None:
+    """Raises :class:`UsageError` where devices cannot run code for ``target`` at all."""
+    if target == "native" or resolve(target).kind == "cuda" or resolve(target).architecture == devices.architecture:
+        return
+    raise UsageError(f"the target must be of the devices' architecture, {devices.architecture}, but "
+                     f"{resolve(target).name} is of {resolve(target).architecture}; leave out --target to measure for "
+                     "the devices' own CPU")

@@ -183,3 +183,25 @@ def test_the_kernels_list_decides_and_may_be_another_file(tmp_path, monkeypatch)
 def test_a_list_that_cannot_be_read_is_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLC_CPUINFO", str(tmp_path / "nowhere"))
     assert cpu_module.host_flags() is None and cpu_module.cpu_model()
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("CPU implementer\t: 0x41\nCPU part\t: 0xd0b\n", "cortex-a76"),
+    ("CPU implementer\t: 0x41\nCPU part\t: 0xd05\nCPU implementer\t: 0x41\nCPU part\t: 0xd41\n", "cortex-a78"),
+    ("CPU implementer\t: 0x61\nCPU part\t: 0xd0b\n", ""), ("CPU implementer\t: 0x41\nCPU part\t: 0x123\n", ""),
+    ("CPU implementer\t: x\nCPU part\t: y\n", ""), ("model name\t: EPYC\n", ""),
+])
+def test_arms_own_cores_are_known_by_their_numbers(text: str, name: str, tmp_path, monkeypatch) -> None:
+    listed = tmp_path / "cpuinfo"
+    listed.write_text(text)
+    monkeypatch.setenv("MLC_CPUINFO", str(listed))
+    assert cpu_module.arm_core() == name
+    if name:
+        assert cpu_module.cpu_model() == name
+        target = tvm.target.Target({"kind": "llvm", "mtriple": TRIPLES["aarch64"], "mcpu": name})
+        assert tvm.target.codegen.llvm_get_cpu_features(target)
+
+
+def test_llvm_knows_every_name_of_arms_cores() -> None:
+    known = set(cpu_module._ARM_PARTS.values())
+    assert all(tvm.target.codegen.llvm_is_valid_cpu(name, TRIPLES["aarch64"]) for name in known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,37 @@ def test_every_listed_name_is_a_tvm_target(name: str) -> None:
 def test_vector_registers_follow_the_level(name: str, width: int, registers: int) -> None:
     found = cpu_machine(resolve(name, threads=3).tvm)
     assert (found.cores, found.vector_bytes, found.vector_registers) == (3, width, registers)
+
+
+@pytest.mark.parametrize(("name", "features", "dots", "fma", "last_level"), [
+    ("aarch64", "", False, 2.0, 16 << 20), ("aarch64:cortex-a72", "crc", False, 1.0, 1 << 20),
+    ("aarch64:cortex-a76", "dotprod", True, 2.0, 2 << 20),
+    ("aarch64:neoverse-v1", "dotprod i8mm bf16", True, 4.0, 32 << 20),
+    ("aarch64:cortex-a78", "dotprod", True, 2.0, 16 << 20),  # not in the list, but LLVM knows it
+])
+def test_arm_targets_have_neon_and_what_their_cpu_adds(
+    name: str, features: str, dots: bool, fma: float, last_level: int
+) -> None:
+    target = resolve(name, threads=4)
+    enabled = {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(target.tvm)}
+    assert {"neon", *features.split()} <= enabled
+    machine = cpu_machine(target.tvm)
+    assert (machine.vector_bytes, machine.vector_registers, machine.lanes()) == (16, 32, 4)
+    assert (machine.fma_per_cycle, machine.l3_bytes, machine.cores) == (fma, last_level, 4)
+    assert machine.dot_per_cycle == (fma if dots else 0.0)
+    assert target.architecture == "aarch64" and target.kind == "llvm"
+    assert target.canonical == f"llvm/{name.partition(':')[2] or 'generic'}/4/mtriple=aarch64-linux-gnu"
+
+
+def test_an_arm_cpu_that_llvm_does_not_know_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TargetError, match=r"knows for aarch64-linux-gnu, got 'cortex-a67'; did you mean .*cortex-a"):
+        resolve("aarch64:cortex-a67")
+
+
+def test_code_runs_on_the_architecture_that_the_target_says() -> None:
+    here = platform.machine()
+    assert resolve("native").architecture == resolve("cuda:sm_90").architecture == here
+    assert resolve("llvm -mtriple=riscv64-linux-gnu").architecture == "riscv64"
 
 
 def test_named_targets_mean_the_same_everywhere_and_native_carries_this_machines_caches(monkeypatch) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
+import numpy as np
 import pytest
+import tvm
 
-from mlc.measure.gauge import DISTURBED, Gauge, undisturbed
+from mlc.measure.gauge import DISTURBED, Gauge, arrays, clock_of, undisturbed
+from mlc.measure.lowered import arithmetic, compile_hashed
 from mlc.target import resolve
 
 TARGET = resolve("native", threads=2)
@@ -15,7 +19,7 @@ TARGET = resolve("native", threads=2)
 def gauge(readings: Sequence[float]) -> Gauge:
     """One that reads these, each of them three times over."""
     clock: Iterator[float] = (reading for reading in readings for _ in range(3))
-    return Gauge(2, TARGET.tvm, lambda: next(clock))
+    return Gauge(lambda: next(clock))
 
 
 class Timing:
@@ -37,7 +41,7 @@ def test_slowness_is_against_the_fastest_reading() -> None:
 
 def test_one_odd_reading_of_three_is_forgiven() -> None:
     clock = iter([1e-5] * 3 + [1e-5, 9e-5, 1e-5])
-    machine = Gauge(2, TARGET.tvm, lambda: next(clock))
+    machine = Gauge(lambda: next(clock))
     assert [machine.slowness(), machine.slowness()] == [1.0, 1.0]
 
 
@@ -94,6 +98,10 @@ def test_where_most_moments_are_disturbed_there_is_one_attempt() -> None:
 
 
 def test_the_arithmetic_takes_time_on_this_machine() -> None:
-    machine = Gauge(2, TARGET.tvm)
+    module, _ = compile_hashed(arithmetic(2), TARGET.tvm)
+    tensors = [tvm.runtime.tensor(array) for array in arrays(2)]
+    machine = Gauge(clock_of(partial(module["main"], *tensors)))
     assert all(machine.slowness() >= 1.0 for _ in range(5))
     assert 1e-6 < machine._clock() < 1.0
+    x, y, sums = (tensor.numpy() for tensor in tensors)
+    np.testing.assert_allclose(sums, x * y.sum(dtype="float64"), rtol=1e-4)

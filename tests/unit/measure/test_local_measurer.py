@@ -228,7 +228,7 @@ def test_what_was_promising_is_not_built_again_to_be_compared(monkeypatch: pytes
     built: list[object] = []
     build = workbench._build
     monkeypatch.setattr(workbench, "_build", lambda func, target: built.append(func) or build(func, target))
-    monkeypatch.setattr(workbench.threads, "configure", lambda count: None)  # this process has its own
+    monkeypatch.setattr("mlc.threads.configure", lambda count: None)  # this process has its own
     func = tasks.gemm(32, 64, 24)
     requests = [tasks.request(func, trace) for trace in tasks.traces(func, 3)]
     with LocalMeasurer(OPTIONS, workers=1) as made:  # its messages are what a worker gets

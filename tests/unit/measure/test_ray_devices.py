@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from measure_tasks import gemm, request, traces
 
+from mlc import children
 from mlc.errors import MeasureError
 from mlc.measure.executors import fleet, parse, remote_measurer
+from mlc.testing.rack import end, until
 
 if importlib.util.find_spec("ray") is None:  # importing it would make it read its settings
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 CLASS = "rack"
+HEAD = 6379  # the port that Ray's own command takes
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 TOKEN = "a secret of forty characters, for a test"
 
@@ -77,6 +86,61 @@ def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MeasureError, match=r"must answer at 127\.0\.0\.1:9") as caught:
         fleet(_at_text("ray://127.0.0.1:9/rack"))
     assert "\n" not in str(caught.value)
+
+
+def _listening(processes: list[psutil.Process]) -> set[str]:
+    """The addresses that they listen on, and their children."""
+    found = set()
+    for process in {child for p in processes for child in [p, *p.children(recursive=True)]}:
+        with contextlib.suppress(psutil.Error):
+            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+SESSION = """
+import psutil, sys
+from mlc.measure.executors import fleet, parse
+with open(sys.argv[1], "w") as told:
+    devices = fleet(parse(sys.argv[2]))
+    told.write(devices.machine)
+sys.stdin.read()
+devices.close()
+"""
+
+
+@pytest.mark.parametrize("executor", ["ray", f"ray://127.0.0.1:{HEAD}/{CLASS}"])
+def test_clusters_of_this_machine_listen_on_the_loopback_address_alone(tmp_path: Path, executor: str) -> None:
+    """Ray's processes are looked at while they measure; a worker starts the head of the second cluster."""
+    env = children.environment(MLC_TOKEN=TOKEN)
+    head = None
+    if executor != "ray":
+        try:
+            socket.create_connection(("127.0.0.1", HEAD), 1).close()
+            pytest.skip(f"something listens at {HEAD} already")
+        except OSError:
+            pass
+        head = subprocess.Popen(children.command("mlc.cli.main", "worker", "--class", CLASS), env=env,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: _open(HEAD), 120)
+    told = tmp_path / "told"
+    session = subprocess.Popen([sys.executable, "-c", SESSION, str(told), executor], env=env, stdin=subprocess.PIPE)
+    try:
+        until(lambda: session.poll() is not None or (told.exists() and told.read_text() != ""), 120)
+        processes = [psutil.Process(p.pid) for p in (session, head) if p is not None]
+        addresses = _listening(processes)
+        assert addresses and addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, addresses
+        session.communicate(b"", timeout=60)
+    finally:
+        for process in (session, head):
+            if process is not None:
+                end(process)
+
+
+def _open(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    return False
 
 
 def _at(cluster: Any, rest: str) -> Any:

@@ -67,7 +67,7 @@ def _job(bench: Workbench, made: MeasureRequest, path: str) -> dict:
 
 
 def test_weights_get_copies_with_equal_values_and_activations_do_not(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("mlc.measure.workbench.native_last_level", lambda: 1 << 16)
+    monkeypatch.setattr("mlc.measure.bench.native_last_level", lambda: 1 << 16)
     func = gemm(48, 64, 40)
     plain = request(func, traces(func, 1)[0])
     made = MeasureRequest(plain.task_key, plain.func, TARGET.attrs, plain.trace, constants=(1,), constant_bytes=9 * MB)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlc.artifact import compile_module, link
+from mlc import link
+from mlc.artifact import compile_module
 from mlc.errors import BuildError
 from mlc.target import resolve
 from mlc.testing.programs import dense
@@ -54,6 +55,23 @@ def test_no_linker_is_one_clear_line(only) -> None:
     only()
     with pytest.raises(BuildError, match="neither a C compiler nor ld was found; install one") as caught:
         compile_module(dense().mod, TARGET)
+    assert "\n" not in str(caught.value)
+
+
+def test_for_another_architecture_its_own_tools_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"aarch64-linux-gnu-gcc", "ld.lld", "g++"}
+    monkeypatch.setattr(link.shutil, "which", lambda name: f"/bin/{name}" if name in found else None)
+    monkeypatch.setattr(link.platform, "machine", lambda: "x86_64")
+    assert link.find_linker("aarch64") == ["aarch64-linux-gnu-gcc"]
+    found.remove("aarch64-linux-gnu-gcc")
+    assert link.find_linker("aarch64") == ["ld.lld"]
+    assert link.find_linker("x86_64") == link.find_linker() == ["g++"]
+    found.remove("ld.lld")
+    monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: object() if name == "ziglang" else None)
+    assert link.find_linker("aarch64")[-2:] == ["ziglang", "ld.lld"]
+    monkeypatch.setattr(link.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BuildError, match=r"aarch64 on x86_64 needs a linker .*`pip install ziglang`") as caught:
+        link.find_linker("aarch64")
     assert "\n" not in str(caught.value)
 
 
