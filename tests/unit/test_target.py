@@ -10,7 +10,7 @@ import tvm
 
 from mlc import target as target_module
 from mlc.errors import TargetError
-from mlc.target import FRIENDLY, resolve
+from mlc.target import FRIENDLY, resolve, several, split
 from schedules import machine
 from schedules.machine import cpu_machine
 
@@ -98,3 +98,23 @@ def test_refusals_are_one_line_that_names_what_came(name: str, words: tuple[str,
     assert "\n" not in text
     assert caught.value.exit_code == 2
     assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    ("x86-64-v3", ["x86-64-v3"]),
+    ("x86-64-v2,x86-64-v3, cuda:sm_90", ["x86-64-v2", "x86-64-v3", "cuda:sm_90"]),
+    ("llvm -mattr=+avx2,+fma,x86-64-v2", ["llvm -mattr=+avx2,+fma", "x86-64-v2"]),
+    ("native -model=l2=2M,l3=64M", ["native -model=l2=2M,l3=64M"]),
+    ("x86-64-v2,nonsense", ["x86-64-v2", "nonsense"]),
+])
+def test_several_targets_are_told_from_options_with_commas(text: str, parts: list[str]) -> None:
+    assert split(text) == parts
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("x86-64-v2,nonsense", "got 'nonsense'"), ("x86-64-v3,", "got ''"), ("x86-64-v2,x86-64-v2", "given once"),
+])
+def test_several_targets_that_cannot_be(text: str, says: str) -> None:
+    with pytest.raises(TargetError, match=says) as caught:
+        several(text)
+    assert "\n" not in str(caught.value)
