@@ -24,13 +24,18 @@ _AUTHOR = "exchange/author"
 
 @dataclass(frozen=True)
 class Gain:
-    """A task for which a pulled record is faster than all that the log had: ``factor`` times, 0 where it had none."""
+    """A task for which a pulled record is faster than all that the log had: ``factor`` times, 0 where it had none.
+
+    ``machine`` and ``versions`` measured it, ``over`` is the machine of the fastest that the log had: where they
+    differ, the factor is of the machines as well.
+    """
 
     task_name: str
     machine: str
     versions: str
     seconds: float
     factor: float
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def pull(log: TuningLog, folder: Path) -> Pulled:
     own = f"{log.path.stem}.{_author(log)}.jsonl"
     files = [path for path in sorted(folder.glob("*.jsonl"))
              if path.name != own and path.name.rpartition(".")[0].rpartition(".")[0] == log.path.stem]
-    before = {task.task_key: task.best_seconds for task in log.tasks()}
+    before = {task.task_key: _fastest(log, task.task_key) for task in log.tasks()}
     total = Exchange(0, 0)
     for path in files:
         done = import_jsonl(log, path)
@@ -70,13 +75,16 @@ def pull(log: TuningLog, folder: Path) -> Pulled:
     return Pulled(len(files), total, tuple(sorted(filter(None, gains), key=lambda g: (-g.factor, g.task_name))))
 
 
-def _gain(log: TuningLog, key: str, before: float | None) -> Gain | None:
-    best: Record | None = min((r for r in log.records(key) if r.ok), key=lambda r: r.seconds, default=None)
-    if best is None or (before is not None and best.seconds >= before):
+def _fastest(log: TuningLog, key: str) -> Record | None:
+    return min((r for r in log.records(key) if r.ok), key=lambda r: r.seconds, default=None)
+
+
+def _gain(log: TuningLog, key: str, before: Record | None) -> Gain | None:
+    best = _fastest(log, key)
+    if best is None or (before is not None and best.seconds >= before.seconds):
         return None
-    known = before is not None and before < float("inf")
-    factor = before / best.seconds if known and before is not None else 0.0
-    return Gain(best.task_name, best.machine, best.versions, best.seconds, factor)
+    factor, over = (0.0, "") if before is None else (before.seconds / best.seconds, before.machine)
+    return Gain(best.task_name, best.machine, best.versions, best.seconds, factor, over)
 
 
 def _author(log: TuningLog) -> str:
