@@ -51,5 +51,5 @@ def lacking(target: Target) -> str:
     needed = target.tvm.host or target.tvm
     machine = str(needed.attrs.get("mtriple", "")).partition("-")[0] or platform.machine()
     missing = missing_features(machine, required_features(target.tvm))
-    return "" if not missing else f"a {missing[0]} CPU" if missing[0] == machine else (
+    return "" if not missing else f"a CPU of {missing[0]}" if missing[0] == machine else (
         f"the instructions {', '.join(missing)}")

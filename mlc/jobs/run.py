@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ from mlc.measure.executors import parse
 from mlc.measure.fleet import DeviceStatus
 from mlc.target import Target, resolve
 from mlc.tuning import TuneOptions, TuneReport
-from mlc.tuning.devices import devices
+from mlc.tuning.devices import Measuring, devices
 from mlc.tuning.events import BatchMeasured, Event, FleetChanged, Listener
 from mlc.tuning.hopeless import HopelessRun
 
@@ -232,11 +232,18 @@ class _Run:
         self._results = {job: TargetResult(jobs.identity(job), job.target, job.executor, "not begun",
                                            budget=(job.trials, job.seconds)) for job in jobs.targets}
         self._begun: set[JobTarget] = set()
+        self._listener: Listener = _ignore  # of the run under way
+        self._open = ExitStack()
+        self._reached: tuple[str, Measuring] | None = None  # devices stay for targets that follow
 
     def run(self) -> list[TargetResult]:
         if self._resume:
             self._recall()
         self._imported.of(next(iter(_resolved(self._jobs).values())))  # what is wrong with one is said at once
+        with self._open:
+            return self._all()
+
+    def _all(self) -> list[TargetResult]:
         waiting = deque(job for job, result in self._results.items() if result.state != "done")
         since: dict[JobTarget, float] = {}
         try:
@@ -301,6 +308,7 @@ class _Run:
         self._tell(f"{job}: {len(compilations)} models")
         statuses, trials = list[DeviceStatus](), 0
         with self._events() as listener:
+
             def note(event: Event) -> None:
                 nonlocal trials
                 if isinstance(event, FleetChanged):
@@ -310,28 +318,32 @@ class _Run:
                 listener(event)
 
             try:
-                with devices(job.executor, job.target, note) as reached:
-                    target = resolve(reached.target)
-                    compilations = [replace(each, target=target) for each in compilations]
-                    path = job.log or user_log_path(target.canonical, reached.machine)
-                    self._begun.add(job)
-                    self._results[job] = replace(self._results[job], state="running")
-                    self._keep()
-                    options = TuneOptions(trials=job.trials, seconds=job.seconds, seed=self._jobs.seed, resume=resume,
-                                          strategy=self._jobs.strategy)
-                    with TuningLog(path) as log:
-                        reports = tune_together(
-                            compilations, log, options, priorities=[model.priority for model in self._jobs.models],
-                            measurer=reached.measurer(target.threads), on_event=note,
-                        )
-            except HopelessRun:
-                raise
-            except MeasureError as error:
-                if here:
-                    raise
+                self._listener = note
+                reached = self._devices(job)
+                target = resolve(reached.target)
+                compilations = [replace(each, target=target) for each in compilations]
+                path = job.log or user_log_path(target.canonical, reached.machine)
+                self._begun.add(job)
+                self._results[job] = replace(self._results[job], state="running")
+                self._keep()
+                options = TuneOptions(trials=job.trials, seconds=job.seconds, seed=self._jobs.seed, resume=resume,
+                                      strategy=self._jobs.strategy)
+                with TuningLog(path) as log:
+                    reports = tune_together(
+                        compilations, log, options, priorities=[model.priority for model in self._jobs.models],
+                        measurer=reached.measurer(target.threads), on_event=note,
+                    )
+                if reached.fleet is not None:
+                    statuses[:] = reached.fleet.status()
+            except MlcError as error:
+                self._leave()
                 before = self._results[job]
                 self._results[job] = replace(before, trials=before.trials + trials)
+                if here or isinstance(error, HopelessRun) or not isinstance(error, MeasureError):
+                    raise
                 raise _Missing(str(error)) from error  # none has come, or the last has gone
+            finally:
+                self._listener = _ignore
         first = reports[0]
         before = self._results[job]
         state = "interrupted" if first.reason == "interrupted" else "done"
@@ -341,6 +353,20 @@ class _Run:
             models=self._gains(compilations, reports, path, timed=here and state == "done"), devices=tuple(statuses),
             tasks=tuple(sorted({task.key for report in reports for task in report.tasks})),
         )
+
+    def _devices(self, job: JobTarget) -> Measuring:
+        """What measures for a target; the devices of the target before where they are the same."""
+        if self._reached is None or self._reached[0] != job.executor:
+            self._leave()
+            # the fleet tells of its devices for as long as it is there, in whichever run that is
+            opened = self._open.enter_context(devices(job.executor, job.target, lambda event: self._listener(event)))
+            self._reached = job.executor, opened
+        return self._reached[1].of(job.target)
+
+    def _leave(self) -> None:
+        """Give the devices back."""
+        self._reached = None
+        self._open.close()
 
     def _gains(
         self, compilations: Sequence[Compilation], reports: Sequence[TuneReport], path: Path, *, timed: bool

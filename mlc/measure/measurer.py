@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class MeasureResult:
     slowness: float = 1.0
     code_hash: str = ""
     machine: str = ""
-    device: str = ""
+    device: str = field(default="", compare=False)  # the same result, wherever it was taken
 
 
 class Measurer(Protocol):

@@ -86,8 +86,7 @@ def by_device(records: Iterable[Record], *, clock: Callable[[Record], float] | N
         edges = [width * i for i in range(_INTERVALS + 1)]
         rates.stairs([counts[i] / width for i in range(_INTERVALS)], edges, color=colour, label=_short(device))
         found.step(*_mean_best(trials, own, at, start), where="post", color=colour, label=_short(device))
-    if len(devices) > 1:
-        found.step(*_mean_best(trials, trials, at, start), where="post", color=_LINE, linestyle=":", label="all")
+    found.step(*_mean_best(trials, trials, at, start), where="post", color=_LINE, linestyle=":", label="all")
     rates.set(xlabel="seconds", ylabel="trials a second", ylim=(0, None))
     found.set(xlabel="seconds", ylabel="best so far / first, mean of tasks")
     found.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")

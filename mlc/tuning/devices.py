@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlc.measure.executors import fleet, parse, remote_measurer
 from mlc.measure.fleet import DeviceStatus, Fleet
@@ -22,6 +22,11 @@ class Measuring:
     target: str | Target
     machine: str = ""
     fleet: Fleet | None = None
+
+    def of(self, target: str | Target) -> Measuring:
+        """The same devices for another target, as the user named it: ``native`` is what they are."""
+        native = self.fleet.native if self.fleet is not None and target == "native" else ""
+        return replace(self, target=Target("native", native) if native else target)
 
     def measurer(self, threads: int) -> Measurer | None:
         """What measures on a fleet; None for this machine."""
@@ -43,7 +48,6 @@ def devices(executor: str, target: str | Target, on_event: Listener | None = Non
 
     reached = fleet(address, notify)
     try:
-        native = target == "native" and reached.native
-        yield Measuring(Target("native", reached.native) if native else target, reached.machine, reached)
+        yield Measuring(target, reached.machine, reached).of(target)
     finally:
         reached.close()

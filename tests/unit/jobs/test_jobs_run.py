@@ -70,9 +70,13 @@ class Reached:
     """What :func:`mlc.tuning.devices.devices` gives."""
 
     machine = "rack: fake"
+    fleet = None
 
     def __init__(self, target: Any, device: Device) -> None:
         self.target, self._device = target, device
+
+    def of(self, target: Any) -> Reached:
+        return Reached(target, self._device)
 
     def measurer(self, threads: int) -> Device:
         return self._device
