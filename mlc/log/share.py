@@ -7,6 +7,7 @@ hold. Records say on which machine they were measured and by which versions, her
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -14,8 +15,7 @@ from pathlib import Path
 
 from mlc.errors import LogError
 from mlc.log.exchange import Exchange, export_jsonl, import_jsonl
-from mlc.log.record import Record
-from mlc.log.store import TuningLog
+from mlc.log.store import TaskSummary, TuningLog
 
 __all__ = ["Gain", "Pulled", "pull", "push"]
 
@@ -66,24 +66,24 @@ def pull(log: TuningLog, folder: Path) -> Pulled:
     own = f"{log.path.stem}.{_author(log)}.jsonl"
     files = [path for path in sorted(folder.glob("*.jsonl"))
              if path.name != own and path.name.rpartition(".")[0].rpartition(".")[0] == log.path.stem]
-    before = {task.task_key: _fastest(log, task.task_key) for task in log.tasks()}
+    before = {task.task_key: task.best_seconds for task in log.tasks()}
     total = Exchange(0, 0)
     for path in files:
         done = import_jsonl(log, path)
         total = Exchange(total.added + done.added, total.duplicates + done.duplicates, total.problems + done.problems)
-    gains = [_gain(log, task.task_key, before.get(task.task_key)) for task in log.tasks()]
+    gains = [_gain(log, task, before.get(task.task_key, math.inf)) for task in log.tasks()]
     return Pulled(len(files), total, tuple(sorted(filter(None, gains), key=lambda g: (-g.factor, g.task_name))))
 
 
-def _fastest(log: TuningLog, key: str) -> Record | None:
-    return min((r for r in log.records(key) if r.ok), key=lambda r: r.seconds, default=None)
-
-
-def _gain(log: TuningLog, key: str, before: Record | None) -> Gain | None:
-    best = _fastest(log, key)
-    if best is None or (before is not None and best.seconds >= before.seconds):
+def _gain(log: TuningLog, task: TaskSummary, before: float) -> Gain | None:
+    if task.best_seconds >= before:
         return None
-    factor, over = (0.0, "") if before is None else (before.seconds / best.seconds, before.machine)
+    known = [record for record in log.records(task.task_key) if record.ok]
+    best = min(known, key=lambda r: r.seconds, default=None)
+    if best is None:
+        return None
+    beaten = next((record for record in known if record.seconds == before), None)
+    factor, over = (0.0, "") if beaten is None else (before / best.seconds, beaten.machine)
     return Gain(best.task_name, best.machine, best.versions, best.seconds, factor, over)
 
 
