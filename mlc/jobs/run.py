@@ -97,7 +97,7 @@ class TargetResult:
 @dataclass(frozen=True)
 class Plan:
     """What a run on one target would tune: ``functions`` distinct ones, ``shared`` by several models, ``known`` to the
-    log, of ``models``, each with its functions and calls."""
+    log or to those that ship, of ``models``, each with its functions and calls."""
 
     target: JobTarget
     canonical: str
