@@ -39,7 +39,7 @@ help:
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
-	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs (3 minutes)"
+	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
 	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
@@ -102,7 +102,7 @@ bench-transfer: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_transfer
 
 bench-fleet: $(STAMP)
-	@$(BIN)/python -m tests.performance.fleet
+	@$(BIN)/python -m tests.performance.fleet --publish
 
 bench-executors: $(STAMP)
 	@$(BIN)/python -m tests.performance.executors

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
+    from mlc.compilation import Compilation
     from mlc.graph.substitute.choose import Decision
     from mlc.log import LogReader
     from mlc.measure import Measurer
@@ -24,7 +26,7 @@ __all__ = ["compile", "load", "tune"]
 @overload
 def compile(
     model: Any,
-    target: str | Target = ...,
+    target: str | Target | Sequence[str | Target] = ...,
     log: str | os.PathLike[str] | LogReader | bool | None = ...,
     *,
     example_inputs: Sequence[Any] | None = ...,
@@ -42,7 +44,7 @@ def compile(
 @overload
 def compile(
     model: Any,
-    target: str | Target = ...,
+    target: str | Target | Sequence[str | Target] = ...,
     log: str | os.PathLike[str] | LogReader | bool | None = ...,
     *,
     example_inputs: Sequence[Any] | None = ...,
@@ -59,7 +61,7 @@ def compile(
 
 def compile(
     model: Any,
-    target: str | Target = "native",
+    target: str | Target | Sequence[str | Target] = "native",
     log: str | os.PathLike[str] | LogReader | bool | None = None,
     *,
     example_inputs: Sequence[Any] | None = None,
@@ -82,10 +84,12 @@ def compile(
     ``Reshape``, the axes of a ``ReduceSum``) must be: where ``values`` is None and the model has such inputs, what
     comes back is a :class:`mlc.specialising.SpecialisingExecutable`, which compiles the model at its first call with
     new values of these.
-    ``target`` is one of the names that ``mlc targets`` lists. ``log`` is a tuning log's path or an open one; None means
-    your own log for the target (as does True), read over those that ship, and False none at all. A function that the
-    log does not know gets the first seed of its search space, computed from registers, vectors and caches. ``threads``
-    is how many threads the code is made for and runs on (default: the physical cores).
+    ``target`` is one of the names that ``mlc targets`` lists; several, in a list or with commas between them, make a
+    :class:`mlc.artifact.Bundle`, whose one file holds code for all and weights that some share once. ``log`` is a
+    tuning log's path or an open one; None means your own log for the target (as does True), read over those that ship,
+    and False none at all. A function that the log does not know gets the first seed of its search space, computed from
+    registers, vectors and caches. ``threads`` is how many threads the code is made for and runs on (default: the
+    physical cores).
 
     3x3 convolutions may run by Winograd's algorithm where the log, or an estimate if it does not know, says that it
     is faster. It rounds more (relative error about 1e-5, see :mod:`mlc.graph.algorithms.winograd`);
@@ -110,20 +114,37 @@ def compile(
     Nothing has run what comes back: code that the CPU cannot execute would end this process at its first call. ``mlc
     compile`` runs it once in a process of its own, and so does :func:`mlc.artifact.trial.save_tried`.
     """
+    from mlc.installation import check_pins
+
+    check_pins()
     from mlc.compilation import Compilation
     from mlc.errors import ValuesNeededError
-    from mlc.specialising import SpecialisingExecutable
+    from mlc.target import several
 
+    targets = several(target, threads)
     try:
-        compilation = Compilation.of(model, target, example_inputs=example_inputs, shapes=shapes, values=values,
-                                     threads=threads, winograd=winograd, substitutions=substitutions,
-                                     precision=precision, integers=integers)
+        first = Compilation.of(model, targets[0], example_inputs=example_inputs, shapes=shapes, values=values,
+                               winograd=winograd, substitutions=substitutions, precision=precision, integers=integers)
     except ValuesNeededError as needed:
         if values is not None:
             raise
+        from mlc.specialising import SpecialisingExecutable
+
         build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
                         substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
+    built = [_built(replace(first, target=each), log, on_decision) for each in targets]
+    if len(built) == 1:
+        return built[0]
+    from mlc.artifact import Bundle
+
+    return Bundle(built)
+
+
+def _built(
+    compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None,
+    on_decision: Callable[[Decision], None] | None,
+) -> Executable:
     if log is False:
         return compilation.build(None, on_decision)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
@@ -202,6 +223,9 @@ def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
     before it is used, and several processes share them. Then a damaged weight is not found, and to overwrite the file
     in place while the model is loaded changes its results or ends the process (replace the file instead, as
     ``mlc compile`` and ``save`` do).
+
+    Of a bundle the code for the best of its targets that this machine can run is taken: one for a GPU, else the one
+    that uses the most instructions. To save what came back writes that one alone.
 
     Needs TVM's runtime library alone. Raises :class:`mlc.errors.ArtifactError` for a file that is missing, cut short,
     damaged or no artifact, and where this machine lacks what it was built for.

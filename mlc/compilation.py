@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlc.tuning import TuneOptions, TuneReport
     from mlc.tuning.events import Listener
 
-__all__ = ["Compilation"]
+__all__ = ["Compilation", "tune_together"]
 
 _SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
 _TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
@@ -109,7 +109,7 @@ class Compilation:
         from mlc.graph.pipeline import lower
 
         rules = self._rules(_SEARCH_SECONDS, log, on_decision)
-        with _one_at_a_time(), self._errors():
+        with _one_at_a_time(), _one_line(self.model.name, self.target):
             return lower(self.model.mod, self.target, self.prices(log), self.options, substitutions=rules)
 
     def tasks(self, log: LogReader | None = None) -> list[Task]:
@@ -135,25 +135,8 @@ class Compilation:
 
         ``measurer`` stays open; left out, this machine measures. See :func:`mlc.tune`.
         """
-        from mlc.log import Layers
-        from mlc.log.layers import shipped
-        from mlc.measure import local_measurer
-        from mlc.tuning.joint import JointTuning
-
-        self._check_fixed()
-        chosen = measurer if measurer is not None else local_measurer(self.target)
-        timer = self._times if measurer is None and self.target.kind == "llvm" else None
-        try:
-            with _one_at_a_time():
-                with self._errors():
-                    run = JointTuning(
-                        self.model.mod, self.target, log, options, chosen, self._rules(_TUNED_SEARCH_SECONDS), on_event,
-                        shipped=Layers(shipped(self.target)), compile_options=self.options, timer=timer,
-                    )
-                return run.run()
-        finally:
-            if measurer is None:
-                chosen.close()
+        (report,) = tune_together([self], log, options, measurer=measurer, on_event=on_event)
+        return report
 
     def _check_fixed(self) -> None:
         """Raise :class:`UsageError` where sizes are free: what is measured has sizes."""
@@ -196,17 +179,55 @@ class Compilation:
         options = Options(seconds=seconds)
         return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Whatever TVM raises on the way becomes one line."""
-        from mlc.errors import BuildError, MlcError
 
-        try:
-            yield
-        except MlcError:
-            raise
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BuildError(
-                f"the graph of {self.model.name} must be lowered for {self.target.canonical}, but a pass failed: "
-                f"{lines[-1].strip()}; MLC_DUMP_DIR=DIR writes the graph after every pass") from error
+def tune_together(
+    compilations: Sequence[Compilation], log: TuningLog, options: TuneOptions, *, priorities: Sequence[int] = (),
+    measurer: Measurer | None = None, on_event: Listener | None = None,
+) -> list[TuneReport]:
+    """Tune several models for one target within one budget, as :meth:`Compilation.tune` does one; a report of each.
+
+    Functions that several have are tuned once for all. ``priorities`` say how often each model runs beside the others
+    (left out: all alike): trials go where the seconds that all of these runs take shrink most.
+    """
+    from mlc.log import Layers
+    from mlc.log.layers import shipped
+    from mlc.measure import local_measurer
+    from mlc.tuning.joint import JointTuning, TunedModel
+
+    target = compilations[0].target
+    for compilation in compilations:
+        compilation._check_fixed()
+        if compilation.target != target:
+            raise ValueError(f"models are tuned together for one target, got {target.name} and "
+                             f"{compilation.target.name}")
+    chosen = measurer if measurer is not None else local_measurer(target)
+    timed = measurer is None and target.kind == "llvm"
+    try:
+        with _one_at_a_time():
+            models = [
+                TunedModel(each.model.mod, each._rules(_TUNED_SEARCH_SECONDS), each.options,
+                           each._times if timed else None, priority)
+                for each, priority in zip(compilations, priorities or [1] * len(compilations), strict=True)
+            ]
+            with _one_line(" or ".join(each.model.name for each in compilations), target):
+                run = JointTuning(models, target, log, options, chosen, on_event, shipped=Layers(shipped(target)))
+            return run.run()
+    finally:
+        if measurer is None:
+            chosen.close()
+
+
+@contextmanager
+def _one_line(name: str, target: Target) -> Iterator[None]:
+    """Whatever TVM raises while the graph of ``name`` is lowered becomes one line."""
+    from mlc.errors import BuildError, MlcError
+
+    try:
+        yield
+    except MlcError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BuildError(
+            f"the graph of {name} must be lowered for {target.canonical}, but a pass failed: {lines[-1].strip()}; "
+            "MLC_DUMP_DIR=DIR writes the graph after every pass") from error

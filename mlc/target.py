@@ -17,6 +17,7 @@ import json
 import platform
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from mlc.errors import TargetError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["FRIENDLY", "Friendly", "Target", "resolve"]
+__all__ = ["FRIENDLY", "Friendly", "Target", "resolve", "several", "split"]
 
 
 class Friendly(NamedTuple):
@@ -130,6 +131,36 @@ def resolve(name: str | Target | dict[str, Any], threads: int | None = None) -> 
     words = name.split()
     measured = _measured() if words[:1] == ["native"] else ""
     return _resolve(name.strip(), threads or physical_cores(), measured)
+
+
+def several(name: str | Target | dict[str, Any] | Sequence[Any], threads: int | None = None) -> list[Target]:
+    """:func:`resolve` of each target of a list, or of a text with commas; raises :class:`TargetError` for one that
+    comes twice."""
+    if isinstance(name, str):
+        names: list[Any] = split(name)
+    else:
+        names = list(name) if isinstance(name, Sequence) else [name]
+    if not names:
+        raise TargetError("a target must be named, got none; `mlc targets` lists the names")
+    found = [resolve(each, threads) for each in names]
+    canonical = [target.canonical for target in found]
+    twice = next((i for i, each in enumerate(canonical) if each in canonical[:i]), None)
+    if twice is not None:
+        raise TargetError(f"each target must be given once, but {found[twice].name} is {canonical[twice]}, as is "
+                          f"{found[canonical.index(canonical[twice])].name}; leave one out")
+    return found
+
+
+def split(text: str) -> list[str]:
+    """``"x86-64-v3,llvm -mattr=+a,+b"  -->  ["x86-64-v3", "llvm -mattr=+a,+b"]``: a comma before a target's name is one
+    between two targets; options and the architectures of ``cuda:sm_80,sm_90a`` have commas too."""
+    parts: list[str] = []
+    for piece in text.split(","):
+        name = (piece.split() or [""])[0]
+        known = name in FRIENDLY or name.partition(":")[0] in FRIENDLY or not piece.strip()
+        inside = parts and not known and ("=" in parts[-1] or (parts[-1].startswith("cuda:") and name[:3] == "sm_"))
+        parts[-1:] = [f"{parts[-1]},{piece}"] if inside else [*parts[-1:], piece]
+    return [part.strip() for part in parts]
 
 
 def _measured() -> str:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlc.artifact.compile import ModelMeta, compile_module
-    from mlc.artifact.executable import Executable, load
+    from mlc.artifact.executable import Bundle, Executable, load
 
-__all__ = ["Executable", "ModelMeta", "compile_module", "load"]
+__all__ = ["Bundle", "Executable", "ModelMeta", "compile_module", "load"]
 
-_HOMES = {"ModelMeta": "compile", "compile_module": "compile", "Executable": "executable", "load": "executable"}
+_HOMES = {"ModelMeta": "compile", "compile_module": "compile", "Bundle": "executable", "Executable": "executable",
+          "load": "executable"}
 
 
 def __getattr__(name: str) -> Any:

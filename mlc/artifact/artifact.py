@@ -8,6 +8,10 @@
                     metadata: JSON, with the checksum of each chunk of the other two parts
     page boundary   weights, each at a multiple of 64 bytes, as the type that the metadata says they are stored as
 
+A bundle holds code for several targets: other shared libraries, each at a page boundary, stand before the weights. Its
+metadata has what a model says of itself for each of these *variants*, and which of the weights each uses; weights that
+are equal to the byte are stored once.
+
 The loader of shared libraries ignores what follows one, and the metadata is read without running any code. Where the
 library ends is read from its own ELF header. Between the parts are zeros: no byte of the file is left unchecked.
 
@@ -21,12 +25,13 @@ import os
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import CHUNK, checksum, read_checked, sums
@@ -34,10 +39,12 @@ from mlc.artifact.narrow import narrowed, room, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
-__all__ = ["FORMAT", "Artifact", "nonsense", "read", "write"]
+__all__ = ["BUNDLE", "FORMAT", "Artifact", "Variant", "nonsense", "read", "write", "write_bundle"]
 
 #: raised when a reader of the version before could not read what is written now
 FORMAT = 3
+#: the format of a file with several variants
+BUNDLE = 4
 _MAGIC = b"mlc\x00art\n"
 _HEADER = struct.Struct("<8sI4xQQ")  # magic, format, bytes of the metadata, bytes of the file
 _CHECKSUM = struct.Struct("<Q")  # of the header and the metadata; between them
@@ -47,17 +54,38 @@ _SUMS = "checksums"
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """What :func:`read` found: the shared library, the metadata, and each weight as bytes, aligned and writable.
+class Variant:
+    """The model for one target: the shared library, the metadata, and each weight as bytes, aligned and writable, in
+    the order of ``metadata["weights"]``."""
 
-    ``weights_at`` is where in the file the weights begin, in bytes.
-    """
-
-    path: Path
     code: bytes
     metadata: dict[str, Any]
     weights: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What :func:`read` found; of most files one variant. ``weights_at`` is where in the file the weights begin, in
+    bytes."""
+
+    path: Path
+    variants: tuple[Variant, ...]
     weights_at: int
+
+    @property
+    def code(self) -> bytes:
+        """The shared library that the file begins with."""
+        return self.variants[0].code
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that belong to it."""
+        return self.variants[0].metadata
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """Its weights."""
+        return self.variants[0].weights
 
 
 def write(path: Path, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray]) -> None:
@@ -66,16 +94,54 @@ def write(path: Path, code: bytes, metadata: dict[str, Any], weights: Sequence[n
     ``weights`` are contiguous, in the order of ``metadata["weights"]``; where each is, and as which type it is stored
     (:mod:`mlc.artifact.narrow`), is filled in here. A process that has loaded what was there keeps it.
     """
-    entries, weights = _stored(metadata["weights"], weights)
+    _write(path, FORMAT, [code], metadata, metadata["weights"], weights)
+
+
+def write_bundle(path: Path, variants: Sequence[Variant]) -> int:
+    """Write variants of one model as one file, as :func:`write` does; the bytes that need not be stored again since
+    variants share weights."""
+    entries, weights = list[dict[str, Any]](), list[np.ndarray]()
+    known: dict[tuple[Any, ...], int] = {}
+    described, saved = [], 0
+    for variant in variants:
+        own = []
+        for entry, data in zip(variant.metadata["weights"], variant.weights, strict=True):
+            entry = {"shape": entry["shape"], "dtype": entry["dtype"]}
+            content = (entry["dtype"], tuple(entry["shape"]), xxh3_128_digest(data.data))
+            at = known.setdefault(content, len(entries))
+            if at == len(entries):
+                entries.append(entry)
+                weights.append(data)
+            elif np.array_equal(weights[at].view(np.uint8), data.view(np.uint8)):
+                saved += data.nbytes
+            else:  # made to have an equal hash
+                at = len(entries)
+                entries.append(entry)
+                weights.append(data)
+            own.append(at)
+        described.append({**variant.metadata, "code": len(variant.code), "weights": own})
+    _write(path, BUNDLE, [variant.code for variant in variants], {"variants": described}, entries, weights)
+    return saved
+
+
+def _write(
+    path: Path, version: int, codes: Sequence[bytes], metadata: dict[str, Any], entries: Sequence[dict[str, Any]],
+    weights: Sequence[np.ndarray],
+) -> None:
+    entries, weights = _stored(entries, weights)
     table, payload = _layout(entries, weights)
+    code, *others = codes
     header_at = _aligned(len(code), _PAGE)
-    found = {"code": sums([code, bytes(header_at - len(code))]), "weights": sums(_pieces(table, weights))}
+    found = {"code": sums(_padded([code])), "weights": sums(_pieces(table, weights))}
+    if version == BUNDLE:
+        found["others"] = sums(_padded(others))
     try:
         text = description.encoded({**metadata, "weights": table, _SUMS: found})
     except ValueError as error:
         raise ArtifactError(f"the metadata of {metadata.get('name')} cannot be written: {error}") from error
-    weights_at = _aligned(header_at + _HEADER.size + _CHECKSUM.size + len(text), _PAGE)
-    header = _HEADER.pack(_MAGIC, FORMAT, len(text), weights_at + payload)
+    others_at = _aligned(header_at + _HEADER.size + _CHECKSUM.size + len(text), _PAGE)
+    weights_at = others_at + _room(map(len, others))
+    header = _HEADER.pack(_MAGIC, version, len(text), weights_at + payload)
     try:
         _check_replaceable(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -83,6 +149,9 @@ def write(path: Path, code: bytes, metadata: dict[str, Any], weights: Sequence[n
                 file.write(code)
                 file.seek(header_at)
                 file.write(header + _CHECKSUM.pack(checksum(header + text)) + text)
+                file.seek(others_at)
+                for piece in _padded(others):
+                    file.write(piece)
                 file.seek(weights_at)
                 for piece in _pieces(table, weights):
                     file.write(piece)
@@ -100,6 +169,18 @@ def _check_replaceable(path: Path) -> None:
     """A device or a pipe would be gone afterwards."""
     if path.exists() and not path.is_file():
         raise OSError("it is a folder, a device or a pipe")
+
+
+def _padded(codes: Iterable[bytes]) -> Iterator[bytes | memoryview]:
+    """Shared libraries, each followed by zeros up to a page boundary."""
+    for code in codes:
+        yield code
+        yield bytes(_aligned(len(code), _PAGE) - len(code))
+
+
+def _room(sizes: Iterable[int]) -> int:
+    """The bytes of :func:`_padded` libraries."""
+    return sum(_aligned(size, _PAGE) for size in sizes)
 
 
 def _pieces(table: Sequence[dict[str, Any]], weights: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
@@ -177,19 +258,29 @@ def _read(path: Path, file: IO[bytes], verify: bool) -> Artifact:
     if code_bytes > status.st_size:
         raise _wrong_size(path, status.st_size, code_bytes)
     header_at = _aligned(code_bytes, _PAGE)
-    text, total = _text(path, number, header_at, status.st_size)
+    text, total, version = _text(path, number, header_at, status.st_size)
     text_end = header_at + _HEADER.size + _CHECKSUM.size + len(text)
-    weights_at = _aligned(text_end, _PAGE)
-    metadata, expected = _described(path, text, header_at, total - weights_at)
-    if any(os.pread(number, weights_at - text_end, text_end)):
+    others_at = _aligned(text_end, _PAGE)
+    found = _described(path, text, version == BUNDLE, code_bytes, total - others_at)
+    expected = found.sums
+    weights_at = others_at + _room(found.codes[1:])
+    if any(os.pread(number, others_at - text_end, text_end)):
         raise _damaged(path, "padding", text_end)
     code = _checked(path, number, "code", 0, np.empty(header_at, np.uint8), expected)
+    others = _checked(path, number, "others", others_at, np.empty(weights_at - others_at, np.uint8), expected)
     if verify:
         weights = _checked(path, number, "weights", weights_at, room(total - weights_at), expected)
     else:
         weights = _mapped(file, weights_at, total - weights_at)
-    each = [_as_used(entry, weights) for entry in metadata["weights"]]
-    return Artifact(path, code[:code_bytes].tobytes(), metadata, each, weights_at)
+    each = [_as_used(entry, weights) for entry in found.table]
+    codes, start = [code[:code_bytes].tobytes()], 0
+    for size in found.codes[1:]:
+        codes.append(others[start : start + size].tobytes())
+        start += _aligned(size, _PAGE)
+    return Artifact(path, tuple(
+        Variant(own, {**metadata, "weights": [found.table[i] for i in used]}, [each[i] for i in used])
+        for own, metadata, used in zip(codes, found.variants, found.used, strict=True)
+    ), weights_at)
 
 
 def _as_used(entry: dict[str, Any], weights: np.ndarray) -> np.ndarray:
@@ -208,8 +299,8 @@ def _elf_bytes(head: bytes) -> int | None:
     return int(offset + entry * count)
 
 
-def _text(path: Path, file: int, at: int, size: int) -> tuple[bytes, int]:
-    """The metadata as it was written, and how long the whole file must be."""
+def _text(path: Path, file: int, at: int, size: int) -> tuple[bytes, int, int]:
+    """The metadata as it was written, how long the whole file must be, and its format."""
     header = os.pread(file, _HEADER.size + _CHECKSUM.size, at)
     if header[: len(_MAGIC)] != _MAGIC[: len(header)] or not header:
         raise ArtifactError(f"{path} is a shared library, but holds no compiled model (or was stripped of it); "
@@ -217,28 +308,49 @@ def _text(path: Path, file: int, at: int, size: int) -> tuple[bytes, int]:
     if len(header) < _HEADER.size + _CHECKSUM.size:
         raise _wrong_size(path, size, at + _HEADER.size + _CHECKSUM.size)
     _, version, text_bytes, total = _HEADER.unpack_from(header)
-    if version != FORMAT:
-        raise ArtifactError(f"{path} has format {version}, but this mlc reads format {FORMAT}; compile the model again")
+    if version not in (FORMAT, BUNDLE):
+        raise ArtifactError(f"{path} has format {version}, but this mlc reads formats {FORMAT} and {BUNDLE}; compile "
+                            "the model again")
     if text_bytes <= min(description.MOST_BYTES, size - at - len(header)):
         text = os.pread(file, text_bytes, at + len(header))
         if _CHECKSUM.unpack_from(header, _HEADER.size) == (checksum(header[: _HEADER.size] + text),):
             if size != total:
                 raise _wrong_size(path, size, total)
-            return text, total
+            return text, total, version
     elif size < total:
         raise _wrong_size(path, size, total)
     raise _damaged(path, "metadata", at)
 
 
-def _described(path: Path, text: bytes, code_room: int, payload: int) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """The metadata, and the checksums of code and weights."""
+@dataclass(frozen=True)
+class _Described:
+    """What the metadata say: the bytes of each variant's library, what each says of itself and which entries of the
+    weights' ``table`` it uses, and the checksums of each part."""
+
+    codes: list[int]
+    variants: list[dict[str, Any]]
+    used: list[Sequence[int]]
+    table: list[dict[str, Any]]
+    sums: dict[str, list[int]]
+
+
+def _described(path: Path, text: bytes, bundle: bool, code_bytes: int, size: int) -> _Described:
+    """``size`` bytes follow the metadata."""
     try:
         found = description.parsed(text)
-        wanted = description.payload_bytes(found.get("weights"))
+        wanted, table = description.payload_bytes(found.get("weights")), found.pop("weights")
+        variants, codes = [found], [code_bytes]
+        used: list[Sequence[int]] = [range(len(table))]
+        if bundle:
+            variants, codes, used = description.variants(found, len(table), code_bytes)
+        payload = size - _room(codes[1:])
         if wanted != payload:
             raise ValueError(f"weights must take {wanted} bytes, got {payload}")
-        chunks = {"code": -(-code_room // CHUNK), "weights": -(-payload // CHUNK)}
-        return found, description.checked_sums(found.pop(_SUMS, None), chunks)
+        chunks = {"code": -(-_room([code_bytes]) // CHUNK), "weights": -(-payload // CHUNK)}
+        if bundle:
+            chunks["others"] = -(-_room(codes[1:]) // CHUNK)
+        sums = description.checked_sums(found.pop(_SUMS, None), chunks)
+        return _Described(codes, variants, used, table, {"others": [], **sums})
     except ValueError as error:
         raise nonsense(path, error) from error
 

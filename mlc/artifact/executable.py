@@ -28,7 +28,7 @@ from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec
 from mlc.shapes import from_json
 
-__all__ = ["Executable", "load"]
+__all__ = ["Bundle", "Executable", "load", "pick"]
 
 _BOUND = "{}_with_weights"
 _INTO = "main_into"  # see mlc.artifact.memory, which needs the compiler
@@ -141,12 +141,20 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact, one file; raises :class:`mlc.errors.ArtifactError` where that cannot be."""
+        self._check([self.metadata])
+        artifact.write(Path(path), self._code, self.metadata, self._weights)
+
+    def _check(self, metadata: Sequence[dict[str, Any]]) -> None:
         try:
-            description.check_model(self.metadata)
+            description.check_variants(metadata)
         except ValueError as error:
             raise ArtifactError(f"{self._name} must be what a file can describe: {error}; name the model's "
                                 "parts otherwise") from error
-        artifact.write(Path(path), self._code, self.metadata, self._weights)
+
+    @property
+    def variant(self) -> artifact.Variant:
+        """The parts that a file holds."""
+        return artifact.Variant(self._code, self.metadata, list(self._weights))
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -264,6 +272,27 @@ class Executable:
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
 
 
+class Bundle(Executable):
+    """A model compiled for several targets: runs as the best of ``variants`` that this machine can run, and is saved
+    with all of them. Where it can run none, a call says so."""
+
+    def __init__(self, variants: Sequence[Executable]) -> None:
+        self.variants = tuple(variants)
+        try:
+            best = self.variants[pick([exe.metadata for exe in variants], "the model")]
+        except ArtifactError:  # compiled for other machines
+            best = self.variants[0]
+        own = best.variant
+        super().__init__(own.code, own.metadata, own.weights)
+        self.shared_bytes = 0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, of which :func:`mlc.load` picks what the machine can run. ``shared_bytes`` are then what it
+        is smaller by since variants share weights."""
+        self._check([exe.metadata for exe in self.variants])
+        self.shared_bytes = artifact.write_bundle(Path(path), [exe.variant for exe in self.variants])
+
+
 _living: weakref.WeakSet[Executable] = weakref.WeakSet()
 
 
@@ -347,13 +376,41 @@ def check_machine(metadata: dict[str, Any]) -> None:
                             f"again, or `pip install apache-tvm=={built}`")
 
 
-def load(path: str | os.PathLike[str], verify: bool = True) -> Executable:
-    """Load what :meth:`Executable.save` wrote, ready to run; :func:`mlc.load` says the rest."""
+def pick(metadata: Sequence[dict[str, Any]], name: str) -> int:
+    """Which of a model's variants this machine is to run: of those that it can, one for a GPU, else the one that uses
+    the most instructions. Raises :class:`ArtifactError` where it can run none."""
+    refused: list[ArtifactError] = []
+    for index in sorted(range(len(metadata)), key=lambda i: _rank(metadata[i]), reverse=True):
+        try:
+            check_machine(metadata[index])
+            place_of(metadata[index])
+        except ArtifactError as error:
+            refused.append(error)
+        else:
+            return index
+    if len(refused) == 1:
+        raise refused[0]
+    targets = ", ".join(each["target"] for each in metadata)
+    raise ArtifactError(f"{name} must have code that this machine can run, but was built for {targets}: {refused[-1]}")
+
+
+def _rank(metadata: dict[str, Any]) -> tuple[bool, int]:
+    return metadata["kind"] == "cuda", len(metadata["features"])
+
+
+def load(path: str | os.PathLike[str], verify: bool = True, target: str = "") -> Executable:
+    """Load what :meth:`Executable.save` wrote, ready to run; :func:`mlc.load` says the rest.
+
+    ``target`` is the canonical name of the variant to take; left out, :func:`pick` decides.
+    """
     found = artifact.read(path, verify)
+    described = [variant.metadata for variant in found.variants]
     try:
-        description.check_model(found.metadata)
+        description.check_variants(described)
     except ValueError as error:
         raise artifact.nonsense(found.path, error) from error
-    exe = Executable(found.code, found.metadata, found.weights)
+    index = next((i for i, each in enumerate(described) if each["target"] == target), None)
+    chosen = found.variants[pick(described, str(path)) if index is None else index]
+    exe = Executable(chosen.code, chosen.metadata, chosen.weights)
     exe._start()
     return exe

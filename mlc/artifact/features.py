@@ -1,7 +1,8 @@
-"""Instructions that compiled code needs, and those that this machine's CPU has."""
+"""What compiled code needs of a machine, and what this one has."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ from mlc.cpu import FLAGS, host_flags
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["missing_features", "required_features"]
+    from mlc.target import Target
+
+__all__ = ["driver_missing", "lacking", "missing_features", "required_features"]
 
 
 def required_features(target: tvm.target.Target) -> tuple[str, ...]:
@@ -30,3 +33,23 @@ def missing_features(machine: str, needed: tuple[str, ...]) -> tuple[str, ...]:
         return (machine,)
     have = host_flags()
     return () if have is None else tuple(name for name in needed if name not in have)
+
+
+def driver_missing() -> bool:
+    """Whether this machine has no driver for NVIDIA GPUs."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
+
+
+def lacking(target: Target) -> str:
+    """What this machine lacks to run code for a target, in words; empty where it can."""
+    if target.kind == "cuda" and driver_missing():
+        return "an NVIDIA driver"
+    needed = target.tvm.host or target.tvm
+    machine = str(needed.attrs.get("mtriple", "")).partition("-")[0] or platform.machine()
+    missing = missing_features(machine, required_features(target.tvm))
+    return "" if not missing else f"a CPU of {missing[0]}" if missing[0] == machine else (
+        f"the instructions {', '.join(missing)}")

@@ -9,14 +9,16 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from mlc.artifact.narrow import NARROW
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.frontend.model import ARRAY_TYPES
 
-__all__ = ["MOST_BYTES", "check_model", "checked_sums", "encoded", "parsed", "payload_bytes"]
+__all__ = [
+    "MOST_BYTES", "check_model", "check_variants", "checked_sums", "encoded", "parsed", "payload_bytes", "variants",
+]
 
 #: no model comes near; text within both is read in about a second, whatever is in it
 MOST_BYTES = 8 << 20
@@ -26,6 +28,7 @@ _MOST_DIMENSIONS = 64
 #: names of element types; the number is the bits of one
 _DTYPE = re.compile(r"(?:u?int|b?float)(\d{1,3})(?:_[a-z0-9_]{1,16})?")
 _LONGEST_WORD = 4096
+_MOST_VARIANTS = 64
 
 Check = Callable[[Any, str], None]
 
@@ -100,6 +103,33 @@ def check_model(metadata: Mapping[str, Any]) -> None:
     _must(fits and metadata["target"].startswith(metadata["kind"]), "target_attrs", f"of {metadata['kind']}", attrs)
     if metadata["kind"] == "cuda":
         _word(place.get("arch"), "target_attrs.arch")
+
+
+def variants(
+    metadata: Mapping[str, Any], weights: int, code_bytes: int
+) -> tuple[list[dict[str, Any]], list[int], list[Sequence[int]]]:
+    """The variants of a bundle, the bytes of each one's library, of which the first has ``code_bytes``, and which of
+    so many ``weights`` each uses."""
+    _list_of(_fields({"code": _whole(1, 1 << 40), "weights": _list_of(_whole(0, weights - 1))}))(
+        metadata.get("variants"), "variants")
+    found = [dict(variant) for variant in metadata["variants"]]
+    _must(1 <= len(found) <= _MOST_VARIANTS, "variants", f"1 to {_MOST_VARIANTS}", len(found))
+    codes, used = [variant.pop("code") for variant in found], [variant.pop("weights") for variant in found]
+    _must(codes[0] == code_bytes, "variants[0].code", str(code_bytes), codes[0])
+    return found, codes, used
+
+
+def check_variants(metadata: Sequence[Mapping[str, Any]]) -> None:
+    """What each variant of a model says of itself, and that they are variants of one model."""
+    first = None
+    for each in metadata:
+        check_model(each)
+        border = {side: [{name: entry[name] for name in _TENSOR} for entry in each[side]]
+                  for side in ("inputs", "outputs")}
+        _must(first is None or border == first, "inputs and outputs", "alike for all targets", each["target"])
+        first = border
+    targets = [each["target"] for each in metadata]
+    _must(len(set(targets)) == len(targets), "targets", "distinct", targets)
 
 
 def checked_sums(value: Any, chunks: Mapping[str, int]) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """A module is built when it has run: once, in a process of its own, which may die of it.
 
-``python -m mlc.artifact.trial MODEL.so`` runs an artifact once on random inputs. A process costs a second, so this is
-what commands do; :func:`mlc.compile` hands back a module that nothing has run yet.
+``python -m mlc.artifact.trial MODEL.so TARGET`` runs an artifact's code for a target once on random inputs. A process
+costs a second, so this is what commands do; :func:`mlc.compile` hands back a module that nothing has run yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mlc import children
-from mlc.artifact.executable import Executable, check_machine, load
+from mlc.artifact.executable import Bundle, Executable, check_machine, load
 from mlc.errors import ArtifactError, MlcError
 from mlc.frontend.model import TensorSpec
 
@@ -27,18 +27,21 @@ _PATIENCE = 120.0
 
 
 def save_tried(exe: Executable, output: Path, *, native: bool = True) -> bool:
-    """Write an artifact; for this machine's CPU only after it has run once. Returns whether it has.
+    """Write an artifact; for this machine's CPU only after it has run once. Returns whether it has, of a bundle whether
+    all have that can run here.
 
     What ``native`` code asks of the CPU must be there; code for other targets that this machine cannot run is written
     untried. Raises :class:`ArtifactError` where the run fails: ``output`` then stays as it was.
     """
-    if not _runs_here(exe, native):
+    variants = exe.variants if isinstance(exe, Bundle) else (exe,)
+    runnable = [variant for variant in variants if _runs_here(variant, native)]
+    if not runnable:
         exe.save(output)
         return False
     part = output.with_name(f".{output.stem}.{os.getpid()}.so")
     try:
         exe.save(part)
-        tried = _tried(part, exe)
+        tried = all([_tried(part, variant) for variant in runnable])
         os.replace(part, output)
     except ArtifactError as error:
         raise ArtifactError(str(error).replace(str(part), str(output))) from error
@@ -63,7 +66,7 @@ def _tried(path: Path, exe: Executable) -> bool:
     """Run the file in another process; whether that has ended in time."""
     name, target = exe.metadata["name"], exe.metadata["target"]
     try:
-        done = subprocess.run(children.command("mlc.artifact.trial", str(path)), capture_output=True, text=True,
+        done = subprocess.run(children.command("mlc.artifact.trial", str(path), target), capture_output=True, text=True,
                               errors="replace", check=False, timeout=_PATIENCE, env=children.environment())
     except subprocess.TimeoutExpired:
         warnings.warn(f"{name} has not ended its first run after {_PATIENCE:.0f} s, so nothing says that it works",
@@ -96,7 +99,7 @@ def sample_input(rng: np.random.Generator, spec: TensorSpec) -> np.ndarray:
 def main(arguments: list[str]) -> int:
     """Run an artifact once; 1 with a line on standard error where that raises."""
     try:
-        exe = load(arguments[0])
+        exe = load(arguments[0], target=arguments[1])
         rng = np.random.default_rng(0)
         exe(*(sample_input(rng, spec) for spec in exe.inputs))
     except MlcError as error:

@@ -167,11 +167,13 @@ def run_bench(
 def _built_for(spec: EngineSpec) -> str:
     """What an engine's module was built for; empty where it has none that can be read."""
     from mlc.artifact import artifact
+    from mlc.artifact.executable import pick
 
     if not spec.artifact:
         return ""
     try:
-        return str(artifact.read(spec.artifact).metadata["target"])
+        described = [variant.metadata for variant in artifact.read(spec.artifact).variants]
+        return str(described[pick(described, spec.artifact)]["target"])
     except ArtifactError:  # its row says so
         return ""
 

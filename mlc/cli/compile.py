@@ -28,7 +28,9 @@ __all__ = ["COMMAND"]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_target(parser)
+    parser.add_argument("--target", default="native", metavar="T[,T...]",
+                        help="what to build for; `mlc targets` lists the names; one file for several picks when it is "
+                             "loaded (default: native, this CPU)")
     options.add_log(parser)
     options.add_shape(parser)
     options.add_value(parser)
@@ -46,9 +48,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _execute(args: argparse.Namespace) -> Outcome:
     from mlc import api
+    from mlc.artifact import Bundle
     from mlc.artifact.trial import save_tried
     from mlc.cli.models import find_model
+    from mlc.target import several
 
+    if len(several(args.target)) > 1 and (args.report or args.explain):
+        raise UsageError(f"--report and --explain show one target, but --target names several, {args.target}; give one")
     model = find_model(args.model)
     if model.is_artifact:
         raise UsageError(f"{args.model} is compiled already; give the model that it was built from")
@@ -72,17 +78,23 @@ def _execute(args: argparse.Namespace) -> Outcome:
     took = time.perf_counter() - started
     document: dict[str, Any] = {
         "model": args.model, "output": str(output), "bytes": output.stat().st_size, "ran": tried,
-        "seconds": round(took, 3),
-        "target": exe.metadata["target"], "threads": exe.metadata["threads"], "functions": exe.metadata["functions"],
-        "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
+        "seconds": round(took, 3), "inputs": options.specs(exe.inputs), "outputs": options.specs(exe.outputs),
         **precision.facts(args, model, args.target, exe if tried else None),
     }
+    if isinstance(exe, Bundle):
+        document.update(shared_bytes=exe.shared_bytes, targets=[_built_for(each) for each in exe.variants])
+        return Outcome(document, lambda console: _render_bundle(document, console))
+    document.update(_built_for(exe))
     if args.explain:
         document.update(_explanation(args.explain, exe.metadata["name"], decisions))
     if args.report:
         document.update(_kernels(args.report, exe))
         document["report"] = str(_report(args, document, exe))
     return Outcome(document, lambda console: _render(args, document, console))
+
+
+def _built_for(exe: Executable) -> dict[str, Any]:
+    return {name: exe.metadata[name] for name in ("target", "threads", "functions")}
 
 
 def _explanation(folder: Path, name: str, decisions: list[Decision]) -> dict[str, Any]:
@@ -149,6 +161,15 @@ def _source(function: dict[str, Any]) -> str:
     """Where a function's schedule comes from, and what failed before it was taken."""
     replaced = function["replaced"]
     return f"{function['source']} ({replaced})" if replaced else str(function["source"])
+
+
+def _render_bundle(document: dict[str, Any], console: Console) -> None:
+    targets = ", ".join(each["target"] for each in document["targets"])
+    console.print(
+        f"{document['output']}: {fmt.bytes_(document['bytes'])} for {targets}, {fmt.bytes_(document['shared_bytes'])} "
+        f"saved by weights that they share, in {document['seconds']:.1f} s; "
+        f"{'what can run here ran once' if document['ran'] else 'not run here'}", soft_wrap=True,
+    )
 
 
 def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:

@@ -162,7 +162,8 @@ def _show_records(path: Path, reader: LogReader, text: str, limit: int | None) -
     records = heapq.nsmallest(limit or total, found, key=lambda r: (r.task_name, r.task_key, r.seconds))
     rows: list[dict[str, Any]] = [
         {"task": r.task_name, "key": r.task_key, "ms": r.seconds * 1e3, "failure": r.failure, "detail": r.detail,
-         "space": r.space, "decisions": dict(r.decisions), "machine": r.machine, "session": r.session, "trial": r.trial}
+         "space": r.space, "decisions": dict(r.decisions), "machine": r.machine, "device": r.device,
+         "versions": r.versions, "session": r.session, "trial": r.trial}
         for r in records
     ]
 
@@ -292,9 +293,11 @@ def _pull(args: argparse.Namespace) -> Outcome:
         from mlc.report.tables import table
 
         rows = [(gain.task_name, fmt.seconds(gain.seconds), fmt.factor(gain.factor) if gain.factor else "new",
-                 gain.machine, gain.versions) for gain in pulled.gains]
+                 gain.machine, gain.versions, "-" if not gain.over else
+                 "the same" if gain.over == gain.machine else gain.over) for gain in pulled.gains]
         if rows:
-            console.print(table(("task", "best", "gain", "machine", "versions"), rows, right=("best", "gain")))
+            console.print(table(("task", "best", "gain", "machine", "versions", "over one of"), rows,
+                                right=("best", "gain")))
         console.print(f"{path}: {done}, from {pulled.files} files", soft_wrap=True)
 
     return Outcome(document, render, exit_code=1 if done.problems else 0)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from mlc.cli import bench, compile, doctor, log, rules, run, targets, tune, worker
+from mlc.cli import bench, compile, doctor, jobs, log, rules, run, targets, tune, worker
 from mlc.cli.outcome import Command, Outcome
 from mlc.config import SETTINGS, get_int
 from mlc.errors import MlcError, UsageError
@@ -30,7 +30,7 @@ __all__ = ["COMMANDS", "finish", "main", "parser"]
 
 COMMANDS: tuple[Command, ...] = (
     tune.COMMAND, compile.COMMAND, run.COMMAND, bench.COMMAND, log.COMMAND, rules.COMMAND, targets.COMMAND,
-    doctor.COMMAND, worker.COMMAND,
+    doctor.COMMAND, worker.COMMAND, jobs.COMMAND,
 )
 
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import options, precision
+from mlc.cli import jobs, options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import MeasureError, UsageError
 from mlc.tuning.strategy import strategy_names
@@ -32,7 +32,7 @@ _REASONS = {
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_model(parser, "an ONNX file, a jobs file (JOBS.toml)")
     options.add_target(parser)
     parser.add_argument("--trials", type=options.positive_int, metavar="N", help="measure at most N candidates")
     parser.add_argument("--seconds", type=options.positive_float, metavar="S",
@@ -46,7 +46,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     precision.add_precision(parser)
     parser.add_argument("--seed", type=options.non_negative_int, default=0, metavar="K",
                         help="of everything random in the search (default: 0)")
-    parser.add_argument("--resume", action="store_true", help="go on with the budget of the last run on this model")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on with the budget of the last run on this model, or with these jobs")
+    parser.add_argument("--dry-run", action="store_true", help="of a jobs file: say what would be tuned")
     parser.add_argument("--executor", default="local", metavar="E",
                         help="who measures: local (default: this machine), ray, ray://HOST:PORT[/CLASS] (a cluster) or "
                              "rpc://HOST:PORT/KEY (TVM's tracker); `native` is then what the devices are")
@@ -55,6 +57,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
+    if args.model.endswith(".toml"):
+        return jobs.tune(args)
+    if args.dry_run:
+        raise UsageError(f"--dry-run is for jobs files, NAME.toml, but the model is {args.model}; leave it out")
     from mlc import api
     from mlc.cli.models import find_model
     from mlc.measure.executors import parse
@@ -132,13 +138,11 @@ def _open_log(path: Path) -> None:
 
 def _need_gpu(name: str) -> None:
     """Tuning measures; compiling is the only thing that works for a device that isn't there."""
-    import ctypes
+    from mlc.artifact.features import driver_missing
 
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if driver_missing():
         raise MeasureError(f"tuning for {name} needs a GPU to measure on, but this machine has no NVIDIA driver; tune "
-                           "where `nvidia-smi` lists one (`mlc compile` works anywhere)") from None
+                           "where `nvidia-smi` lists one (`mlc compile` works anywhere)")
 
 
 def resume_command(args: argparse.Namespace) -> str:
@@ -213,4 +217,5 @@ def _graphs(graph: GraphReport) -> str:
             f"{fmt.seconds(graph.own_seconds)} ({fmt.factor(graph.own_seconds / graph.seconds)})")
 
 
-COMMAND = Command("tune", "search for faster schedules", _add_arguments, _execute, epilog=options.MODELS_EPILOG)
+COMMAND = Command("tune", "search for faster schedules", _add_arguments, _execute,
+                  epilog=f"{options.MODELS_EPILOG}\n{jobs.EPILOG}")

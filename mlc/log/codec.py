@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, Any] = {
 #: texts of a stored ``extra`` that are fields of a record: the name there, the field, to text and back
 _NAMED: tuple[tuple[str, str, Callable[[Any], str], Callable[[str], Any]], ...] = (
     ("code", "code", str, str),
+    ("device", "device", str, str),
     ("shipped", "made_for", str, str),
     ("slowness", "slowness", "{:.2f}".format, float),
     ("verdict", "verdict", lambda verdict: str(verdict.value), Verdict),

@@ -30,8 +30,8 @@ class Record:
 
     ``verdict`` is None for a trial and set for a candidate that was timed once more to be compared. ``code`` is the
     hash of the machine code, ``slowness`` how many times slower than at its best the machine was meanwhile, 0 where it
-    was not disturbed, and ``made_for`` the target of a record that came with mlc, empty for all others. ``extra`` is
-    what nothing in mlc reads.
+    was not disturbed, and ``made_for`` the target of a record that came with mlc, empty for all others. ``device`` is
+    the name of the one that measured, where many of ``machine`` did. ``extra`` is what nothing in mlc reads.
     """
 
     task_key: str
@@ -54,6 +54,7 @@ class Record:
     code: str = ""
     slowness: float = 0.0
     made_for: str = ""
+    device: str = ""
     extra: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,7 @@ hold. Records say on which machine they were measured and by which versions, her
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -14,8 +15,7 @@ from pathlib import Path
 
 from mlc.errors import LogError
 from mlc.log.exchange import Exchange, export_jsonl, import_jsonl
-from mlc.log.record import Record
-from mlc.log.store import TuningLog
+from mlc.log.store import TaskSummary, TuningLog
 
 __all__ = ["Gain", "Pulled", "pull", "push"]
 
@@ -24,13 +24,18 @@ _AUTHOR = "exchange/author"
 
 @dataclass(frozen=True)
 class Gain:
-    """A task for which a pulled record is faster than all that the log had: ``factor`` times, 0 where it had none."""
+    """A task for which a pulled record is faster than all that the log had: ``factor`` times, 0 where it had none.
+
+    ``machine`` and ``versions`` measured it, ``over`` is the machine of the fastest that the log had: where they
+    differ, the factor is of the machines as well.
+    """
 
     task_name: str
     machine: str
     versions: str
     seconds: float
     factor: float
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,20 @@ def pull(log: TuningLog, folder: Path) -> Pulled:
     for path in files:
         done = import_jsonl(log, path)
         total = Exchange(total.added + done.added, total.duplicates + done.duplicates, total.problems + done.problems)
-    gains = [_gain(log, task.task_key, before.get(task.task_key)) for task in log.tasks()]
+    gains = [_gain(log, task, before.get(task.task_key, math.inf)) for task in log.tasks()]
     return Pulled(len(files), total, tuple(sorted(filter(None, gains), key=lambda g: (-g.factor, g.task_name))))
 
 
-def _gain(log: TuningLog, key: str, before: float | None) -> Gain | None:
-    best: Record | None = min((r for r in log.records(key) if r.ok), key=lambda r: r.seconds, default=None)
-    if best is None or (before is not None and best.seconds >= before):
+def _gain(log: TuningLog, task: TaskSummary, before: float) -> Gain | None:
+    if task.best_seconds >= before:
         return None
-    known = before is not None and before < float("inf")
-    factor = before / best.seconds if known and before is not None else 0.0
-    return Gain(best.task_name, best.machine, best.versions, best.seconds, factor)
+    known = [record for record in log.records(task.task_key) if record.ok]
+    best = min(known, key=lambda r: r.seconds, default=None)
+    if best is None:
+        return None
+    beaten = next((record for record in known if record.seconds == before), None)
+    factor, over = (0.0, "") if beaten is None else (before / best.seconds, beaten.machine)
+    return Gain(best.task_name, best.machine, best.versions, best.seconds, factor, over)
 
 
 def _author(log: TuningLog) -> str:

@@ -273,7 +273,7 @@ class Fleet:
         job, control, results = device.job, device.control, answered.results
         device.job = device.control = None
         if results is not None and len(results) == len(job.requests) + (control is not None):
-            results = tuple(replace(result, machine=device.machine) for result in results)
+            results = tuple(replace(result, machine=device.machine, device=device.name) for result in results)
             if control is not None and not self._passed(device, control, results[-1]):
                 results = None
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class MeasureResult:
     """``failure`` as in :class:`mlc.log.record.Record`; ``code_hash`` identifies equal lowered code.
 
     ``slowness`` says how many times slower than it can be the machine was meanwhile (see :mod:`mlc.measure.gauge`), and
-    ``machine`` which machine it was, empty for this one.
+    ``machine`` which machine it was, empty for this one, and ``device`` which of a fleet's devices.
     """
 
     times: tuple[float, ...] = ()
@@ -72,6 +72,7 @@ class MeasureResult:
     slowness: float = 1.0
     code_hash: str = ""
     machine: str = ""
+    device: str = field(default="", compare=False)  # the same result, wherever it was taken
 
 
 class Measurer(Protocol):

@@ -7,7 +7,9 @@ not used); a notebook shows it, :func:`svg` makes it part of a page.
 from __future__ import annotations
 
 import io
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
     from mlc.log.record import Record
 
-__all__ = ["best_so_far", "latency_bars", "png", "require_matplotlib", "svg"]
+__all__ = ["best_so_far", "by_device", "latency_bars", "png", "require_matplotlib", "svg"]
 
 # Okabe and Ito's palette, which stays apart for colour-blind readers
 _OURS, _OTHER, _LINE = "#0072B2", "#B8B8B8", "#444444"
 _CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _CURVES = 6
+_INTERVALS = 12  # in which trials are counted
 
 
 def require_matplotlib() -> None:
@@ -62,6 +65,52 @@ def best_so_far(
     axes.set_xlabel("trials of the task" if clock is None else "seconds of tuning")
     axes.set_ylabel("best time so far / first")
     return figure
+
+
+def by_device(records: Iterable[Record], *, clock: Callable[[Record], float] | None = None) -> Figure:
+    """How fast each device of a fleet measures, and what each alone has found: trials a second over time, and the best
+    so far in the geometric mean over tasks, against the first good candidate of each that any device has measured.
+
+    A task of which a device has measured nothing yet counts as at its first; the dotted line is of all together.
+    ``clock`` gives the seconds at which a record was made (default: by the clock on the wall).
+    """
+    at = clock or (lambda record: record.when)
+    trials = sorted((r for r in records if r.verdict is None), key=at)
+    devices = sorted({record.device for record in trials})
+    figure, (rates, found) = _figures(2, 9.0, 3.6)
+    times = [at(record) for record in trials] or [0.0]
+    start, width = times[0], max((times[-1] - times[0]) / _INTERVALS, 1e-9)
+    for device, colour in zip(devices, itertools.cycle(_CYCLE)):
+        own = [record for record in trials if record.device == device]
+        counts = Counter(min(_INTERVALS - 1, int((at(record) - start) / width)) for record in own)
+        edges = [width * i for i in range(_INTERVALS + 1)]
+        rates.stairs([counts[i] / width for i in range(_INTERVALS)], edges, color=colour, label=_short(device))
+        found.step(*_mean_best(trials, own, at, start), where="post", color=colour, label=_short(device))
+    found.step(*_mean_best(trials, trials, at, start), where="post", color=_LINE, linestyle=":", label="all")
+    rates.set(xlabel="seconds", ylabel="trials a second", ylim=(0, None))
+    found.set(xlabel="seconds", ylabel="best so far / first, mean of tasks")
+    found.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    found.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _mean_best(
+    every: Sequence[Record], own: Sequence[Record], at: Callable[[Record], float], start: float
+) -> tuple[list[float], list[float]]:
+    """Seconds, and at each the geometric mean over the tasks of ``every`` of the best of ``own`` by the first."""
+    first: dict[str, float] = {}
+    for record in every:
+        if record.ok:
+            first.setdefault(record.task_key, record.seconds)
+    best, total = dict(first), 0.0  # the sum of logarithms
+    times, values = [0.0], [1.0]
+    for record in own:
+        if record.ok and record.seconds < best[record.task_key]:
+            total += math.log(record.seconds / best[record.task_key])
+            best[record.task_key] = record.seconds
+        times.append(at(record) - start)
+        values.append(math.exp(total / len(first)) if first else 1.0)
+    return times, values
 
 
 def latency_bars(results: Sequence[Mapping[str, Any]], *, ours: str = "mlc") -> Figure:
@@ -146,12 +195,19 @@ def _curve(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = _figures(1, width, height)
+    return figure, axes
+
+
+def _figures(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Axes beside each other."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
+    axes = [figure.add_subplot(1, count, number) for number in range(1, count + 1)]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 

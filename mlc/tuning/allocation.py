@@ -11,7 +11,7 @@ the distance to the roofline, discounted for each batch without success; compare
 (Zheng et al., 2020), which knows no cost. Alternatives (tasks of which the model runs the fastest only) compete: an
 expected gain counts as far as it gets ahead of the best rival, and one that cannot win any more stops. Where the tasks
 are those of several graphs, of which the model runs the fastest, a gain counts by the chance that its graph still has;
-tasks of graphs without one get nothing.
+tasks of graphs without one get nothing. Where they are those of several models, a gain counts in each that calls it.
 
 Choices depend on measured times, hence differ between runs on a real machine; given the times they are fixed.
 """
@@ -100,18 +100,19 @@ class TaskState:
 class Allocator:
     """Hands out batches; :meth:`update` decides when a task stops.
 
-    ``graphs``, where there are several, say how often each calls the task of which index; a call takes
-    ``call_seconds`` besides.
+    ``graphs`` say, for each model, how often each of its graphs calls the task of which index (left out: one model that
+    calls each as often as it weighs); a call takes ``call_seconds`` besides.
     """
 
     def __init__(
         self, states: Sequence[TaskState], batch: int, trials: int | None = None, seconds: float | None = None,
-        graphs: Sequence[Mapping[int, int]] = (), call_seconds: float = 0.0,
+        graphs: Sequence[Sequence[Mapping[int, int]]] = (), call_seconds: float = 0.0,
     ) -> None:
         self.states = list(states)
         self._call_seconds = call_seconds
         self._batch = batch
-        self._graphs = graphs or [{s.index: s.weight for s in self.states}]
+        self._graphs = graphs or [[{s.index: s.weight for s in self.states}]]
+        self._several = any(len(model) > 1 for model in self._graphs)
         share = _affordable(trials, seconds) * _FIRST_PART / max(1, len(self.states))
         self._first = int(min(batch, max(_LEAST, share)))
         self._everyone = share >= _LEAST
@@ -151,17 +152,19 @@ class Allocator:
         return _guess(state, self._typical())
 
     def _calls(self) -> list[float]:
-        """How often each task is called, in the graph in which that weighs most by the graph's chance."""
-        if len(self._graphs) == 1:
-            return [float(self._graphs[0].get(s.index, 0)) for s in self.states]
+        """How often all models together call each task, each in the graph in which that weighs most by the graph's
+        chance."""
+        if not self._several:
+            return [float(sum(graph.get(s.index, 0) for (graph,) in self._graphs)) for s in self.states]
         typical = self._typical()
         times = [s.best if math.isfinite(s.best) else _guess(s, typical) for s in self.states]
-        odds = chances(
-            self._graphs, [s.choice for s in self.states], times, [self._hope(s, typical) for s in self.states],
-            self._call_seconds,
-        )
-        return [max(odd * graph.get(s.index, 0) for odd, graph in zip(odds, self._graphs, strict=True))
-                for s in self.states]
+        choices, hopes = [s.choice for s in self.states], [self._hope(s, typical) for s in self.states]
+        calls = [0.0] * len(self.states)
+        for graphs in self._graphs:
+            odds = chances(graphs, choices, times, hopes, self._call_seconds)
+            for i, s in enumerate(self.states):
+                calls[i] += max(odd * graph.get(s.index, 0) for odd, graph in zip(odds, graphs, strict=True))
+        return calls
 
     def _hope(self, state: TaskState, typical: float) -> float:
         """Seconds of a call that tuning may save in the end."""
@@ -264,7 +267,7 @@ class Allocator:
         does not matter how fast exactly this task is."""
         if self._rival(state) * LOST < state.best:
             return True
-        return len(self._graphs) > 1 and self._calls()[state.index] == 0.0
+        return self._several and self._calls()[state.index] == 0.0
 
     def stop(self, state: TaskState, reason: str) -> str:
         """End a task."""

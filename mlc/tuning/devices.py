@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlc.errors import UsageError
 from mlc.link import find_linker
@@ -25,6 +25,11 @@ class Measuring:
     target: str | Target
     machine: str = ""
     fleet: Fleet | None = None
+
+    def of(self, target: str | Target) -> Measuring:
+        """The same devices for another target, as the user named it: ``native`` is what they are."""
+        native = self.fleet.native if self.fleet is not None and target == "native" else ""
+        return replace(self, target=Target("native", native) if native else target)
 
     def measurer(self, threads: int) -> Measurer | None:
         """What measures on a fleet; None for this machine. Raises :class:`UsageError` where that cannot run the
@@ -61,12 +66,11 @@ def devices(executor: str, target: str | Target, on_event: Listener | None = Non
                          "GPU on the machine that has it, or with Ray")
     reached = fleet(address, notify)
     try:
-        native = target == "native" and reached.native
         if reached.native:
             _check_architecture(target, Target("native", reached.native))
             if address.kind == "rpc":  # what its devices run is built here; better to hear of it now
                 find_linker(Target("native", reached.native).architecture)
-        yield Measuring(Target("native", reached.native) if native else target, reached.machine, reached)
+        yield Measuring(target, reached.machine, reached).of(target)
     finally:
         reached.close()
 

@@ -4,6 +4,8 @@ The tasks of every graph that may still win are tuned in one run, so that trials
 then says of the model's products corrects the estimates that extraction adds up; a graph that is found only then has
 its own tasks tuned as well. In the end the fastest by its tasks' measured times is built and timed in turn with the
 unsubstituted model, and kept only if it wins; the log keeps the decision.
+
+Several models may share a run: a task that many have is tuned once for all, and trials go where all together gain most.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from mlc.tuning.rounds import Rounds
 from mlc.tuning.session import tune_tasks
 from mlc.tuning.transfer import Experience
 
-__all__ = ["JointTuning", "Timer"]
+__all__ = ["JointTuning", "Timer", "TunedModel"]
 
 #: seconds of a call of each lowered module in each of several rounds, built from the records that the function gives
 Timer = Callable[[Sequence[tvm.IRModule], "Callable[[str], Record | None]"], "list[list[float]]"]
@@ -146,73 +148,183 @@ def _sum(entrant: _Entrant, times: Mapping[str, float]) -> float:
     return sum(seconds * weight for seconds, weight in best.values())
 
 
-class JointTuning:
-    """A run on a model (``mod``, as imported) and on the graphs that ``rules`` make of it, within one budget.
+@dataclass(frozen=True)
+class TunedModel:
+    """A model (``mod``, as imported) that a run tunes, and the rules that may make other graphs of it.
 
     Without ``rules`` the model's own graph is tuned alone, and nothing is decided. ``timer`` builds modules and times
-    them in turn; without one the tasks' times decide. Making one lowers the model's own graph and raises what goes
-    wrong there; what goes wrong with other graphs is a warning, and the model's own is tuned alone.
+    them in turn; without one the tasks' times decide. A second that one run of the model saves is worth ``priority``
+    seconds that one run of a model of priority 1 saves.
     """
 
-    def __init__(
-        self, mod: tvm.IRModule, target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
-        rules: Substitutions | None, on_event: Listener | None = None, *, shipped: Layers,
-        compile_options: CompileOptions = DEFAULT_OPTIONS, timer: Timer | None = None,
-    ) -> None:
+    mod: tvm.IRModule
+    rules: Substitutions | None = None
+    options: CompileOptions = DEFAULT_OPTIONS
+    timer: Timer | None = None
+    priority: int = 1
+
+
+class _Part:
+    """One model's part in a run: its graphs, and which of them is kept."""
+
+    def __init__(self, model: TunedModel, target: Target, log: TuningLog, shipped: Layers) -> None:
+        mod = model.mod
         with target.tvm:
             for step in prepare(target):
                 mod = step(mod)
-        self._joint = joint = _Joint(mod, target, log, shipped, rules, compile_options)
-        self._options, self._measurer, self._timer = options, measurer, timer
-        self._rounds, self._reports = Rounds(on_event, options), list[TuneReport]()
-        self._own = joint.entrant(None, mod)
+        self.joint = _Joint(mod, target, log, shipped, model.rules, model.options)
+        self.priority, self.timer = model.priority, model.timer
+        self.own = self.joint.entrant(None, mod)
+        self.entrants = [self.own]
+        self._reading: Reading | None = None
+        self._further: list[_Entrant] = []  # of the entrants those that the second search has found
+        self._scale: dict[str, float] = {}
 
-    def run(self) -> TuneReport:
-        """Tune and decide. The report is of the graph that is kept; the log has which one that is, unless the run was
-        interrupted."""
-        self._began = time.monotonic()  # lowering the model is no part of the budget
-        joint, entrants = self._joint, [self._own]
-        if joint.rules is None:
-            self._tune(entrants, self._options)
-            return self._report(self._own, None)
-        reading: Reading | None = None
+    @property
+    def several(self) -> bool:
+        """Whether there are other graphs than the model's own."""
+        return len(self.entrants) > 1
+
+    def search(self, seconds: float | None) -> None:
+        """Find the graphs that are to be tuned from the beginning."""
+        if self.joint.rules is None:
+            return
         try:
-            reading = read(joint.mod["main"])
-            first = joint.found(reading, self._options.seconds)
-            entrants += joint.promising(first, self._own)
+            self._reading = read(self.joint.mod["main"])
+            self.entrants += self.joint.promising(self.joint.found(self._reading, seconds), self.own)
         except Exception as error:
             failed(error)
-        several = len(entrants) > 1
-        self._tune(entrants, self._budget(_FIRST if several and not self._options.resume else 1.0))
-        if not several or reading is None:
-            if reading is not None and not self._interrupted:
-                self._decide(reading, self._own, {})
-            return self._report(self._own, GraphReport(0, False) if reading is not None else None)
-        scale = {} if self._interrupted else _scale(joint, self._own)
+
+    def search_again(self, seconds: float | None) -> None:
+        """Find more with what the log knows by now of the model's products."""
+        joint = self.joint
+        if not self.several or self._reading is None:
+            return
+        self._scale = _scale(joint, self.own)
         try:
             # with the same estimates the search would find the same
-            again = [] if all(factor == 1.0 for factor in scale.values()) else joint.promising(
-                joint.found(reading, self._options.seconds, scale), self._own)
+            again = [] if all(factor == 1.0 for factor in self._scale.values()) else joint.promising(
+                joint.found(self._reading, seconds, self._scale), self.own)
         except Exception as error:
             failed(error)
             again = []
-        further = [e for e in again if e not in entrants and _may_win(joint, e, entrants)]
-        left = self._budget(1.0, self._reserve([*entrants, *further]))
-        if left is not None and not self._interrupted:  # the new graphs first of all, and whoever still gains
-            try:
-                self._tune([*entrants, *further], left)
-            except HopelessRun as error:  # candidates did work before: what fails is new in these graphs
-                warnings.warn(f"graphs that were found with the log's help stay untuned: {error}", stacklevel=2)
-        entrants += further
-        winner = joint.fastest(entrants)
-        if self._interrupted:
-            return self._report(winner, GraphReport(len(entrants) - 1, winner is not self._own))
+        self._further = [e for e in again if e not in self.entrants and _may_win(joint, e, self.entrants)]
+        self.entrants += self._further
+
+    def tasks(self) -> dict[str, Task]:
+        """The tasks of all graphs by their keys, each as often as the graph calls it that does most."""
+        found: dict[str, Task] = {}
+        for task in (task for entrant in self.entrants for task in entrant.every):
+            seen = found.get(task.key)
+            found[task.key] = task if seen is None else replace(
+                seen, weight=max(seen.weight, task.weight), choice=seen.choice or task.choice)
+        return found
+
+    def calls(self) -> list[dict[str, int]]:
+        """What a call of a task saves counts so many times, for each graph."""
+        return [{key: n * self.priority for key, n in entrant.calls.items()} for entrant in self.entrants]
+
+    def kept(self, interrupted: bool) -> tuple[_Entrant, GraphReport | None]:
+        """The graph that is kept, which the log has from now on unless the run was interrupted."""
+        if self._reading is None:
+            return self.own, None
+        if not self.several:
+            if not interrupted:
+                self._decide(self.own, {})
+            return self.own, GraphReport(0, False)
+        winner, others = self.joint.fastest(self.entrants), len(self.entrants) - 1
+        if interrupted:
+            return winner, GraphReport(others, winner is not self.own)
         own_seconds = seconds = None
-        if winner is not self._own:
+        if winner is not self.own:
             won, own_seconds, seconds = self._confirmed(winner)
-            winner = winner if won else self._own
-        self._decide(reading, winner, scale if winner in further else {}, own_seconds, seconds)
-        return self._report(winner, GraphReport(len(entrants) - 1, winner is not self._own, own_seconds, seconds))
+            winner = winner if won else self.own
+        self._decide(winner, self._scale if winner in self._further else {}, own_seconds, seconds)
+        return winner, GraphReport(others, winner is not self.own, own_seconds, seconds)
+
+    def built(self) -> int:
+        """Functions that must be built to time the best graph in turn with the model's own."""
+        if self.timer is None or not self.several:
+            return 0
+        return len(self.own.tasks) + max(len(entrant.tasks) for entrant in self.entrants)
+
+    def _confirmed(self, winner: _Entrant) -> tuple[bool, float | None, float | None]:
+        """Whether the winner computes the same and is faster as a whole, and the seconds of the own graph and of it."""
+        joint = self.joint
+        try:
+            assert winner.candidate is not None
+            if not agree(winner.candidate.graph, read(joint.mod["main"]).graph.live()):
+                raise AssertionError(f"a graph must compute what the model does, but one made by "
+                                     f"{', '.join(winner.candidate.rules)} does not")
+            if self.timer is None:
+                own, ours = joint.seconds([self.own, winner])
+                return ours < MARGIN * own, None, None
+            log = Layers([joint.log, *joint.shipped.readers])
+            modules = [lower(entrant.module, joint.target, Prices(log), joint.options).module
+                       for entrant in (winner, self.own)]
+            ours_, theirs = self.timer(modules, log.best)
+            return faster(ours_, theirs), median(theirs), median(ours_)
+        except Exception as error:
+            failed(error)
+            return False, None, None
+
+    def _decide(
+        self, winner: _Entrant, scale: Mapping[str, float], own_seconds: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        joint, rules, reading = self.joint, self.joint.rules, self._reading
+        assert rules is not None and reading is not None
+        if winner is self.own and joint.cut:
+            return  # a compile, which has more time to search, may find what this run did not
+        try:
+            name = subject(reading, joint.target, rules.patterns, joint.options)
+            graph = reading.graph.live() if winner.candidate is None else winner.candidate.graph
+            decision = GraphDecision(name, digest(graph), scale, own_seconds, seconds, time.time())
+        except Exception as error:
+            failed(error)
+            return
+        joint.log.put_decisions([decision])
+
+
+class JointTuning:
+    """A run on models and on the graphs that rules make of them, within one budget.
+
+    Making one lowers each model's own graph and raises what goes wrong there; what goes wrong with other graphs is a
+    warning, and the model's own is tuned alone.
+    """
+
+    def __init__(
+        self, models: Sequence[TunedModel], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
+        on_event: Listener | None = None, *, shipped: Layers,
+    ) -> None:
+        self._target, self._log, self._shipped = target, log, shipped
+        self._options, self._measurer = options, measurer
+        self._rounds, self._reports = Rounds(on_event, options), list[TuneReport]()
+        self._parts = [_Part(model, target, log, shipped) for model in models]
+
+    def run(self) -> list[TuneReport]:
+        """Tune and decide. A report of each model, of the graph that is kept; trials and seconds in it are those of the
+        whole run."""
+        self._began = time.monotonic()  # lowering the models is no part of the budget
+        parts, each = self._parts, self._options.seconds
+        each = None if each is None else each / len(parts)
+        for part in parts:
+            part.search(each)
+        several = any(part.several for part in parts)
+        self._tune(self._budget(_FIRST if several and not self._options.resume else 1.0))
+        if several and not self._interrupted:
+            for part in parts:
+                part.search_again(each)
+            left = self._budget(1.0, self._reserve())
+            if left is not None:  # the new graphs first of all, and whoever still gains
+                try:
+                    self._tune(left)
+                except HopelessRun as error:  # candidates did work before: what fails is new in these graphs
+                    warnings.warn(f"graphs that were found with the log's help stay untuned: {error}", stacklevel=2)
+        kept = [part.kept(self._interrupted) for part in parts]
+        reports = [self._report(winner, graph) for winner, graph in kept]
+        self._rounds.finish(Finished(self._together(reports)))
+        return reports
 
     @property
     def _interrupted(self) -> bool:
@@ -231,70 +343,32 @@ class JointTuning:
             return None
         return replace(self._options, trials=trials, seconds=seconds, resume=self._options.resume and not self._reports)
 
-    def _reserve(self, entrants: Sequence[_Entrant]) -> float:
-        """Seconds for building the best graph and the model's own and timing them in turn."""
-        if self._options.seconds is None or self._timer is None:
+    def _reserve(self) -> float:
+        """Seconds for building the best graphs and the models' own and timing them in turn."""
+        if self._options.seconds is None:
             return 0.0
-        tasks = len(self._own.tasks) + max(len(entrant.tasks) for entrant in entrants)
-        return min(_BUILD_SECONDS * tasks, _RESERVED * self._options.seconds)
+        return min(_BUILD_SECONDS * sum(part.built() for part in self._parts), _RESERVED * self._options.seconds)
 
-    def _tune(self, entrants: Sequence[_Entrant], options: TuneOptions | None) -> None:
+    def _tune(self, options: TuneOptions | None) -> None:
         assert options is not None
-        joint, tasks = self._joint, dict[str, Task]()
-        for entrant in entrants:
-            for task in entrant.every:
-                seen = tasks.get(task.key)
-                tasks[task.key] = task if seen is None else replace(
-                    seen, weight=max(seen.weight, task.weight), choice=seen.choice or task.choice)
+        tasks = dict[str, Task]()
+        for part in self._parts:
+            for key, task in part.tasks().items():
+                seen, weight = tasks.get(key), task.weight * part.priority
+                tasks[key] = task.with_weight(weight) if seen is None else replace(
+                    seen, weight=seen.weight + weight, choice=seen.choice or task.choice)
         spent = sum(report.trials for report in self._reports)
-        elapsed = time.monotonic() - self._began if len(entrants) > 1 else 0.0
-        graphs = [entrant.calls for entrant in entrants]
+        elapsed = time.monotonic() - self._began if any(part.several for part in self._parts) else 0.0
+        graphs = [part.calls() for part in self._parts]
         self._rounds.begin(graphs, spent, elapsed)
         self._reports.append(tune_tasks(
-            list(tasks.values()), joint.target, joint.log, options, self._measurer, self._rounds,
-            shipped=joint.shipped.best, experience=Experience.of([joint.log, *joint.shipped.readers], joint.target),
+            list(tasks.values()), self._target, self._log, options, self._measurer, self._rounds,
+            shipped=self._shipped.best, experience=Experience.of([self._log, *self._shipped.readers], self._target),
             graphs=graphs,
         ))
 
-    def _confirmed(self, winner: _Entrant) -> tuple[bool, float | None, float | None]:
-        """Whether the winner computes the same and is faster as a whole, and the seconds of the own graph and of it."""
-        joint = self._joint
-        try:
-            assert winner.candidate is not None
-            if not agree(winner.candidate.graph, read(joint.mod["main"]).graph.live()):
-                raise AssertionError(f"a graph must compute what the model does, but one made by "
-                                     f"{', '.join(winner.candidate.rules)} does not")
-            if self._timer is None:
-                own, ours = joint.seconds([self._own, winner])
-                return ours < MARGIN * own, None, None
-            log = Layers([joint.log, *joint.shipped.readers])
-            modules = [lower(entrant.module, joint.target, Prices(log), joint.options).module
-                       for entrant in (winner, self._own)]
-            ours_, theirs = self._timer(modules, log.best)
-            return faster(ours_, theirs), median(theirs), median(ours_)
-        except Exception as error:
-            failed(error)
-            return False, None, None
-
-    def _decide(
-        self, reading: Reading, winner: _Entrant, scale: Mapping[str, float], own_seconds: float | None = None,
-        seconds: float | None = None,
-    ) -> None:
-        joint, rules = self._joint, self._joint.rules
-        assert rules is not None
-        if winner is self._own and joint.cut:
-            return  # a compile, which has more time to search, may find what this run did not
-        try:
-            name = subject(reading, joint.target, rules.patterns, joint.options)
-            graph = reading.graph.live() if winner.candidate is None else winner.candidate.graph
-            decision = GraphDecision(name, digest(graph), scale, own_seconds, seconds, time.time())
-        except Exception as error:
-            failed(error)
-            return
-        joint.log.put_decisions([decision])
-
     def _report(self, winner: _Entrant, graph: GraphReport | None) -> TuneReport:
-        """One report of all runs, with the tasks of the graph that is kept."""
+        """One report of all rounds, with the tasks of the graph that is kept."""
         reports = self._reports
         tasks: dict[str, TaskReport] = {}
         for each in (task for report in reports for task in report.tasks):
@@ -305,12 +379,21 @@ class JointTuning:
             for key, task in wanted.items() if key in tasks
         )
         seconds = time.monotonic() - self._began if len(reports) > 1 else reports[0].seconds
-        report = TuneReport(
+        return TuneReport(
             reports[-1].reason, reports[0].session, sum(r.trials for r in reports), seconds,
             sum(r.measured for r in reports), kept, graph,
         )
-        self._rounds.finish(Finished(report))
-        return report
+
+    def _together(self, reports: Sequence[TuneReport]) -> TuneReport:
+        """All models as one that runs each as often as its priority says."""
+        if len(reports) == 1:
+            return reports[0]
+        tasks: dict[str, TaskReport] = {}
+        for part, report in zip(self._parts, reports, strict=True):
+            for task in report.tasks:
+                seen, weight = tasks.get(task.key), task.weight * part.priority
+                tasks[task.key] = replace(task, weight=weight + (0 if seen is None else seen.weight))
+        return replace(reports[0], tasks=tuple(tasks.values()), graph=None)
 
 
 def _both(first: TaskReport, second: TaskReport) -> TaskReport:

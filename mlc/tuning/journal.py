@@ -77,7 +77,7 @@ class Journal:
             detail=result.detail[:500], machine=result.machine or machine_id(), versions=versions(),
             seed=self._options.seed, session=self.session, trial=self.spent_trials + self.trials,
             build_seconds=result.build_seconds, when=time.time(), flops=flops, code=result.code_hash,
-            slowness=round(result.slowness, 2) if result.slowness >= DISTURBED else 0.0,
+            slowness=round(result.slowness, 2) if result.slowness >= DISTURBED else 0.0, device=result.device,
         )
 
     def undisturbed(self, record: Record) -> float | None:
@@ -90,7 +90,7 @@ class Journal:
         return replace(
             record, times=tuple(result.times), failure=result.failure, detail=result.detail[:500],
             machine=result.machine or machine_id(), versions=versions(), session=self.session, seed=self._options.seed,
-            when=time.time(), verdict=verdict,
+            when=time.time(), verdict=verdict, device=result.device,
         )
 
     def append(self, records: Iterable[Record]) -> None:

@@ -1,4 +1,4 @@
-"""Several tuning runs on the graphs of one model, told to a listener as one run."""
+"""Several tuning runs on the graphs of one model, or of several models, told to a listener as one run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ __all__ = ["Rounds"]
 
 
 class Rounds:
-    """Passes events on: trials and seconds add up, and the model takes what its fastest graph does.
+    """Passes events on: trials and seconds add up, and a model takes what its fastest graph does, several together
+    the sum of that.
 
-    :meth:`begin` says before each run how often each graph calls which task, the model's own graph first; with one
-    graph only, and before the first call, events pass as they are. The runs' ends are not told, see :meth:`finish`.
+    :meth:`begin` says before each run how often each graph of each model calls which task, a model's own graph first;
+    with one graph each, and before the first call, events pass as they are. The runs' ends are not told, see
+    :meth:`finish`.
     """
 
     def __init__(self, listener: Listener | None, options: TuneOptions) -> None:
         self._listener, self._options = listener or (lambda _event: None), options
-        self._graphs: Sequence[Mapping[str, int]] = ()
+        self._graphs: Sequence[Sequence[Mapping[str, int]]] = ()
         self._plans: dict[str, TaskPlan] = {}
         self._best: dict[str, float] = {}
         self._default: dict[str, float] = {}
@@ -33,7 +35,7 @@ class Rounds:
         #: what a resumed run had used before
         self.spent_trials, self.spent_seconds = 0, 0.0
 
-    def begin(self, graphs: Sequence[Mapping[str, int]], trials: int, elapsed: float) -> None:
+    def begin(self, graphs: Sequence[Sequence[Mapping[str, int]]], trials: int, elapsed: float) -> None:
         """A run begins, after others that took ``trials`` and ``elapsed`` seconds."""
         self._graphs, self._trials, self._elapsed = graphs, trials, elapsed
         self._task_trials = dict(self._latest)
@@ -59,9 +61,11 @@ class Rounds:
     def _started(self, event: SessionStarted) -> SessionStarted:
         if not self._trials:
             self.spent_trials, self.spent_seconds = event.spent_trials, event.spent_seconds
-        if len(self._graphs) < 2:
+        if not self._several:
             return event
-        plans = [replace(p, calls=tuple(graph.get(p.key, 0) for graph in self._graphs)) for p in event.tasks]
+        plans = list(event.tasks)
+        if len(self._graphs) == 1:
+            plans = [replace(p, calls=tuple(graph.get(p.key, 0) for graph in self._graphs[0])) for p in plans]
         self._plans = {plan.key: plan for plan in plans}
         trials, seconds = self._options.trials, self._options.seconds
         return replace(
@@ -71,18 +75,27 @@ class Rounds:
         )
 
     def _measured(self, event: BatchMeasured) -> BatchMeasured:
-        if len(self._graphs) < 2:
+        if not self._several:
             return event
         self._note(event.task, event.best_seconds, event.default_seconds)
         self._latest[event.task] = self._task_trials.get(event.task, 0) + event.task_trials
-        times = [self._seconds(graph, self._best) for graph in self._graphs]
-        fastest = min(range(len(times)), key=times.__getitem__)
-        cost = self._graphs[fastest].get(event.task, 0) * self._best.get(event.task, 0.0)
+        seconds, calls = 0.0, 0
+        for graphs in self._graphs:
+            times = [self._seconds(graph, self._best) for graph in graphs]
+            fastest = min(range(len(times)), key=times.__getitem__)
+            seconds += times[fastest]
+            calls += graphs[fastest].get(event.task, 0)
         return replace(
             event, trials=self._trials + event.trials, task_trials=self._latest[event.task],
-            elapsed=self._elapsed + event.elapsed, latency=_known(times[fastest]), share=cost / times[fastest],
-            default_latency=_known(self._seconds(self._graphs[0], self._default)),
+            elapsed=self._elapsed + event.elapsed, latency=_known(seconds),
+            share=calls * self._best.get(event.task, 0.0) / seconds,
+            default_latency=_known(sum(self._seconds(graphs[0], self._default) for graphs in self._graphs)),
         )
+
+    @property
+    def _several(self) -> bool:
+        """Whether some model has several graphs."""
+        return any(len(graphs) > 1 for graphs in self._graphs)
 
     def _note(self, task: str, best: float | None, default: float | None) -> None:
         for known, seconds in ((self._best, best), (self._default, default)):

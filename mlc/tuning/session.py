@@ -72,17 +72,18 @@ def tune_tasks(
     model: CostModel | None = None,
     shipped: Callable[[str], Record | None] | None = None,
     experience: Experience | None = None,
-    graphs: Sequence[Mapping[str, int]] = (),
+    graphs: Sequence[Sequence[Mapping[str, int]]] = (),
 ) -> TuneReport:
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
     ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
     gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
-    begin near what ``experience`` found best for other tasks. ``graphs``, where the tasks are those of several graphs
-    of one model, say how often each calls the task of which key; the budget then goes to those that may still become
-    the fastest of all. A keyboard interrupt ends the run with what was found; no single candidate ever ends it. Raises
-    what the log or the measurer raise when they cannot go on at all, and :class:`HopelessRun` with the
-    likely cause where the first candidates of several tasks all fail alike; the log has them.
+    begin near what ``experience`` found best for other tasks. ``graphs`` say, for each of several models, how often
+    each of its graphs calls the task of which key; left out, one model calls each as often as it weighs. The budget
+    goes to what may still become the fastest graph of its model. A keyboard interrupt ends the run with what was
+    found; no single candidate ever ends it. Raises what the log or the measurer raise when they cannot go on at all,
+    and :class:`HopelessRun` with the likely cause where the first candidates of several tasks all fail alike; the log
+    has them.
     """
     run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
                shipped or (lambda _key: None), experience, graphs)
@@ -136,7 +137,7 @@ class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
         emit: Listener, model: CostModel, shipped: Callable[[str], Record | None], experience: Experience | None,
-        graphs: Sequence[Mapping[str, int]],
+        graphs: Sequence[Sequence[Mapping[str, int]]],
     ) -> None:
         self._shipped, self._experience, self._graphs = shipped, experience, graphs
         self._options, self._emit, self._model = options, emit, model
@@ -254,11 +255,13 @@ class _Run:
             self._ask(self._searches[chosen[0].index], chosen[1], allocator)
         return ""
 
-    def _by_index(self) -> list[dict[int, int]]:
+    def _by_index(self) -> list[list[dict[int, int]]]:
         """The graphs' calls by the searches' indices; none where a task is broken, which would make its graph a cheap
         one."""
         places = {search.task.key: search.state.index for search in self._searches}
-        return [] if self._broken else [{places[key]: n for key, n in graph.items()} for graph in self._graphs]
+        return [] if self._broken else [
+            [{places[key]: n for key, n in graph.items()} for graph in model] for model in self._graphs
+        ]
 
     def _reserve(self) -> float:
         """Seconds to keep back so that the winners can be confirmed."""

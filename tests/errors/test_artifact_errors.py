@@ -84,10 +84,11 @@ def test_damaged_metadata(tmp_path: Path, built: Path) -> None:
 
 def test_a_later_format(tmp_path: Path, built: Path) -> None:
     data = bytearray(built.read_bytes())
-    data[data.index(b"mlc\x00art\n") + 8] = artifact.FORMAT + 1
+    data[data.index(b"mlc\x00art\n") + 8] = artifact.BUNDLE + 1
     path = tmp_path / "later.so"
     path.write_bytes(data)
-    assert f"has format {artifact.FORMAT + 1}, but this mlc reads format {artifact.FORMAT}; compile" in _refused(path)
+    said = f"has format {artifact.BUNDLE + 1}, but this mlc reads formats {artifact.FORMAT} and {artifact.BUNDLE}"
+    assert said in _refused(path)
 
 
 def test_a_cpu_without_the_instructions(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

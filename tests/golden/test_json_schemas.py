@@ -50,7 +50,7 @@ def _merged(items: list[Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place with ``small.onnx``, one dense layer."""
+    """A place with ``small.onnx``, one dense layer, and a jobs file."""
     folder = tmp_path_factory.mktemp("schemas")
     weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((64, 32)).astype("float32"), "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
@@ -59,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = helper.make_graph(nodes, "small", border[:1], border[1:], [weight])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
               folder / "small.onnx")
+    (folder / "jobs.toml").write_text('trials = 4\nlog = "jobs.db"\nmodels = ["small.onnx"]\ntargets = ["native"]\n')
     return folder
 
 
@@ -66,12 +67,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _COMMANDS = {
     "tune": "tune small.onnx --trials 4 --log log.db",
     "compile": "compile small.onnx --log log.db -o small.so --explain explained --report report",
+    "compile-bundle": "compile small.onnx --target x86-64,x86-64-v2 -o bundle.so",
     "run": "run small.so --repeat 2",
     "bench": "bench small.onnx --log log.db --against onnxruntime",
     "log-show": "log show --log log.db",
     "log-show-task": "log show --log log.db --task fused",
     "log-check": "log check log.db",
     "log-export": "log export log.jsonl --log log.db",
+    "tune-jobs-plan": "tune jobs.toml --dry-run",
+    "tune-jobs": "tune jobs.toml",
+    "jobs-show": "jobs show jobs.toml",
     "rules-list": "rules list",
     "targets": "targets",
     "error": "compile missing.onnx",

@@ -1,6 +1,6 @@
 """A fleet by simulation: how busy devices are, what the session itself costs, and what searching in parallel loses.
 
-    python -m tests.performance.fleet [--output FOLDER] [--nodes 1 4 16 64 256 1000]
+    python -m tests.performance.fleet [--output FOLDER] [--nodes 1 4 16 64 256 1000] [--publish]
 
 Devices sleep in virtual time: 0.3 s a candidate, 2% of the jobs lost, 5% of the devices die, one is ten times slower.
 The session is the real one (allocation, strategies, dispatch, log), on surrogate functions: a point of their space
@@ -34,6 +34,7 @@ from mlc.measure.dispatch import Dispatcher
 from mlc.measure.fleet import Fleet
 from mlc.measure.local_executor import LocalExecutor
 from mlc.measure.measurer import MeasureOptions, MeasureRequest, MeasureResult
+from mlc.report import plots
 from mlc.target import resolve
 from mlc.testing.fleet import SimulatedDevices
 from mlc.testing.remote import Clock
@@ -43,6 +44,8 @@ from mlc.tuning.search import Search
 from schedules import registry
 from schedules.space import Knob, Space
 
+#: what the results show
+CURVES = Path(__file__).with_name("fleet.svg")
 TARGET = resolve("x86-64-v3", threads=2)
 SECONDS, LOST, DYING, SLOW = 0.3, 0.02, 0.05, 10.0
 TASKS, KNOBS = 40, 8
@@ -190,12 +193,10 @@ def serial(trials: int, seed: int) -> tuple[float, int]:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), constrained_layout=True)
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    axes = figure.subplots(1, 3)
     nodes = [row.nodes for row in rows]
     axes[0].plot(nodes, [100 * row.busy for row in rows], "o-")
     axes[0].axhline(90, color="grey", linestyle=":", label="90%")
@@ -211,8 +212,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
         axis.set_xlabel("devices")
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    file.write_text(plots.svg(figure), encoding="utf-8")
 
 
 def main() -> None:
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("build/fleet"))
+    parser.add_argument("--publish", action="store_true", help=f"the curves into {CURVES.name} too")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
@@ -234,7 +235,8 @@ def main() -> None:
         rows.append(replace(row, ratio=latency / best, serial=spent))
         print(f"{rows[-1]}  ({time.monotonic() - started:.0f} s)", flush=True)
     (args.output / "fleet.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    plot(rows, args.output / "fleet.png")
+    for file in [args.output / "fleet.svg", *[CURVES] * args.publish]:
+        plot(rows, file)
 
 
 if __name__ == "__main__":

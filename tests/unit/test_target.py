@@ -12,7 +12,7 @@ import tvm
 from mlc import target as target_module
 from mlc.codegen.cuda import architectures
 from mlc.errors import TargetError
-from mlc.target import FRIENDLY, resolve
+from mlc.target import FRIENDLY, resolve, several, split
 from schedules import intrin, machine
 from schedules.machine import GPUS, cpu_machine, gpu_machine
 
@@ -143,3 +143,24 @@ def test_refusals_are_one_line_that_names_what_came(name: str, words: tuple[str,
     assert "\n" not in text
     assert caught.value.exit_code == 2
     assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    ("x86-64-v3", ["x86-64-v3"]),
+    ("x86-64-v2,x86-64-v3, cuda:sm_90", ["x86-64-v2", "x86-64-v3", "cuda:sm_90"]),
+    ("llvm -mattr=+avx2,+fma,x86-64-v2", ["llvm -mattr=+avx2,+fma", "x86-64-v2"]),
+    ("native -model=l2=2M,l3=64M", ["native -model=l2=2M,l3=64M"]),
+    ("x86-64-v2,nonsense", ["x86-64-v2", "nonsense"]),
+    ("cuda:sm_80,sm_90a,x86-64-v3", ["cuda:sm_80,sm_90a", "x86-64-v3"]),
+])
+def test_several_targets_are_told_from_options_with_commas(text: str, parts: list[str]) -> None:
+    assert split(text) == parts
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("x86-64-v2,nonsense", "got 'nonsense'"), ("x86-64-v3,", "got ''"), ("x86-64-v2,x86-64-v2", "given once"),
+])
+def test_several_targets_that_cannot_be(text: str, says: str) -> None:
+    with pytest.raises(TargetError, match=says) as caught:
+        several(text)
+    assert "\n" not in str(caught.value)

@@ -43,3 +43,13 @@ def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_cpuinfo_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "host_flags", lambda: None)
     assert features.missing_features(platform.machine(), ("avx512f",)) == ()
+
+
+@x86
+def test_what_a_target_needs_and_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "host_flags", lambda: frozenset(features.required_features(resolve("x86-64-v3").tvm)))
+    monkeypatch.setattr(features, "driver_missing", lambda: True)
+    assert features.lacking(resolve("x86-64-v3")) == ""
+    assert features.lacking(resolve("x86-64-v4")).startswith("the instructions avx512bw, avx512cd")
+    assert features.lacking(resolve("llvm -mtriple=aarch64-linux-gnu")) == "a CPU of aarch64"
+    assert features.lacking(resolve("cuda:sm_90")) == "an NVIDIA driver"

@@ -297,12 +297,7 @@ def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(wide_path, 
 
 
 def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
-    import ctypes
-
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr("mlc.artifact.features.driver_missing", lambda: True)
     assert main(["tune", str(model_path), "--target", "cuda:sm_90", "--trials", "1"]) == 1
     assert "needs a GPU to measure on" in capsys.readouterr().err
 

@@ -32,7 +32,9 @@ def test_three_logs_exchange_what_they_have(tmp_path: Path) -> None:
         assert len(files) == 3 and set(shared.iterdir()) == files
         pulled = pull(a, shared)
         assert pulled.files == 2 and pulled.exchange.added == 3 and a.count() == 5
-        assert [(g.task_name, g.machine, g.factor) for g in pulled.gains] == [("x", "B", 2.0), ("z", "B", 0.0)]
+        assert [(g.task_name, g.machine, g.over, g.factor) for g in pulled.gains] == [
+            ("x", "B", "A", 2.0), ("z", "B", "", 0.0)]
+        assert all(g.versions for g in pulled.gains)
         assert push(a, shared)[1] == 2 and set(shared.iterdir()) == files  # what came from others is theirs to push
         again = pull(a, shared)
         assert again.exchange.added == 0 and not again.gains

@@ -52,6 +52,24 @@ def test_best_so_far_without_a_good_trial_says_so(records) -> None:
     assert "no task" in axes.texts[0].get_text()
 
 
+def test_by_device_counts_trials_and_takes_the_mean_of_what_each_has_found() -> None:
+    def made(device: str, task: str, seconds: float | None, when: float) -> Record:
+        return replace(_record(task, seconds), device=device, when=100.0 + when)
+
+    records = [made("one", "a", 4.0, 0.0), made("two", "b", 2.0, 0.0), made("one", "b", 1.0, 6.0),
+               made("two", "a", 1.0, 12.0), made("one", "a", None, 12.0)]
+    records.append(replace(records[-2], verdict=Verdict.KEPT, times=(0.1,)))
+    rates, found = plots.by_device(records).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in found.lines}
+    assert lines["one"] == [[0.0, 1.0], [0.0, 1.0], [6.0, pytest.approx(0.5**0.5)], [12.0, pytest.approx(0.5**0.5)]]
+    assert lines["two"] == [[0.0, 1.0], [0.0, 1.0], [12.0, pytest.approx(0.5)]]
+    assert lines["all"][-1] == [12.0, pytest.approx((0.5 * 0.25) ** 0.5)]
+    assert sum(sum(patch.get_data().values) for patch in rates.patches) == pytest.approx(5)  # a second is an interval
+    rates, _ = plots.by_device(records, clock=lambda record: 2 * record.when).axes
+    assert rates.patches[0].get_data().edges[-1] == pytest.approx(24.0)
+    assert plots.by_device([]).axes
+
+
 def test_latency_bars_are_sorted_and_ours_stand_out() -> None:
     results = [
         {"engine": "onnxruntime", "median_ms": 5.1, "p10_ms": 5.0, "p90_ms": 5.4},

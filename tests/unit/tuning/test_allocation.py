@@ -185,7 +185,7 @@ def served(allocator: Allocator, seconds: dict[int, float], turns: int = 40) -> 
 
 def test_tasks_of_a_graph_that_cannot_win_any_more_get_nothing() -> None:
     tasks = states(1e-3, 1e-3, 1e-3)
-    graphs = [{0: 1, 1: 1}, {0: 1, 2: 1}]  # the second has one task of its own instead of another
+    graphs = [[{0: 1, 1: 1}, {0: 1, 2: 1}]]  # the second has one task of its own instead of another
     order = served(Allocator(tasks, 8, graphs=graphs), {0: 2e-3, 1: 2e-3, 2: 3e-3})
     assert order.count(2) == 1 and order.count(1) > 1
     assert not tasks[2].stopped and tasks[1].stopped == "flat"
@@ -193,23 +193,44 @@ def test_tasks_of_a_graph_that_cannot_win_any_more_get_nothing() -> None:
 
 def test_a_graph_that_is_ahead_takes_the_trials_of_the_models_own() -> None:
     tasks = states(1e-3, 1e-3, 1e-3)
-    order = served(Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}]), {0: 2e-3, 1: 4e-3, 2: 1.5e-3})
+    order = served(Allocator(tasks, 8, graphs=[[{0: 1, 1: 1}, {0: 1, 2: 1}]]), {0: 2e-3, 1: 4e-3, 2: 1.5e-3})
     assert order.count(1) == 1 and order.count(2) > 1
 
 
 def test_a_graph_without_a_chance_is_never_tried() -> None:
     tasks = states(1e-3, 1e-3, 3e-3)
-    assert 2 not in served(Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}]), {0: 2e-3, 1: 2e-3})
+    assert 2 not in served(Allocator(tasks, 8, graphs=[[{0: 1, 1: 1}, {0: 1, 2: 1}]]), {0: 2e-3, 1: 2e-3})
 
 
 def test_graphs_that_are_about_as_fast_are_both_tuned() -> None:
     tasks = states(1e-3, 1e-3)
-    order = served(Allocator(tasks, 8, graphs=[{0: 1}, {1: 1}]), {0: 2.0e-3, 1: 2.01e-3}, turns=6)
+    order = served(Allocator(tasks, 8, graphs=[[{0: 1}, {1: 1}]]), {0: 2.0e-3, 1: 2.01e-3}, turns=6)
     assert {0, 1} == set(order[:2]) and min(order.count(0), order.count(1)) > 1
 
 
 def test_a_task_of_a_lost_graph_is_not_compared() -> None:
     tasks = states(1e-3, 1e-3, 1e-3)
-    allocator = Allocator(tasks, 8, graphs=[{0: 1, 1: 1}, {0: 1, 2: 1}])
+    allocator = Allocator(tasks, 8, graphs=[[{0: 1, 1: 1}, {0: 1, 2: 1}]])
     served(allocator, {0: 2e-3, 1: 2e-3, 2: 3e-3})
     assert [allocator.lost(task) for task in tasks] == [False, False, True]
+
+
+# -- several models
+
+
+def test_a_task_of_two_models_gains_in_both() -> None:
+    tasks = states(1e-3, 1e-3)
+    shared_first = Allocator(tasks, 8, graphs=[[{0: 1, 1: 1}], [{0: 1}]])
+    order = served(shared_first, {0: 3e-3, 1: 3e-3})
+    assert order.index(0) < order.index(1)
+    gain = [shared_first.gain(task) for task in tasks]
+    assert gain[0] == pytest.approx(2 * gain[1])
+
+
+def test_each_model_has_a_leading_graph_of_its_own() -> None:
+    """A graph that cannot win in one model says nothing about the tasks that another model calls."""
+    tasks = states(1e-3, 1e-3, 1e-3)
+    graphs = [[{0: 1}, {2: 1}], [{1: 1}, {2: 1}]]
+    allocator = Allocator(tasks, 8, graphs=graphs)
+    served(allocator, {0: 2e-3, 1: 4e-3, 2: 3e-3})
+    assert [allocator.lost(task) for task in tasks] == [False, True, False]

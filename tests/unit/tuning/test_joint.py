@@ -28,7 +28,7 @@ from mlc.substitution.codec import load_rule
 from mlc.substitution.prove import certified
 from mlc.target import resolve
 from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted
-from mlc.tuning.joint import JointTuning, Timer
+from mlc.tuning.joint import JointTuning, Timer, TunedModel
 from mlc.tuning.options import TuneOptions
 from mlc.tuning.report import TuneReport
 
@@ -93,15 +93,17 @@ def run(
     **more: object,
 ) -> TuneReport:
     options = TuneOptions(**{"trials": 12, "batch": 2, **more})  # type: ignore[arg-type]
-    return joint(log, measurer, options, timer, rules).run()
+    (report,) = joint(log, measurer, options, timer, rules).run()
+    return report
 
 
 def joint(
     log: TuningLog, measurer: ByFunction, options: TuneOptions, timer: Timer | None = None,
     rules: Substitutions | None = None, events: list[Event] | None = None,
 ) -> JointTuning:
-    return JointTuning(products(), CPU, log, options, measurer, rules or Substitutions([MERGE]),
-                       None if events is None else events.append, shipped=Layers([]), timer=timer)
+    model = TunedModel(products(), rules or Substitutions([MERGE]), timer=timer)
+    return JointTuning([model], CPU, log, options, measurer, None if events is None else events.append,
+                       shipped=Layers([]))
 
 
 def decision(log: TuningLog) -> Decision:
@@ -120,8 +122,8 @@ def log(tmp_path: Path) -> TuningLog:
 def test_without_rules_the_models_own_graph_is_tuned_alone(log: TuningLog) -> None:
     measurer = ByFunction(lambda least, columns: least + 10e-6)
     events: list[Event] = []
-    report = JointTuning(products(), CPU, log, TuneOptions(trials=12, batch=2), measurer, None, events.append,
-                         shipped=Layers([])).run()
+    (report,) = JointTuning([TunedModel(products())], CPU, log, TuneOptions(trials=12, batch=2), measurer,
+                            events.append, shipped=Layers([])).run()
     assert report.graph is None and log.decisions() == [] and 96 not in measurer.columns
     assert [task.key for task in report.tasks] == [task.key for task in lower(products(), CPU).tasks]
     assert [type(event).__name__ for event in events].count("Finished") == 1 and report.trials <= 12
@@ -239,8 +241,8 @@ def test_an_interrupted_run_decides_nothing_and_resumes(log: TuningLog) -> None:
 def test_all_runs_are_told_as_one(log: TuningLog) -> None:
     """Trials add up, and the model's time is that of one graph, not of both together."""
     events: list[Event] = []
-    report = joint(log, ByFunction(lambda least, columns: 20e-6 if columns == 96 else 30e-6),
-                   TuneOptions(trials=40, batch=2), events=events).run()
+    (report,) = joint(log, ByFunction(lambda least, columns: 20e-6 if columns == 96 else 30e-6),
+                      TuneOptions(trials=40, batch=2), events=events).run()
     assert [type(e) for e in events].count(Finished) == 1
     assert isinstance(events[-1], Finished) and events[-1].report is report
     starts = [e for e in events if isinstance(e, SessionStarted)]
@@ -264,3 +266,75 @@ def test_real_modules_are_timed_in_turn() -> None:
     times = times_in_turn([optimise(products(), CPU)] * 2, CPU, lambda key: None)
     assert [len(each) for each in times] == [25, 25]
     assert all(0 < seconds < 1 for each in times for seconds in each)
+
+
+def narrow(columns: int) -> tvm.IRModule:
+    """One product of a row with 64 x ``columns`` weights, and one with 64 x 48 that every such model has."""
+    rng = np.random.default_rng(columns)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 64), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = [builder.emit(op.matmul(x, relax.const(rng.standard_normal((64, n), dtype=np.float32))))
+                     for n in (columns, 48)]
+            result = builder.emit_output(relax.Tuple(parts))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+class Counting(ByFunction):
+    """Remembers how often each function was measured."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda least, columns: 50 * least)
+        self.measured: list[tuple[str, str]] = []
+
+    def measure(self, requests: Sequence[MeasureRequest], on_result: object = None) -> list[MeasureResult]:
+        self.measured += [(request.task_key, request.trace) for request in requests]
+        return super().measure(requests)
+
+
+def test_what_several_models_have_is_tuned_once_for_all(log: TuningLog) -> None:
+    measurer, events = Counting(), list[Event]()
+    models = [TunedModel(narrow(columns)) for columns in (16, 80)]
+    reports = JointTuning(models, CPU, log, TuneOptions(trials=24, batch=2), measurer, events.append,
+                          shipped=Layers([])).run()
+    keys = [{task.key for task in report.tasks} for report in reports]
+    assert len(keys[0] & keys[1]) == 1 and len(keys[0] | keys[1]) == 3
+    assert len(measurer.measured) == len(set(measurer.measured)), "no candidate twice"
+    (shared,) = keys[0] & keys[1]
+    start = next(e for e in events if isinstance(e, SessionStarted))
+    assert {plan.key: plan.weight for plan in start.tasks} == {key: 1 + (key == shared) for key in keys[0] | keys[1]}
+    assert all(task.weight == 1 for report in reports for task in report.tasks)
+    finished = [e for e in events if isinstance(e, Finished)]
+    assert len(finished) == 1 and finished[0].report.best_latency == pytest.approx(
+        sum(report.best_latency or 0.0 for report in reports))
+
+
+def test_trials_follow_priorities(log: TuningLog, tmp_path: Path) -> None:
+    spent = []
+    for priorities in ((1, 20), (20, 1)):
+        with TuningLog(tmp_path / f"{priorities[0]}.db") as fresh:
+            models = [TunedModel(narrow(n), priority=p) for n, p in zip((72, 80), priorities, strict=True)]
+            reports = JointTuning(models, CPU, fresh, TuneOptions(trials=14, batch=2, confirm_rounds=0), Counting(),
+                                  shipped=Layers([])).run()
+        keys = [{task.key for task in report.tasks} for report in reports]
+        spent.append([sum(t.trials for t in report.tasks if t.key not in keys[1 - i])
+                      for i, report in enumerate(reports)])
+    assert spent[0][0] < spent[0][1] and spent[1][0] > spent[1][1], spent
+
+
+def test_several_models_one_of_which_has_other_graphs(log: TuningLog) -> None:
+    """Each gets its decision, and the events tell of both together."""
+    events: list[Event] = []
+    models = [TunedModel(mod, Substitutions([MERGE])) for mod in (products(), narrow(80))]
+    measurer = ByFunction(lambda least, columns: least + 10e-6)
+    reports = JointTuning(models, CPU, log, TuneOptions(trials=40, batch=2), measurer, events.append,
+                          shipped=Layers([])).run()
+    assert len(log.decisions()) == 2
+    assert [report.graph is not None and report.graph.substituted for report in reports] == [True, False]
+    assert [report.graph is not None and report.graph.others for report in reports] == [1, 0]
+    batches = [e for e in events if isinstance(e, BatchMeasured)]
+    assert [b.trials for b in batches] == sorted(b.trials for b in batches) and batches[-1].trials == reports[0].trials
+    assert batches[-1].latency == pytest.approx(sum(report.best_latency or 0.0 for report in reports), rel=0.05)
+    assert sum(batch.share for batch in batches[-1:]) <= 1.0

@@ -1,0 +1,1 @@
+"""Many models tuned for many targets, as a file says: what is in it, how it runs, what it has brought."""
