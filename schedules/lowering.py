@@ -27,6 +27,7 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import op_name, uses, walk
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
+from schedules.ragged import whole_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
@@ -291,9 +292,9 @@ _TO_OPAQUE = tvm.transform.Sequential([
 
 def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with opaque blocks and compact buffers, and numbers for the extents of local ones."""
-    opaque = _TO_OPAQUE(tvm.IRModule({"main": func}))
+    opaque = _TO_OPAQUE(tvm.IRModule({"main": func, "tiles": whole_tiles(func)}))
     compact = s_tir.transform.CompactBufferAllocation()
-    found = compact(opaque)["main"]
+    found = compact(opaque)["tiles"]
     ragged = [buffer for buffer in _local_buffers(found) if not _is_small(buffer)]
     if not ragged:
         return found
