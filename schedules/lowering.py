@@ -27,6 +27,7 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import op_name, uses, walk
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
+from schedules.pieces import expanded
 from schedules.ragged import whole_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
@@ -332,6 +333,7 @@ def _without_predicates(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, without)))
 
 
+_ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
@@ -353,7 +355,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _lower_free(mod, ctx, lower)
 
-    return tvm.transform.Sequential([_InsertPrefetches, lowered]), host, finish_device
+    return tvm.transform.Sequential([_ExpandPieces, _InsertPrefetches, lowered]), host, finish_device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)
