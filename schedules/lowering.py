@@ -27,6 +27,8 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import op_name, uses, walk
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
+from schedules.pieces import expanded
+from schedules.ragged import whole_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
@@ -291,9 +293,9 @@ _TO_OPAQUE = tvm.transform.Sequential([
 
 def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with opaque blocks and compact buffers, and numbers for the extents of local ones."""
-    opaque = _TO_OPAQUE(tvm.IRModule({"main": func}))
+    opaque = _TO_OPAQUE(tvm.IRModule({"main": func, "tiles": whole_tiles(func)}))
     compact = s_tir.transform.CompactBufferAllocation()
-    found = compact(opaque)["main"]
+    found = compact(opaque)["tiles"]
     ragged = [buffer for buffer in _local_buffers(found) if not _is_small(buffer)]
     if not ragged:
         return found
@@ -331,6 +333,7 @@ def _without_predicates(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, without)))
 
 
+_ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
@@ -352,7 +355,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _lower_free(mod, ctx, lower)
 
-    return tvm.transform.Sequential([_InsertPrefetches, lowered]), host, finish_device
+    return tvm.transform.Sequential([_ExpandPieces, _InsertPrefetches, lowered]), host, finish_device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

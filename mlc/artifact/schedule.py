@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
 
 from cost_model.roofline import analyse
+from mlc.artifact.pieces import Scheduled, in_pieces
 from mlc.codegen import prepared
 from mlc.errors import BuildError
 from mlc.graph.ir.rewrite import bindings, op_name
@@ -22,7 +25,8 @@ from mlc.measure.machine import machine_id
 from mlc.sizes import free_sizes
 from mlc.target import Target
 from schedules import registry
-from schedules.free import usual_function
+from schedules.free import SIZES, usual_function
+from schedules.pieces import Piece, pieces_of, with_pieces
 from schedules.space import InvalidDecision, Space, first_seed
 
 __all__ = ["BuiltFunction", "Lookup", "last_line", "ready", "schedule_functions"]
@@ -82,7 +86,7 @@ def schedule_functions(
         if func.attrs and func.attrs.get("tirx.is_scheduled", False):
             entry = BuiltFunction(tasks[key].name, symbol, key, "given", "given", tasks[key].weight)
         else:
-            func, entry = _scheduled(tasks[key], symbol, lookup(key))
+            func, entry = _scheduled(tasks[key], symbol, lookup)
         built[key] = _bounded(entry, tasks[key])
         scheduled.update_func(mod.get_global_var(symbol), ready(func, symbol, target))
     return scheduled, list(built.values()), twins
@@ -90,7 +94,9 @@ def schedule_functions(
 
 def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
     """A scheduled function as code is generated from it."""
-    return prepared(func, target.tvm).with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
+    pieces = [Piece(each.box, prepared(each.func, target.tvm)) for each in pieces_of(func)]
+    whole = with_pieces(prepared(func, target.tvm), pieces)
+    return whole.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
 
 
 def _called(mod: tvm.IRModule) -> list[str]:
@@ -99,7 +105,8 @@ def _called(mod: tvm.IRModule) -> list[str]:
     return list(dict.fromkeys(call.args[0].name_hint for call in calls if op_name(call) == "relax.call_tir"))
 
 
-def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.PrimFunc, BuiltFunction]:
+def _scheduled(task: Task, symbol: str, lookup: Lookup) -> tuple[tirx.PrimFunc, BuiltFunction]:
+    record = lookup(task.key)
     if record is not None:
         try:
             func = schedule_of(task, record).mod["main"]
@@ -117,8 +124,29 @@ def _scheduled(task: Task, symbol: str, record: Record | None) -> tuple[tirx.Pri
     except Exception as error:  # whatever TVM raises for a function that cannot be analysed
         raise BuildError(f"function {task.name} must have a schedule for {task.target.canonical}, but none fits it: "
                          f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
-    return sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
-                                          decisions=decisions)
+    func, entry = sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
+                                                 decisions=decisions)
+    if SIZES in task.func.attrs:
+        func = in_pieces(task, ((space.name, decisions), func), partial(_recorded, lookup=lookup), _seed)
+    return func, entry
+
+
+def _recorded(task: Task, lookup: Lookup) -> Scheduled | None:
+    """The log's schedule of a task; None where it has none that fits."""
+    record = lookup(task.key)
+    if record is not None:
+        with suppress(InvalidDecision):
+            return record.trace, schedule_of(task, record).mod["main"]
+    return None
+
+
+def _seed(task: Task) -> Scheduled | None:
+    """The schedule that :func:`_seeded` gives; None where nothing fits."""
+    try:
+        space, sch, decisions = _seeded(task)
+    except Exception:  # whatever TVM raises: the schedule for the whole range serves
+        return None
+    return (space.name, decisions), sch.mod["main"]
 
 
 def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:

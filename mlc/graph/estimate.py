@@ -52,8 +52,8 @@ class Convolution:
 
     @property
     def fixed(self) -> bool:
-        """Whether no call decides the number and the sizes of images."""
-        return all(isinstance(size, int) for size in (self.n, *self.size))
+        """Whether no call decides the height and the width of images."""
+        return all(isinstance(size, int) for size in self.size)
 
     @property
     def depthwise(self) -> bool:

@@ -154,7 +154,7 @@ def lower(
     analytic estimate. ``options`` confine the choices; left out, the settings say what they are. ``substitutions`` are
     the rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module
     as text after each pass; left out, ``MLC_DUMP_DIR`` says. A module with free sizes (:func:`mlc.sizes.free_sizes`)
-    keeps its own graph and has direct convolutions. Raises :class:`mlc.errors.ModelError` for control flow and for
+    keeps its own graph. Raises :class:`mlc.errors.ModelError` for control flow and for
     shapes that depend on data, and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")

@@ -27,9 +27,13 @@ from schedules.intrin.transpose import transpose
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["ATTENTION"]
+__all__ = ["ATTENTION", "KEYS", "TOGETHER"]
 
 _OPS = ("attention",)
+
+#: annotations of the scores where sizes are free: of how many blocks of queries, and of how many keys, there are
+#: multiples for every size
+TOGETHER, KEYS = "mlc.together", "mlc.keys"
 
 #: key rows of one register tile of scores at most
 _MAX_KEYS = 24
@@ -41,7 +45,7 @@ _PRODUCTS_PER_STEP = 8
 @dataclass(frozen=True)
 class _Shape:
     """``batch`` heads of ``blocks`` times ``width`` queries, of ``depth`` features, over ``keys`` keys whose values
-    have ``features`` features."""
+    have ``features`` features. ``together`` and ``multiple`` are what :data:`TOGETHER` and :data:`KEYS` say."""
 
     batch: int
     blocks: int
@@ -49,6 +53,8 @@ class _Shape:
     keys: int
     depth: int
     features: int
+    together: int = 0
+    multiple: int = 0
 
     @property
     def products(self) -> int:
@@ -84,7 +90,9 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     *batch, blocks, keys, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
     features = int(sch.get(values).iter_vars[-2].dom.extent)
     found = _Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
-    return found, _Shape(prod(batch), blocks, width, keys, depth, features)
+    said = sch.get(scores).annotations
+    together, multiple = (int(said[key]) if key in said else 0 for key in (TOGETHER, KEYS))
+    return found, _Shape(prod(batch), blocks, width, keys, depth, features, together, multiple)
 
 
 @remembered
@@ -111,13 +119,13 @@ class Attention(Space):
         assert shape is not None
         vectors, _ = vectors_in(shape.features, cpu_machine(target).lanes())
         return (
-            Knob("chunk", tuple(divisors(shape.blocks, 64))),
-            Knob("block", tuple(divisors(shape.blocks, 8))),
-            Knob("m", tuple(range(1, min(shape.keys, _MAX_KEYS) + 1))),
+            Knob("chunk", tuple(divisors(shape.together or shape.blocks, 64))),
+            Knob("block", tuple(divisors(shape.together or shape.blocks, 8))),
+            Knob("m", tuple(_heights(shape))),
             Knob("l", tuple(divisors(shape.width, shape.width))),
             Knob("f", tuple(divisors(vectors, 8))),
             Knob("kd", tuple(divisors(shape.depth, 8))),
-            Knob("kj", tuple(divisors(shape.keys, 8))),
+            Knob("kj", tuple(divisors(shape.multiple or shape.keys, 8))),
             Knob("keys", (0, 1)),
             Knob("values", (0, 1)),
         )
@@ -245,13 +253,13 @@ def _transposition(sch: s_tir.Schedule, queries: SBlockRV, lanes: int) -> None:
 def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     """Register tiles by loads per multiply-add, chunks by how evenly they divide among the cores."""
     options = []
-    for block in divisors(shape.blocks, 8):
+    for block in divisors(shape.together or shape.blocks, 8):
         scores = _score_tile(shape, machine, block)
         if scores is None:
             continue
         kept = 2 * 4 * block * shape.width * (shape.keys + shape.depth)  # logits and powers, or rows and queries
         overflow = max(0.0, kept / (machine.l2_bytes / 2) - 1)
-        for chunk in divisors(shape.blocks, 64):
+        for chunk in divisors(shape.together or shape.blocks, 64):
             if chunk % block:
                 continue
             tasks = shape.batch * shape.blocks // chunk
@@ -260,7 +268,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
             options.append((cost, block, chunk, scores[1]))
     options.sort()
     tiles = _value_tiles(shape, machine)
-    kd, kj = max(divisors(shape.depth, 4)), max(divisors(shape.keys, 4))
+    kd, kj = max(divisors(shape.depth, 4)), max(divisors(shape.multiple or shape.keys, 4))
     for _, block, chunk, m in options[:4]:
         for l_tile, f_tile in tiles[:2]:
             for copy in (0, 1) if chunk > block else (0,):
@@ -268,10 +276,17 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
                        "keys": copy, "values": copy}
 
 
+def _heights(shape: _Shape) -> list[int]:
+    """Keys of a register tile of scores; of free numbers of keys such that no tile is ragged."""
+    if shape.multiple:
+        return divisors(shape.multiple, _MAX_KEYS)
+    return list(range(1, min(shape.keys, _MAX_KEYS) + 1))
+
+
 def _score_tile(shape: _Shape, machine: CpuMachine, block: int) -> tuple[float, int] | None:
     """Loads per multiply-add, and the keys of the register tile, of ``block`` blocks of queries."""
     vectors = block * vectors_in(shape.width, machine.lanes())[0]
-    m = min(_accumulators(machine) // vectors, shape.keys, _MAX_KEYS)
+    m = max((m for m in _heights(shape) if m * vectors <= _accumulators(machine)), default=0)
     if m < 1 or (m < 2 and shape.keys > 1 and block > 1):
         return None
     return 1 / m + 1 / vectors, m

@@ -31,7 +31,10 @@ from schedules.cpu.tiling import (
 from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["WINOGRAD"]
+__all__ = ["SINGLE", "WINOGRAD"]
+
+#: annotation of the products where the number of images is free: no block of tiles holds several of them
+SINGLE = "mlc.single"
 
 _OPS = ("conv2d_winograd",)
 
@@ -56,7 +59,8 @@ _USES, _STREAMS = 4, 4
 
 @dataclass(frozen=True)
 class _Shape:
-    """Points a side of a tile, its outputs a side, images, rows and columns of tiles, and the channel blocks."""
+    """Points a side of a tile, its outputs a side, images, rows and columns of tiles, and the channel blocks.
+    ``single``: a block of tiles is of one image."""
 
     size: int
     m: int
@@ -68,6 +72,7 @@ class _Shape:
     oc_blocks: int
     oc: int
     padded: bool
+    single: bool
     weight: int  # the number of the parameter with the transformed weights, -1 if they are none
 
     @property
@@ -105,7 +110,8 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     params = sch.mod["main"].params
     reads = [region.source for region in sch.get(products).reads]
     weight = next((i for i, param in enumerate(params) if any(param.same_as(read) for read in reads)), -1)
-    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), weight)
+    single = SINGLE in sch.get(products).annotations
+    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), single, weight)
 
 
 @remembered
@@ -133,7 +139,7 @@ class Winograd(Space):
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = _shape(func)
         assert shape is not None
-        images = (Knob("images", tuple(divisors(shape.n, 64))),) if shape.n > 1 else ()
+        images = (Knob("images", tuple(divisors(shape.n, 64))),) if shape.n > 1 and not shape.single else ()
         return (
             *images,
             Knob("rows", tuple(divisors(shape.rows, 64))),
@@ -159,7 +165,7 @@ class Winograd(Space):
         blocks, shape = found
         machine = cpu_machine(target)
         lanes = machine.lanes()
-        images = pick("images") if shape.n > 1 else 1
+        images = pick("images") if shape.n > 1 and not shape.single else 1
         rows, columns, group = pick("rows"), pick("columns"), pick("group")
         t, oc, unroll, inner = pick("t"), pick("oc"), pick("k"), pick("inner")
         spread, pad_at, prefetch = pick("spread"), pick("pad"), pick("prefetch")
@@ -274,7 +280,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     options.sort()
     for _, images, rows, columns, group, t, oc, spread in options[:12]:
         yield {
-            **({"images": images} if shape.n > 1 else {}),
+            **({"images": images} if shape.n > 1 and not shape.single else {}),
             "rows": rows, "columns": columns, "group": group, "t": t, "oc": oc, "k": max(divisors(shape.ic, 4)),
             "inner": 0, "spread": spread, "pad": int(shape.padded and not (spread and shape.ic_blocks < machine.cores)),
             "prefetch": 1,
@@ -285,7 +291,8 @@ def _blocks(shape: _Shape) -> list[tuple[int, int, int]]:
     """Images, rows and columns of tiles of a block: part of a row, whole rows, or whole images."""
     parts = [(1, 1, columns) for columns in divisors(shape.columns, 64) if columns != shape.columns]
     whole = [(1, rows, shape.columns) for rows in divisors(shape.rows, 64)]
-    return parts + whole + [(images, shape.rows, shape.columns) for images in divisors(shape.n, 64) if images > 1]
+    several = [images for images in divisors(shape.n, 64) if images > 1 and not shape.single]
+    return parts + whole + [(images, shape.rows, shape.columns) for images in several]
 
 
 def _register_tile(

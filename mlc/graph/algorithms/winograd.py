@@ -23,6 +23,7 @@ from mlc.graph.algorithms.registry import Algorithm
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK
 from mlc.graph.kernels.blocked import pad_spatial
+from schedules.cpu.winograd import SINGLE
 
 __all__ = ["ALGORITHMS", "FILTER", "Transforms", "Winograd", "conv2d_winograd", "transform_weight", "transforms"]
 
@@ -140,7 +141,8 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
     ``pads`` is ``(top, left, bottom, right)``; the result is ``[N, O/16, OH, OW, 16]`` at stride 1.
     """
     matrices = transforms(m)
-    n, cb, h, w, c = (int(d) for d in data.shape)
+    n, *fixed = data.shape
+    cb, h, w, c = map(int, fixed)
     size = m + FILTER - 1
     panels, _, o = (int(d) for d in weight.shape)
     ob = panels // size**2
@@ -169,7 +171,7 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
         lambda i, j, b, t, lane: te.sum(
             points[i, j, t, rb, rc] * weight[(i * size + j) * ob + b, rb * c + rc, lane], axis=[rb, rc]
         ),
-        name="products", attrs={"mlc.op": "conv2d_winograd"},
+        name="products", attrs={"mlc.op": "conv2d_winograd", **({} if isinstance(n, tirx.IntImm) else {SINGLE: 1})},
     )
     rows = te.compute(
         (m, size, ob, count, o),
@@ -204,7 +206,7 @@ class Winograd(Algorithm):
             conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == tuple(conv.dilation) == (1, 1)
             and conv.groups == 1 and conv.channels >= BLOCK and conv.filters >= BLOCK
             and conv.block_in == conv.block_out == BLOCK and conv.element == 4
-            and conv.fixed  # the kernels are made for one number of tiles
+            and conv.fixed  # the kernels are made for one number of tiles an image
         )
 
     def weight_shape(self, conv: Convolution) -> tuple[int, ...]:

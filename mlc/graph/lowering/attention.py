@@ -30,6 +30,7 @@ from mlc.graph.ir.views import Graph, View, i64
 from mlc.graph.kernels.blocked import PANEL
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
+from schedules.cpu.attention import KEYS, TOGETHER
 
 __all__ = ["QUERIES", "FuseAttention", "attention"]
 
@@ -70,10 +71,10 @@ def attention(
     """``softmax(scale * Q K' + mask) V`` as a tensor expression.
 
     ``query``, ``key`` and ``value`` load an element of ``[*batch, token, feature]``; ``mask`` one of
-    ``[*batch, key, query]``, where ``query`` runs to the next multiple of :data:`QUERIES`, unless the number of tokens
-    is free. ``order`` are the axes of ``[*batch, token, feature]`` in the order of the result. Queries are cut into
-    blocks, the last one padded with zeros; scores are laid out ``[*batch, block, key, query]``. Free numbers of keys
-    are padded to whole blocks too.
+    ``[*batch, key, query]``, where ``query`` runs to the end of the last block. ``order`` are the axes of
+    ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
+    zeros; scores are laid out ``[*batch, block, key, query]``. Free numbers of keys are padded to whole blocks too, and
+    those of queries to pairs of blocks where there are usually two or more.
     """
     n = len(sizes.batch)
     batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
@@ -99,10 +100,7 @@ def attention(
         if mask is None:
             return scores(*x)
         i = x[n] * QUERIES + x[-1]
-        masked = mask(*x[:n], x[-2], i)
-        if isinstance(sizes.tokens, Size):  # a mask of free size is not padded to whole blocks
-            masked = tirx.if_then_else(i < tokens, masked, zero)
-        return scores(*x) + masked
+        return scores(*x) + mask(*x[:n], x[-2], i)
 
     def weighted(*x: Any) -> Any:
         return te.sum(powers(*x[:-2], rv.var, x[-2]) * value(*x[:n], rv.var, x[-1]), axis=[rv])
@@ -112,10 +110,15 @@ def attention(
         block, lane = at[n] // QUERIES, at[n] % QUERIES
         return values(*at[:n], block, lane, at[-1]) * inverse(*at[:n], block, lane)
 
-    front = (*batch, i64(-(-sizes.tokens // QUERIES)))
+    front = (*batch, i64(_whole_blocks(sizes.tokens) // QUERIES))
     rows = te.compute((*front, width, depth), row, name="rows")
     queries = te.compute((*front, depth, width), lambda *x: rows(*x[:-2], x[-1], x[-2]), name="queries")
-    scores = te.compute((*front, keys, width), score, name="scores", attrs={"mlc.op": "attention"})
+    said: dict[str, Any] = {"mlc.op": "attention"}
+    if isinstance(sizes.tokens, Size):
+        said[TOGETHER] = _together(sizes.tokens)
+    if isinstance(sizes.keys, Size):
+        said[KEYS] = QUERIES
+    scores = te.compute((*front, keys, width), score, name="scores", attrs=said)
     logits = te.compute(scores.shape, logit, name="logits")
     peak = te.compute((*front, width), lambda *x: te.max(logits(*x[:-1], rj, x[-1]), axis=[rj]), name="peak")
     powers = te.compute(scores.shape, lambda *x: tirx.exp(logits(*x) - peak(*x[:-2], x[-1])), name="powers")
@@ -124,6 +127,18 @@ def attention(
     values = te.compute((*front, width, features), weighted, name="values")
     shape = (*batch, tokens, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
+
+
+def _together(tokens: int | Size) -> int:
+    """How many blocks of queries are always computed together: what is free is padded to whole numbers of them, so that
+    no tile has to ask whether its queries are there."""
+    return 2 if isinstance(tokens, Size) and usual_size(tokens) >= 2 * QUERIES else 1
+
+
+def _whole_blocks(tokens: Any) -> Any:
+    """The number of queries with those that fill the last blocks."""
+    step = _together(tokens) * QUERIES
+    return -(-tokens // step) * step
 
 
 def _padded(keys: tirx.Expr, key: Load, value: Load, mask: Load) -> tuple[Load, Load, Load]:
@@ -306,13 +321,31 @@ class _Fuser:
             total = term if total is None else emit(op.add(total, term))
         shape = (1,) * (2 - len(shape_of(total))) + shape_of(total)
         rank = len(shape)
-        pad = -sizes.tokens % QUERIES if shape[-2] != 1 and not isinstance(sizes.tokens, Size) else 0
+        free = isinstance(sizes.tokens, Size)
+        pad = -sizes.tokens % QUERIES if shape[-2] != 1 and not free else 0
         array = array_of(total)
         if array is not None:
             turned = np.swapaxes(array.reshape(shape), -1, -2)
             return constant(np.pad(turned, [(0, 0)] * (rank - 1) + [(0, pad)]), "float32")
         total = emit(op.permute_dims(emit(op.reshape(total, shape)), [*range(rank - 2), rank - 1, rank - 2]))
+        if free and shape[-2] != 1:
+            return self._to_whole_blocks(total, sizes.tokens)
         return emit(op.nn.pad(total, [0] * (2 * rank - 1) + [pad])) if pad else total
+
+    def _to_whole_blocks(self, mask: relax.Expr, tokens: Any) -> relax.Expr:
+        """A mask ``[.., key, query]`` of a free number of queries with zeros up to the end of the last block."""
+        free = variables_of([*shape_of(mask), tokens])
+
+        def padded(tensor: te.Tensor, own: list[tirx.Var]) -> te.Tensor:
+            end = renamed(tokens, dict(zip(free, own, strict=True)))
+            zero = tirx.const(0.0, "float32")
+            return te.compute(
+                (*tensor.shape[:-1], i64(_whole_blocks(end))),
+                lambda *i: tirx.if_then_else(i[-1] < i64(end), tensor(*i[:-1], tirx.min(i[-1], i64(end) - 1)), zero),
+                name="mask",
+            )
+
+        return self._builder.emit(self._builder.call_te(padded, mask, free, primfunc_name_hint="mask"))
 
     def _merge_projections(self, views: tuple[View, ...]) -> tuple[View, ...]:
         """Products of one input by constant weights that only this attention reads become one product."""

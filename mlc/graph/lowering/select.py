@@ -24,6 +24,7 @@ from mlc.graph.kernels.blocked import BANDED, CONVOLUTION
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import human_name
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import in_scope
 from mlc.target import Target
 
 __all__ = ["ChooseKernels", "Price", "cheapest"]
@@ -163,7 +164,8 @@ class _Chooser:
 
     def _choose(self, site: _Site, merged: Mapping[str, tirx.PrimFunc]) -> None:
         tasks = [
-            Task(human_name(callee.name_hint), normalise(merged[callee.name_hint]), self._target, site.calls)
+            Task(human_name(callee.name_hint), normalise(merged[callee.name_hint], in_scope()), self._target,
+                 site.calls)
             for callee in site.callees
         ]
         rivals = [task.competing(tasks[0].key) for task in tasks]
@@ -227,7 +229,8 @@ def _with_kernel(call: relax.Call, site: _Site) -> relax.Call:
     args[site.weight] = constant(site.algorithms[site.chosen].pack(unpacked(packed), site.shape))
     if isinstance(call.op, tvm.ir.GlobalVar):
         return relax.Call(callee, args, call.attrs, call.ty_args)
-    return relax.Call(call.op, [callee, relax.Tuple(args), *call.args[2:]], call.attrs, call.ty_args)
+    data = relax.Tuple(args[:2])  # kernels read free sizes off their data
+    return relax.Call(call.op, [callee, data, *call.args[2:]], call.attrs, call.ty_args)
 
 
 def _convolution(

@@ -18,6 +18,9 @@ from schedules.free import variables
 
 __all__ = ["NameSizes"]
 
+#: an attribute of functions that are equal but for the names of their free sizes
+_NAMES = "mlc.names"
+
 
 def _name_sizes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     if not in_scope():
@@ -37,7 +40,9 @@ def _name_sizes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRMod
         if key not in made:
             image = {var: tirx.Var(_name(size), str(var.ty)) for var, size in wrong.items()}
             copy = tvm_ffi.structural_map(func, (tirx.Var, lambda var: image.get(var, var)))
-            made[key] = builder.add_func(copy, gvar.name_hint)
+            # names alone would not keep the builder from taking an equal function for it
+            made[key] = builder.add_func(copy.with_attr(_NAMES, [str(var.name) for var in image.values()]),
+                                         gvar.name_hint)
         return relax.Call(value.op, [made[key], *value.args[1:]], value.attrs, value.ty_args)
 
     return rebuilt(mod, {b.var: b.value for b in bindings(mod["main"])}, named, builder_of(mod))

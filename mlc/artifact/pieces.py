@@ -1,0 +1,88 @@
+"""Into which parts a range of sizes is cut: each gets a schedule of its own where another one suits it.
+
+One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
+that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the
+threads for, and are a part of their own where the schedule made for them is another one. The usual sizes themselves are
+a part where the log has a record of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from tvm import tirx
+
+from mlc.graph.task import Task, normalise
+from schedules.analysis import walk
+from schedules.free import SIZES
+from schedules.pieces import Box, Piece, boxed, with_pieces
+
+__all__ = ["Scheduled", "bands", "in_pieces"]
+
+#: what a schedule of a task was made of, to be told apart from others, and the scheduled function
+Scheduled = tuple[Any, tirx.PrimFunc]
+
+#: the schedule for a size serves sizes down to this part of it: a register tile has some ten rows
+_DOWN = 16
+
+
+def in_pieces(
+    task: Task, whole: Scheduled, tuned: Callable[[Task], Scheduled | None],
+    seeded: Callable[[Task], Scheduled | None],
+) -> tirx.PrimFunc:
+    """The function of a task with free sizes, scheduled for ``whole`` of their ranges, with the pieces that serve parts
+    of them better.
+
+    ``tuned`` gives the log's schedule of the task for a part, ``seeded`` its space's; None where there is none.
+    """
+    pieces = []
+    for box, usual in _boxes(task.func):
+        func = boxed(task.func, box, usual)
+        part = replace(task, func=func if SIZES in func.attrs else normalise(func))
+        found = tuned(part)
+        if found is None and not _usual(task.func, box):
+            found = seeded(part)
+            found = None if found is None or not _differs(found, whole) else found
+        if found is not None:
+            pieces.append(Piece(box, found[1]))
+    return with_pieces(whole[1], pieces)
+
+
+def _differs(one: Scheduled, other: Scheduled) -> bool:
+    return bool(one[0] != other[0]) or _parallel(one[1]) != _parallel(other[1])
+
+
+def _parallel(func: tirx.PrimFunc) -> int:
+    """How many loops run in parallel: some spaces decide that by sizes alone."""
+    kinds: list[int] = []
+    walk(func.body, (tirx.For, lambda loop: kinds.append(int(loop.kind))))
+    return sum(kind == tirx.ForKind.PARALLEL for kind in kinds)
+
+
+def _usual(func: tirx.PrimFunc, box: Box) -> bool:
+    return all(low == high == int(usual) for (low, high), (_, _, usual) in zip(box, func.attrs[SIZES], strict=True))
+
+
+def _boxes(func: tirx.PrimFunc) -> Iterator[tuple[Box, Sequence[int]]]:
+    """The parts of a function's range that may be pieces, the usual sizes first, each with the sizes that it would be
+    scheduled for."""
+    sizes = [(int(low), int(high), int(usual)) for low, high, usual in func.attrs[SIZES]]
+    yield tuple((usual, usual) for *_, usual in sizes), [usual for *_, usual in sizes]
+    for parts in product(*(list(bands(*each)) for each in sizes)):
+        whole = all(usual == own for (*_, usual), (*_, own) in zip(parts, sizes, strict=True))
+        if not whole:  # what is left of the range
+            yield tuple((low, high) for low, high, _ in parts), [usual for *_, usual in parts]
+
+
+def bands(low: int, high: int, usual: int) -> Iterator[tuple[int, int, int]]:
+    """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
+    ``1..2``, ``3..32`` and ``33..4096``."""
+    most = usual // _DOWN
+    if most < low:
+        yield low, high, usual
+        return
+    yield from bands(low, most, max(low, most // 2))
+    yield most + 1, high, usual

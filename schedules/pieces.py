@@ -1,0 +1,110 @@
+"""Functions made of pieces: a range of sizes cut into parts, each with a schedule of its own.
+
+A schedule that suits a few rows does not suit thousands, and one for a single size has no ragged tiles at all. A
+scheduled function carries the others that may stand in for it in an attribute, :data:`PIECES`, each with the box of
+sizes that it is for; lowering makes functions of them, and each call goes to the first one whose box it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from schedules.free import SIZES, specialised, variables
+
+__all__ = ["PIECES", "Box", "Piece", "boxed", "expanded", "pieces_of", "with_pieces"]
+
+#: the attribute of a scheduled function: ``[box, function]`` of each piece, in the order in which calls try them
+PIECES = "mlc.pieces"
+
+#: the lowest and the highest size of each free variable, in the order of :func:`schedules.free.variables`
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A scheduled function for the sizes in ``box``; it has parameters for those sizes only that the box leaves free.
+    """
+
+    box: Box
+    func: tirx.PrimFunc
+
+
+def boxed(func: tirx.PrimFunc, box: Box, usual: Sequence[int]) -> tirx.PrimFunc:
+    """A function with free sizes for the sizes in ``box``, of which ``usual`` are what decisions are taken for.
+
+    Sizes of which the box has one only are numbers in it.
+    """
+    free = variables(func)
+    fixed = {var: low for var, (low, high) in zip(free, box, strict=True) if low == high}
+    rest = [[low, high, size] for (low, high), size in zip(box, usual, strict=True) if low != high]
+    made = specialised(func, fixed) if fixed else func
+    return made.with_attr(SIZES, rest) if rest else made
+
+
+def with_pieces(func: tirx.PrimFunc, pieces: Sequence[Piece]) -> tirx.PrimFunc:
+    """The scheduled function with others for parts of its range."""
+    if not pieces:
+        return func
+    return func.with_attr(PIECES, [[[list(ends) for ends in piece.box], piece.func] for piece in pieces])
+
+
+def pieces_of(func: tirx.PrimFunc) -> list[Piece]:
+    """The pieces of a scheduled function; none where it has but one schedule."""
+    if not (func.attrs and PIECES in func.attrs):
+        return []
+    return [Piece(tuple((int(low), int(high)) for low, high in box), piece) for box, piece in func.attrs[PIECES]]
+
+
+def expanded(mod: tvm.IRModule) -> tvm.IRModule:
+    """Every function with pieces as one that calls the piece for the sizes at hand, or the function itself."""
+    made: dict[Any, tirx.PrimFunc] = {}
+    for var, func in mod.functions_items():
+        if not (isinstance(func, tirx.PrimFunc) and pieces_of(func)):
+            made[var] = func
+            continue
+        symbol = str(func.attrs["global_symbol"])
+        rest = func.without_attr(PIECES)
+        pieces = pieces_of(func)
+        names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
+        for name, piece in zip(names, [*(piece.func for piece in pieces), rest], strict=True):
+            made[tvm.ir.GlobalVar(name)] = _like(piece, func).with_attr("global_symbol", name)
+        made[var] = _dispatch(rest, names, [piece.box for piece in pieces])
+    return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _dispatch(func: tirx.PrimFunc, names: Sequence[str], boxes: Sequence[Box]) -> tirx.PrimFunc:
+    """``f(n, ..) { if (n is in the first box) f__0(n, ..) else .. else f__k(n, ..) }``."""
+    free = variables(func)
+    ranges = [(int(low), int(high)) for low, high, _ in func.attrs[SIZES]]
+    body = tirx.Evaluate(tirx.call_cpacked(names[-1], *func.params))
+    for name, box in reversed(list(zip(names, boxes, strict=False))):
+        fixed = [var for var, (low, high) in zip(free, box, strict=True) if low == high]
+        given = [param for param in func.params if not any(param.same_as(var) for var in fixed)]
+        inside = _inside(free, box, ranges)
+        body = tirx.IfThenElse(inside, tirx.Evaluate(tirx.call_cpacked(name, *given)), body)
+    made = tirx.PrimFunc(func.params, body, func.ret_type)
+    return _like(made, func).with_attr("global_symbol", func.attrs["global_symbol"])
+
+
+def _like(made: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``made``, built for the target of ``func``."""
+    kept = {key: func.attrs[key] for key in ("target", "tirx.noalias", "tirx.is_scheduled") if key in func.attrs}
+    for key, value in kept.items():
+        made = made.with_attr(key, value)
+    return made
+
+
+def _inside(free: Sequence[tirx.Var], box: Box, ranges: Sequence[tuple[int, int]]) -> Any:
+    tests: list[Any] = []
+    for var, (low, high), (least, most) in zip(free, box, ranges, strict=True):
+        if low == high:
+            tests.append(var == tirx.const(low, str(var.ty)))
+        else:
+            tests += [var >= tirx.const(low, str(var.ty))] if low > least else []
+            tests += [var <= tirx.const(high, str(var.ty))] if high < most else []
+    return tirx.all(*tests) if tests else tirx.const(True, "bool")

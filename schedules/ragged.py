@@ -1,0 +1,205 @@
+"""The last tile of a loop whose extent a call decides: fewer rows than a tile has, in code made for whole ones.
+
+A schedule guards every statement of a ragged tile by a predicate. In a register tile that is a branch for each row and
+each step of a sum, and a chunk of several tiles goes through all of them, the empty ones too. Here a chunk ends with
+the last row, and a register tile computes all of its rows: those past the end read the last row again, and are not
+stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+
+from schedules.analysis import loads, uses, walk
+from schedules.free import SIZES, variables
+
+__all__ = ["whole_tiles"]
+
+
+def whole_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A scheduled function with free sizes, whose chunks hold no empty tiles and whose register tiles test nothing.
+
+    ::
+
+        for t in range(16):                        for t in range(min(16, (n - c * 96 + 5) // 6)):
+            for k, r in grid(64, 6):        -->        for k, r in grid(64, 6):
+                if c * 96 + t * 6 + r < n:                 tile[r] += A[min(c * 96 + t * 6 + r, n - 1), k] * B[k]
+                    tile[r] += A[c * 96 + t * 6 + r, k] * B[k]
+    """
+    func, analyzer = _with_plain_indices(func), _analyzer(func)
+    return _full(_clipped(func, analyzer), analyzer)
+
+
+def _with_plain_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Predicates without ``i % n`` where ``i`` runs from 0 to ``n``, which TVM leaves where ``n`` is no number."""
+    extents: dict[tirx.Var, Any] = {}
+    walk(func.body, (tirx.For, lambda loop: extents.__setitem__(loop.loop_var, loop.extent)))
+
+    def plain(rest: tirx.FloorMod) -> Any:
+        extent = extents.get(rest.a) if isinstance(rest.a, tirx.Var) else None
+        return rest.a if extent is not None and tvm_ffi.structural_equal(extent, rest.b) else rest
+
+    def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        predicate = tvm_ffi.structural_map(realize.predicate, (tirx.FloorMod, plain))
+        return s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, rewritten)))
+
+
+def _analyzer(func: tirx.PrimFunc) -> Any:
+    """One that knows the ranges of a function's free sizes and loops."""
+    analyzer = tvm.sym.Analyzer()
+
+    def bind(var: tirx.Var, least: Any, extent: Any) -> None:
+        analyzer.bind(var, tvm.ir.Range.from_min_extent(least, extent))
+
+    for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
+        bind(var, *(tirx.const(int(end), str(var.ty)) for end in (low, int(high) - int(low) + 1)))
+    walk(func.body, (tirx.For, lambda loop: bind(loop.loop_var, loop.min, loop.extent)))
+    return analyzer
+
+
+# chunks
+
+
+def _clipped(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
+    def clip(loop: tirx.For) -> tirx.For:
+        end = _end(loop, analyzer) if loop.kind == tirx.ForKind.SERIAL else None
+        if end is None:
+            return loop
+        extent = tirx.min(loop.extent, end)
+        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body, annotations=dict(loop.annotations))
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, clip)))
+
+
+def _end(loop: tirx.For, analyzer: Any) -> Any:
+    """The number of iterations in which the predicates of all that is inside a loop can hold, None where it is that of
+    all."""
+    if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1:
+        return None
+    inner: list[tirx.Var] = []
+    realizes: list[s_tir.SBlockRealize] = []
+    walk(loop.body, (tirx.For, lambda each: inner.append(each.loop_var)), (s_tir.SBlockRealize, realizes.append))
+    ends: list[Any] = []
+    for realize in realizes:
+        bounds = (bound for part in _parts(realize.predicate) if (bound := _bound(part)) is not None)
+        found = [_iterations(loop, inner, analyzer, *bound) for bound in bounds]
+        if all(end is None for end in found):
+            return None
+        ends.append(next(end for end in found if end is not None))
+    same = bool(ends) and all(analyzer.can_prove_equal(ends[0], end) for end in ends[1:])
+    return ends[0] if same else None
+
+
+def _iterations(loop: tirx.For, inner: Sequence[tirx.Var], analyzer: Any, value: Any, last: Any) -> Any:
+    """How often ``value <= last`` can hold, where ``value`` grows with the loop and with those inside it."""
+    var = loop.loop_var
+    if not uses(value, [var]) or uses(last, [var, *inner]):
+        return None
+
+    def at(values: dict[tirx.Var, int]) -> Any:
+        return _replaced(value, {v: tirx.const(n, str(v.ty)) for v, n in values.items()})
+
+    origin = {v: 0 for v in inner}
+    steps = [analyzer.simplify(at({**origin, v: 1, **({} if v is var else {var: 0})}) - at({**origin, var: 0}))
+             for v in (var, *inner)]
+    if not all(isinstance(step, tirx.IntImm) and int(step) >= 0 for step in steps) or int(steps[0]) < 1:
+        return None
+    again = analyzer.simplify(at({**origin, var: 2}) - at({**origin, var: 1}))
+    if not (isinstance(again, tirx.IntImm) and int(again) == int(steps[0])):
+        return None
+    return analyzer.simplify(tirx.floordiv(last - at({**origin, var: 0}), steps[0]) + 1)
+
+
+# register tiles
+
+
+def _full(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
+    loops: list[tirx.For] = []
+    params = list(func.params)
+    walk(func.body, (tirx.For, loops.append))
+    indices = [loop.loop_var for loop in loops]
+    lanes = [loop.loop_var for loop in loops if loop.kind == tirx.ForKind.VECTORIZED]
+
+    def fill(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        block = realize.block
+        if not block.writes or any(str(region.source.scope()) != "local" for region in block.writes):
+            return realize
+        kept, ends = [], {}
+        for part in _parts(realize.predicate):
+            bound = _bound(part)
+            row = None if bound is None else _row(realize, analyzer, indices, lanes, *bound)
+            if row is None or bound is None:
+                kept.append(part)
+            else:
+                ends[row] = bound[1]
+        if not ends or _reads_made(block, params, list(ends)):
+            return realize
+        clamp = _clamp(ends)
+        filled = s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint,
+            tvm_ffi.structural_map(block.body, (TensorLoad, clamp)),
+            block.init, block.alloc_buffers, block.match_buffers, block.annotations,
+        )
+        always = tirx.const(True, "bool")
+        return s_tir.SBlockRealize(realize.iter_values, tirx.all(*kept) if kept else always, filled)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, fill)))
+
+
+def _reads_made(block: s_tir.SBlock, params: Sequence[Any], rows: Sequence[tirx.Var]) -> bool:
+    """Whether a block reads what the function itself has made along its rows: of that there may be no more than is
+    asked for."""
+    return any(
+        str(load.source.scope()) != "local" and not any(load.source.same_as(param) for param in params)
+        and any(uses(index, rows) for index in load.indices) for load in loads(block.body)
+    )
+
+
+def _row(
+    realize: s_tir.SBlockRealize, analyzer: Any, loops: Sequence[tirx.Var], lanes: Sequence[tirx.Var], value: Any,
+    last: Any,
+) -> tirx.Var | None:
+    """The iterator of a block that is ``value``, where rows past the end may be computed: it is none of a sum's, does
+    not run along a vector, and no loop moves the end."""
+    if uses(value, lanes) or uses(last, loops):
+        return None
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return next((each.var for each, at in pairs
+                 if each.iter_type != tirx.IterVar.CommReduce and analyzer.can_prove_equal(at, value)), None)
+
+
+def _clamp(ends: dict[tirx.Var, Any]) -> Callable[[TensorLoad], Any]:
+    """Loads of what lies in memory, up to the last row."""
+    image = {var: tirx.min(var, last) for var, last in ends.items()}
+
+    def clamp(load: TensorLoad) -> Any:
+        if str(load.source.scope()) == "local" or not any(uses(index, list(image)) for index in load.indices):
+            return load
+        return tirx.BufferLoad(load.source, [_replaced(index, image) for index in load.indices])
+
+    return clamp
+
+
+def _parts(predicate: Any) -> list[Any]:
+    if isinstance(predicate, tirx.And):
+        return [*_parts(predicate.a), *_parts(predicate.b)]
+    return [predicate]
+
+
+def _bound(condition: Any) -> tuple[Any, Any] | None:
+    """``(value, last)`` of a condition ``value <= last``."""
+    if isinstance(condition, tirx.LE):
+        return condition.a, condition.b
+    return (condition.a, condition.b - 1) if isinstance(condition, tirx.LT) else None
+
+
+def _replaced(expr: Any, values: dict[tirx.Var, Any]) -> Any:
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

@@ -1,0 +1,78 @@
+"""Which parts of a range of sizes get a schedule of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import te, tirx
+
+import mlc
+from mlc.artifact.pieces import Scheduled, bands, in_pieces
+from mlc.graph.kernels.blocked import dense_packed
+from mlc.graph.task import Task, normalise
+from mlc.shapes import Free, Range
+from mlc.target import resolve
+from schedules import registry
+from schedules.free import SIZES
+from schedules.pieces import pieces_of
+from schedules.space import first_seed
+
+TARGET = resolve("native", threads=2)
+
+
+def _product(rows: int | None, usual: int = 128) -> Task:
+    n = tirx.Var("n", "int64") if rows is None else rows
+    x, w = te.placeholder((n, 64), name="x"), te.placeholder((3, 64, 16), name="w")
+    func = te.create_prim_func([x, w, dense_packed(x, w)])
+    return Task("dense", normalise(func, {"n": Free("n", Range(1, 512), usual)}), TARGET)
+
+
+def _seeded(task: Task) -> Scheduled:
+    space = registry.find(task.func, TARGET.tvm)
+    sch, decisions = first_seed(space, task.func, TARGET.tvm)
+    return (space.name, decisions), sch.mod["main"]
+
+
+@pytest.mark.parametrize(("low", "high", "usual"), [
+    (1, 512, 32), (1, 512, 128), (1, 4096, 512), (1, 8, 1), (4, 4096, 64), (3, 3000, 48), (1, 1, 1), (16, 300, 255),
+])
+def test_bands_are_the_whole_range_in_order(low, high, usual):
+    found = list(bands(low, high, usual))
+    assert [size for first, last, _ in found for size in range(first, last + 1)] == list(range(low, high + 1))
+    assert all(first <= rep <= last for first, last, rep in found)
+    assert found[-1][2] == usual
+
+
+def test_few_rows_are_a_piece_and_the_usual_ones_are_not():
+    task = _product(None)
+    whole = _seeded(task)
+    pieces = pieces_of(in_pieces(task, whole, lambda _task: None, _seeded))
+    assert [piece.box for piece in pieces] == [((1, 8),)]
+    assert pieces_of(in_pieces(task, whole, lambda _task: None, lambda _task: whole)) == []  # the same schedule
+
+
+def test_what_the_log_knows_of_the_usual_sizes_is_a_piece_under_the_key_of_fixed_sizes():
+    asked: list[str] = []
+
+    def tuned(task: Task) -> Scheduled | None:
+        asked.append(task.key)
+        return _seeded(task) if SIZES not in task.func.attrs else None
+
+    task = _product(None)
+    pieces = pieces_of(in_pieces(task, _seeded(task), tuned, lambda _task: None))
+    assert [piece.box for piece in pieces] == [((128, 128),)]
+    assert _product(128).key in asked
+
+
+def test_models_are_right_on_both_sides_of_a_cut():
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", n]) for name, n in (("x", 64), ("y", 48)))
+    graph = helper.make_graph(nodes, "product", [x], [y], [numpy_helper.from_array(weight, "w")])
+    exe = mlc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), log=False,
+                      shapes={"x": "1..4096,64"})
+    for n in (1, 2, 3, 4, 5, 63, 64, 65, 4096):
+        rows = np.random.default_rng(n).standard_normal((n, 64)).astype(np.float32)
+        np.testing.assert_allclose(exe(rows)[0], np.maximum(rows.astype(np.float64) @ weight, 0), rtol=1e-4, atol=1e-4)

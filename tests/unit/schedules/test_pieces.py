@@ -1,0 +1,66 @@
+"""Functions with a schedule for each part of a range: calls go to the first part that they are in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from harness import TARGET
+from tvm import te, tirx
+
+from mlc.graph.task import normalise
+from mlc.shapes import Free, Range
+from schedules.free import SIZES, variables
+from schedules.lowering import PIPELINE
+from schedules.pieces import Box, Piece, boxed, pieces_of, with_pieces
+
+FREE = {"n": Free("n", Range(1, 40), 8), "k": Free("k", Range(2, 9), 4)}
+
+
+def _scaled(factor: float, *, sizes: bool = False) -> tirx.PrimFunc:
+    """``y = factor * x`` of ``[n, k]``; with ``sizes``, ``n`` and ``k`` are parameters too."""
+    n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
+    x = te.placeholder((n, k), name="x")
+    y = te.compute((n, k), lambda i, j: x[i, j] * tirx.const(factor, "float32"), name="y")
+    return normalise(te.create_prim_func([x, n, y, k] if sizes else [x, y]), FREE)
+
+
+def _run(func: tirx.PrimFunc, n: int, k: int, sizes: bool = False) -> np.ndarray:
+    library = tvm.compile(tvm.IRModule({"main": func}), target=TARGET, tir_pipeline=PIPELINE)
+    x, y = (tvm.runtime.tensor(np.full((n, k), value, np.float32)) for value in (1.0, np.nan))
+    library["main"](*((x, n, y, k) if sizes else (x, y)))
+    return y.numpy()
+
+
+@pytest.mark.parametrize("sizes", [False, True])
+def test_calls_go_to_the_first_piece_that_their_sizes_are_in(sizes: bool) -> None:
+    boxes: list[Box] = [((8, 8), (4, 4)), ((1, 2), (2, 9)), ((1, 20), (3, 3)), ((8, 30), (4, 6))]
+    whole = _scaled(9.0, sizes=sizes)
+    func = with_pieces(whole, [
+        Piece(box, boxed(_scaled(float(number), sizes=sizes), box, [low for low, _ in box]))
+        for number, box in enumerate(boxes, 1)
+    ])
+    library = tvm.compile(tvm.IRModule({"main": func}), target=TARGET, tir_pipeline=PIPELINE)
+    for n in (1, 2, 3, 7, 8, 9, 20, 21, 30, 31, 40):
+        for k in (2, 3, 4, 6, 7, 9):
+            inside = (i for i, box in enumerate(boxes, 1)
+                      if all(low <= size <= high for (low, high), size in zip(box, (n, k), strict=True)))
+            x, y = (tvm.runtime.tensor(np.full((n, k), value, np.float32)) for value in (1.0, np.nan))
+            library["main"](*((x, n, y, k) if sizes else (x, y)))
+            np.testing.assert_array_equal(y.numpy(), np.float32(next(inside, 9)), err_msg=f"{n} x {k}")
+
+
+def test_a_box_narrows_ranges_and_turns_single_sizes_into_numbers() -> None:
+    part = boxed(_scaled(2.0, sizes=True), ((8, 8), (2, 5)), [8, 3])
+    assert [list(map(int, each)) for each in part.attrs[SIZES]] == [[2, 5, 3]]
+    assert [str(var.name) for var in variables(part)] == ["k"]
+    assert len(part.params) == 3 and int(part.params[0].shape[0]) == 8
+    fixed = boxed(_scaled(2.0), ((8, 8), (4, 4)), [8, 4])
+    assert SIZES not in fixed.attrs and not variables(fixed)
+    np.testing.assert_array_equal(_run(fixed, 8, 4), 2.0)
+
+
+def test_a_function_without_pieces_stays_as_it_is() -> None:
+    func = _scaled(3.0)
+    assert with_pieces(func, []) is func
+    assert pieces_of(func) == []

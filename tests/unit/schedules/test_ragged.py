@@ -1,0 +1,114 @@
+"""Ragged tiles of free sizes: no row is tested in a register tile, no chunk has empty tiles, every size is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from harness import TARGET
+from tvm import te, tirx
+
+from mlc.artifact.runtime import view
+from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
+from mlc.graph.task import normalise
+from mlc.shapes import Free, Range
+from schedules.analysis import evaluate, walk
+from schedules.cpu.conv import CONV2D
+from schedules.cpu.gemm import GEMM
+from schedules.lowering import PIPELINE
+from schedules.ragged import whole_tiles
+from schedules.space import first_seed, schedule_with
+
+DEPTH, COLUMNS, HIGH = 32, 48, 150
+CHUNKS = {"m": 6, "n": 48, "mb": 8, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
+
+
+def _dense(usual: int, add: bool = True) -> tirx.PrimFunc:
+    n = tirx.Var("n", "int64")
+    x, w = te.placeholder((n, DEPTH), name="x"), te.placeholder((COLUMNS // 16, DEPTH, 16), name="w")
+    product = dense_packed(x, w)
+    y = te.compute(product.shape, lambda i, j: product[i, j] + x[i, j % DEPTH], name="y") if add else product
+    return normalise(te.create_prim_func([x, w, y]), {"n": Free("n", Range(1, HIGH), usual)})
+
+
+def _conditions(func: tirx.PrimFunc) -> list[tuple[bool, bool]]:
+    """Of each block, whether it has a predicate, and whether it sums."""
+    found: list[tuple[bool, bool]] = []
+
+    def look(realize: tvm.s_tir.SBlockRealize) -> None:
+        guarded = not isinstance(realize.predicate, tirx.IntImm)
+        kinds = [each.iter_type for each in realize.block.iter_vars]
+        if kinds:
+            found.append((guarded, tirx.IterVar.CommReduce in kinds))
+
+    walk(func.body, (tvm.s_tir.SBlockRealize, look))
+    return found
+
+
+def test_sums_test_nothing_and_only_stores_do() -> None:
+    sch = schedule_with(GEMM, _dense(48 * 2), TARGET, CHUNKS)
+    before, after = (_conditions(func) for func in (sch.mod["main"], whole_tiles(sch.mod["main"])))
+    assert (True, True) in before
+    assert (True, True) not in after
+    assert after.count((True, False)) == 1
+
+
+def test_a_chunk_ends_with_the_last_row() -> None:
+    """The loop over the tiles of a chunk runs as often as there are tiles with rows."""
+    func = whole_tiles(schedule_with(GEMM, _dense(48 * 2), TARGET, CHUNKS).mod["main"])
+    extents = []
+    walk(func.body, (tirx.For, lambda loop: extents.append(loop.extent)))
+    tiles = [extent for extent in extents if isinstance(extent, tirx.Min)]
+    assert len(tiles) == 1
+    variables = tirx.analysis.undefined_vars(tiles[0])
+    for n, chunk, expected in ((1, 0, 1), (6, 0, 1), (7, 0, 2), (48, 0, 8), (49, 1, 1), (96, 1, 8), (100, 1, 8)):
+        values = {var: n if str(var.name) == "n" else chunk for var in variables}
+        assert evaluate(tiles[0], values) == expected, (n, chunk)
+
+
+def _library(sch: tvm.s_tir.Schedule) -> tvm.runtime.Module:
+    tvm.get_global_func("runtime.config_threadpool")(1, 2)
+    return tvm.compile(sch.mod, target=TARGET, tir_pipeline=PIPELINE)
+
+
+@pytest.mark.parametrize(("usual", "decisions"), [(96, CHUNKS), (4, None), (128, None)])
+def test_products_are_right_at_every_number_of_rows(usual: int, decisions: dict[str, int] | None) -> None:
+    func = _dense(usual)
+    sch = first_seed(GEMM, func, TARGET)[0] if decisions is None else schedule_with(GEMM, func, TARGET, decisions)
+    library, rng = _library(sch), np.random.default_rng(0)
+    w = rng.standard_normal((COLUMNS // 16, DEPTH, 16)).astype(np.float32)
+    plain = w.transpose(1, 0, 2).reshape(DEPTH, COLUMNS).astype(np.float64)
+    for n in (*range(1, 16), 47, 48, 49, 95, 96, 97, HIGH):
+        x = rng.standard_normal((n, DEPTH)).astype(np.float32)
+        y = tvm.runtime.tensor(np.full((n, COLUMNS), np.nan, np.float32))
+        library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), y)
+        np.testing.assert_allclose(y.numpy(), x @ plain + x[:, np.arange(COLUMNS) % DEPTH], rtol=1e-4, atol=1e-4)
+
+
+def test_rows_behind_the_last_one_stay_as_they_are() -> None:
+    library = _library(schedule_with(GEMM, _dense(96, add=False), TARGET, CHUNKS))
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((60, DEPTH), (COLUMNS // 16, DEPTH, 16)))
+    plain = w.transpose(1, 0, 2).reshape(DEPTH, COLUMNS).astype(np.float64)
+    for n in (1, 47, 50):
+        whole = tvm.runtime.tensor(np.full((60, COLUMNS), 7.0, np.float32))
+        library["main"](tvm.runtime.tensor(x[:n]), tvm.runtime.tensor(w), view(whole, (n, COLUMNS), "float32"))
+        np.testing.assert_allclose(whole.numpy()[:n], x[:n] @ plain, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(whole.numpy()[n:], 7.0)
+
+
+def test_convolutions_are_right_at_every_width() -> None:
+    width = tirx.Var("w", "int64")
+    data, weight = te.placeholder((1, 1, 9, width, 16), name="x"), te.placeholder((2, 1, 3, 3, 16, 16), name="k")
+    func = te.create_prim_func([data, weight, conv2d_nchwc(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)])
+    library = _library(first_seed(CONV2D, normalise(func, {"w": Free("w", Range(3, 40), 28)}), TARGET)[0])
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((2, 1, 3, 3, 16, 16)).astype(np.float32)
+    for w in range(3, 41):
+        x = rng.standard_normal((1, 1, 9, w, 16)).astype(np.float32)
+        y = tvm.runtime.tensor(np.full((1, 2, 9, w, 16), np.nan, np.float32))
+        library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(k), y)
+        padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (1, 1), (1, 1), (0, 0)])
+        expected = sum(np.einsum("nbhwi,obij->nohwj", padded[:, :, r : r + 9, s : s + w], k[:, :, r, s])
+                       for r in range(3) for s in range(3))
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=str(w))
