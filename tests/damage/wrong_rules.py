@@ -59,7 +59,7 @@ def check(case: Case) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     _small()
-    return harness.main(STRATEGIES, check, argv, seconds=120)
+    return harness.main(STRATEGIES, check, argv, seconds=240)
 
 
 if __name__ == "__main__":
