@@ -75,7 +75,7 @@ def test_every_extra_can_be_resolved_by_name() -> None:
     assert extras.keys() >= {"bench", "torch", "dev"}
     for lines in extras.values():
         for line in filter(None, lines.splitlines()):
-            assert re.fullmatch(r"[\w.-]+(\[\w+\])?\s*(>=|==)\s*[\d.]+", line.strip()), line
+            assert re.fullmatch(r"[\w.-]+(\[\w+\])?\s*(>=|==)\s*[\d.]+(,<[\d.]+)?", line.strip()), line
 
 
 def test_importing_mlc_is_cheap() -> None:

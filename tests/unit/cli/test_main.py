@@ -42,7 +42,7 @@ def test_help_is_quick() -> None:
 def test_every_command_has_help_and_the_common_options(command, capsys) -> None:
     assert main([command.name, "--help"]) == 0
     text = capsys.readouterr().out
-    if command.name in ("log", "rules"):  # the options belong to their own sub-commands
+    if command.name in ("jobs", "log", "rules"):  # the options belong to their own sub-commands
         assert main([command.name, "show", "--help"]) == 0
         text = capsys.readouterr().out
     assert "--json" in text and "--debug" in text
