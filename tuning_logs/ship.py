@@ -110,7 +110,9 @@ def refresh(targets: Sequence[str], models: Sequence[str], output: Path) -> Outc
                 tasks = [task for task in tasks_of(model, target) if task.key not in done]
                 done.update(task.key for task in tasks)
                 kept, replaced = refreshed(tasks, read(file), measurer)
-                counts[name] = write(file, kept)
+                changed = {new.task_key for _, new in replaced}
+                choices = {task.choice for task in tasks if task.choice and task.key in changed}
+                counts[name] = write(file, in_turn([t for t in tasks if t.choice in choices], kept, measurer))
                 for old, new in replaced:
                     console.print(f"{model}: {new.task_name} {new.seconds * 1e6:.0f} us in place of "
                                   f"{old.seconds * 1e6:.0f}", soft_wrap=True, markup=False)
