@@ -55,10 +55,10 @@ class File:
 
 @dataclass(frozen=True)
 class Exported:
-    """A candidate's ``library``, and for calls of it: its parameters, the reference outputs, the gauge's library.
+    """A candidate's ``binary``, and for calls of it: its parameters, the reference outputs, the gauge's library.
     Where ``failure`` is not empty there is none of these; it is as in a result."""
 
-    library: File | None = None
+    binary: File | None = None
     params: tuple[Param, ...] = ()
     reference: File | None = None
     gauge: File | None = None
@@ -70,7 +70,7 @@ class Exported:
     @property
     def files(self) -> list[File]:
         """What a device must have to run it."""
-        return [file for file in (self.library, self.reference, self.gauge) if file is not None]
+        return [file for file in (self.binary, self.reference, self.gauge) if file is not None]
 
 
 @dataclass(frozen=True)

@@ -199,9 +199,9 @@ def run_on(session: Any, exporter: Exporter, job: Job) -> tuple[MeasureResult, .
 
 def _given(request: MeasureRequest, exported: Exported) -> MeasureRequest:
     """A request as :class:`mlc.measure.board.Board` takes it."""
-    assert exported.library is not None and exported.reference is not None and exported.gauge is not None
+    assert exported.binary is not None and exported.reference is not None and exported.gauge is not None
     interface = Interface(exported.params, exported.reference.name, exported.gauge.name)
-    return replace(request, func=interface.text(), target="", trace="", scheduled=exported.library.name)
+    return replace(request, func=interface.text(), target="", trace="", scheduled=exported.binary.name)
 
 
 def native_target(board: Board) -> str:
