@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--log", type=Path, help="the tuning log (default: your own over the shipped one)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
-    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
+    parser.add_argument("--publish", nargs="?", const="unseen", choices=("unseen", "unseen-avx2"),
+                        help="put the table into a section of results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-unseen")
     args = parser.parse_args(argv)
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(list(results.rows.values()))
     write_whole(args.output / "table.md", text)
     if args.publish:
-        publish("unseen", text)
+        publish(args.publish, text)
     print(text)
     return 0
 
