@@ -33,9 +33,6 @@ class MemoryLog:
     def best(self, task_key: str) -> Record | None:
         return self._best.get(task_key)
 
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        return {key: self._best[key] for key in task_keys if key in self._best}
-
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for record in self._records:
             if task_key in (None, record.task_key) and session in (None, record.session):
@@ -82,10 +79,6 @@ class Layers:
 
     def best(self, task_key: str) -> Record | None:
         return next((found for reader in self.readers if (found := reader.best(task_key)) is not None), None)
-
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
-        return {key: record for key, record in found.items() if record is not None}
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for reader in self.readers:

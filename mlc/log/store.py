@@ -50,9 +50,6 @@ class LogReader(Protocol):
         is clearly faster; where none were compared, the fastest.
         """
 
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        """:meth:`best` of many tasks; those without a record are left out."""
-
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         """All records that match, oldest first."""
 
@@ -206,10 +203,6 @@ class TuningLog:
         """``(number, seconds)`` of each record of a task, oldest first, a failure's infinite: without reading any."""
         rows = self._rows("SELECT id, seconds FROM records WHERE task_key = ? ORDER BY id", task_key)
         return [(number, seconds if isinstance(seconds, float) else float("inf")) for number, seconds in rows]
-
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
-        return {key: record for key, record in found.items() if record is not None}
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for row in self.rows(task_key, session):
