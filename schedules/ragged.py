@@ -41,9 +41,9 @@ def _with_plain_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     extents: dict[tirx.Var, Any] = {}
     walk(func.body, (tirx.For, lambda loop: extents.__setitem__(loop.loop_var, loop.extent)))
 
-    def plain(rest: tirx.FloorMod) -> Any:
-        extent = extents.get(rest.a) if isinstance(rest.a, tirx.Var) else None
-        return rest.a if extent is not None and tvm_ffi.structural_equal(extent, rest.b) else rest
+    def plain(modulo: tirx.FloorMod) -> Any:
+        extent = extents.get(modulo.a) if isinstance(modulo.a, tirx.Var) else None
+        return modulo.a if extent is not None and tvm_ffi.structural_equal(extent, modulo.b) else modulo
 
     def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
         predicate = tvm_ffi.structural_map(realize.predicate, (tirx.FloorMod, plain))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mlc.config import user_log_path
@@ -61,7 +62,7 @@ class MemoryLog:
         pass
 
 
-class Layers:
+class Layers(AbstractContextManager["Layers"]):
     """``readers`` in the order of trust: a lower one is asked only where the upper ones have no record.
 
     Times are not compared: those of two machines say nothing about each other, and a tuning run has timed what ships
@@ -70,9 +71,6 @@ class Layers:
 
     def __init__(self, readers: Iterable[LogReader]) -> None:
         self.readers = tuple(readers)
-
-    def __enter__(self) -> Layers:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -8,7 +8,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -69,7 +69,7 @@ class LogReader(Protocol):
         """Let go of the file. Idempotent."""
 
 
-class TuningLog:
+class TuningLog(AbstractContextManager["TuningLog"]):
     """One log file. A record that :meth:`append` has returned for survives any kill and any power cut.
 
     Opening creates the file and its folder unless ``readonly``. Every failure is a :class:`LogError` of one line.
@@ -84,9 +84,6 @@ class TuningLog:
         self._lock = threading.RLock()
         self._damaged: set[tuple[str, Any]] = set()
         self._db = schema.connect(self.path, readonly)
-
-    def __enter__(self) -> TuningLog:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
