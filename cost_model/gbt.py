@@ -32,25 +32,24 @@ __all__ = ["RankingModel"]
 _FORMAT = 2
 #: weight of the analytic estimate, in units of the ranking loss for each factor of two
 _PRIOR_WEIGHT = 2.0
+#: the most trees, and the cores that training may use
+_ROUNDS, _THREADS = 60, 1
 
 
 class RankingModel:
     """XGBoost's ranking over :data:`cost_model.features.FEATURES`, grouped by task.
 
-    ``capacity`` bounds the samples that are kept and trained on (the newest of them), ``rounds`` the most trees,
-    ``threads`` the cores that training may use. Equal samples in equal order give equal models. ``explore`` standard
-    deviations of the pre-trained model's prediction are added to a score: what is uncertain is worth a trial.
+    ``capacity`` bounds the samples that are kept and trained on (the newest of them). Equal samples in equal order give
+    equal models. ``explore`` standard deviations of the pre-trained model's prediction are added to a score: what is
+    uncertain is worth a trial.
     """
 
     def __init__(
-        self, *, seed: int = 0, capacity: int = 3000, rounds: int = 60, threads: int = 1,
-        pretrained: Pretrained | None = None, explore: float = 0.0,
+        self, *, seed: int = 0, capacity: int = 3000, pretrained: Pretrained | None = None, explore: float = 0.0
     ) -> None:
         self._pretrained, self._explore = pretrained, explore
         self._seed = seed
         self._capacity = capacity
-        self._rounds = rounds
-        self._threads = threads
         self._samples: list[Sample] = []
         self._booster: xgboost.Booster | None = None
 
@@ -78,7 +77,7 @@ class RankingModel:
         import xgboost
 
         rows = np.stack([f.vector for f in features])
-        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * base, nthread=self._threads)
+        data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * base, nthread=_THREADS)
         learned = np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
         return learned + _PRIOR_WEIGHT * bonus
 
@@ -109,11 +108,11 @@ class RankingModel:
         number = {group: i for i, group in enumerate(groups)}
         data = xgboost.DMatrix(
             np.stack([s.features.vector for s in ordered]), label=_relevance(ordered),
-            qid=np.array([number[s.group] for s in ordered]), nthread=self._threads,
+            qid=np.array([number[s.group] for s in ordered]), nthread=_THREADS,
             base_margin=_PRIOR_WEIGHT * self._base([s.features for s in ordered])[0],
         )
         # few samples, few trees: see the head of this file
-        rounds = min(self._rounds, max(4, len(ordered)))
+        rounds = min(_ROUNDS, max(4, len(ordered)))
         self._booster = xgboost.train(self._parameters(), data, num_boost_round=rounds)
 
     def _parameters(self) -> dict[str, Any]:
@@ -121,7 +120,7 @@ class RankingModel:
             "objective": "rank:pairwise", "lambdarank_pair_method": "mean",
             "lambdarank_num_pair_per_sample": 8, "max_depth": 6, "eta": 0.2, "min_child_weight": 0.1,
             "colsample_bytree": 0.5, "lambda": 2.0, "tree_method": "hist", "max_bin": 64,
-            "base_score": 0.0, "nthread": self._threads, "seed": self._seed, "verbosity": 0,
+            "base_score": 0.0, "nthread": _THREADS, "seed": self._seed, "verbosity": 0,
         }
 
     def save(self) -> bytes:

@@ -24,7 +24,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules.analysis import op_name, uses, walk
+from schedules.analysis import op_name, replaced, uses, walk
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
 from schedules.pieces import expanded
@@ -165,8 +165,8 @@ def _first_index(loop: tirx.For, buffer: tirx.Buffer, from_start: bool = True) -
     if indices is None:
         return None
     for _ in realizes:  # a block's iterators may be in terms of those of the block around it
-        indices = [_replaced(index, values) for index in indices]
-    return [_replaced(index, start) for index in indices]
+        indices = [replaced(index, values) for index in indices]
+    return [replaced(index, start) for index in indices]
 
 
 def _indices(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[Any] | None:
@@ -176,10 +176,6 @@ def _indices(block: s_tir.SBlock, buffer: tirx.Buffer) -> list[Any] | None:
     found = [list(load.indices) for load in loads if load.source.same_as(buffer)]
     found += [[r.min for r in m.source.region] for m in block.match_buffers if m.source.source.same_as(buffer)]
     return found[0] if found else None
-
-
-def _replaced(expr: Any, values: dict[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def _contains(outer: tirx.For, inner: tirx.For) -> bool:
@@ -310,7 +306,7 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
             largest = [int(analyzer.const_int_bound(analyzer.simplify(extent)).max_value) for extent in full.shape]
             shape = [tirx.const(bound, str(extent.ty)) for bound, extent in zip(largest, full.shape, strict=True)]
             image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope="local")
-    return found.with_body(tvm_ffi.structural_map(found.body, (tirx.Var, lambda var: image.get(var, var))))
+    return found.with_body(replaced(found.body, image))
 
 
 def _local_buffers(func: tirx.PrimFunc) -> list[tirx.Var]:

@@ -41,9 +41,9 @@ def boxed(func: tirx.PrimFunc, box: Box, usual: Sequence[int]) -> tirx.PrimFunc:
     """
     free = variables(func)
     fixed = {var: low for var, (low, high) in zip(free, box, strict=True) if low == high}
-    rest = [[low, high, size] for (low, high), size in zip(box, usual, strict=True) if low != high]
+    free_sizes = [[low, high, size] for (low, high), size in zip(box, usual, strict=True) if low != high]
     made = specialised(func, fixed) if fixed else func
-    return made.with_attr(SIZES, rest) if rest else made
+    return made.with_attr(SIZES, free_sizes) if free_sizes else made
 
 
 def with_pieces(func: tirx.PrimFunc, pieces: Sequence[Piece]) -> tirx.PrimFunc:
@@ -68,12 +68,12 @@ def expanded(mod: tvm.IRModule) -> tvm.IRModule:
             made[var] = func
             continue
         symbol = str(func.attrs["global_symbol"])
-        rest = func.without_attr(PIECES)
+        general = func.without_attr(PIECES)
         pieces = pieces_of(func)
         names = [f"{symbol}__{number}" for number in range(len(pieces) + 1)]
-        for name, piece in zip(names, [*(piece.func for piece in pieces), rest], strict=True):
+        for name, piece in zip(names, [*(piece.func for piece in pieces), general], strict=True):
             made[tvm.ir.GlobalVar(name)] = _like(piece, func).with_attr("global_symbol", name)
-        made[var] = _dispatch(rest, names, [piece.box for piece in pieces])
+        made[var] = _dispatch(general, names, [piece.box for piece in pieces])
     return tvm.IRModule(made, attrs=mod.attrs)
 
 

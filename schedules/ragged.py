@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import loads, uses, walk
+from schedules.analysis import loads, replaced, uses, walk
 from schedules.free import SIZES, variables
 
 __all__ = ["whole_tiles"]
@@ -41,9 +41,9 @@ def _with_plain_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     extents: dict[tirx.Var, Any] = {}
     walk(func.body, (tirx.For, lambda loop: extents.__setitem__(loop.loop_var, loop.extent)))
 
-    def plain(rest: tirx.FloorMod) -> Any:
-        extent = extents.get(rest.a) if isinstance(rest.a, tirx.Var) else None
-        return rest.a if extent is not None and tvm_ffi.structural_equal(extent, rest.b) else rest
+    def plain(modulo: tirx.FloorMod) -> Any:
+        extent = extents.get(modulo.a) if isinstance(modulo.a, tirx.Var) else None
+        return modulo.a if extent is not None and tvm_ffi.structural_equal(extent, modulo.b) else modulo
 
     def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
         predicate = tvm_ffi.structural_map(realize.predicate, (tirx.FloorMod, plain))
@@ -105,7 +105,7 @@ def _iterations(loop: tirx.For, inner: Sequence[tirx.Var], analyzer: Any, value:
         return None
 
     def at(values: dict[tirx.Var, int]) -> Any:
-        return _replaced(value, {v: tirx.const(n, str(v.ty)) for v, n in values.items()})
+        return replaced(value, {v: tirx.const(n, str(v.ty)) for v, n in values.items()})
 
     origin = {v: 0 for v in inner}
     steps = [analyzer.simplify(at({**origin, v: 1, **({} if v is var else {var: 0})}) - at({**origin, var: 0}))
@@ -183,7 +183,7 @@ def _clamp(ends: dict[tirx.Var, Any]) -> Callable[[TensorLoad], Any]:
     def clamp(load: TensorLoad) -> Any:
         if str(load.source.scope()) == "local" or not any(uses(index, list(image)) for index in load.indices):
             return load
-        return tirx.BufferLoad(load.source, [_replaced(index, image) for index in load.indices])
+        return tirx.BufferLoad(load.source, [replaced(index, image) for index in load.indices])
 
     return clamp
 
@@ -199,7 +199,3 @@ def _bound(condition: Any) -> tuple[Any, Any] | None:
     if isinstance(condition, tirx.LE):
         return condition.a, condition.b
     return (condition.a, condition.b - 1) if isinstance(condition, tirx.LT) else None
-
-
-def _replaced(expr: Any, values: dict[tirx.Var, Any]) -> Any:
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

@@ -224,7 +224,7 @@ def in_turn(tasks: Sequence[Task], records: Sequence[Record], measurer: Measurer
 
 def best_records(log: LogReader, keys: Iterable[str]) -> list[Record]:
     """The record that each task is compiled from, without what only its run was concerned with."""
-    return [_slim(record) for record in log.best_of(keys).values()]
+    return [_slim(record) for key in dict.fromkeys(keys) if (record := log.best(key)) is not None]
 
 
 def _slim(record: Record) -> Record:

@@ -45,14 +45,11 @@ def in_pieces(
         found = tuned(part)
         if found is None and not _usual(task.func, box):
             found = seeded(part)
-            found = None if found is None or not _differs(found, whole) else found
+            if found is not None and found[0] == whole[0] and _parallel(found[1]) == _parallel(whole[1]):
+                found = None
         if found is not None:
             pieces.append(Piece(box, found[1]))
     return with_pieces(whole[1], pieces)
-
-
-def _differs(one: Scheduled, other: Scheduled) -> bool:
-    return bool(one[0] != other[0]) or _parallel(one[1]) != _parallel(other[1])
 
 
 def _parallel(func: tirx.PrimFunc) -> int:

@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,14 +199,6 @@ def _torch(job: Job, compiled: bool) -> Engine:
     return Engine(inputs, bind)
 
 
-def _torch_eager(job: Job) -> Engine:
-    return _torch(job, compiled=False)
-
-
-def _torch_compile(job: Job) -> Engine:
-    return _torch(job, compiled=True)
-
-
 def _tvm(job: Job) -> Engine:
     """TVM as it comes: its default pipelines, no tuning. Its loops are naive, so this is slow."""
     import tvm
@@ -287,8 +280,8 @@ ENGINES: dict[str, Callable[[Job], Engine]] = {
     "mlc-untuned": _mlc,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
-    "torch-eager": _torch_eager,
-    "torch-compile": _torch_compile,
+    "torch-eager": partial(_torch, compiled=False),
+    "torch-compile": partial(_torch, compiled=True),
     "tvm": _tvm,
     "tvm-metaschedule": _tvm_metaschedule,
 }

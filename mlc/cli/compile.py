@@ -133,7 +133,7 @@ def _kernels(report: Path, exe: Executable) -> dict[str, Any]:
 def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable) -> Path:
     from mlc.log import layered
     from mlc.log.shipped import is_shipped
-    from mlc.report.html import CompileReport, FunctionRow, KernelRow, scripts, write
+    from mlc.report.html import CompileReport, FunctionRow, scripts, write
     from mlc.target import resolve
 
     functions = document["functions"]
@@ -153,8 +153,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     facts = [document["target"], f"{document['threads']} threads", fmt.bytes_(document["bytes"]),
              f"built in {document['seconds']:.1f} s", *rounded, versions]
     every = [record for found in records.values() for record in found]
-    compiled = [KernelRow(**kernel) for kernel in document.get("kernels", ())]
-    return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every, compiled))
+    return write(args.report, CompileReport(exe.metadata["name"], facts, rows, every, document.get("kernels", ())))
 
 
 def _source(function: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options
-from mlc.cli.outcome import Command, Outcome
+from mlc.cli.outcome import Command, Outcome, run_chosen
 from mlc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -196,9 +196,4 @@ def _show(args: argparse.Namespace) -> Outcome:
     return Outcome(document, render)
 
 
-def _execute(args: argparse.Namespace) -> Outcome:
-    outcome: Outcome = args.run(args)
-    return outcome
-
-
-COMMAND = Command("jobs", "look at a jobs file of `mlc tune`", _add_arguments, _execute, epilog=EPILOG)
+COMMAND = Command("jobs", "look at a jobs file of `mlc tune`", _add_arguments, run_chosen, epilog=EPILOG)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import log_model, options
-from mlc.cli.outcome import Command, Outcome
+from mlc.cli.outcome import Command, Outcome, run_chosen
 from mlc.errors import LogError, UsageError
 
 if TYPE_CHECKING:
@@ -341,9 +341,4 @@ def _line(text: str) -> Callable[[Console], None]:
     return lambda console: console.print(text, soft_wrap=True)
 
 
-def _execute(args: argparse.Namespace) -> Outcome:
-    outcome: Outcome = args.run(args)
-    return outcome
-
-
-COMMAND = Command("log", "show, merge, move, prune, learn from and check tuning logs", _add_arguments, _execute)
+COMMAND = Command("log", "show, merge, move, prune, learn from and check tuning logs", _add_arguments, run_chosen)

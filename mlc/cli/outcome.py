@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Command", "Outcome"]
+__all__ = ["Command", "Outcome", "run_chosen"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,9 @@ class Command:
     execute: Callable[[argparse.Namespace], Outcome]
     needs_tvm: bool = True
     epilog: str = ""
+
+
+def run_chosen(args: argparse.Namespace) -> Outcome:
+    """What a command of several does: ``run`` of the subcommand that was chosen."""
+    outcome: Outcome = args.run(args)
+    return outcome

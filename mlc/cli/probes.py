@@ -239,15 +239,11 @@ def _cuda() -> Iterator[Finding]:
     version = ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
     found = ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in gpus(library))
-    release = f"CUDA {_cuda_version(version.value)}"
+    release = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     if found:
         yield Finding("cuda driver", "ok", f"{release}: {found}")
     else:
         yield Finding("cuda driver", "note", f"{release}, but no GPU answers")
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _logs() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.cli import options, rules_library
-from mlc.cli.outcome import Command, Outcome
+from mlc.cli.outcome import Command, Outcome, run_chosen
 from mlc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,9 +72,4 @@ def _show(args: argparse.Namespace) -> Outcome:
     return Outcome(document, render)
 
 
-def _execute(args: argparse.Namespace) -> Outcome:
-    outcome: Outcome = args.run(args)
-    return outcome
-
-
-COMMAND = Command("rules", "prove, check and show graph substitutions", _add_arguments, _execute, needs_tvm=False)
+COMMAND = Command("rules", "prove, check and show graph substitutions", _add_arguments, run_chosen, needs_tvm=False)

@@ -59,7 +59,7 @@ def architectures(target: tvm.target.Target) -> tuple[str, ...]:
 
 
 @contextmanager
-def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[list[str]]:
+def machine_code(archs: Sequence[str]) -> Iterator[list[str]]:
     """Inside this context TVM builds CUDA functions into machine code for ``archs``; yields the sources so far.
 
     Raises :class:`BuildError` on entry where there is no compiler, and :class:`CodeGenerationError` on exit where it
@@ -76,7 +76,7 @@ def machine_code(archs: Sequence[str], *, fast_math: bool = False) -> Iterator[l
     def compile_source(source: str) -> bytes:
         sources.append(source)
         try:
-            return compile_code(source, archs, fast_math=fast_math)
+            return compile_code(source, archs)
         except BuildError as error:  # its type would not survive the way through TVM
             failures.append(CodeGenerationError(str(error)))
             raise

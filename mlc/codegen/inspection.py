@@ -13,7 +13,7 @@ import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,7 @@ class Kernel:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; of the instructions those that move data ahead, multiply on tensor cores, or spill."""
-        counted = {opcode: count for opcode in _TOLD if (count := self.count(opcode))}
-        return {
-            "name": self.name, "arch": self.arch, "threads": self.threads, "blocks": self.blocks,
-            "registers": self.registers, "stack_bytes": self.stack_bytes, "spilled_bytes": self.spilled_bytes,
-            "shared_bytes": self.shared_bytes, "instructions": counted,
-        }
+        return {**asdict(self), "instructions": {opcode: n for opcode in _TOLD if (n := self.count(opcode))}}
 
 
 #: opcodes that a report counts: products on tensor cores, asynchronous copies, fragments, plain multiply-adds, memory

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.frontend.onnx_values import array_of, dtype_of, input_at
+from mlc.frontend.onnx_values import array_of, dtype_of, emitter, input_at
 
 __all__ = ["dequantize_linear", "dynamic_quantize_linear", "is_valid_scale", "quantize_linear"]
 
@@ -273,40 +273,30 @@ def _quantised_by_parts(bb: Any, x: Any, given: _Parameters, divided: str, wante
     A quotient of 16-bit numbers is that of float32 rounded once more, which changes nothing: float32 has more than
     twice their digits.
     """
-    from tvm import relax
-
-    def emit(operator: Callable[..., Any], *args: Any) -> Any:
-        return bb.normalize(operator(*args))
-
-    op, shape = relax.op, [int(extent) for extent in x.ty.shape]
+    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
     data, scale, zero_point = _beside(bb, x, given)
     if divided != "float32":
         scale = _converted(bb, _converted(bb, scale, divided), "float32")
         if dtype_of(data) != divided:
-            data = emit(op.astype, data, divided)
-    quotient = emit(op.divide, _converted(bb, data, "float32"), scale)
+            data = emit("astype", data, divided)
+    quotient = emit("divide", _converted(bb, data, "float32"), scale)
     if divided != "float32":
-        quotient = emit(op.astype, emit(op.astype, quotient, divided), "float32")
-    moved = emit(op.round, quotient)
+        quotient = emit("astype", emit("astype", quotient, divided), "float32")
+    moved = emit("round", quotient)
     offsets = array_of(zero_point)
     if offsets is None or offsets.any():
-        moved = emit(op.add, moved, zero_point)
+        moved = emit("add", moved, zero_point)
     least, largest = _NARROW.get(wanted) or (np.iinfo(stored).min, np.iinfo(stored).max)
-    result = emit(op.astype, emit(op.clip, moved, int(least), int(largest)), stored)
-    return emit(op.reshape, result, shape) if given.block else result
+    result = emit("astype", emit("clip", moved, int(least), int(largest)), stored)
+    return emit("reshape", result, shape) if given.block else result
 
 
 def _dequantised_blocks(bb: Any, x: Any, given: _Parameters) -> Any:
     """``reshape((astype(reshape(x)) - zero_point) * scale)``; of weights, ``x`` stays the constant of integers."""
-    from tvm import relax
-
-    def emit(operator: Callable[..., Any], *args: Any) -> Any:
-        return bb.normalize(operator(*args))
-
-    op, shape = relax.op, [int(extent) for extent in x.ty.shape]
+    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
     data, scale, zero_point = _beside(bb, x, given)
-    wide = emit(op.astype, data, "float32")
+    wide = emit("astype", data, "float32")
     offsets = array_of(zero_point)
     if offsets is None or offsets.any():
-        wide = emit(op.subtract, wide, zero_point)
-    return emit(op.reshape, emit(op.multiply, wide, scale), shape)
+        wide = emit("subtract", wide, zero_point)
+    return emit("reshape", emit("multiply", wide, scale), shape)

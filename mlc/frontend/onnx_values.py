@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-__all__ = ["array_of", "constant_at", "dtype_of", "input_at", "required_at", "text"]
+__all__ = ["array_of", "constant_at", "dtype_of", "emitter", "input_at", "required_at", "text"]
 
 
 def dtype_of(expr: Any) -> str:
     return str(expr.ty.dtype)
+
+
+def emitter(bb: Any, dtype: str = "float32") -> Callable[..., Any]:
+    """``emit("multiply", x, 0.5)``: an operator of Relax by its name, such as ``"nn.pad"``, normalised by the block
+    builder ``bb``. Arguments that are floats become constants of ``dtype``."""
+    from tvm import relax
+
+    def emit(name: str, *args: Any, **attrs: Any) -> Any:
+        given = [relax.const(arg, dtype) if isinstance(arg, float) else arg for arg in args]
+        return bb.normalize(attrgetter(name)(relax.op)(*given, **attrs))
+
+    return emit
 
 
 def array_of(expr: Any) -> np.ndarray | None:

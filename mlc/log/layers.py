@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mlc.config import user_log_path
@@ -33,9 +34,6 @@ class MemoryLog:
     def best(self, task_key: str) -> Record | None:
         return self._best.get(task_key)
 
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        return {key: self._best[key] for key in task_keys if key in self._best}
-
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for record in self._records:
             if task_key in (None, record.task_key) and session in (None, record.session):
@@ -64,7 +62,7 @@ class MemoryLog:
         pass
 
 
-class Layers:
+class Layers(AbstractContextManager["Layers"]):
     """``readers`` in the order of trust: a lower one is asked only where the upper ones have no record.
 
     Times are not compared: those of two machines say nothing about each other, and a tuning run has timed what ships
@@ -74,18 +72,11 @@ class Layers:
     def __init__(self, readers: Iterable[LogReader]) -> None:
         self.readers = tuple(readers)
 
-    def __enter__(self) -> Layers:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def best(self, task_key: str) -> Record | None:
         return next((found for reader in self.readers if (found := reader.best(task_key)) is not None), None)
-
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
-        return {key: record for key, record in found.items() if record is not None}
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for reader in self.readers:

@@ -43,6 +43,7 @@ __all__ = ["SPACE", "Conversion", "export_database", "import_database", "is_data
 SPACE = "metaschedule"
 _WORKLOADS, _RECORDS = "database_workload.json", "database_tuning_record.json"
 _MOST_PARAMETERS = 64
+_BEST = 8  # records of a task that are exported
 _FAILED = 1e9  # MetaSchedule's time of a failure, and anything longer
 
 
@@ -69,8 +70,8 @@ def is_database(path: Path) -> bool:
     return (path / _WORKLOADS).is_file() and (path / _RECORDS).is_file()
 
 
-def export_database(log: TuningLog, folder: str | Path, best: int = 8) -> Conversion:
-    """Add the ``best`` fastest records of each task to the database in ``folder``, which is made if need be."""
+def export_database(log: TuningLog, folder: str | Path) -> Conversion:
+    """Add the eight fastest records of each task to the database in ``folder``, which is made if need be."""
     from tvm.s_tir.meta_schedule.database import TuningRecord
     from tvm.s_tir.meta_schedule.database import Workload as TheirWorkload
 
@@ -85,7 +86,7 @@ def export_database(log: TuningLog, folder: str | Path, best: int = 8) -> Conver
         except ValueError:
             done.skipped["whose functions are damaged"] += summary.records
             continue
-        records = sorted((r for r in log.records(summary.task_key) if r.ok), key=lambda r: r.seconds)[:best]
+        records = sorted((r for r in log.records(summary.task_key) if r.ok), key=lambda r: r.seconds)[:_BEST]
         written = 0
         for form in _forms(task.func):
             entry = database.commit_workload(tvm.IRModule({"main": form}))

@@ -154,7 +154,7 @@ def _text(data: bytes) -> str:
 def _connect_readonly(path: Path) -> sqlite3.Connection:
     """A reader that leaves no trace; where not even a lock file can be made, the file is taken as finished."""
     attempts: list[dict[str, str]] = [{}, {"immutable": "1"}]
-    if not _has_wal(path):
+    if not path.with_name(path.name + "-wal").exists():
         attempts.reverse()  # nothing is pending and nobody writes: no shared memory file is needed
     for attempt in attempts:
         db = _open(path, "ro", **attempt)
@@ -169,10 +169,6 @@ def _connect_readonly(path: Path) -> sqlite3.Connection:
             db.close()
             raise
     raise AssertionError("unreachable")
-
-
-def _has_wal(path: Path) -> bool:
-    return path.with_name(path.name + "-wal").exists()
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

@@ -8,7 +8,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -50,9 +50,6 @@ class LogReader(Protocol):
         is clearly faster; where none were compared, the fastest.
         """
 
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        """:meth:`best` of many tasks; those without a record are left out."""
-
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         """All records that match, oldest first."""
 
@@ -72,7 +69,7 @@ class LogReader(Protocol):
         """Let go of the file. Idempotent."""
 
 
-class TuningLog:
+class TuningLog(AbstractContextManager["TuningLog"]):
     """One log file. A record that :meth:`append` has returned for survives any kill and any power cut.
 
     Opening creates the file and its folder unless ``readonly``. Every failure is a :class:`LogError` of one line.
@@ -87,9 +84,6 @@ class TuningLog:
         self._lock = threading.RLock()
         self._damaged: set[tuple[str, Any]] = set()
         self._db = schema.connect(self.path, readonly)
-
-    def __enter__(self) -> TuningLog:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -206,10 +200,6 @@ class TuningLog:
         """``(number, seconds)`` of each record of a task, oldest first, a failure's infinite: without reading any."""
         rows = self._rows("SELECT id, seconds FROM records WHERE task_key = ? ORDER BY id", task_key)
         return [(number, seconds if isinstance(seconds, float) else float("inf")) for number, seconds in rows]
-
-    def best_of(self, task_keys: Iterable[str]) -> dict[str, Record]:
-        found = {key: self.best(key) for key in dict.fromkeys(task_keys)}
-        return {key: record for key, record in found.items() if record is not None}
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for row in self.rows(task_key, session):

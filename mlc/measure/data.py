@@ -16,7 +16,7 @@ STYLES = ("normal", "positive")
 _SEED = 20_240_229
 _HALF_BITS_TOLERANCE = 16  # units of the last place that a sum in a 16-bit type may be off, relative to the largest
 _SMALL = 8  # bound of integers that mean nothing in particular
-_ORDINARY = 1e3  # times the median magnitude: larger values (masks, say) must not widen the tolerance of the rest
+_ORDINARY = 1e3  # times the median magnitude: larger values (masks, say) must not widen the others' tolerance
 
 
 @dataclass(frozen=True)

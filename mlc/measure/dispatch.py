@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from mlc.errors import MeasureError
@@ -58,7 +59,7 @@ class _Open:
     deadline: float | None = None
 
 
-class Dispatcher:
+class Dispatcher(AbstractContextManager["Dispatcher"]):
     """Implements :class:`mlc.measure.measurer.Measurer` with any :class:`Executor`; several batches may be under way.
 
     A job whose executor says that it is lost, or says nothing until its deadline, is submitted again, ``attempts``
@@ -83,9 +84,6 @@ class Dispatcher:
         self._waiting: deque[_Open] = deque()
         self._deadlines: list[tuple[float, str]] = []  # a heap; entries of answered jobs are left in it
         self._closed = False
-
-    def __enter__(self) -> Dispatcher:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

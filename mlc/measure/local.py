@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class _Batch:
         return [c.result for c in self.candidates if c.result is not None]
 
 
-class LocalMeasurer:
+class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
     """Implements :class:`mlc.measure.measurer.Measurer` with ``workers`` processes on this machine.
 
     A candidate that crashes or hangs costs its worker, which is replaced, and nothing else. One that crashes in a
@@ -102,9 +103,6 @@ class LocalMeasurer:
         self._known: dict[tuple[str, str], MeasureResult] = {}
         self._batches = 0
         self._ran: WorkerProcess | None = None  # the last candidate's
-
-    def __enter__(self) -> LocalMeasurer:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -161,7 +159,7 @@ class LocalMeasurer:
             self._pool.serve(jobs, slots)
             self._pool.settle()
             # those of one worker after another, first of the one that ran last: whenever the worker changes, the last
-            # one's threads must come to rest
+            # one's threads must be idle
             for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
                 self._run(batch, candidate)
 

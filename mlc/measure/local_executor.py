@@ -32,7 +32,7 @@ class LocalExecutor:
     """Implements :class:`mlc.measure.executor.Executor` with a measurer of this machine, which loses nothing.
 
     Nothing here runs by itself: what was submitted is done, all together, by the next :meth:`poll` that may wait.
-    Jobs of one candidate are one batch for the measurer, which builds some while others rest.
+    Jobs of one candidate are one batch for the measurer, which builds some while others wait.
     """
 
     def __init__(self, measurer: Measurer) -> None:

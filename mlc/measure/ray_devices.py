@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster as devices: one actor on each node that offers the machine class.
+"""The nodes of a Ray cluster as devices: one actor on each node that provides the machine class.
 
-``mlc worker --class NAME`` makes a node offer the resource ``mlc-NAME``, of which an actor takes the whole, so that two
+``mlc worker --class NAME`` makes a node provide the resource ``mlc-NAME``, of which an actor takes all, so that two
 sessions never measure on one node. Ray reaches its nodes by gRPC and unpickles what comes, so clusters that mlc starts
 ask for the token ``MLC_TOKEN`` (Ray's token authentication). Those of this machine alone listen on the loopback address
 (:func:`loopback`); the processes of others listen on all.
@@ -75,7 +75,7 @@ def options(class_name: str) -> dict[str, Any]:
 
 
 def class_of(resources: Mapping[str, float]) -> str:
-    """The class that a node's resources offer; empty for none."""
+    """The class that a node's resources name; empty for none."""
     return next((name[len(PREFIX) :] for name in sorted(resources) if name.startswith(PREFIX)), "")
 
 

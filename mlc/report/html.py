@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlc.errors import UsageError
 from mlc.report import format as fmt
@@ -20,7 +20,7 @@ from mlc.text import as_html
 if TYPE_CHECKING:
     from mlc.log.record import Record
 
-__all__ = ["CompileReport", "FunctionRow", "KernelRow", "check_folder", "document", "page", "scripts", "write"]
+__all__ = ["CompileReport", "FunctionRow", "check_folder", "document", "page", "scripts", "write"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #0072B2; --mute: #888; }
@@ -58,29 +58,15 @@ class FunctionRow:
 
 
 @dataclass(frozen=True)
-class KernelRow:
-    """What the compiler made of a GPU's kernel; ``blocks`` of ``threads`` run on a multiprocessor at once."""
-
-    name: str
-    arch: str
-    threads: int
-    blocks: int
-    registers: int
-    stack_bytes: int
-    spilled_bytes: int
-    shared_bytes: int
-    instructions: dict[str, int]
-
-
-@dataclass(frozen=True)
 class CompileReport:
-    """What the page shows. ``facts`` stand under the title; ``records`` are the log's, for the curves."""
+    """What the page shows. ``facts`` stand under the title; ``records`` are the log's, for the curves; ``kernels`` are
+    :meth:`mlc.codegen.inspection.Kernel.to_json`'s."""
 
     title: str
     facts: Sequence[str]
     functions: Sequence[FunctionRow]
     records: Sequence[Record] = ()
-    kernels: Sequence[KernelRow] = ()
+    kernels: Sequence[Mapping[str, Any]] = ()
 
 
 def check_folder(folder: Path) -> None:
@@ -154,19 +140,20 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
     yield "</tbody></table>"
 
 
-def _kernels(rows: Sequence[KernelRow]) -> Iterable[str]:
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if not rows:
         return
-    yield (f"<h2>Kernels</h2><p>For {as_html(rows[0].arch)}. A spilled register or an array on the stack goes through "
-           "memory; a multiprocessor runs as many blocks at once as registers, shared memory and threads allow.</p>")
+    yield (f"<h2>Kernels</h2><p>For {as_html(rows[0]['arch'])}. A spilled register or an array on the stack goes "
+           "through memory; a multiprocessor runs as many blocks at once as registers, shared memory and threads "
+           "allow.</p>")
     heads = ("threads", "blocks an SM", "registers", "spilled", "stack", "shared")
     yield ("<table><thead><tr><th>kernel</th>" + "".join(f'<th class="n">{head}</th>' for head in heads)
            + "<th>instructions</th></tr></thead><tbody>")
     for row in rows:
-        numbers = (str(row.threads), str(row.blocks), str(row.registers), fmt.bytes_(row.spilled_bytes),
-                   fmt.bytes_(row.stack_bytes), fmt.bytes_(row.shared_bytes))
-        counted = as_html(" ".join(f"{opcode}={count}" for opcode, count in row.instructions.items()))
-        yield (f"<tr><td>{as_html(row.name)}</td>" + "".join(f'<td class="n">{number}</td>' for number in numbers)
+        numbers = [str(row[name]) for name in ("threads", "blocks", "registers")]
+        numbers += [fmt.bytes_(row[name]) for name in ("spilled_bytes", "stack_bytes", "shared_bytes")]
+        counted = as_html(" ".join(f"{opcode}={count}" for opcode, count in row["instructions"].items()))
+        yield (f"<tr><td>{as_html(row['name'])}</td>" + "".join(f'<td class="n">{number}</td>' for number in numbers)
                + f"<td><code>{counted}</code></td></tr>")
     yield "</tbody></table>"
 

@@ -40,14 +40,9 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Proved:
-    """Source and target are equal; ``certificate`` is JSON. ``reversible``: the source is defined wherever the target
-    is, so that it may replace the target too where both are well-formed."""
+    """Source and target are equal; ``certificate`` is JSON."""
 
     certificate: Mapping[str, Any]
-
-    @property
-    def reversible(self) -> bool:
-        return self.certificate["backward"] is not None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-__all__ = ["GraphReport", "Outcome", "TaskReport", "TuneReport", "first_of_choices", "latency"]
+__all__ = ["GraphReport", "Outcome", "TaskReport", "TuneReport", "finite", "first_of_choices", "latency"]
 
 #: what a task's last comparison came to; see :class:`TaskReport`
 Outcome: TypeAlias = Literal["tuned", "default", "earlier", "unconfirmed"]
@@ -62,7 +62,7 @@ class TaskReport:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; unknown times are None."""
-        fields = {k: _finite(v) for k, v in asdict(self).items()}
+        fields = {k: finite(v) for k, v in asdict(self).items()}
         return {**fields, "roofline_fraction": self.roofline_fraction, "speedup": self.speedup}
 
 
@@ -162,5 +162,6 @@ def first_of_choices(parts: Iterable[_Choosable]) -> list[_Choosable]:
     return kept
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value; None for a number that is infinite or NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ from statistics import median
 
 from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskConfirmed, TaskPlan
 from mlc.tuning.options import TuneOptions
-from mlc.tuning.report import latency
+from mlc.tuning.report import finite, latency
 
 __all__ = ["Rounds"]
 
@@ -87,9 +87,9 @@ class Rounds:
             calls += graphs[fastest].get(event.task, 0)
         return replace(
             event, trials=self._trials + event.trials, task_trials=self._latest[event.task],
-            elapsed=self._elapsed + event.elapsed, latency=_known(seconds),
+            elapsed=self._elapsed + event.elapsed, latency=finite(seconds),
             share=calls * self._best.get(event.task, 0.0) / seconds,
-            default_latency=_known(sum(self._seconds(graphs[0], self._default) for graphs in self._graphs)),
+            default_latency=finite(sum(self._seconds(graphs[0], self._default) for graphs in self._graphs)),
         )
 
     @property
@@ -112,7 +112,3 @@ class Rounds:
         return latency(
             (plan.choice, graph[plan.key] * known.get(plan.key, plan.roofline_seconds / typical)) for plan in plans
         ) or math.inf
-
-
-def _known(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None

@@ -1,15 +1,16 @@
-"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up; then confirm the winners.
+"""A tuning run: ask, measure, record, tell, until the budget or the tasks are used up.
 
 Where one machine measures, a batch is measured before the next is proposed. Where many do, as many batches are under
 way as keep them busy, several of one task if need be: no point is proposed twice, trials go where gains are expected
-with what is under way taken into account, and what comes back together is made durable together.
+with what is under way taken into account, and what comes back together is made durable together. In the end the
+winners are confirmed (:mod:`mlc.tuning.winners`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -19,41 +20,28 @@ from mlc.errors import MlcError
 from mlc.graph.substitute.price import call_seconds
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined
-from mlc.log.record import Record, Verdict, best_of
+from mlc.log.record import Record, best_of
 from mlc.log.store import TuningLog
-from mlc.measure.dispatch import Batch, Dispatcher
+from mlc.measure.dispatch import Dispatcher
 from mlc.measure.local_executor import LocalExecutor
-from mlc.measure.measurer import MeasureOptions, Measurer, MeasureRequest, MeasureResult
+from mlc.measure.measurer import MeasureOptions, Measurer, MeasureResult
 from mlc.target import Target
 from mlc.tuning.allocation import Allocator
 from mlc.tuning.candidate import Candidate
-from mlc.tuning.confirm import as_alone, choose
-from mlc.tuning.events import (
-    BatchMeasured,
-    Event,
-    Finished,
-    Listener,
-    SessionStarted,
-    TaskConfirmed,
-    TaskPlan,
-    TaskStopped,
-)
+from mlc.tuning.events import BatchMeasured, Event, Finished, Listener, SessionStarted, TaskPlan, TaskStopped
 from mlc.tuning.hopeless import FirstResults, HopelessRun
 from mlc.tuning.journal import Journal
 from mlc.tuning.learn import pretrained
 from mlc.tuning.options import TuneOptions
-from mlc.tuning.report import TaskReport, TuneReport, first_of_choices, latency
+from mlc.tuning.report import TaskReport, TuneReport, finite, first_of_choices, latency
 from mlc.tuning.search import Search
 from mlc.tuning.transfer import Experience
+from mlc.tuning.winners import confirm_winners
 
 __all__ = ["EXPLORE", "tune_tasks"]
 
-#: rivals beside the default and the earlier best in the last comparison
-_FINALISTS = 2
 #: trials that take as long as comparing a task's rivals: most of their code is there already (measured: 2.3)
 _COMPARISON = 2.5
-#: alternatives within this factor of the fastest are timed in turn: at different moments the machine is not the same
-_CLOSE = 1.3
 #: largest part of the seconds that is kept back for the last comparison
 _RESERVED = 0.25
 #: largest part of the run that the cost model may be trained for while other batches wait for it
@@ -76,7 +64,8 @@ def tune_tasks(
 ) -> TuneReport:
     """Tune ``tasks`` within the budget of ``options``; every measurement is in ``log`` when an event tells of it.
 
-    ``model`` ranks candidates (default: a :class:`RankingModel`, with what the log has stored of it). ``shipped``
+    ``model`` ranks candidates (default: a :class:`RankingModel` on top of the pre-trained model that ships for the
+    target, with what the log has stored of it). ``shipped``
     gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
     begin near what ``experience`` found best for other tasks. ``graphs`` say, for each of several models, how often
     each of its graphs calls the task of which key; left out, one model calls each as often as it weighs. The budget
@@ -85,14 +74,10 @@ def tune_tasks(
     and :class:`HopelessRun` with the likely cause where the first candidates of several tasks all fail alike; the log
     has them.
     """
-    run = _Run(tasks, target, log, options, measurer, on_event or _ignore, model or _default_model(target, options),
-               shipped or (lambda _key: None), experience, graphs)
-    return run.run()
-
-
-def _default_model(target: Target, options: TuneOptions) -> CostModel:
-    """On top of the pre-trained model that ships for the target, where there is one of this version."""
-    return RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
+    if model is None:
+        model = RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
+    return _Run(tasks, target, log, options, measurer, on_event or _ignore, model, shipped or (lambda _key: None),
+                experience, graphs).run()
 
 
 def _ignore(event: Event) -> None:
@@ -125,14 +110,6 @@ class _Turn:
         return [self.known[index] for index in sorted(self.known)]
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Candidates to be timed in turn, and what is to be made of their times."""
-
-    requests: list[MeasureRequest]
-    judge: Callable[[Sequence[MeasureResult]], None]
-
-
 class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
@@ -162,7 +139,8 @@ class _Run:
             self._prepare()
             reason = self._search()
             if not self._first.hopeless:
-                self._confirm()
+                confirm_winners(self._searches, self._journal, self._measurer, self._options.confirm_rounds,
+                                self._lost, self._emit)
         except KeyboardInterrupt:
             reason = "interrupted"
         self._journal.store_model(self._model, always=True)
@@ -175,8 +153,6 @@ class _Run:
         if self._first.hopeless:
             raise HopelessRun(self._first.diagnosis())
         return report
-
-    # -- before
 
     def _prepare(self) -> None:
         self._journal.load_model(self._model)
@@ -214,8 +190,6 @@ class _Run:
             return records, self._journal.log.best(task.key)
         own = [record for record in records if record.machine == machine]
         return own, best_of(own)
-
-    # -- the search
 
     def _search(self) -> str:
         """Batches until a budget is used up; the reason why it ended."""
@@ -299,10 +273,10 @@ class _Run:
         turn.asked += count
         requests = [turn.search.request(candidate.trace) for candidate in turn.candidates[first : turn.asked]]
 
-        def known(index: int, result: MeasureResult) -> None:
+        def measured(index: int, result: MeasureResult) -> None:
             turn.known[first + index] = result
 
-        self._measurer.begin(requests, known)
+        self._measurer.begin(requests, measured)
 
     def _take(self, allocator: Allocator) -> None:
         """Write down what has come back, and let those learn whose batches are complete."""
@@ -376,16 +350,19 @@ class _Run:
     def _expected(self, search: Search) -> float:
         return math.inf if self._allocator is None else self._allocator.expected(search.state)
 
+    def _lost(self, search: Search) -> bool:
+        return self._allocator is not None and self._allocator.lost(search.state)
+
     def _stop(self, search: Search, reason: str) -> None:
         state = search.state
-        self._emit(TaskStopped(search.task.key, search.task.name, reason, state.trials, _known(state.best)))
+        self._emit(TaskStopped(search.task.key, search.task.name, reason, state.trials, finite(state.best)))
 
     def _announce(self, search: Search) -> None:
         state, best = search.state, search.best
         states, guess = [s.state for s in self._searches], [self._expected(s) for s in self._searches]
         self._emit(BatchMeasured(
             task=search.task.key, name=search.task.name, batch=self._batches, task_trials=state.trials,
-            trials=self._journal.trials, best_seconds=_known(state.best), default_seconds=_known(state.default),
+            trials=self._journal.trials, best_seconds=finite(state.best), default_seconds=finite(state.default),
             roofline_fraction=state.fraction, share=state.cost / (latency((s.choice, s.cost) for s in states) or 1.0),
             latency=latency((s.choice, s.weight * min(s.best, guess[s.index])) for s in states),
             default_latency=latency(
@@ -403,122 +380,6 @@ class _Run:
             ends.append(journal.trials_left * journal.elapsed / journal.trials)
         return min(ends, default=None)
 
-    # -- after
-
-    def _confirm(self) -> None:
-        """Time each winner in turn with the default and the earlier best, the largest saving first."""
-        if not self._options.confirm_rounds:
-            return
-        for search in self._searches:
-            if not search.open and search.best is not None:
-                search.verdict = "default" if _same(search.best, search.default) else "earlier"
-        ranked = sorted((s for s in self._searches if s.open), key=lambda s: (self._lost(s), -_saving(s)))
-        # asked again: its rivals may have been compared by now
-        self._compare_all(self._rivals(search) for search in ranked if not self._lost(search))
-        self._compare_all(self._alternatives(group) for group in self._close_alternatives())
-
-    def _compare_all(self, comparisons: Iterable[_Comparison]) -> None:
-        """Time the rivals of each comparison in turn, as many comparisons at once as there are devices for, until the
-        seconds are used up."""
-        waiting, under_way = iter(comparisons), list[tuple[Batch, _Comparison]]()
-        more = True
-        while more or under_way:
-            while more and (not under_way or self._measurer.hungry):
-                left = self._journal.seconds_left
-                comparison = None if left is not None and left <= 0 else next(waiting, None)
-                more = comparison is not None
-                if comparison is not None:
-                    rounds = self._options.confirm_rounds
-                    under_way.append((self._measurer.begin_comparison(comparison.requests, rounds), comparison))
-            if under_way:
-                self._measurer.advance()
-            for entry in [entry for entry in under_way if entry[0].done]:
-                under_way.remove(entry)
-                entry[1].judge(entry[0].results)
-
-    def _close_alternatives(self) -> list[list[Search]]:
-        """Alternatives that this run tuned and that are so close that times of different moments do not tell which is
-        the fastest."""
-        groups: dict[str, list[Search]] = {}
-        for search in self._searches:
-            if search.task.choice and search.best is not None:
-                groups.setdefault(search.task.choice, []).append(search)
-        found = []
-        for group in groups.values():
-            least = min(search.state.best for search in group)
-            close = [search for search in group if search.state.best <= _CLOSE * least]
-            if len(close) > 1 and any(search.state.trials for search in close) and not all(map(self._lost, close)):
-                found.append(close)
-        return found
-
-    def _alternatives(self, alternatives: Sequence[Search]) -> _Comparison:
-        """Alternatives in turn: from then on the log has times of them that can be compared."""
-        records = [search.best for search in alternatives if search.best is not None]
-        requests = [search.request(record.trace) for search, record in zip(alternatives, records, strict=True)]
-
-        def judge(results: Sequence[MeasureResult]) -> None:
-            scaled = as_alone(results, [record.seconds for record in records])
-            again = {
-                search.task.key: self._journal.again(record, result, Verdict.KEPT)
-                for search, record, result in zip(alternatives, records, scaled, strict=True) if not result.failure
-            }
-            self._journal.append(again.values())
-            for search in alternatives:
-                if search.task.key in again:
-                    search.final = again[search.task.key]
-                    search.state.best = search.final.seconds
-
-        return _Comparison(requests, judge)
-
-    def _lost(self, search: Search) -> bool:
-        return self._allocator is not None and self._allocator.lost(search.state)
-
-    def _rivals(self, search: Search) -> _Comparison:
-        """A task's winner in turn with its default and its earlier best."""
-        rivals = search.finalists(_FINALISTS)
-        return _Comparison([search.request(r.trace) for r in rivals],
-                           lambda results: self._judge(search, rivals, results))
-
-    def _judge(self, search: Search, rivals: Sequence[Record], results: Sequence[MeasureResult]) -> None:
-        choice = choose(results, _place(search.default, rivals), _place(search.earlier, rivals))
-        results = as_alone(results, [self._journal.undisturbed(record) for record in rivals])
-        if choice.index is None:
-            return
-        again = [
-            self._journal.again(record, result, Verdict.KEPT if i == choice.index else Verdict.REJECTED)
-            for i, (record, result) in enumerate(zip(rivals, results, strict=True))
-        ]
-        # the one that is kept comes last: whatever is read later than all others is the decision
-        again.append(again.pop(choice.index))
-        self._journal.append(again)
-        search.final, search.verdict = again[-1], choice.verdict
-        search.state.best = search.final.seconds
-        default = next((r for r in again if search.default is not None and _same(r, search.default)), None)
-        if default is not None and default.ok:
-            search.state.default = default.seconds
-        self._emit(TaskConfirmed(
-            search.task.key, search.task.name, choice.verdict, _known(search.state.default), search.final.seconds
-        ))
-
-
-def _saving(search: Search) -> float:
-    best = search.best
-    if best is None or not math.isfinite(search.state.default):
-        return 0.0
-    return search.task.weight * (search.state.default - best.seconds)
-
-
-def _same(a: Record, b: Record | None) -> bool:
-    return b is not None and a.decisions == b.decisions and a.space == b.space
-
-
-def _place(record: Record | None, among: Sequence[Record]) -> int | None:
-    return next((i for i, other in enumerate(among) if _same(other, record)), None)
-
-
-def _known(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
-
 
 def _reason(error: Exception) -> str:
     return f"broken: {type(error).__name__}: {error}".splitlines()[0]
@@ -529,5 +390,3 @@ def _broken(task: Task, error: Exception) -> TaskReport:
         task.key, task.name, task.weight, "", 0, 0.0, math.inf, math.inf, math.inf, {}, _reason(error), "unconfirmed",
         task.choice,
     )
-
-

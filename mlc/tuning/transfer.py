@@ -39,8 +39,8 @@ class Experience:
         """What logs hold for ``target``."""
         place = f"-{target.canonical}-"
         return Experience(
-            record for reader in readers
-            for record in reader.best_of(s.task_key for s in reader.tasks() if place in s.task_key).values()
+            record for reader in readers for summary in reader.tasks()
+            if place in summary.task_key and (record := reader.best(summary.task_key)) is not None
         )
 
     def points(self, space: TaskSpace, flops: float) -> Iterator[Point]:

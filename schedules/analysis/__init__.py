@@ -14,6 +14,7 @@ from schedules.analysis.expressions import (
     loads,
     op_name,
     reads_wide_indices,
+    replaced,
     stores_wide_positions,
     uses,
     walk,
@@ -24,5 +25,5 @@ from schedules.analysis.nests import Loop, Nest, nest_of
 __all__ = [
     "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "describe", "evaluate",
     "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest_of", "op_name",
-    "reads_wide_indices", "remembered", "stores_wide_positions", "uses", "walk",
+    "reads_wide_indices", "remembered", "replaced", "stores_wide_positions", "uses", "walk",
 ]

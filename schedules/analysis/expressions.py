@@ -12,7 +12,7 @@ from tvm.ir import Call, Expr, TensorLoad
 
 __all__ = [
     "branches", "evaluate", "expensive_calls", "expression_size", "loads", "op_name", "reads_wide_indices",
-    "stores_wide_positions", "uses", "walk",
+    "replaced", "stores_wide_positions", "uses", "walk",
 ]
 
 #: TVM intrinsics, which tensor functions are made of whatever graph they come from; a use of one of these per element
@@ -52,6 +52,11 @@ def op_name(call: Call) -> str:
 def walk(node: Any, *entries: tuple[Any, Callable[[Any], Any]]) -> None:
     """Call ``entries`` = (type, callback) on every matching node below and including ``node``, children first."""
     tvm_ffi.structural_walk(node, [(kind, lambda value, f=f: (f(value), None)[1]) for kind, f in entries])
+
+
+def replaced(node: Any, values: Mapping[Any, Any]) -> Any:
+    """An expression or statement with ``values`` in place of the variables that are their keys."""
+    return tvm_ffi.structural_map(node, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def loads(node: Any) -> list[TensorLoad]:

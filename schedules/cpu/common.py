@@ -83,9 +83,8 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
     width = lanes * multiple
     while width > lanes and extent % width:
         width //= 2
-    if (guarded or extent % width) and any(
-        _stays_wide(sch.get(block).body) for block in sch.get_child_blocks(loop)
-    ):
+    bodies = [sch.get(block).body for block in sch.get_child_blocks(loop)] if guarded or extent % width else ()
+    if any(reads_wide_indices(body) or stores_wide_positions(body) for body in bodies):
         width, guarded = divisor(extent, width), False
     if extent <= width:
         sch.vectorize(loop)
@@ -94,10 +93,6 @@ def vectorise(sch: s_tir.Schedule, loop: LoopRV, lanes: int, multiple: int = 1, 
     sch.vectorize(inner)
     if guarded or extent % width:
         sch.annotate(outer, "pragma_loop_partition_hint", True)
-
-
-def _stays_wide(body: tirx.Stmt) -> bool:
-    return reads_wide_indices(body) or stores_wide_positions(body)
 
 
 def parallelise(sch: s_tir.Schedule, loops: Sequence[LoopRV], cores: int) -> list[LoopRV]:

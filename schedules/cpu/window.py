@@ -26,6 +26,7 @@ from schedules.cpu.common import (
     vectorise,
     work,
 )
+from schedules.cpu.tiling import divisors
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -131,14 +132,10 @@ def _whole_vectors(width: int, lanes: int) -> float:
 
 def _widths(extent: int, lanes: int) -> list[int]:
     """Useful cuts of the contiguous axis, ascending: divisors, and the whole axis where they are all too small."""
-    exact = [d for d in _divisors(extent, _MAX_VECTORS * lanes) if d >= min(extent, lanes // 4)]
+    exact = [d for d in divisors(extent, _MAX_VECTORS * lanes) if d >= min(extent, lanes // 4)]
     if not exact or (max(_whole_vectors(d, lanes) for d in exact) < 0.5 and extent <= _MAX_WHOLE):
         exact.append(extent)
     return sorted(set(exact))
-
-
-def _divisors(extent: int, limit: int) -> list[int]:
-    return [d for d in range(1, min(extent, limit) + 1) if extent % d == 0]
 
 
 def _tiles(axes: WindowAxes, machine: CpuMachine, lanes: int) -> list[tuple[float, int, int]]:
@@ -147,7 +144,7 @@ def _tiles(axes: WindowAxes, machine: CpuMachine, lanes: int) -> list[tuple[floa
     options = []
     for width in _widths(axes.extent(axes.lane), lanes):
         vectors = -(-width // lanes)
-        for tile in _divisors(axes.extent(axes.tile), 12 if axes.contraction else 8):
+        for tile in divisors(axes.extent(axes.tile), 12 if axes.contraction else 8):
             live = vectors * tile + vectors + 2
             if live > machine.vector_registers and vectors * tile > 1 and vectors <= _MAX_VECTORS:
                 continue
@@ -164,7 +161,7 @@ def _rows(axes: WindowAxes, machine: CpuMachine, tile: int) -> int:
     if axes.tile is not None and (axes.row is None or axes.tile < axes.row):
         others *= axes.extent(axes.tile) // tile
     wanted = 4 * machine.cores
-    fitting = [r for r in _divisors(axes.extent(axes.row), 8) if others * (axes.extent(axes.row) // r) >= wanted]
+    fitting = [r for r in divisors(axes.extent(axes.row), 8) if others * (axes.extent(axes.row) // r) >= wanted]
     return fitting[-1] if fitting else 1
 
 
@@ -203,8 +200,8 @@ class WindowSpace(Space):
         steps = prod(info.reductions[0].extents[i] for i in info.reductions[0].reduced)
         knobs = [
             Knob("width", tuple(_widths(axes.extent(axes.lane), lanes))),
-            Knob("tile", tuple(_divisors(axes.extent(axes.tile), 16))),
-            Knob("rows", tuple(_divisors(axes.extent(axes.row), 32))),
+            Knob("tile", tuple(divisors(axes.extent(axes.tile), 16))),
+            Knob("rows", tuple(divisors(axes.extent(axes.row), 32))),
             Knob("unroll", tuple(sorted({1, min(steps, 3), min(steps, 9)}))),
         ]
         if axes.padded:

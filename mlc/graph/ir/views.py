@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, sym, te, tirx
 
 from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, leaves, op_name, shape_of
 from mlc.sizes import Size
-from schedules.analysis import uses, walk
+from schedules.analysis import replaced, uses, walk
 
 __all__ = ["Graph", "View", "i64"]
 
@@ -45,7 +44,7 @@ class View:
     def at(self, tensor: te.Tensor, *point: Any) -> Any:
         """The element of ``tensor``, which is the source, for values of the variables; the scale is left out."""
         values = {v: p for v, p in zip(self.variables, point, strict=True)}
-        return tensor(*(_substituted(index, values) for index in self.indices))
+        return tensor(*(replaced(index, values) for index in self.indices))
 
 
 class Graph:
@@ -126,10 +125,6 @@ def _moved(call: relax.Call, name: str, indices: Sequence[Any]) -> list[Any] | N
         return [i64(0) if extent == 1 else i for i, extent in zip(trailing, shape, strict=True)]
     found = cuts(call)
     return None if found is None else [i * cut.step + cut.begin for i, cut in zip(indices, found, strict=True)]
-
-
-def _substituted(index: Any, values: dict[tirx.Var, Any]) -> Any:
-    return tvm_ffi.structural_map(index, (tirx.Var, lambda v: values.get(v, v)), order="pre")
 
 
 def _divides(index: Any, variables: Sequence[tirx.Var]) -> bool:

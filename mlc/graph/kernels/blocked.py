@@ -12,7 +12,8 @@ from typing import Any
 from tvm import te, tirx
 
 __all__ = [
-    "BANDED", "CONVOLUTION", "PANEL", "conv2d_nchwc", "dense_packed", "depthwise_nchwc", "pad_spatial", "windows",
+    "BANDED", "CONVOLUTION", "PANEL", "conv2d_nchwc", "convolved", "dense_packed", "depthwise_nchwc", "pad_spatial",
+    "windows",
 ]
 
 #: attribute of a function that convolves in blocked layouts: its algorithm, strides, padding, dilation and groups
@@ -63,41 +64,61 @@ def conv2d_nchwc(
     ``source`` says for a group and its ``r``-th input channel in which block and lane that channel is, where channels
     are not in order; the weight is then ``[OC/o, 1, KH, KW, IC/groups, o]``.
     """
+    rc = te.reduce_axis((0, weight.shape[4]), name="rc")
+
+    def product(place, group, block, lane):  # type: ignore[no-untyped-def]
+        image, channel, *pixel = place
+        channel, depth = (channel, rc) if source is None else source(group, rc)
+        return padded[(image, channel, *pixel, depth)] * weight[(*block, rc, lane)]
+
     padded = pad_spatial(data, pads)
-    n, _, h, w, _ = padded.shape
-    oc_blocks, ic_blocks, kh, kw, ic, oc = weight.shape
+    return convolved(padded, weight, weight.shape[-1], strides, dilation, groups, [rc], product, "conv2d_nchwc")
+
+
+def convolved(
+    data: te.Tensor, weight: te.Tensor, lanes: Any, strides: Sequence[int], dilation: Sequence[int], groups: int,
+    axes: Sequence[Any], product: Callable[..., tirx.Expr], op: str, name: str = "",
+) -> te.Tensor:
+    """The convolution of a padded image with a weight ``[OC/o, IC/groups/i, KH, KW, ...]`` as the sum over blocks of
+    input channels, the window, and ``axes`` of ``product(place, group, block, lane)``.
+
+    ``place`` are the indices of a pixel in ``data`` up to its lanes, ``block`` the first four of the weight, ``lane``
+    one of the ``lanes`` of the result. ``op`` is the block's annotation, and its name too where ``name`` is empty.
+    """
+    n, _, h, w, _ = data.shape
+    oc_blocks, ic_blocks, kh, kw = weight.shape[:4]
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     per_group = oc_blocks // groups
     rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
-    rw, rc = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, ic), name="rc")
+    rw = te.reduce_axis((0, kw), name="rw")
 
-    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        channel = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
-        block, lane = (channel, rc) if source is None else source(bi // per_group, rc)
-        value = padded[ni, block, hi * sh + rh * dh, wi * sw + rw * dw, lane]
-        return te.sum(value * weight[bi, rb, rh, rw, rc, ci], axis=[rb, rh, rw, rc])
+    def total(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
+        group = bi // per_group
+        place = (ni, rb if groups == 1 else group * ic_blocks + rb, hi * sh + rh * dh, wi * sw + rw * dw)
+        return te.sum(product(place, group, (bi, rb, rh, rw), ci), axis=[rb, rh, rw, *axes])
 
-    shape = (n, oc_blocks, out_h, out_w, oc)
-    return te.compute(shape, product, name="conv2d_nchwc", attrs={"mlc.op": "conv2d_nchwc"})
+    shape = (n, oc_blocks, windows(h, kh, sh, dh), windows(w, kw, sw, dw), lanes)
+    return te.compute(shape, total, name=name or op, attrs={"mlc.op": op})
 
 
 def depthwise_nchwc(
-    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    zero: float = 0, dtype: str = "", op: str = "depthwise_nchwc",
 ) -> te.Tensor:
-    """Depthwise convolution: ``[N, C/c, H, W, c] * [C/c, 1, KH, KW, 1, c] -> [N, C/c, OH, OW, c]``."""
-    padded = pad_spatial(data, pads)
+    """Depthwise convolution: ``[N, C/c, H, W, c] * [C/c, 1, KH, KW, 1, c] -> [N, C/c, OH, OW, c]``, summed in
+    ``dtype`` (left out, the data's). ``zero`` fills the ``pads``; ``op`` is the block's annotation."""
+    padded, dtype = pad_spatial(data, pads, zero), dtype or str(data.dtype)
     n, cb, h, w, c = padded.shape
     _, _, kh, kw, _, _ = weight.shape
     (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
     rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
 
     def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci]
-        return te.sum(value * weight[bi, 0, rh, rw, 0, ci], axis=[rh, rw])
+        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci].astype(dtype)
+        return te.sum(value * weight[bi, 0, rh, rw, 0, ci].astype(dtype), axis=[rh, rw])
 
-    return te.compute((n, cb, out_h, out_w, c), product, name="depthwise", attrs={"mlc.op": "depthwise_nchwc"})
+    shape = (n, cb, windows(h, kh, sh, dh), windows(w, kw, sw, dw), c)
+    return te.compute(shape, product, name=op.replace("_nchwc", ""), attrs={"mlc.op": op})
 
 
 def dense_packed(data: te.Tensor, weight: te.Tensor) -> te.Tensor:

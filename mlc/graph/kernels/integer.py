@@ -16,7 +16,7 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from mlc.graph.kernels.blocked import PANEL, pad_spatial, windows
+from mlc.graph.kernels.blocked import PANEL, depthwise_nchwc, pad_spatial
 from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
 from mlc.target import Target
 from schedules.intrin import dot
@@ -123,16 +123,4 @@ def depthwise_nchwc_integer(
 
     LLVM multiplies what fits 16 bits by ``pmaddwd``.
     """
-    padded = pad_spatial(data, pads, zero)
-    n, cb, h, w, c = padded.shape
-    _, _, kh, kw, _, _ = weight.shape
-    (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
-    rh, rw = te.reduce_axis((0, kh), name="rh"), te.reduce_axis((0, kw), name="rw")
-
-    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, ci].astype("int32")
-        return te.sum(value * weight[bi, 0, rh, rw, 0, ci].astype("int32"), axis=[rh, rw])
-
-    shape = (n, cb, out_h, out_w, c)
-    return te.compute(shape, product, name="depthwise_integer", attrs={"mlc.op": "depthwise_nchwc_integer"})
+    return depthwise_nchwc(data, weight, strides, pads, dilation, zero, "int32", "depthwise_nchwc_integer")

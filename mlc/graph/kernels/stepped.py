@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from mlc.graph.kernels.blocked import windows
+from mlc.graph.kernels.blocked import convolved
 
 __all__ = ["conv2d_nchwc_stepped", "dense_stepped"]
 
@@ -60,20 +60,11 @@ def conv2d_nchwc_stepped(
     """Convolution of padded images ``[N, IC/i, H, W, i]`` with a weight ``[OC/o, IC/groups/i, KH, KW, i/s, o, s]`` to
     ``[N, OC/o, OH, OW, o]`` of ``dtype``. ``op`` is the block's annotation."""
     step = _Step(weight)
-    n, _, h, w, _ = data.shape
-    oc_blocks, ic_blocks, kh, kw, steps = weight.shape[:5]
-    oc = weight.shape[-2]
-    (sh, sw), (dh, dw) = strides, dilation
-    out_h, out_w = windows(h, kh, sh, dh), windows(w, kw, sw, dw)
-    per_group = oc_blocks // groups
-    rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, kh), name="rh")
-    rw, rq = te.reduce_axis((0, kw), name="rw"), te.reduce_axis((0, steps), name="rq")
+    rq = te.reduce_axis((0, weight.shape[4]), name="rq")
 
-    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        block = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
-        value = data[ni, block, hi * sh + rh * dh, wi * sw + rw * dw, rq * step.size + step.place].astype(dtype)
-        factor = step.read(rq, ci, (bi, rb, rh, rw)).astype(dtype)
-        return te.sum(value * factor, axis=[rb, rh, rw, rq, *step.axes])
+    def product(place, _group, block, lane):  # type: ignore[no-untyped-def]
+        value = data[(*place, rq * step.size + step.place)].astype(dtype)
+        return value * step.read(rq, lane, block).astype(dtype)
 
-    name = op.replace("_nchwc", "")
-    return te.compute((n, oc_blocks, out_h, out_w, oc), product, name=name, attrs={"mlc.op": op})
+    return convolved(data, weight, weight.shape[-2], strides, dilation, groups, [rq, *step.axes], product, op,
+                     name=op.replace("_nchwc", ""))

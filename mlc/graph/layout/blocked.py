@@ -70,15 +70,11 @@ def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) ->
 
     @tvm.transform.module_pass(opt_level=0, name="BlockedLayouts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if target.kind != "llvm" or not _has_convolution(mod["main"]):
+        if target.kind != "llvm" or not any(name_of(b.value) in CONVOLUTIONS for b in bindings(mod["main"])):
             return mod
         return _Rewriter(mod, target, options, choose_layouts(mod["main"], target, options)).run()
 
     return run
-
-
-def _has_convolution(func: relax.Function) -> bool:
-    return any(name_of(b.value) in CONVOLUTIONS for b in bindings(func))
 
 
 class _Rewriter:

@@ -390,10 +390,6 @@ class _Fuser:
         return {source: (product, int(column)) for source, column in zip(parts, columns, strict=False)}
 
 
-def _at_least_2d(array: np.ndarray) -> np.ndarray:
-    return array.reshape((1,) * (2 - array.ndim) + array.shape)
-
-
 def _broadcast(tensor: te.Tensor, point: Sequence[Any]) -> Any:
     """The element of ``tensor`` that broadcasts to ``point``."""
     shape = [size_of(extent) for extent in tensor.shape]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 
 from mlc.graph.ir.rewrite import bindings, builder_of, op_name, rebuilt
 from mlc.sizes import UndecidedSizeError, in_scope
+from schedules.analysis import replaced
 from schedules.free import variables
 
 __all__ = ["NameSizes"]
@@ -39,7 +39,7 @@ def _name_sizes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRMod
         key = (gvar.name_hint, *(f"{var.name}={_name(size)}" for var, size in wrong.items()))
         if key not in made:
             image = {var: tirx.Var(_name(size), str(var.ty)) for var, size in wrong.items()}
-            copy = tvm_ffi.structural_map(func, (tirx.Var, lambda var: image.get(var, var)))
+            copy = replaced(func, image)
             # names alone would not keep the builder from taking an equal function for it
             made[key] = builder.add_func(copy.with_attr(_NAMES, [str(var.name) for var in image.values()]),
                                          gvar.name_hint)

@@ -20,17 +20,12 @@ from tvm.relax import op
 
 from mlc.graph.ir.rewrite import Rules, Scope, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.arithmetic import is_float
-from mlc.operators import Operator, relax_where
-from mlc.operators.relax import Foreign
+from mlc.operators import relax_where
 
 __all__ = ["ShrinkBroadcasts"]
 
 
-def _function_of_one(each: Operator | Foreign) -> bool:
-    return each.pointwise and each.arity == 1
-
-
-_FUNCTIONS = relax_where(_function_of_one)
+_FUNCTIONS = relax_where(lambda each: each.pointwise and each.arity == 1)
 _COMBINATIONS = relax_where(lambda each: each.pointwise and each.arity == 2)
 
 

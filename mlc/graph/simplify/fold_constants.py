@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.ir.rewrite import Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.operators import OPERATORS
 
 __all__ = ["FoldConstants"]
@@ -102,8 +102,6 @@ def evaluate(call: relax.Call) -> relax.Expr | None:
     return main.body.body if array_of(main.body.body) is not None else None
 
 
-def _foldable() -> Rules:
-    return {name: (fold,) for name in tvm.ir.Op.list_op_names() if name.startswith("relax.") and name not in _NEVER}
-
-
-FoldConstants = rewrite_pass("FoldConstants", _foldable())
+FoldConstants = rewrite_pass("FoldConstants", {
+    name: (fold,) for name in tvm.ir.Op.list_op_names() if name.startswith("relax.") and name not in _NEVER
+})

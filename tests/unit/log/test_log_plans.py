@@ -33,7 +33,7 @@ def _plans(log: TuningLog, call: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("call", [
-    lambda log: log.best(key(3)), lambda log: log.best_of([key(1), key(2)]), lambda log: log.workload(key(1)),
+    lambda log: log.best(key(3)), lambda log: log.workload(key(1)),
     lambda log: list(log.records(key(2))), lambda log: list(log.records(session="s1")), lambda log: log.get_state("x"),
     lambda log: list(log.records(key(2), "s1")),
 ])  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from killed_run import BEGINNING
 
 from mlc.log import TuningLog, check
 from mlc.testing.rack import Rack
@@ -28,24 +29,9 @@ TOKEN = "a secret that the tests share"
 MORE = 8
 #: seconds without a word of a run after which it hangs: workers may have to start, and so may the tracker
 PATIENCE = 60.0
-RUN = """
-import sys
-from tvm import te
-from mlc.graph.task import Task, normalise
-from mlc.log import TuningLog
+RUN = BEGINNING + """
 from mlc.measure.executors import fleet, parse, remote_measurer
-from mlc.target import resolve
-from mlc.tuning import TuneOptions, allocation, search, tune_tasks
 from mlc.tuning.events import BatchMeasured
-
-allocation.PATIENCE, allocation.NEAR = 10**6, 1e9  # nothing but a kill ends a run
-search._REPLAYED = 16  # starting must not take longer the more there is in the log
-
-def product(m, n, k):
-    a, b = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B")
-    r = te.reduce_axis((0, k), name="r")
-    c = te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=[r]), name="C")
-    return Task(f"product_{m}", normalise(te.create_prim_func([a, b, c])), resolve("native", threads=1))
 
 path, trials, executor = sys.argv[1:]
 with TuningLog(path) as log, remote_measurer(fleet(parse(executor)), 1) as measurer:
@@ -53,8 +39,7 @@ with TuningLog(path) as log, remote_measurer(fleet(parse(executor)), 1) as measu
         if isinstance(event, BatchMeasured):
             print(log.count(), flush=True)  # the event speaks of what is in the log already
     options = TuneOptions(trials=int(trials), seed=1, batch=4, resume=True, confirm_rounds=2)
-    tasks = [product(m, 96, 64) for m in (48, 96, 144, 192)]
-    report = tune_tasks(tasks, resolve("native", threads=1), log, options, measurer, acknowledge)
+    report = tune_tasks(tasks, target, log, options, measurer, acknowledge)
     print(report.reason, report.trials, flush=True)
 """
 

@@ -12,37 +12,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+from killed_run import BEGINNING
 
 from mlc.log import TuningLog, check
 
 KILLS = 100
 #: trials that the last run, which nobody kills, is given beyond what was spent by then
 MORE = 24
-RUN = """
-import sys
-from tvm import te
-from mlc.graph.task import Task, normalise
-from mlc.log import TuningLog
+RUN = BEGINNING + """
 from mlc.measure import LocalMeasurer, MeasureOptions
-from mlc.target import resolve
-from mlc.tuning import TuneOptions, allocation, search, tune_tasks
-
-allocation.PATIENCE, allocation.NEAR = 10**6, 1e9  # nothing but a kill ends a run
-search._REPLAYED = 16  # starting must not take longer the more there is in the log
-
-def product(m, n, k):
-    a, b = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B")
-    r = te.reduce_axis((0, k), name="r")
-    c = te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=[r]), name="C")
-    return Task(f"product_{m}", normalise(te.create_prim_func([a, b, c])), resolve("native", threads=1))
 
 with TuningLog(sys.argv[1]) as log:
     with LocalMeasurer(MeasureOptions(threads=1, min_repeat_seconds=0.001), workers=2) as measurer:
         def acknowledge(event):
             print(log.count(), flush=True)  # an event speaks of what is in the log already
         options = TuneOptions(trials=int(sys.argv[2]), seed=1, batch=4, resume=True, confirm_rounds=2)
-        tasks = [product(m, 96, 64) for m in (48, 96, 144, 192)]
-        report = tune_tasks(tasks, resolve("native", threads=1), log, options, measurer, acknowledge)
+        report = tune_tasks(tasks, target, log, options, measurer, acknowledge)
         print(report.reason, report.trials, flush=True)
 """
 
