@@ -99,7 +99,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 function(
     "relu", lambda a: np.maximum(a, 0.0),
     Laws("relu(x) = max(x, 0): max is monotone in each argument, at least 0 with 0, and max(max(x, 0), 0) = max(x, 0)",
-         monotone=True, idempotent=True, nonnegative=True, zero=True),
+         monotone=True, idempotent=True, nonnegative=True, zero=True, contracts=True),
     relax="nn.relu", taso="relu", tame=True,
 )
 function(
@@ -109,7 +109,8 @@ function(
 )
 function(
     "tanh", np.tanh,
-    Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive", monotone=True, odd=True, zero=True),
+    Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive and at most 1", monotone=True, odd=True,
+         zero=True, contracts=True),
     relax="tanh", tame=True,
 )
 function(

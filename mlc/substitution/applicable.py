@@ -63,7 +63,7 @@ def signatures(graph: Graph, shapes: Mapping[str, tuple[Poly, ...]]) -> frozense
     ranks: dict[Ref, int | None] = {name: len(shape) for name, shape in shapes.items()}
     for place, node in enumerate(graph.nodes):
         operands = [ranks.get(ref) for ref in node.inputs]
-        ranks[place, 0] = _rank(node.op, dict(node.attributes), operands)
+        ranks[place, 0] = _rank(node.op, dict(node.completed), operands)
     return frozenset((node.op, ranks[place, 0]) for place, node in enumerate(graph.nodes))
 
 

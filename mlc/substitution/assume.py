@@ -14,8 +14,7 @@ from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.entailment import Facts, quotients, without_remainders
-from mlc.substitution.goal import Stuck
-from mlc.substitution.normal import replaced
+from mlc.substitution.normal import Stuck, replaced
 from mlc.substitution.quotients import resolve
 from mlc.substitution.rule import Rule
 

@@ -12,10 +12,10 @@ from mlc.substitution.applicable import determined
 from mlc.substitution.codec import graph_text, rule_text
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.enumerate import Term, term_graph
+from mlc.substitution.family import Family
 from mlc.substitution.fingerprint import agree, assignments
 from mlc.substitution.graph import Graph, Node
 from mlc.substitution.rule import Rule
-from mlc.substitution.space import Family
 from mlc.substitution.unify import generalise, merged_sizes, renamed
 
 __all__ = ["NearMiss", "candidate", "in_context", "joined", "same_pair", "weight"]

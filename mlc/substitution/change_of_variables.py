@@ -22,8 +22,8 @@ def skeleton(atom: Atom) -> str:
     if isinstance(atom, Number):
         return "1/size" if atom.inverse else "size"
     if isinstance(atom, Function):
-        return f"{atom.name}({len(atom.args)})"
-    return f"max({len(atom.variables)})"
+        return f"{atom.name}()"
+    return "max"
 
 
 def mappings(one: Term, other: Term) -> Iterator[tuple[dict[str, Poly], tuple[int, ...]]]:
@@ -63,12 +63,13 @@ def _equations(one: Atom, other: Atom) -> list[Poly]:
     if isinstance(one, Number) and isinstance(other, Number):
         return [one.value - other.value]
     if isinstance(one, Function) and isinstance(other, Function):
-        return [e for a, b in zip(one.args, other.args, strict=True) for s, t in zip(a, b, strict=False)
-                for e in _inner(s, t)]
+        # terms in their order first: what they tell is not told by others any more
+        pairs = sorted(product(enumerate(one.arg), enumerate(other.arg)), key=lambda pair: pair[0][0] != pair[1][0])
+        return [e for (_, s), (_, t) in pairs for e in _inner(s, t)]
     if isinstance(one, Largest) and isinstance(other, Largest):
-        bound = {*one.variables, *other.variables}
-        return [e for s, t in zip(one.body, other.body, strict=False) for e in _inner(s, t)
-                if bound.isdisjoint(e.symbols)]
+        return [e for a, b in zip(one.members, other.members, strict=False)
+                for s, t in zip(a.body, b.body, strict=False) for e in _inner(s, t)
+                if e.symbols.isdisjoint((*a.variables, *b.variables))]
     return []
 
 

@@ -20,9 +20,9 @@ from mlc.operators import OPERATORS, operators_where
 from mlc.operators.arithmetic import FIELD
 from mlc.operators.evaluate import evaluate
 from mlc.operators.tensor import ShapeError
+from mlc.substitution.family import Family, Step
 from mlc.substitution.fingerprint import random_input
 from mlc.substitution.graph import Graph, Node, Ref, concrete
-from mlc.substitution.space import Family, Step
 
 __all__ = ["Counts", "Term", "pairs", "term_graph"]
 

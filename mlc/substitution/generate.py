@@ -19,9 +19,11 @@ from mlc.substitution.candidates import NearMiss, candidate, in_context, joined,
 from mlc.substitution.codec import RuleError, content_hash, rule_text
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, pairs
+from mlc.substitution.family import Family
 from mlc.substitution.prove import Proved, prove
+from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
-from mlc.substitution.space import FAMILIES, Family
+from mlc.substitution.space import FAMILIES
 
 __all__ = ["Generation", "Quarantined", "generate"]
 
@@ -42,7 +44,8 @@ class Quarantined:
 
 @dataclass
 class Generation:
-    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, quarantined, near."""
+    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted,
+    quarantined, near."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -157,6 +160,9 @@ def _prove(made: Generation, rule: Rule) -> None:
         made.quarantined.append(Quarantined(rule, str(error)))
         return
     if not isinstance(proof, Proved):
+        if find_counterexample(rule) is not None:  # the field agrees by chance, of functions that are laws alone there
+            made.states["refuted"] += 1
+            return
         made.states["quarantined"] += 1
         made.quarantined.append(Quarantined(rule, proof.reason))
         return

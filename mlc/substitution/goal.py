@@ -14,15 +14,12 @@ from typing import Any
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
 from mlc.substitution.entailment import Facts
-from mlc.substitution.normal import Atom, Expander, Function, Normal, Number, Term, make_term, mapped, negations
+from mlc.substitution.expand import Expander
+from mlc.substitution.normal import Atom, Function, Normal, Number, Stuck, Term, make_term, mapped, negations
 
-__all__ = ["Goal", "Stuck", "inequalities"]
+__all__ = ["Goal", "inequalities"]
 
 _STEPS = 400
-
-
-class Stuck(Exception):
-    """The search ends without a proof; the reason."""
 
 
 class Goal:
@@ -93,8 +90,8 @@ class Goal:
             if isinstance(a, Number):
                 return f"{'1/' if a.inverse else ''}({a.value})"
             if isinstance(a, Function):
-                return f"{a.name}({'; '.join(' + '.join(map(self.show, arg)) for arg in a.args)})"
-            return f"max({' + '.join(map(self.show, a.body))})"
+                return f"{a.name}({' + '.join(map(self.show, a.arg))})"
+            return f"max({'; '.join(' + '.join(map(self.show, m.body)) for m in a.members)})"
 
         guards = " and ".join(map(str, term.guards))
         return f"{term.factor} * {' * '.join(map(atom, term.atoms)) or 1}" + (f" where {guards}" if guards else "")

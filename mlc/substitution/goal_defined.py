@@ -9,10 +9,11 @@ from mlc.operators.index import Poly
 from mlc.operators.laws import LAWS
 from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
-from mlc.substitution.goal import Goal, Stuck
+from mlc.substitution.goal import Goal
 from mlc.substitution.goal_merge import equal_atoms, plausible
 from mlc.substitution.goal_simplify import settle_context, simplify_all
-from mlc.substitution.normal import Atom, Function, Number, Term, substituted
+from mlc.substitution.maxima import not_negative
+from mlc.substitution.normal import Atom, Function, Number, Stuck, Term, substituted
 
 __all__ = ["prove_defined"]
 
@@ -76,23 +77,8 @@ def _by_sign(atom: Atom) -> bool:
     """Whether a function's argument is in its domain by its signs alone."""
     if not isinstance(atom, Function):
         return False
-    [terms] = atom.args
     from_zero = atom.name in LAWS and LAWS[atom.name].domain == ">= 0"
-    return all(map(_at_least_zero, terms)) and (from_zero or any(map(_above_zero, terms)))
-
-
-def _at_least_zero(term: Term) -> bool:
-    left: list[Atom] = []
-    for atom in term.atoms:
-        if isinstance(atom, Number) and positive(translated(atom.value)):
-            continue
-        if isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].nonnegative:
-            continue
-        if atom in left:
-            left.remove(atom)
-        else:
-            left.append(atom)
-    return term.factor > 0 and not left
+    return not_negative(atom.arg) and (from_zero or any(map(_above_zero, atom.arg)))
 
 
 def _above_zero(term: Term) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
-from mlc.substitution.change_of_variables import inverse_of, mappings, skeleton
+from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
 from mlc.substitution.entailment import Facts
-from mlc.substitution.goal import Goal, Stuck, inequalities
+from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_simplify import settle_context, simplify_all
-from mlc.substitution.normal import Atom, Function, Largest, Normal, Number, Term, substituted
+from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, negations, substituted
 
 __all__ = ["equal_atoms", "plausible", "prove_goal"]
 
 _MERGES, _DEPTH = 80, 6
+#: cases of a member of a maximum inside each other
+_SPLITS = 3
 #: changes of variables that are tried for one output
 _WORK = 2500
 
@@ -127,49 +131,56 @@ def equal_atoms(goal: Goal, a: Atom, b: Atom, one: Term, facts: Facts) -> Any:
     context, base = [*goal.context, *one.variables], [*goal.facts, *inequalities(one.guards)]
     if isinstance(a, Function):
         assert isinstance(b, Function)
-        orders = [tuple(range(len(a.args)))] + ([(1, 0)] if a.name == "max" else [])
-        for order in orders:
-            try:
-                return [list(order), [_zero(goal, context, base, x, b.args[k])
-                                      for x, k in zip(a.args, order, strict=True)]]
-            except Stuck:
-                continue
-        return None
-    assert isinstance(a, Largest) and isinstance(b, Largest)
-    return _equal_largest(goal, a, b, one, context, base)
-
-
-def _equal_largest(goal: Goal, a: Largest, b: Largest, one: Term, context: list[str], base: list[Poly]) -> Any:
-    fresh = {v: Poly.symbol(f"{v}$") for v in b.variables}
-    whole = Term(one.factor, b.variables, b.guards, (Function("", (b.body,)),))
-    other = replace(substituted(whole, fresh), variables=tuple(f"{v}$" for v in b.variables))
-    for mapping, _ in mappings(Term(one.factor, a.variables, a.guards, (Function("", (a.body,)),)), other):
-        inverse = inverse_of(mapping, a.variables)
-        if inverse is None:
-            continue
-        moved = substituted(other, mapping)
-        here, there = Facts([*base, *inequalities(a.guards)]), Facts([*base, *inequalities(moved.guards)])
-        forth, back = [here.holds(g) for g in moved.guards], [there.holds(g) for g in a.guards]
-        if any(w is None for w in (*forth, *back)):
-            continue
-        body = moved.atoms[0]
-        assert isinstance(body, Function)
-        inner = [*context, *a.variables]
         try:
-            steps = _zero(goal, inner, [*base, *inequalities(a.guards)], a.body, body.args[0])
+            return _zero(goal, context, base, a.arg, b.arg)
         except Stuck:
-            continue
-        nested = Goal(goal.expander, inner, [*base, *inequalities(a.guards), *inequalities(moved.guards)], ())
-        own = {f"{v}$": Poly.symbol(v) for v in b.variables}
-        outer = {n: Poly.symbol(f"@{k}") for k, n in enumerate(context)}
-        texts = {v: Poly.symbol(f"${k}") for k, v in enumerate(b.variables)}
-        return [
-            [nested.text(mapping[f"{v}$"]) for v in b.variables],
-            [str(inverse[v].substitute(own).substitute({**outer, **texts})) for v in a.variables],
-            [[nested.witness_text(w) for w in ws or ()] for ws in forth],
-            [[nested.witness_text(w) for w in ws or ()] for ws in back], steps,
-        ]
-    return None
+            return None
+    assert isinstance(a, Largest) and isinstance(b, Largest)
+    ways = []
+    for ours, theirs in ((a, b), (b, a)):
+        ways.append([_covered(goal, m, theirs, context, base) for m in ours.members])
+        if None in ways[-1]:
+            return None
+    return ways
+
+
+def _covered(goal: Goal, member: Member, other: Largest, context: list[str], base: list[Poly], splits: int = _SPLITS
+             ) -> list[Any] | None:
+    """What shows that every value of the member is one of the other maximum's."""
+    given = [*base, *inequalities(member.guards)]
+    here, inner = Facts(given), [*context, *member.variables]
+    nested = Goal(goal.expander, inner, given, ())
+    there = tuple(t for t in member.body if Facts([*given, *inequalities(t.guards)]).contradictory() is None)
+    one = Term(Fraction(1), member.variables, member.guards, (Function("", there),))
+    for k, theirs in enumerate(other.members):
+        fresh = {v: Poly.symbol(f"{v}$") for v in theirs.variables}
+        whole = Term(Fraction(1), (), theirs.guards, (Function("", theirs.body),))
+        apart = replace(substituted(whole, fresh), variables=tuple(f"{v}$" for v in theirs.variables))
+        for mapping in covers(one, apart):
+            moved = substituted(apart, mapping)
+            witnesses = [here.holds(g) for g in moved.guards]
+            if any(w is None for w in witnesses):
+                continue
+            [body] = moved.atoms
+            assert isinstance(body, Function)
+            with suppress(Stuck):
+                steps = _zero(goal, inner, given, member.body, body.arg)
+                return [k, [nested.text(mapping[f"{v}$"]) for v in theirs.variables],
+                        [[nested.witness_text(w) for w in ws or ()] for ws in witnesses], steps]
+    guard = next((g for t in member.body for g in t.guards if splits and here.holds(g) is None
+                  and g.poly.symbols.isdisjoint(t.variables)), None)
+    if guard is None:
+        return None
+    cases: list[list[Any]] = []
+    for case in ((guard,), *negations([guard])):
+        part = replace(member, guards=(*member.guards, *case))
+        none = Facts([*given, *inequalities(case)]).contradictory()
+        found = ["none", nested.witness_text(none)] if none is not None else _covered(
+            goal, part, other, context, base, splits - 1)
+        if found is None:
+            return None
+        cases.append(found)
+    return ["split", *nested.guard_text(guard, ()), cases]
 
 
 def _zero(goal: Goal, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:

@@ -7,8 +7,19 @@ from functools import partial
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 from mlc.substitution.entailment import Facts, quotients
-from mlc.substitution.goal import Goal, Stuck
-from mlc.substitution.normal import Atom, Function, Largest, Number, Term, make_term, mapped, replaced, substituted
+from mlc.substitution.goal import Goal
+from mlc.substitution.normal import (
+    Atom,
+    Function,
+    Largest,
+    Number,
+    Stuck,
+    Term,
+    make_term,
+    mapped,
+    replaced,
+    substituted,
+)
 from mlc.substitution.quotients import divided, resolve
 
 __all__ = ["settle_context", "simplify_all"]
@@ -236,10 +247,11 @@ def _values(term: Term, name: str) -> Iterator[Poly]:
 def _nested_guards(atom: Atom) -> Iterator[Condition]:
     nested: list[Term] = []
     if isinstance(atom, Function):
-        nested = [t for arg in atom.args for t in arg]
+        nested = list(atom.arg)
     elif isinstance(atom, Largest):
-        yield from atom.guards
-        nested = list(atom.body)
+        for member in atom.members:
+            yield from member.guards
+            nested += member.body
     for term in nested:
         yield from term.guards
         for inner in term.atoms:

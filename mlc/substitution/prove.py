@@ -26,16 +26,17 @@ from mlc.substitution.assume import assumed, composed, plain, settled
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.entailment import Facts, without_remainders
-from mlc.substitution.goal import Goal, Stuck
+from mlc.substitution.expand import Expander
+from mlc.substitution.goal import Goal
 from mlc.substitution.goal_defined import prove_defined
 from mlc.substitution.goal_merge import prove_goal
-from mlc.substitution.normal import Expander
+from mlc.substitution.normal import Stuck
 from mlc.substitution.refute import Refuted, find_counterexample, spoiling
 from mlc.substitution.rule import Rule
 
 __all__ = ["Proof", "Proved", "Refuted", "Undecided", "certified", "prove"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

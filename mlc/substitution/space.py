@@ -8,73 +8,14 @@ where every letter has the value of ``world``, equal for what may meet; the most
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
 
-from mlc.operators.index import Poly
-from mlc.substitution.codec import parse_size
+from mlc.substitution import space_reductions
+from mlc.substitution.family import Family, family
 
-__all__ = ["AREAS", "FAMILIES", "Family", "Step", "area_of", "size"]
-
-
-@dataclass(frozen=True)
-class Step:
-    """An operator with the attributes that a family gives it; sizes among them are polynomials over capitals."""
-
-    op: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash((self.op, str(sorted(self.attributes.items()))))
-
-
-@dataclass(frozen=True)
-class Family:
-    """``depth`` is the largest number of operators of a side; ``world`` the value of each letter."""
-
-    name: str
-    inputs: Mapping[str, tuple[Poly, ...]]
-    steps: tuple[Step, ...]
-    depth: int
-    world: Mapping[str, int]
-    #: at most this many uses of an operator in a graph
-    uses: Mapping[str, int] = field(default_factory=dict)
-    #: names of filters, which are not convolved with others and do not meet images elsewhere; none where all may meet
-    filters: frozenset[str] = frozenset()
-    #: whether graphs of the last size are looked at with their inputs in every order
-    all_orders: bool = False
-    #: places of steps that a graph has once at most
-    once: frozenset[int] = frozenset()
-    #: the part of the library that its rules go to
-    area: str = ""
-
-
-def size(text: str | int) -> Poly:
-    return parse_size(text)
-
-
-def _family(name: str, depth: int, inputs: Mapping[str, str], steps: str, world: Mapping[str, int] | None = None,
-            **uses: int) -> Family:
-    """Steps are written as ``op`` or ``op attribute=value …`` separated by semicolons; tuples by commas."""
-    letters = {"n": 2, "m": 3, "c": 4, "h": 5, "w": 6, "k": 3, **(world or {})}
-    shapes = {label: tuple(size(word) for word in text.split()) for label, text in inputs.items()}
-    return Family(name, shapes, tuple(_step(text) for text in steps.split(";")), depth, letters, uses)
-
-
-def _step(text: str) -> Step:
-    op, *words = text.split()
-    attributes: dict[str, Any] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        parts = tuple(_value(part) for part in value.rstrip(",").split(","))
-        attributes[name] = parts if "," in value else parts[0]
-    return Step(op, attributes)
-
-
-def _value(text: str) -> Any:
-    value = size(text)
-    return value if value.constant is None else value.constant
+__all__ = ["AREAS", "FAMILIES", "area_of"]
 
 
 #: functions of one element whose concatenations and slices are searched: a choice, since every one takes time
@@ -90,10 +31,10 @@ def _image(*names: str, channels: str = "c") -> dict[str, str]:
 
 def _families() -> tuple[Family, ...]:
     areas = {"pointwise": _pointwise(), "products": _products(), "convolutions": _convolutions(),
-             "poolings": _poolings(), "reshapes": _reshapes()}
+             "poolings": _poolings(), "reshapes": _reshapes(), "reductions": space_reductions.families()}
     # four operands of one shape, which the sides of an interchange read in different orders
-    return tuple(replace(family, area=area, all_orders=family.name.startswith("join-"))
-                 for area, families in areas.items() for family in families)
+    return tuple(replace(each, area=area, all_orders=each.name.startswith("join-"))
+                 for area, families in areas.items() for each in families)
 
 
 def _pointwise() -> list[Family]:
@@ -102,7 +43,7 @@ def _pointwise() -> list[Family]:
     for rank in (1, 2, 3, 4, 5):
         letters = ["n", "c", "h", "w", "e"][:rank]
         shape, world = " ".join(letters), {**dict.fromkeys(letters, 2), "A": 2, "B": 2}
-        found.append(_family(f"elementwise-{rank}", 3, dict.fromkeys("xyz", shape), "add;mul", world))
+        found.append(family(f"elementwise-{rank}", 3, dict.fromkeys("xyz", shape), "add;mul", world))
         for axis in range(rank if rank < 5 else 0):
             at = f"{rank}-{axis}"
             head, tail, whole = (" ".join([*letters[:axis], size, *letters[axis + 1:]]) for size in ("A", "B", "A+B"))
@@ -110,37 +51,37 @@ def _pointwise() -> list[Family]:
             both = {**ends, "u": head, "v": tail}
             concat = f"concat axis={axis}"
             cut = f"slice axis={axis} begin=0 end=A;slice axis={axis} begin=A end=A+B"
-            found.append(_family(f"join-{at}", 2, dict.fromkeys("xyz", shape), concat, world))
+            found.append(family(f"join-{at}", 2, dict.fromkeys("xyz", shape), concat, world))
             inner = " ".join([*letters[:axis], "I+J+K-2", *letters[axis + 1:]])
             middle = f"slice axis={axis} begin=I-1 end=I+J-1"
             behind = f"slice axis={axis} begin=A+I-1 end=A+I+J-1"
             parts = {**world, "I": 2, "J": 2, "K": 2}
-            found.append(_family(f"slice-{at}", 2, {**ends, "s": whole, "t": inner},
+            found.append(family(f"slice-{at}", 2, {**ends, "s": whole, "t": inner},
                                  f"{concat};{cut};{middle};{behind}", parts))
-            found.append(_family(f"undo-{at}", 3, {"s": whole}, f"{concat};{cut}", world))
+            found.append(family(f"undo-{at}", 3, {"s": whole}, f"{concat};{cut}", world))
             for op in ("add", "mul"):
-                found.append(_family(f"{op}-concat-{at}", 3, both, f"{concat};{op}", world))
-                found.append(_family(f"{op}-slice-{at}", 3, {"s": inner, "t": inner}, f"{middle};{op}", parts))
+                found.append(family(f"{op}-concat-{at}", 3, both, f"{concat};{op}", world))
+                found.append(family(f"{op}-slice-{at}", 3, {"s": inner, "t": inner}, f"{middle};{op}", parts))
             for op in FUNCTIONS:
-                found.append(_family(f"{op}-concat-{at}", 3, ends, f"{concat};{op}", world))
-                found.append(_family(f"{op}-slice-{at}", 2, {"s": inner}, f"{middle};{op}", parts))
+                found.append(family(f"{op}-concat-{at}", 3, ends, f"{concat};{op}", world))
+                found.append(family(f"{op}-slice-{at}", 2, {"s": inner}, f"{middle};{op}", parts))
             for other in range(axis):
-                found.append(_family(f"join-{rank}-{other}-{axis}", 3, dict.fromkeys("xyzv", shape),
+                found.append(family(f"join-{rank}-{other}-{axis}", 3, dict.fromkeys("xyzv", shape),
                                      f"{concat};concat axis={other}", world, **{"concat": 3}))
-    found.append(_family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
-    found.append(_family("scale-3", 3, {"x": "b n c", "y": "b n c", "s": "1 1 c", "t": "1 1 c"}, "add;mul",
+    found.append(family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
+    found.append(family("scale-3", 3, {"x": "b n c", "y": "b n c", "s": "1 1 c", "t": "1 1 c"}, "add;mul",
                          {"b": 2, "c": 2}))
-    found.append(_family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
+    found.append(family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
     for shape, bias, axis in (("n {}", "1 {}", 1), ("b n {}", "1 1 {}", 2), ("n {} h w", "1 {} 1 1", 1)):
         whole, twos = "I+J+K-2", {**dict.fromkeys(("n", "b", "h", "w", "I", "J", "K", "A"), 2), "B": 3}
         ends = {"x": shape.format("A"), "y": shape.format("B"), "s": bias.format("A"), "t": bias.format("B")}
         for op in ("add", "mul"):
-            found.append(_family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole),
+            found.append(family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole),
                                                                         "t": bias.format(whole)},
                                  f"slice axis={axis} begin=I-1 end=I+J-1;{op}", twos, **{op: 1}))
-            found.append(_family(f"{op}-bias-concat-{len(shape.split())}", 3, ends, f"concat axis={axis};{op}", twos,
+            found.append(family(f"{op}-bias-concat-{len(shape.split())}", 3, ends, f"concat axis={axis};{op}", twos,
                                  **{op: 2, "concat": 2}))
-    found.append(_family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
+    found.append(family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
     return found
 
 
@@ -153,19 +94,19 @@ def _products() -> list[Family]:
         rows, columns = rank - 2, rank - 1
         three = {name: tensors[name] for name in "abc"}
         found += [
-            _family(f"products-{rank}", 3, three, f"matmul;add;{swap}", square),
-            _family(f"join-products-{rank}", 3, tensors,
+            family(f"products-{rank}", 3, three, f"matmul;add;{swap}", square),
+            family(f"join-products-{rank}", 3, tensors,
                     f"matmul;add;concat axis={rows};concat axis={columns}", square, add=1),
-            _family(f"scaled-products-{rank}", 2, {**dict(list(tensors.items())[:2]), "r": "", "s": f"{head}1 k",
+            family(f"scaled-products-{rank}", 2, {**dict(list(tensors.items())[:2]), "r": "", "s": f"{head}1 k",
                                                     "t": f"{head}m 1"}, "matmul;mul", square),
-            _family(f"cut-products-{rank}", 2, {"a": f"{head}m k", "l": f"{head}m A+B", "u": f"{head}A+B m"},
+            family(f"cut-products-{rank}", 2, {"a": f"{head}m k", "l": f"{head}m A+B", "u": f"{head}A+B m"},
                     f"matmul;slice axis={columns} begin=0 end=A;slice axis={columns} begin=A end=A+B;"
                     f"slice axis={rows} begin=0 end=A;slice axis={rows} begin=A end=A+B", square),
         ]
-    found += [_family(f"turned-{op.split()[0]}", 3, {"x": "n m", "y": "n m"}, f"transpose perm=1,0;{op}", square,
+    found += [family(f"turned-{op.split()[0]}", 3, {"x": "n m", "y": "n m"}, f"transpose perm=1,0;{op}", square,
                       transpose=2, add=1, mul=1, relu=1, concat=1)
               for op in ("add", "mul", "relu", "concat axis=0;concat axis=1")]
-    found.append(_family("identity", 2, {"a": "m K"}, "matmul;identity_matrix size=K", {"m": 2, "K": 2}))
+    found.append(family("identity", 2, {"a": "m K"}, "matmul;identity_matrix size=K", {"m": 2, "K": 2}))
     return found
 
 
@@ -179,30 +120,30 @@ def _convolutions() -> list[Family]:
     cuts = ("slice axis=0 begin=0 end=A;slice axis=0 begin=A end=A+B;slice axis=1 begin=0 end=A;"
             "slice axis=1 begin=A end=A+B")
     families = [
-        _family("linear-convolutions", 3, {**images, **groups}, f"{grouped};add", ones, conv2d=2),
-        _family("batch-convolutions", 3, {**images, "w": "G*o c k l"}, f"{grouped};concat axis=0", ones, conv2d=2),
-        _family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world,
+        family("linear-convolutions", 3, {**images, **groups}, f"{grouped};add", ones, conv2d=2),
+        family("batch-convolutions", 3, {**images, "w": "G*o c k l"}, f"{grouped};concat axis=0", ones, conv2d=2),
+        family("join-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};concat axis=0;concat axis=1", world,
                 conv2d=2, concat=2),
-        _family("sum-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};add;concat axis=1", world, conv2d=2,
+        family("sum-convolutions", 3, {**_image("x", "y"), **filters}, f"{conv};add;concat axis=1", world, conv2d=2,
                 add=1),
-        _family("pair-convolutions", 3,
+        family("pair-convolutions", 3,
                 {"x": "n G*c h w", "y": "n F*c h w", "v": "G*o c k l", "w": "F*o c k l"},
                 f"{grouped};{_CONV.format('F')};{_CONV.format('G+F')};concat axis=0;concat axis=1",
                 {**ones, "G": 1, "F": 2}, conv2d=2, concat=2),
-        _family("cut-convolutions", 2, {"x": "n c h w", "w": "o c k l", "v": "A+B c k l", "y": "A+B c h w"},
+        family("cut-convolutions", 2, {"x": "n c h w", "w": "o c k l", "v": "A+B c k l", "y": "A+B c h w"},
                 f"{conv};{cuts}", {**world, "A": 2, "B": 2}),
-        _family("cut-channels", 2, {"x": "n I+J+K-2 h w", "w": "o J k l"},
+        family("cut-channels", 2, {"x": "n I+J+K-2 h w", "w": "o J k l"},
                 f"{conv};slice axis=1 begin=I-1 end=I+J-1;pad before=0,I-1,0,0 after=0,K-1,0,0",
                 {**world, "I": 2, "J": 2, "K": 2}),
-        _family("enlarge", 2, {"x": "n c h w", "w": "o c K L"},
+        family("enlarge", 2, {"x": "n c h w", "w": "o c K L"},
                 f"{conv};conv2d stride=S,T padding=P-1+D*M-D,Q-1+E*N-E,U-1+D*M-D,V-1+E*N-E dilation=D,E groups=1;"
                 "enlarge kernel=K+2*M-2,L+2*N-2", {**world, "K": 3, "L": 3, "M": 2, "N": 2, "P": 3, "Q": 3, "U": 3,
                                                    "V": 3, "h": 6, "w": 6}, conv2d=1),
-        _family("scaled-convolutions", 3, {"x": "n c h w", "w": "o c k l", "s": "1 o 1 1", "r": ""},
+        family("scaled-convolutions", 3, {"x": "n c h w", "w": "o c k l", "s": "1 o 1 1", "r": ""},
                 f"{conv};mul;transpose perm=1,0,2,3", world, transpose=1, conv2d=1, mul=1),
-        _family("identity-kernel", 2, {"x": "n C h w"}, "conv2d dilation=D,E;identity_kernel channels=C kernel=1,1",
+        family("identity-kernel", 2, {"x": "n C h w"}, "conv2d dilation=D,E;identity_kernel channels=C kernel=1,1",
                 {**world, "C": 2}),
-        _family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
+        family("one-by-one", 4, {"x": "n c h w", "w": "o c k l", "i": "o c 1 1"},
                 f"{conv};conv2d;transpose perm=1,0,2,3", world, conv2d=2, transpose=2),
     ]
     # one-by-one folds filters by convolving one with another; the general convolution is there once. Scales belong to
@@ -214,7 +155,7 @@ def _convolutions() -> list[Family]:
 def _poolings() -> list[Family]:
     window = "kernel=K,L stride=S,T padding=P-1,Q-1,U-1,V-1"
     world = {"n": 2, "c": 2, "h": 4, "w": 4, "K": 3, "L": 3, **_KEEP}
-    return [_family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
+    return [family("poolings", 3, _image("x", "y"), f"max_pool2d {window};avg_pool2d {window} count_include_pad=0;"
                     f"avg_pool2d {window} count_include_pad=1;add;concat axis=0;concat axis=1;relu", world, add=1,
                     concat=1)]
 
@@ -240,18 +181,18 @@ def _reshapes() -> list[Family]:
     def steps(*texts: str) -> str:
         return ";".join(f"reshape shape={text}" for text in texts)
 
-    found = [_family(f"reshape-{rank}", 2, {"x": inputs[rank]},
+    found = [family(f"reshape-{rank}", 2, {"x": inputs[rank]},
                      steps(own[rank], *(table[r] for table in (shapes, others) for r in (2, 3, 4))), world)
              for rank in (2, 3, 4)]
-    found += [_family(f"{op}-reshape-{rank}", 3, dict.fromkeys("xy", inputs[rank]),
+    found += [family(f"{op}-reshape-{rank}", 3, dict.fromkeys("xy", inputs[rank]),
                       f"{op};" + steps(*(shapes[r] for r in (2, 3, 4))), world, **{op: 1, "reshape": 2})
               for op in ("add", "mul") for rank in (2, 3, 4)]
-    found += [_family(f"flat-{rank}", 2, {"x": inputs[rank]}, steps(own[rank], *map(shapes.__getitem__, (1, 2, 3, 4))),
+    found += [family(f"flat-{rank}", 2, {"x": inputs[rank]}, steps(own[rank], *map(shapes.__getitem__, (1, 2, 3, 4))),
                       world) for rank in (1, 2, 3, 4)]
     flat = {rank: steps(*(shapes[r] for r in ((2, 3, 4) if rank == 1 else (1,)))) for rank in (1, 2, 3, 4)}
-    found += [_family(f"{op}-flat-{rank}", 2, {"x": inputs[rank]}, f"{op};{flat[rank]}", world)
+    found += [family(f"{op}-flat-{rank}", 2, {"x": inputs[rank]}, f"{op};{flat[rank]}", world)
               for op in FUNCTIONS for rank in (1, 2, 3, 4)]
-    found += [_family(f"{op}-flat-{rank}", 3, {"x": inputs[rank], "y": inputs[rank], "s": ""}, f"{op};{flat[rank]}",
+    found += [family(f"{op}-flat-{rank}", 3, {"x": inputs[rank], "y": inputs[rank], "s": ""}, f"{op};{flat[rank]}",
                       world, **{op: 1, "reshape": 2}) for op in ("add", "mul") for rank in (1, 2, 3, 4)]
     return [*found, *_merged_axes(), *_unit_axes(), *_moved_axes()]
 
@@ -295,9 +236,9 @@ def _between(one: _Axis, other: _Axis, at: str) -> list[Family]:
         concats = ";".join(dict.fromkeys(f"concat axis={each}" for each in (axis, place)))
         cuts = ";".join(dict.fromkeys(f"slice axis={each} begin=(I-1)*{by} end=(I+J-1)*{by}"
                                       for each, by in ((axis, step), (place, stride))))
-        found.append(_family(f"concat-{name}-{at}", 3, {"x": " ".join(old("X")), "y": " ".join(old("Y"))},
+        found.append(family(f"concat-{name}-{at}", 3, {"x": " ".join(old("X")), "y": " ".join(old("Y"))},
                              f"{concats};{to['X']};{to['Y']};{to['X+Y']}", world, concat=1, reshape=2))
-        found.append(_family(f"slice-{name}-{at}", 2, {"s": " ".join(old(whole))},
+        found.append(family(f"slice-{name}-{at}", 2, {"s": " ".join(old(whole))},
                              f"{cuts};{to['J']};{to[whole]}", world, slice=1))
     return found
 
@@ -309,7 +250,7 @@ def _biased(long: str, short: str, long_bias: str, short_bias: str) -> list[Fami
         for name, old, new in (("merge", (long, long_bias), (short, short_bias)),
                                ("split", (short, short_bias), (long, long_bias))):
             to = ";".join(f"reshape shape={shape.replace(' ', ',')}" for shape in (*new, old[1]))
-            found.append(_family(f"{op}-bias-{name}-{len(long.split())}-{axis}", 3,
+            found.append(family(f"{op}-bias-{name}-{len(long.split())}-{axis}", 3,
                                  {"x": old[0], "s": old[1], "t": new[1]}, f"{op};{to}", world, **{op: 1, "reshape": 2}))
     return found
 
@@ -325,12 +266,12 @@ def _unit_axes() -> list[Family]:
             others = [axis for axis in range(rank) if axis != place]
             moves = [(*others[:to], place, *others[to:]) for to in range(rank) if to != place]
             transposes = ";".join(f"transpose perm={','.join(map(str, perm))}" for perm in moves)
-            found.append(_family(f"unit-transpose-{rank}-{place}", 1, {"x": order}, f"{reshapes};{transposes}",
+            found.append(family(f"unit-transpose-{rank}-{place}", 1, {"x": order}, f"{reshapes};{transposes}",
                                  {"N": 2, "M": 3, "C": 4}))
     square = {"M": 2, "K": 3, "N": 4}
     reshapes = ";".join(f"reshape shape={shape}" for shape in ("M,K", "K,N", "M,N", "1,M,K", "1,K,N", "1,M,N"))
     for x, y in (("1 M K", "1 K N"), ("1 M K", "K N"), ("M K", "1 K N")):
-        found.append(_family(f"batch-of-one-{len(x.split())}-{len(y.split())}", 3, {"a": x, "b": y},
+        found.append(family(f"batch-of-one-{len(x.split())}-{len(y.split())}", 3, {"a": x, "b": y},
                              f"matmul;{reshapes}", square, matmul=1))
     return found
 
@@ -351,7 +292,7 @@ def _moved_axes() -> list[Family]:
                 moves = [f"transpose perm={','.join(map(str, each))}" for each in (perm, order)]
                 for name, x, made, other in (("merge", list(long), after, short),
                                              ("split", short, [long[place] for place in perm], list(long))):
-                    found.append(_family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2,
+                    found.append(family(f"turned-{name}-{rank}-{pair}-{''.join(map(str, order))}", 2,
                                          {"x": " ".join(x)}, f"{moves[0]};{moves[1]};reshape shape={','.join(made)};"
                                          f"reshape shape={','.join(other)}", {"N": 2, "M": 3, "C": 4, "R": 5}))
     return found
@@ -359,8 +300,8 @@ def _moved_axes() -> list[Family]:
 
 FAMILIES: tuple[Family, ...] = _families()
 #: the parts of the library, in the order of generation
-AREAS = tuple(dict.fromkeys(family.area for family in FAMILIES))
-_FAMILY_AREAS = {family.name: family.area for family in FAMILIES}
+AREAS = tuple(dict.fromkeys(each.area for each in FAMILIES))
+_FAMILY_AREAS = {each.name: each.area for each in FAMILIES}
 
 
 def area_of(rule: str) -> str:

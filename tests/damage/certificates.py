@@ -103,7 +103,7 @@ def _edited(change: Callable[[Random, Any], Any]) -> Callable[[Random], Data]:
         for _ in range(rng.choice((1, 2, 5))):
             where, key = rng.choice(list(_places(data["certificate"])))
             where[key] = change(rng, where[key])
-        data["certificate"] |= {"rule": kept, "format": 2}
+        data["certificate"] |= {"rule": kept, "format": 3}
         return data
 
     return make
@@ -248,12 +248,32 @@ def _target_first(rng: Random) -> Data:
     bad = [_node("relu", "x"), _node(function, "x"), _node("sub", "%1", "%1"), _node("add", "%0", "%2")]
     certificate = _honest(_rule(sizes, source, source))
     same = ["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]
-    merge = ["merge", 1, 2, [], [], [], [], [0], [[[0], [[same]]]]]
+    merge = ["merge", 1, 2, [], [], [], [], [0], [[same]]]
     proof = certificate["outputs"][0]
     kept = [["merge", 0, 3, *proof["steps"][0][3:]]] if rng.random() < 0.5 else proof["steps"]
     proof["steps"] = [merge, *kept]
     proof["defined"][""] = rng.choice(([], [["sign", 0]], [["drop", 0, []]], [["cover", 0, 0, [], [], [[0], [[]]]]]))
     return _signed(_rule(sizes, source, bad), certificate)
+
+
+def _member_forgotten(rng: Random) -> Data:
+    """A maximum of three is one of two: of the third's values something else is said."""
+    sizes = {name: ["m", "n"] for name in "abc"}
+    two = _node("maximum", "a", "b")
+    three = [two, _node("maximum", "%0", "c")]
+    certificate = _honest(_rule(sizes, three, three))
+    read = ["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]
+    true = [[0, [], [], [read]], [1, [], [], [read]]]
+    fact = [["1", [rng.randrange(-2, 9)]]]
+    place, steps = rng.choice((0, 1, 2, -1, True, None, "0")), rng.choice(([], [read], [["drop", 0, None]]))
+    more: Any = rng.choice(([place, [], [], steps], ["none", rng.choice(([], fact))], None))
+    for _ in range(rng.randrange(3)):
+        text = rng.choice(("@0", "m", "0", "-1", "@0-1", "@1//m", "$0"))
+        more = ["split", text, rng.choice((">=", "==")), [rng.choice((more, ["none", fact]))
+                                                          for _ in range(rng.randrange(4))]]
+    forth = [*true, *([] if more is None else [more])]
+    certificate["outputs"][0]["steps"] = [["merge", 0, 1, [], [], [], [], [0], [[forth, true]]]]
+    return _signed(_rule(sizes, three, [two]), certificate)
 
 
 def _wrong_assumption(rng: Random) -> Data:
@@ -286,7 +306,7 @@ _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "step left out": _steps(_left_out), "step doubled": _steps(_doubled), "step added": _steps(_added),
     "steps shuffled": _steps(_shuffled), "part emptied": _emptied, "divisor of 0": _zero_divisor,
     "guard eaten": _eaten_guard, "unbound size": _unbound_size, "target cancels": _target_first,
-    "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
+    "member forgotten": _member_forgotten, "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
 }
 STRATEGIES = tuple(_FORGERIES)
 

@@ -4,8 +4,9 @@ What counts is what is left at run time: operators that depend on constants alon
 compiled, and a reshape is another view of the same elements. So a rule may be of no use as it stands, and of use where
 some of its inputs are constant: ``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
 
-Searches take the rules in the order of their benefits. Those that leave fewer products come first; they leave slices
-and concatenations behind, which the next carry towards the outputs and the constants, and cancel; what only says the
+Searches take the rules in the order of their benefits. Those that leave fewer products come first, then those that take
+a sum, a mean or a largest element before what else is done with it. They leave slices and concatenations behind, which
+the next carry towards the outputs and the constants, and cancel; what only says the
 same otherwise could go on without end.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from itertools import combinations
 
+from mlc.operators import OPERATORS
 from mlc.substitution.egraph import PRODUCTS
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
@@ -23,12 +25,14 @@ __all__ = ["Benefit", "benefit_of", "benefits_of"]
 
 
 class Benefit(IntEnum):
-    """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SHORTER``: fewer operators, or
-    slices taken later; ``NONE``: neither. At run time, each."""
+    """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SMALLER``: products or
+    elementwise operators of what a reduction leaves that were of what it reads; ``SHORTER``: fewer operators, or slices
+    taken later; ``NONE``: none of these. At run time, each."""
 
     JOIN = 0
-    SHORTER = 1
-    NONE = 2
+    SMALLER = 1
+    SHORTER = 2
+    NONE = 3
 
 
 def benefit_of(rule: Rule) -> Benefit:
@@ -59,6 +63,7 @@ class _Side:
         self.reads: list[frozenset[str]] = []
         for node in graph.nodes:
             self.reads.append(frozenset[str]().union(*map(self.of, node.inputs)))
+        self.reduces = any(OPERATORS[node.op].reduction for node in graph.nodes)
 
     def of(self, ref: Ref) -> frozenset[str]:
         return frozenset((ref,)) if isinstance(ref, str) else self.reads[ref[0]]
@@ -70,6 +75,15 @@ class _Side:
 
     def products(self, left: Iterable[int]) -> list[int]:
         return [place for place in left if self.graph.nodes[place].op in PRODUCTS]
+
+    def before_reductions(self, left: Iterable[int]) -> int:
+        """How many of the operators that compute something compute it of what no reduction has made smaller."""
+        behind: list[bool] = []
+        for node in self.graph.nodes:
+            made = any(behind[ref[0]] for ref in node.inputs if not isinstance(ref, str))
+            behind.append(made or OPERATORS[node.op].reduction)
+        return sum(not behind[place] and (OPERATORS[self.graph.nodes[place].op].pointwise
+                                          or OPERATORS[self.graph.nodes[place].op].product) for place in left)
 
     def last(self, constant: frozenset[str]) -> set[str]:
         """The operators of the outputs; empty for one that is no operator at run time."""
@@ -88,6 +102,9 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
         operands = [set(source.graph.nodes[place].inputs) for place in products]
         shared = len(source.graph.outputs) == 1 or set.intersection(*operands)
         return Benefit.JOIN if shared else Benefit.NONE
+    if fewer == len(products) and len(after) <= len(before) and target.reduces and (
+            target.before_reductions(after) < source.before_reductions(before)):
+        return Benefit.SMALLER
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
     if len(after) < len(before) or (len(after) == len(before) and cuts_later):
         return Benefit.SHORTER if fewer == len(products) else Benefit.NONE

@@ -1,7 +1,8 @@
 """What a search could gain at most: a bound from the model's own graph, in a fraction of the time of a search.
 
-Gains begin where a rule joins products. What each pair of products that some rule could join would save if all else
-were free adds up to more than a search can find; where that is next to nothing, there is nothing to search for.
+Gains begin where a rule joins products, or takes a reduction before one. What each pair of products that some rule
+could join would save if all else were free, and all that leads from products to such a reduction, adds up to more than
+a search can find; where that is next to nothing, there is nothing to search for.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ _AROUND, _EACH = 0.5, 2
 
 
 def gain_bound(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> float:
-    """The part of the graph's estimated time, from above, that joining its products could save; 0 where no rule can."""
-    return _Bound(graph, costs).part([p for p in relevant(patterns, graph.operators()) if p.benefit is Benefit.JOIN])
+    """The part of the graph's estimated time, from above, that joining its products or computing less of them could
+    save; 0 where no rule can."""
+    found = relevant(patterns, graph.operators())
+    return _Bound(graph, costs).part([p for p in found if p.benefit is Benefit.JOIN],
+                                     [p for p in found if p.benefit is Benefit.SMALLER])
 
 
 class _Bound:
@@ -39,7 +43,8 @@ class _Bound:
         self._egraph, self._classes = EGraph.of(graph)
         self._constant = {each for each in self._egraph.nodes if self._egraph.constant[each]}
 
-    def part(self, patterns: Sequence[Pattern]) -> float:
+    def part(self, patterns: Sequence[Pattern], earlier: Sequence[Pattern] = ()) -> float:
+        """Of rules that join products, and of those that reduce something earlier."""
         best: dict[int, float] = {}
         group: dict[int, int] = {}
         for pattern in patterns:
@@ -53,22 +58,39 @@ class _Bound:
         sizes: dict[int, int] = {}
         for each in best:
             sizes[_root(group, each)] = sizes.get(_root(group, each), 0) + 1
-        saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items()) + self._sums()
+        saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items())
+        saved += self._sums() + self._reduced(earlier)
         total = self._total()
         return saved / total if total else 0.0
 
     def _sums(self) -> float:
         """What is saved where the terms of one sum that are made of one tensor become the longest of them."""
-        graph, saved = self._egraph, 0.0
+        saved = 0.0
         for group in shared(self._graph):
-            seconds = []
-            for each in (self._classes[place] for place in group):
-                node = next(iter(graph.nodes[each]))
-                cost = self._costs.of(node, graph.shapes[each], graph.shapes,
-                                      self._constant)
-                seconds.append(cost.seconds + cost.alone)
+            seconds = [self._own(self._classes[place]) for place in group]
             saved += sum(sorted(seconds)[:-1]) * (1.0 + _AROUND) + _EACH * self._costs.call_seconds * (len(group) - 1)
         return saved
+
+    def _reduced(self, patterns: Sequence[Pattern]) -> float:
+        """What is saved where products and all behind them, up to reductions that may come earlier, were free."""
+        graph, nearest = self._egraph, set[int]()
+        pending = [graph.find(match.classes[output]) for pattern in patterns
+                   for match in islice(pattern.matches(graph), _MATCHES) for output in pattern.rule.source.outputs]
+        while pending:
+            each = pending.pop()
+            if each in nearest or each in self._constant:
+                continue
+            nearest.add(each)
+            node = next(iter(graph.nodes[each]))
+            if node.op not in PRODUCTS:
+                pending.extend(map(graph.find, node.inputs))
+        return sum(self._own(each) for each in nearest) * (1.0 + _AROUND)
+
+    def _own(self, each: int) -> float:
+        """Seconds of what makes a class, as a kernel of its own."""
+        node = next(iter(self._egraph.nodes[each]))
+        cost = self._costs.of(node, self._egraph.shapes[each], self._egraph.shapes, self._constant)
+        return cost.seconds + cost.alone
 
     def _products(self, pattern: Pattern, match: Match) -> list[int]:
         """The products that would be joined, empty where they cannot be: one is computed from another."""

@@ -9,6 +9,7 @@ from typing import Any
 from mlc.operators import OPERATORS, Requirements, ShapeError, Tensor, tensor_input
 from mlc.operators.index import Condition, Poly, as_poly
 from mlc.substitution.check.defined import Cover, demands_of
+from mlc.substitution.check.elements import terms_of
 from mlc.substitution.check.integers import (
     CertificateError,
     Expr,
@@ -21,7 +22,7 @@ from mlc.substitution.check.integers import (
     translated,
 )
 from mlc.substitution.check.play import Play
-from mlc.substitution.check.terms import Term, fresh_name, terms_of
+from mlc.substitution.check.terms import Term, fresh_name
 from mlc.substitution.check.witness import as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import RuleError, content_hash, load_rule, parse_size
 from mlc.substitution.graph import Graph
@@ -29,7 +30,7 @@ from mlc.substitution.rule import Rule
 
 __all__ = ["FORMAT", "check", "check_rule"]
 
-FORMAT = 2
+FORMAT = 3
 _MOST_STEPS = 200
 
 

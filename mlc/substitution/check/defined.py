@@ -13,19 +13,11 @@ from typing import Any
 
 from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
+from mlc.substitution.check.maxima import POSITIVE, at_least_zero
 from mlc.substitution.check.play import Steps, implied
-from mlc.substitution.check.terms import (
-    POSITIVE,
-    Term,
-    bind,
-    fresh_name,
-    make_term,
-    opposites,
-    substituted,
-    terms_of,
-    under,
-)
+from mlc.substitution.check.terms import Term, fresh_name, make_term, opposites, substituted, under
 
 __all__ = ["Cover", "demands_of"]
 
@@ -70,7 +62,7 @@ def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
 
 
 def _calls(function: str, argument: Scalar, names: Mapping[str, Expr]) -> Term:
-    return Term(Fraction(1), (), (), (("call", function, (tuple(terms_of(argument, names)),)),))
+    return Term(Fraction(1), (), (), (("call", function, tuple(terms_of(argument, names))),))
 
 
 def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
@@ -115,25 +107,9 @@ class Cover(Steps):
         need(i in self.wanted, "only what the target demands is to be shown")
         [atom] = self.terms[i].atoms
         need(atom[0] == "call", "a read is not defined by a sign")
-        [terms] = atom[2]
-        need(all(_at_least_zero(t) for t in terms), "every term must be plainly at least 0")
-        need(atom[1] == "sqrt" or any(_above_zero(t) for t in terms), "a term must be plainly above 0")
+        need(at_least_zero(atom[2]), "every term must be plainly at least 0")
+        need(atom[1] == "sqrt" or any(map(_above_zero, atom[2])), "a term must be plainly above 0")
         del self.terms[i]
-
-
-def _at_least_zero(term: Term) -> bool:
-    """A positive factor, and every other atom a square or at least 0 by a law."""
-    left: list[Any] = []
-    for atom in term.atoms:
-        if not _nonnegative(atom):
-            left.remove(atom) if atom in left else left.append(atom)
-    return term.factor > 0 and not left
-
-
-def _nonnegative(atom: Any) -> bool:
-    if atom[0] == "number":
-        return positive(atom[1])
-    return atom[0] == "call" and atom[1] in LAWS and LAWS[atom[1]].nonnegative
 
 
 def _above_zero(term: Term) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
 from mlc.substitution.check.terms import (
+    Member,
     Term,
     changed,
     fresh_name,
@@ -16,6 +17,7 @@ from mlc.substitution.check.terms import (
     names_of,
     negated,
     opposites,
+    renamed,
     substituted,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
@@ -156,28 +158,43 @@ class Steps:
             for x, y, witnesses in zip(rows, columns, proof, strict=True):
                 check_guard(Guard(x - y, "=="), witnesses, facts, read)
         elif a[0] == "call":
-            order, proofs = proof
-            plain = list(range(len(a[2])))
-            need(a[1] == b[1] and len(b[2]) == len(plain) == len(proofs), "functions must be the same")
-            need(order == plain or (a[1] == "max" and order == [1, 0]), "arguments must be in order")
-            for x, k, steps in zip(a[2], order, proofs, strict=True):
-                Play(self.sizes, context, facts, x, b[2][k], self.depth + 1).run(steps)
+            need(a[1] == b[1], "functions must be the same")
+            Play(self.sizes, context, facts, a[2], b[2], self.depth + 1).run(proof)
         else:
-            self.same_largest(facts, context, a, b, proof)
+            forth, back = proof
+            self.covered(facts, context, a[1], b[1], forth)
+            self.covered(facts, context, b[1], a[1], back)
 
-    def same_largest(self, facts: Sequence[Expr], context: Sequence[str], a: Any, b: Any, proof: Any) -> None:
-        mapping, inverse, forth, back, steps = proof
-        outer = Play(self.sizes, context, facts)
-        inner = Play(self.sizes, [*context, *a[1]], [*facts, *inequalities(a[2])])
-        others = [fresh_name() for _ in b[1]]
-        there = dict(zip(b[1], map(name, others), strict=True))
-        into = dict(zip(others, map(inner.reader(), mapping), strict=True))
-        outof = {n: outer.reader(others)(t) for n, t in zip(a[1], inverse, strict=True)}
-        whole = Term(Fraction(1), tuple(others), b[2], (("call", "", (b[3],)),))
-        moved = one_to_one(a[1], substituted(whole, there), others, into, outof)
-        implied(moved.guards, forth, inner.facts, inner.reader())
-        implied(a[2], back, [*facts, *inequalities(moved.guards)], inner.reader())
-        Play(self.sizes, inner.context, inner.facts, a[3], moved.atoms[0][2][0], self.depth + 1).run(steps)
+    def covered(self, facts: Sequence[Expr], context: Sequence[str], ones: Sequence[Member], others: Sequence[Member],
+                proofs: Any) -> None:
+        """Every value of a maximum is one of another maximum's, so that it is at most that."""
+        need(len(proofs) == len(ones), "every member of a maximum must be covered")
+        for one, proof in zip(ones, proofs, strict=True):
+            self.met(facts, context, one, others, proof)
+
+    def met(self, facts: Sequence[Expr], context: Sequence[str], one: Member, others: Sequence[Member], proof: Any,
+            depth: int = 0) -> None:
+        """For all values of its variables the member is a member of ``others``, at the values that ``mapping`` gives
+        that one's variables; in cases, of which one may not occur."""
+        need(depth <= _DEPTH, "cases are nested too deep")
+        inner = Play(self.sizes, [*context, *one.names], [*facts, *inequalities(one.guards)])
+        read = inner.reader()
+        if proof[0] == "none":
+            check_witness(proof[1], None, inner.facts, read)
+            return
+        if proof[0] == "split":
+            _, expr, relation, parts = proof
+            guard = _guard(read(expr), relation)
+            for case, part in zip(((guard,), *opposites([guard])), parts, strict=True):
+                self.met(facts, context, one._replace(guards=(*one.guards, *case)), others, part, depth + 1)
+            return
+        k, mapping, guards, steps = proof
+        need(type(k) is int and 0 <= k < len(others), "a maximum has no such member")
+        there = renamed(others[k])
+        values = dict(zip(there.names, map(read, mapping), strict=True))
+        moved = substituted(Term(Fraction(1), (), there.guards, (("call", "", there.body),)), values)
+        implied(moved.guards, guards, inner.facts, read)
+        Play(self.sizes, inner.context, inner.facts, one.body, moved.atoms[0][2], self.depth + 1).run(steps)
 
 
 class Play(Steps):

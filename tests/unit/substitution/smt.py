@@ -2,7 +2,8 @@
 
 The demands on sizes go to it for all sizes at once, and so do elements of rules that only move them or compute one of
 one. Where sums are taken, sizes and the place in the output are numbers, and what is read are unknown reals: then the
-question is for all values. Functions about which laws alone are known are uninterpreted.
+question is for all values. Functions about which laws alone are known are uninterpreted, but for these laws at the
+arguments that they have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import z3
 
 from mlc.operators.index import Condition, Poly, Symbol
+from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.compose import compose
 from mlc.substitution.refute import at_sizes, draw_sizes
@@ -55,8 +57,9 @@ def judgement(rule: Rule, seed: int = 0, assignments: int = 2, elements: int = 3
         if not any(map(_sums, sides)):
             inside = [c for n, s in zip(names, one.shape, strict=True)
                       for c in (values[n] >= 0, values[n] < _index(s, sizes))]
-            left, right = (_Values().of(side, values) for side in sides)
-            _ask(found, [*assumed, *inside, z3.Not(left == right)], "an element")
+            known = _Values()
+            left, right = (known.of(side, values) for side in sides)
+            _ask(found, [*assumed, *inside, *known.laws(), z3.Not(left == right)], "an element")
     rng = Random(seed)
     for numbers in draw_sizes(rule, assignments, seed):
         _at_numbers(found, rule, numbers, rng, elements)
@@ -78,7 +81,7 @@ def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: R
             if z3.is_rational_value(difference) and difference.as_fraction() == 0:
                 found.answered += 1
             else:
-                _ask(found, [difference != 0], f"element {place} at {dict(numbers)}")
+                _ask(found, [*_laws(ours.calls + theirs.calls), difference != 0], f"element {place} at {dict(numbers)}")
 
 
 def _ask(found: Judgement, claims: Sequence[Any], about: str) -> None:
@@ -139,6 +142,11 @@ class _Values:
 
     def __init__(self) -> None:
         self.reads: set[tuple[Any, ...]] = set()
+        #: functions of which laws alone are known, with their arguments
+        self.calls: list[tuple[str, Any]] = []
+
+    def laws(self) -> list[Any]:
+        return _laws(self.calls)
 
     def of(self, value: Scalar, values: Mapping[str, Any]) -> Any:
         match value:
@@ -162,7 +170,9 @@ class _Values:
             case Call("relu", (argument,)):
                 return _larger(self.of(argument, values), z3.RealVal(0))
             case Call(name, (argument,)):
-                return _function(name, self.of(argument, values))
+                inner = z3.simplify(self.of(argument, values), som=True)
+                self.calls.append((name, inner))
+                return _function(name, inner)
             case Select(conditions, then, otherwise):
                 chosen = z3.simplify(z3.And([_condition(c, values) for c in conditions]))
                 if z3.is_true(chosen) or z3.is_false(chosen):
@@ -187,6 +197,23 @@ class _Values:
 
 def _function(name: str, argument: Any) -> Any:
     return z3.Function(name, z3.RealSort(), z3.RealSort())(z3.simplify(argument, som=True))
+
+
+def _laws(calls: Sequence[tuple[str, Any]]) -> list[Any]:
+    """What the laws of functions say of the arguments that they have."""
+    said: list[Any] = []
+    for name, x in calls:
+        laws, value = LAWS[name], _function(name, x)
+        said += [value >= 0] * laws.nonnegative + [value > 0] * laws.positive
+        said += [z3.Implies(x == 0, value == 0)] * laws.zero + [value <= _larger(x, z3.RealVal(0))] * laws.contracts
+        if laws.grows:
+            said += [z3.Implies(x <= y, value <= _function(name, y)) for other, y in calls if other == name]
+            # 0 is an argument too where a maximum with it is one
+            zero = z3.RealVal(0)
+            said += [z3.Implies(x <= zero, value <= _function(name, zero)),
+                     z3.Implies(x >= zero, value >= _function(name, zero))]
+            said += [_function(name, zero) == 0] * laws.zero
+    return said
 
 
 def _larger(a: Any, b: Any) -> Any:

@@ -219,9 +219,9 @@ def test_undefined_terms_of_the_target_do_not_vanish():
                         "target": {"nodes": side, "outputs": [f"%{len(side) - 1}"]}}) for side in (source, target)]
     certificate = copy.deepcopy(dict(certified(rules[0]).certificate)) | {"rule": content_hash(rules[1])}
     proof = certificate["outputs"][0]
-    reciprocal = [[0], [[["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]]]
-    same = [["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]
-    proof["steps"] = [["merge", 0, 1, [], [], [], [], [0], [[[0], [same]]]],
+    reciprocal = same = [["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]
+    members = [[0, [], [], same], [1, [], [], []]]
+    proof["steps"] = [["merge", 0, 1, [], [], [], [], [0], [[members, members]]],
                       ["merge", 2, 3, [], [], [], [], [0], [reciprocal]]]
     for steps in (None, [], [["sign", 0]], [["drop", 0, None]], [["cover", 0, 0, [], [], reciprocal]]):
         proof["defined"] = {**proof["defined"], **({} if steps is None else {"": steps})}
@@ -229,7 +229,48 @@ def test_undefined_terms_of_the_target_do_not_vanish():
             check(dump_rule(replace(rules[1], certificate=certificate)))
 
 
-@pytest.mark.parametrize("certificate", [None, {}, {"format": 1}, {"format": 2}, [], "yes"])
+def pointwise_rule(target):
+    """maximum(maximum(a, b), c) and another side."""
+    source = [node("maximum", "a", "b"), node("maximum", "%0", "c")]
+    sides = [{"nodes": side, "outputs": [f"%{len(side) - 1}"]} for side in (source, target)]
+    return load_rule({"name": "largest", "inputs": {name: ["m"] for name in "abc"}, "source": sides[0],
+                      "target": sides[1], "conditions": []})
+
+
+SAME = [["merge", 0, 1, [], [], [], [], [0], [[[[], []]]]]]
+
+
+def covered(*members, backward):
+    rule = pointwise_rule([node("maximum", "a", "b")])
+    whole = pointwise_rule([node("maximum", "a", "b"), node("maximum", "%0", "c")])
+    certificate = copy.deepcopy(dict(certified(whole).certificate)) | {"rule": content_hash(rule)}
+    proof = certificate["outputs"][0]
+    proof["steps"] = [["merge", 0, 1, [], [], [], [], [0], [[list(members), backward]]]]
+    return dump_rule(replace(rule, certificate=certificate))
+
+
+@pytest.mark.parametrize("third", [
+    None, [0, [], [], []], [0, [], [], SAME], [2, [], [], SAME], [-1, [], [], SAME], [True, [], [], SAME],
+    ["none", []], ["none", [["1", [0]]]], ["split", "@0", ">=", []], ["split", "@0-1", ">=", [[0, [], [], SAME]]],
+    ["split", "0", "==", [[0, [], [], SAME], ["none", []], ["none", []]]], [0, ["@0"], [], SAME],
+    ["split", "1", ">=", [["none", [["1", [0]]]], [0, [], [], SAME]]], [[0, [], [], SAME]], {}, [], "none",
+])
+def test_every_member_of_a_maximum_is_covered(third):
+    """max(a, b, c) is not max(a, b), whatever the certificate says of c."""
+    ways = [[0, [], [], SAME], [1, [], [], SAME]]
+    with pytest.raises(CertificateError):
+        check(covered(*ways, *([] if third is None else [third]), backward=ways))
+
+
+def test_maximum_of_three_covers_its_members_in_any_order():
+    rule = pointwise_rule([node("maximum", "c", "b"), node("maximum", "a", "%0")])
+    check(dump_rule(certified(rule)))
+    [steps] = [output["steps"] for output in certified(rule).certificate["outputs"]]
+    forth, back = steps[0][-1][0]
+    assert sorted(proof[0] for proof in forth) == sorted(proof[0] for proof in back) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("certificate", [None, {}, {"format": 1}, {"format": 2}, {"format": 3}, [], "yes"])
 def test_malformed_certificate_is_refused(certificate):
     data = {**FAMILIES["assoc"], "certificate": certificate}
     if isinstance(certificate, dict) and "format" in certificate:

@@ -13,13 +13,14 @@ from mlc.substitution.candidates import NearMiss, candidate, in_context, joined
 from mlc.substitution.codec import graph_text
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, pairs
+from mlc.substitution.family import Family, Step
 from mlc.substitution.fingerprint import agree, assignments
 from mlc.substitution.generate import Generation, generate
 from mlc.substitution.graph import Graph, Node
 from mlc.substitution.publish import write_library
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import read_rules
-from mlc.substitution.space import FAMILIES, Family, Step
+from mlc.substitution.space import FAMILIES
 from mlc.substitution.unify import generalise, merged_sizes
 
 A, B, C, D = map(Poly.symbol, "abcd")

@@ -1,0 +1,94 @@
+"""An element of a tensor, as its operators' specifications write it, as a sum of terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from mlc.operators.index import Poly
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.substitution.check.integers import CertificateError, Expr, Guard, guard_of, name, need, translated
+from mlc.substitution.check.maxima import called, largest
+from mlc.substitution.check.terms import Member, Term, fresh_name, is_size, make_term, opposites, under
+
+__all__ = ["bind", "terms_of"]
+
+_MOST_TERMS = 400
+
+
+def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
+    """The scalar as a sum of terms, by distribution; ``names`` are the variables around it.
+
+    Functions that are not defined everywhere are taken as 0 elsewhere: what that leaves open is shown on its own
+    (:mod:`mlc.substitution.check.defined`).
+    """
+    one = Fraction(1)
+
+    def expr(p: Poly) -> Expr:
+        return translated(p).substituted(names)
+
+    match value:
+        case Const(constant):
+            return [Term(constant, (), (), ())] if constant else []
+        case Read(tensor, indices):
+            return [Term(one, (), (), (("read", tensor, tuple(map(expr, indices))),))]
+        case Size(size):
+            return [make_term(Fraction(c), (), (), [("number", Expr({(a,): 1}), False) for a in m])
+                    for m, c in expr(size).ordered()]
+        case Add(parts):
+            return _few([t for part in parts for t in terms_of(part, names)])
+        case Mul(parts):
+            product = [Term(one, (), (), ())]
+            for part in parts:
+                right = terms_of(part, names)
+                need(len(product) * len(right) <= _MOST_TERMS, f"a product must have at most {_MOST_TERMS} terms")
+                product = [make_term(a.factor * b.factor, a.names + b.names, a.guards + b.guards, a.atoms + b.atoms)
+                           for a in product for b in right]
+            return product
+        case Select(conditions, then, otherwise):
+            guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
+            found = [under(t, guards) for t in terms_of(then, names)]
+            return _few(found + [under(t, case) for case in opposites(guards) for t in terms_of(otherwise, names)])
+        case Sum(variables, body):
+            bound, inner, ranges = bind(variables, names)
+            return [make_term(t.factor, (*bound, *t.names), (*ranges, *t.guards), t.atoms)
+                    for t in terms_of(body, inner)]
+        case Max(variables, conditions, body):
+            bound, inner, ranges = bind(variables, names)
+            ranges += [Guard(g.expr.substituted(inner), g.relation) for g in map(guard_of, conditions)]
+            return largest([Member(tuple(bound), tuple(ranges), tuple(terms_of(body, inner)))])
+        case Reciprocal(divisor):
+            return _reciprocal(tuple(terms_of(divisor, names)))
+        case Call("max", args):
+            return largest(Member((), (), tuple(terms_of(a, names))) for a in args)
+        case Call(function, (argument,)):
+            return called(function, terms_of(argument, names))
+    raise CertificateError(f"{str(value)[:60]} is no expression")
+
+
+def _few(terms: list[Term]) -> list[Term]:
+    need(len(terms) <= _MOST_TERMS, f"a sum must have at most {_MOST_TERMS} terms")
+    return terms
+
+
+def bind(variables: Any, names: Mapping[str, Expr]) -> tuple[list[str], dict[str, Expr], list[Guard]]:
+    """Fresh names for bound variables, what is then known by name, and the variables' ranges."""
+    inner, bound, ranges = dict(names), [], []
+    for variable, extent in variables:
+        bound.append(fresh_name())
+        inner[variable] = index = name(bound[-1])
+        ranges += [Guard(index, ">="), Guard(translated(extent).substituted(names) - index - 1, ">=")]
+    return bound, inner, ranges
+
+
+def _reciprocal(terms: tuple[Term, ...]) -> list[Term]:
+    """Of a product without variables and guards, the product of the reciprocals: so too where one of them is of 0."""
+    one = Fraction(1)
+    if len(terms) != 1 or terms[0].names or terms[0].guards or not terms[0].factor:
+        return [Term(one, (), (), (("call", "1/", terms),))]
+    atoms = [("number", a[1], not a[2]) if a[0] == "number" and is_size(a[1])
+             else ("call", "1/", (Term(one, (), (), (a,)),)) for a in terms[0].atoms]
+    return [make_term(1 / terms[0].factor, (), (), atoms)]
+
+

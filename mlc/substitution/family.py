@@ -1,0 +1,71 @@
+"""A family: inputs with sizes and the operators that graphs of the bounded space are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlc.operators.index import Poly
+from mlc.substitution.codec import parse_size
+
+__all__ = ["Family", "Step", "family", "size"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator with the attributes that a family gives it; sizes among them are polynomials over capitals."""
+
+    op: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.op, str(sorted(self.attributes.items()))))
+
+
+@dataclass(frozen=True)
+class Family:
+    """``depth`` is the largest number of operators of a side; ``world`` the value of each letter."""
+
+    name: str
+    inputs: Mapping[str, tuple[Poly, ...]]
+    steps: tuple[Step, ...]
+    depth: int
+    world: Mapping[str, int]
+    #: at most this many uses of an operator in a graph
+    uses: Mapping[str, int] = field(default_factory=dict)
+    #: names of filters, which are not convolved with others and do not meet images elsewhere; none where all may meet
+    filters: frozenset[str] = frozenset()
+    #: whether graphs of the last size are looked at with their inputs in every order
+    all_orders: bool = False
+    #: places of steps that a graph has once at most
+    once: frozenset[int] = frozenset()
+    #: the part of the library that its rules go to
+    area: str = ""
+
+
+def size(text: str | int) -> Poly:
+    return parse_size(text)
+
+
+def family(name: str, depth: int, inputs: Mapping[str, str], steps: str, world: Mapping[str, int] | None = None,
+           **uses: int) -> Family:
+    """Steps are written as ``op`` or ``op attribute=value …`` separated by semicolons; tuples by commas."""
+    letters = {"n": 2, "m": 3, "c": 4, "h": 5, "w": 6, "k": 3, **(world or {})}
+    shapes = {label: tuple(size(word) for word in text.split()) for label, text in inputs.items()}
+    return Family(name, shapes, tuple(_step(text) for text in steps.split(";")), depth, letters, uses)
+
+
+def _step(text: str) -> Step:
+    op, *words = text.split()
+    attributes: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        parts = tuple(_value(part) for part in value.rstrip(",").split(","))
+        attributes[name] = parts if "," in value else parts[0]
+    return Step(op, attributes)
+
+
+def _value(text: str) -> Any:
+    value = size(text)
+    return value if value.constant is None else value.constant
