@@ -18,7 +18,7 @@ from schedules.space import InvalidDecision
 
 __all__ = [
     "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "staged_input",
-    "vectors_in",
+    "tile_fits", "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"
