@@ -22,6 +22,11 @@ from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["RECURRENT"]
 
+#: hand-overs of a parallel loop that sharing out a step must save. Measured on two cores: a megabyte of weights takes
+#: as long on both as on one, though half of the reading time is two hand-overs, since each core waits for the other's
+#: part of the state too; where the other core is busy, every step waits for that
+_HAND_OVERS = 4
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -83,7 +88,7 @@ class Recurrent(Space):
         shape, machine = _shape(func), cpu_machine(target)
         assert shape is not None
         unroll = max(divisors(shape.depth, 4))
-        units = int(not shape.shared and _saved(shape, machine) > machine.launch_seconds)
+        units = int(not shape.shared and _saved(shape, machine) > _HAND_OVERS * machine.launch_seconds)
         for m, p in _tiles(shape, machine)[:4]:
             for chosen in dict.fromkeys((units if p < shape.panels else 0, 0)):
                 yield {"m": m, "p": p, "k": unroll, "units": chosen}
