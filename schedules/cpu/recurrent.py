@@ -16,7 +16,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import remembered, walk
-from schedules.cpu.tiling import accumulate, check_tile, divisors, tile_fits
+from schedules.cpu.tiling import OP_ANNOTATION, accumulate, check_tile, divisors, tile_fits
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, Knob, Pick, Space
 
@@ -31,13 +31,14 @@ _HAND_OVERS = 4
 @dataclass(frozen=True)
 class _Shape:
     """Of one task: ``rows`` of the batch, ``panels`` of ``width`` hidden units with ``gates`` gates each, sums of
-    ``depth`` products; ``shared``: the function is parallel already."""
+    ``depth`` products. ``states`` are carried from step to step; ``shared``: the function is parallel already."""
 
     rows: int
     panels: int
     gates: int
     width: int
     depth: int
+    states: int
     shared: bool
 
     @property
@@ -52,16 +53,16 @@ class _Shape:
 
 @remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
-    found: list[s_tir.SBlock] = []
-    parallel: list[tirx.For] = []
-    walk(
-        func.body, (s_tir.SBlock, lambda b: found.append(b) if b.annotations.get("mlc.op") == "recurrent" else None),
-        (tirx.For, lambda loop: parallel.append(loop) if loop.kind == tirx.ForKind.PARALLEL else None),
-    )
-    if not found:
+    blocks: list[s_tir.SBlock] = []
+    loops: list[tirx.For] = []
+    walk(func.body, (s_tir.SBlock, blocks.append), (tirx.For, loops.append))
+    named = {str(block.name_hint): block for block in blocks}
+    product = named.get("product")
+    if product is None or str(product.annotations.get(OP_ANNOTATION)) != "recurrent":
         return None
-    rows, panels, gates, width, depth = (int(v.dom.extent) for v in found[0].iter_vars)
-    return _Shape(rows, panels, gates, width, depth, bool(parallel))
+    rows, panels, gates, width, depth = (int(v.dom.extent) for v in product.iter_vars)
+    shared = any(loop.kind == tirx.ForKind.PARALLEL for loop in loops)
+    return _Shape(rows, panels, gates, width, depth, 1 + ("cell_before" in named), shared)
 
 
 class Recurrent(Space):
@@ -99,10 +100,9 @@ class Recurrent(Space):
         m, p, k, units = (pick(name) for name in ("m", "p", "k", "units"))
         lanes = min(machine.lanes(), shape.width)
         check_tile(machine, m * p * shape.gates * shape.width // lanes, k)
-        before, step = sch.get_child_blocks(sch.get_sblock("root"))
-        for copy in sch.get_child_blocks(before):
-            _vectors(sch, sch.get_loops(copy)[-1], lanes)
-        product, inner, outer = sch.get_child_blocks(step)
+        for state in ("hidden", "cell")[: shape.states]:
+            _vectors(sch, sch.get_loops(sch.get_sblock(f"{state}_before"))[-1], lanes)
+        product, inner, outer = (sch.get_sblock(name) for name in ("product", "inner", "outer"))
         row, panel, lane = sch.get_loops(outer)[-3:]
         rows, row = sch.split(row, [None, m])
         panels, panel = sch.split(panel, [None, p])

@@ -89,7 +89,7 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
         I.func_attr({"tirx.noalias": True})
         x = I.arg("x", I.buffer((layer.steps, layer.batch, count, gates, width)))
         weights = I.arg("weights", I.buffer((count, panels, layer.hidden, gates, PANEL)))
-        extra = I.arg("extra", I.buffer((count, cell.extras, width))) if cell.extras else None
+        extra: Any = I.arg("extra", I.buffer((count, cell.extras, width))) if cell.extras else None
         first = [I.arg(f"{name}_first", I.buffer(state)) for name in states]
         slots = layer.steps + len(states) - 1
         y = I.arg("y", I.buffer((slots, *state)))
@@ -141,8 +141,8 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
                 for last in (False, True):
                     with I.grid(rows, panels, PANEL) as loops, I.sblock("outer" if last else "inner"):
                         b, p, lane = bound((rows, panels, PANEL), loops)
-                        place = [d, begin + b, p * PANEL + lane]
-                        before = copies[-1][tuple(place)]
+                        place = (d, begin + b, p * PANEL + lane)
+                        before = copies[-1][place]
                         if not last:
                             I.buffer_store(inner, cell.inner(*unit(b, p, lane), before), [b, p, lane])
                             continue

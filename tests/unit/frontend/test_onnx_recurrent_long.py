@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from test_onnx_recurrent import GATES
 from test_onnx_recurrent import Node as Short
 
 import mlc
 from mlc.frontend import onnx_recurrent
 from mlc.frontend.onnx_recurrent import MOST_UNROLLED
+from mlc.graph.task import from_json, to_json
 from schedules.cpu.recurrent import RECURRENT
 from schedules.space import schedule_with
+from schedules.trace import replay, trace_json
 
 LONG = MOST_UNROLLED + 3
 
@@ -100,12 +103,13 @@ def test_short_layers_and_gpus_have_every_step() -> None:
 
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_every_seed_can_be_carried_out(target: str) -> None:
-    """On all widths of vectors, with one row and with several."""
+    """On all widths of vectors, with one row and with several; their traces too, on a function of their own."""
     for batch in (1, 6):
         node = Node("LSTM", LONG, batch, 8, 48)
         tasks = mlc.Compilation.of(node.model(), target, threads=2, substitutions=False).tasks()
         (task,) = [each for each in tasks if each.name == "recurrent"]
-        func, tvm_target = task.func, task.target.tvm
-        assert RECURRENT.matches(func, tvm_target)
-        for decisions in RECURRENT.seeds(func, tvm_target):
-            schedule_with(RECURRENT, func, tvm_target, decisions)
+        func, described = from_json(to_json(task.func)), task.target.tvm
+        for decisions in RECURRENT.seeds(task.func, described):
+            scheduled = schedule_with(RECURRENT, task.func, described, decisions)
+            replayed = replay(func, trace_json(scheduled), described)
+            assert tvm_ffi.structural_equal(scheduled.mod, replayed.mod, map_free_vars=True)
