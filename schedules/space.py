@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.analysis import walk
 from schedules.errors import InvalidDecision
 from schedules.free import usual_function
 from schedules.lockstep import Lockstep
@@ -23,7 +24,7 @@ from schedules.reducers import register
 
 __all__ = [
     "Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
-    "schedule_with",
+    "schedule_with", "unshared",
 ]
 
 Decisions = Mapping[str, int]
@@ -109,9 +110,20 @@ def schedule_with(
     return sch
 
 
+def unshared(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """What a schedule of ``func`` is made of: a copy where blocks below the root hold blocks, since TVM's primitives on
+    those change the loops of the function itself. Any other function as it is."""
+    inner: list[s_tir.SBlock] = []
+    outer: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, outer.append))
+    for block in outer[:-1]:  # the root comes last
+        walk(block.body, (s_tir.SBlock, inner.append))
+    return tvm.ir.load_json(tvm.ir.save_json(func)) if inner else func
+
+
 def _schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
     register()
-    return s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
+    return s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast")
 
 
 def first_seed(

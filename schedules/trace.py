@@ -13,7 +13,7 @@ from schedules.intrin import check_available, use
 from schedules.language import parse_trace
 from schedules.permuted import check_permuted
 from schedules.reducers import register
-from schedules.space import InvalidDecision
+from schedules.space import InvalidDecision, unshared
 
 __all__ = ["replay", "trace_json"]
 
@@ -35,7 +35,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     """
     steps = parse_trace(trace, len(func.params))
     register()
-    sch = s_tir.Schedule(tvm.IRModule({"main": func}), debug_mask="none", error_render_level="fast")
+    sch = s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast")
     try:
         for name in _intrinsics(steps):
             use(name)

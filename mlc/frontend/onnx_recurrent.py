@@ -1,4 +1,8 @@
-"""ONNX ``LSTM``, ``GRU`` and ``RNN``, unrolled over their static number of steps.
+"""ONNX ``LSTM``, ``GRU`` and ``RNN``, of a static number of steps.
+
+Up to :data:`MOST_UNROLLED` steps they are unrolled, so that simplification and substitutions see every step; what
+compiles a step takes for each grows with their number. Longer ones become one call that
+:mod:`mlc.graph.lowering.recurrent` makes a kernel of, or unrolls for a target without one.
 
 The inputs' part of the gates is one product for all steps, biases included; a step adds one product with the state
 (GRU: two where the reset comes before its product) and elementwise arithmetic. The reverse direction walks the steps
@@ -7,6 +11,7 @@ backwards, so that nothing is flipped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +19,12 @@ import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, input_at, text
 
-__all__ = ["gru", "lstm", "rnn"]
+__all__ = ["LONG", "MOST_UNROLLED", "activations", "arguments_of", "gru", "lstm", "rnn", "unless_zero", "unrolled"]
+
+#: longer layers are one call of :data:`LONG`, where a kernel may hold the loop over their steps
+MOST_UNROLLED = 16
+#: ``LONG(description, inputs that are there ...) -> (Y, final states ...)``
+LONG = "mlc.recurrent"
 
 Activation = Callable[[Any], Any]
 #: (the inputs' part of the gates, states before) --> states after; a state that is zero everywhere is None
@@ -82,15 +92,15 @@ class _Layer:
         self.steps, self.batch, self.features = (int(extent) for extent in self.data.ty.shape)
         self.hidden = int(recurrent.ty.shape[2])
         self.backwards = _directions(text(attrs, "direction", "forward"))
-        self._weights, self._recurrent, self._bias = weights, recurrent, _unless_zero(bias)
-        self._initial = [_unless_zero(input_at(inputs, index)) for index in states]
+        self._weights, self._recurrent, self._bias = weights, recurrent, unless_zero(bias)
+        self._initial = [unless_zero(input_at(inputs, index)) for index in states]
         self._clip = float(attrs["clip"]) if attrs.get("clip") else None
-        self._functions = _functions(self.emit, attrs, len(self.backwards) * len(defaults), defaults)
+        self._functions = activations(self.emit, attrs, len(self.backwards) * len(defaults), defaults)
         _check_lengths(lengths, self.steps)
         if attrs.get("input_forget", 0):
             raise ValueError("input_forget must be 0")
 
-    def activations(self, direction: int) -> list[Activation]:
+    def functions(self, direction: int) -> list[Activation]:
         """A direction's activations, each with the clipping of what goes in."""
         each = len(self._functions) // len(self.backwards)
         chosen = self._functions[direction * each : (direction + 1) * each]
@@ -163,11 +173,77 @@ class _Layer:
 
 def rnn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``h' = f(x W + h R + b)`` --> ``(Y, Y_h)``."""
+    return _converted("RNN", bb, inputs, attrs)
+
+
+def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``h' = (1 - z) n + z h`` with the update gate ``z``, the reset gate ``r`` and the candidate ``n``.
+
+    ``n = g(x W + (r h) R + b)``, or with ``linear_before_reset`` ``g(x W + r (h R + b_R) + b_W)``. --> ``(Y, Y_h)``.
+    """
+    return _converted("GRU", bb, inputs, attrs)
+
+
+def lstm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """``c' = f c + i g``, ``h' = o tanh(c')`` with ONNX's order of gates, ``i o f g``. --> ``(Y, Y_h, Y_c)``."""
+    return _converted("LSTM", bb, inputs, attrs)
+
+
+def unrolled(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """The results of a layer as a tuple, step by step."""
+    return {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}[operator](bb, inputs, attrs)
+
+
+def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """One call for a layer of many steps that a kernel may compute, else the steps one after another."""
+    data = inputs[0]
+    steps = int(data.ty.shape[1 if attrs.get("layout", 0) else 0])
+    whole = operator != "GRU" or attrs.get("linear_before_reset", 0)  # else a step has two products, one of the other
+    if steps <= MOST_UNROLLED or not whole or dtype_of(data) != "float32":
+        return unrolled(operator, bb, inputs, attrs)
+    return _long(operator, bb, inputs, attrs)
+
+
+def _long(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """One call of :data:`LONG`."""
+    import tvm
+    from tvm import relax
+
+    states = (5, 6) if operator == "LSTM" else (5,)
+    defaults = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}[operator]
+    layer = _Layer(bb, inputs, attrs, defaults, states)  # raises for what is not supported
+    said = {name: value for name, value in attrs.items() if name != "tvm_custom"}
+    given = {index: expr for index, expr in enumerate(inputs) if expr is not None and index != 4}
+    text = json.dumps([operator, said, list(given)], default=_plain)
+    count, size = len(layer.backwards), (layer.batch, layer.hidden)
+    shapes = [(layer.steps, count, *size), *[(count, *size)] * len(states)]
+    if layer.batch_first:
+        shapes = [(layer.batch, layer.steps, count, layer.hidden), *[(layer.batch, count, layer.hidden)] * len(states)]
+    types = [relax.TensorType(shape, "float32") for shape in shapes]
+    call = relax.op.call_pure_packed(LONG, tvm.ir.StringImm(text), *given.values(), ty_args=relax.TupleType(types))
+    made = bb.emit(call)
+    return relax.Tuple([bb.emit(relax.TupleGetItem(made, index)) for index in range(len(shapes))])
+
+
+def arguments_of(call: Any) -> tuple[str, dict[str, Any], list[Any]]:
+    """The operator, the attributes and the inputs, None for those that are left out, of a call of :data:`LONG`."""
+    text, *given = call.args[1:]
+    operator, attrs, places = json.loads(text.value)
+    found = dict(zip(places, given, strict=True))
+    return operator, attrs, [found.get(index) for index in range(max(places) + 1)]
+
+
+def _plain(value: Any) -> Any:
+    """Attributes as JSON has them."""
+    return value.decode() if isinstance(value, bytes) else value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+def _rnn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     layer = _Layer(bb, inputs, attrs, ("Tanh",))
     emit = layer.emit
 
     def make_step(direction: int) -> tuple[Any, Step]:
-        (f,) = layer.activations(direction)
+        (f,) = layer.functions(direction)
         weights = layer.recurrent(direction, 0, 1)
 
         def step(gates: Any, states: list[Any]) -> list[Any]:
@@ -178,11 +254,7 @@ def rnn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return layer.run(make_step)
 
 
-def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``h' = (1 - z) n + z h`` with the update gate ``z``, the reset gate ``r`` and the candidate ``n``.
-
-    ``n = g(x W + (r h) R + b)``, or with ``linear_before_reset`` ``g(x W + r (h R + b_R) + b_W)``. --> ``(Y, Y_h)``.
-    """
+def _gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     layer = _Layer(bb, inputs, attrs, ("Sigmoid", "Tanh"))
     emit = layer.emit
 
@@ -192,11 +264,11 @@ def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return [emit("add", candidate, emit("multiply", update, emit("subtract", hidden, candidate)))]
 
     def reset_after(direction: int) -> tuple[Any, Step]:
-        f, g = layer.activations(direction)
+        f, g = layer.functions(direction)
         weights = layer.recurrent(direction, 0, 3)
         bias, inner = layer.biases(direction)
         # only the candidate's bias of the hidden state is inside the reset
-        candidate_bias = None if inner is None else _unless_zero(layer.gates(inner, 0, 2, 3))
+        candidate_bias = None if inner is None else unless_zero(layer.gates(inner, 0, 2, 3))
         bias = emit.total(bias, None if inner is None else _without(emit, inner, 2 * layer.hidden))
 
         def step(gates: Any, states: list[Any]) -> list[Any]:
@@ -215,7 +287,7 @@ def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return bias, step
 
     def reset_before(direction: int) -> tuple[Any, Step]:
-        f, g = layer.activations(direction)
+        f, g = layer.functions(direction)
         weights, candidate_weights = layer.recurrent(direction, 0, 2), layer.recurrent(direction, 2, 3)
 
         def step(gates: Any, states: list[Any]) -> list[Any]:
@@ -232,13 +304,12 @@ def gru(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return layer.run(reset_after if attrs.get("linear_before_reset", 0) else reset_before)
 
 
-def lstm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``c' = f c + i g``, ``h' = o tanh(c')`` with ONNX's order of gates, ``i o f g``. --> ``(Y, Y_h, Y_c)``."""
+def _lstm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     layer = _Layer(bb, inputs, attrs, ("Sigmoid", "Tanh", "Tanh"), states=(5, 6))
-    emit, peepholes = layer.emit, _unless_zero(input_at(inputs, 7))
+    emit, peepholes = layer.emit, unless_zero(input_at(inputs, 7))
 
     def make_step(direction: int) -> tuple[Any, Step]:
-        f, g, h = layer.activations(direction)
+        f, g, h = layer.functions(direction)
         weights = layer.recurrent(direction, 0, 4)
         peeps = [None] * 3
         if peepholes is not None:
@@ -290,7 +361,7 @@ def _constant(array: np.ndarray) -> Any:
     return relax.const(np.ascontiguousarray(array), str(array.dtype))
 
 
-def _unless_zero(expr: Any) -> Any:
+def unless_zero(expr: Any) -> Any:
     """None for a constant that is zero everywhere: exporters write initial states and biases out."""
     array = array_of(expr)
     return None if array is not None and not array.any() else expr
@@ -361,7 +432,9 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
 }
 
 
-def _functions(emit: _Emitter, attrs: dict[str, Any], count: int, defaults: Sequence[str]) -> list[Activation]:
+def activations(
+    emit: Callable[..., Any], attrs: dict[str, Any], count: int, defaults: Sequence[str]
+) -> list[Activation]:
     """The activations of all directions. Alphas and betas are given in order to those that take one."""
     named = [name.decode() if isinstance(name, bytes) else name for name in attrs.get("activations", ())]
     names = named or list(defaults) * (count // len(defaults))

@@ -24,6 +24,7 @@ from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check
 from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
 from mlc.graph.lowering.prologue import FoldPrologues
+from mlc.graph.lowering.recurrent import LowerRecurrent
 from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
@@ -79,6 +80,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
     """What :func:`lower` runs before substitutions, and on what they make."""
     return (
         transform.ConvertToDataflow(),
+        LowerRecurrent(target),
         transform.CanonicalizeBindings(),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(target, options),

@@ -11,6 +11,7 @@ from schedules.cpu.fallback import FALLBACK
 from schedules.cpu.gemm import GEMM, GEMM_BFLOAT, GEMM_INTEGER
 from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
 from schedules.cpu.pooling import POOLING
+from schedules.cpu.recurrent import RECURRENT
 from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.winograd import WINOGRAD
 from schedules.space import Space
@@ -18,6 +19,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BFLOAT,
-    DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION, RECURRENT, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER,
+    GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

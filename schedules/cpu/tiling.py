@@ -17,8 +17,8 @@ from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors", "find_annotated", "staged_input",
-    "vectors_in",
+    "OP_ANNOTATION", "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors",
+    "find_annotated", "staged_input", "tile_fits", "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from mlc.graph.kernels import bfloat, integer
+from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.graph.pipeline import lower
 from mlc.options import DEFAULT_OPTIONS
@@ -49,6 +50,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_weight_only": _weight_only_product(),
+        "cpu.recurrent": _gated_recurrence(),
     }
     for task in lower(_network(), target, options=DEFAULT_OPTIONS).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
@@ -80,6 +82,14 @@ def _weight_only_product() -> tirx.PrimFunc:
     data = te.placeholder((1, 256), name="data")
     words, scale = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((4, 8, 32), name="scale")
     return te.create_prim_func([data, words, scale, dense_weight_only(data, words, scale, None, 4, 32)])
+
+
+def _gated_recurrence() -> tirx.PrimFunc:
+    """Eight steps forwards of a unit with one gate that mixes the old state with the new."""
+    cell = Cell(
+        2, lambda x, p, e, before: tirx.tanh(x[0] + p[0]),
+        lambda x, p, e, inner, before: inner + tirx.sigmoid(x[1] + p[1]) * (before - inner), hidden_before=True)
+    return recurrent(Recurrence(8, 1, 32, (False,)), cell)
 
 
 def _integer_product(form: str) -> tirx.PrimFunc:

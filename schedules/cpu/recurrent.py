@@ -1,0 +1,165 @@
+"""A recurrent layer over its steps: a product with the state and the cell's arithmetic in one register tile.
+
+The function is :func:`mlc.graph.kernels.recurrent.recurrent`: a loop over the steps around the blocks ``before`` and
+``step``. A tile computes all gates of some panels of hidden units, so that the cell finds them in registers. Its
+weights are read once a step from the cache that holds them, one after another. The units may be shared out among the
+cores in every step, which costs a hand-over each time; directions and parts of the batch are shared out by the function
+itself, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.analysis import remembered, walk
+from schedules.cpu.tiling import OP_ANNOTATION, accumulate, check_tile, divisors, tile_fits
+from schedules.machine import CpuMachine, cpu_machine
+from schedules.space import Decisions, Knob, Pick, Space
+
+__all__ = ["RECURRENT"]
+
+#: hand-overs of a parallel loop that sharing out a step must save. Measured on two cores: a megabyte of weights takes
+#: as long on both as on one, though half of the reading time is two hand-overs, since each core waits for the other's
+#: part of the state too; where the other core is busy, every step waits for that
+_HAND_OVERS = 4
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of one task: ``rows`` of the batch, ``panels`` of ``width`` hidden units with ``gates`` gates each, sums of
+    ``depth`` products. ``states`` are carried from step to step; ``shared``: the function is parallel already."""
+
+    rows: int
+    panels: int
+    gates: int
+    width: int
+    depth: int
+    states: int
+    shared: bool
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of a step."""
+        return self.rows * self.panels * self.gates * self.width * self.depth
+
+    @property
+    def weight_bytes(self) -> int:
+        return 4 * self.panels * self.gates * self.width * self.depth
+
+
+@remembered
+def _shape(func: tirx.PrimFunc) -> _Shape | None:
+    blocks: list[s_tir.SBlock] = []
+    loops: list[tirx.For] = []
+    walk(func.body, (s_tir.SBlock, blocks.append), (tirx.For, loops.append))
+    named = {str(block.name_hint): block for block in blocks}
+    product = named.get("product")
+    if product is None or str(product.annotations.get(OP_ANNOTATION)) != "recurrent":
+        return None
+    rows, panels, gates, width, depth = (int(v.dom.extent) for v in product.iter_vars)
+    shared = any(loop.kind == tirx.ForKind.PARALLEL for loop in loops)
+    return _Shape(rows, panels, gates, width, depth, 1 + ("cell_before" in named), shared)
+
+
+class Recurrent(Space):
+    """Knobs: ``m`` rows of the batch and ``p`` panels of a register tile, ``k`` unrolling of the sum, ``units`` whether
+    the panels of a step are shared out among the cores (1)."""
+
+    name = "cpu.recurrent"
+    target_kind = "llvm"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return _shape(func) is not None
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        shape = _shape(func)
+        assert shape is not None
+        return (
+            Knob("m", tuple(divisors(shape.rows, 8))),
+            Knob("p", tuple(divisors(shape.panels, 8))),
+            Knob("k", tuple(divisors(shape.depth, 8))),
+            Knob("units", (0,) if shape.shared else (0, 1)),
+        )
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        shape, machine = _shape(func), cpu_machine(target)
+        assert shape is not None
+        unroll = max(divisors(shape.depth, 4))
+        units = int(not shape.shared and _saved(shape, machine) > _HAND_OVERS * machine.launch_seconds)
+        for m, p in _tiles(shape, machine)[:4]:
+            for chosen in dict.fromkeys((units if p < shape.panels else 0, 0)):
+                yield {"m": m, "p": p, "k": unroll, "units": chosen}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        shape, machine = _shape(sch.mod["main"]), cpu_machine(target)
+        assert shape is not None
+        m, p, k, units = (pick(name) for name in ("m", "p", "k", "units"))
+        lanes = min(machine.lanes(), shape.width)
+        check_tile(machine, m * p * shape.gates * shape.width // lanes, k)
+        for state in ("hidden", "cell")[: shape.states]:
+            _vectors(sch, sch.get_loops(sch.get_sblock(f"{state}_before"))[-1], lanes)
+        product, inner, outer = (sch.get_sblock(name) for name in ("product", "inner", "outer"))
+        row, panel, lane = sch.get_loops(outer)[-3:]
+        rows, row = sch.split(row, [None, m])
+        panels, panel = sch.split(panel, [None, p])
+        sch.reorder(panels, rows, row, panel, lane)
+        for loop in (row, panel):
+            sch.unroll(loop)
+        _vectors(sch, lane, lanes)
+        sch.compute_at(inner, rows, preserve_unit_loops=True)
+        *_, row, panel, lane = sch.get_loops(inner)
+        for loop in (row, panel):
+            sch.unroll(loop)
+        _vectors(sch, lane, lanes)
+        start = accumulate(sch, product, rows, 4, lanes, k)
+        for block in (inner, product):
+            sch.set_scope(block, 0, "local")
+        if units:
+            sch.parallel(panels)
+        sch.decompose_reduction(product, start)
+
+
+def _vectors(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, lanes: int) -> None:
+    vectors, vector = sch.split(loop, [None, lanes])
+    if int(sch.get(vectors).extent) <= 4:
+        sch.unroll(vectors)
+    sch.vectorize(vector)
+
+
+def _step_seconds(shape: _Shape, machine: CpuMachine, cores: int) -> float:
+    """A step's product on some cores: its arithmetic, or reading each core's weights from the cache that holds them."""
+    held = shape.weight_bytes / cores
+    rate = machine.l1_rate if held <= machine.l1_bytes else machine.l2_rate if held <= machine.l2_bytes else \
+        machine.l3_rate
+    return max(shape.products / cores / machine.macs_per_cycle(), held / rate) / machine.hz
+
+
+def _saved(shape: _Shape, machine: CpuMachine) -> float:
+    """Seconds of a step that sharing it out among the cores saves, the hand-over not counted."""
+    return _step_seconds(shape, machine, 1) - _step_seconds(shape, machine, min(machine.cores, shape.panels))
+
+
+def _tiles(shape: _Shape, machine: CpuMachine) -> list[tuple[int, int]]:
+    """Rows and panels of a register tile, best first: enough sums to hide the latency, then few loads for each
+    multiply-add, whole panels last, since a tile of several reads as many streams of weights."""
+    vectors = shape.gates * -(-shape.width // machine.lanes())
+    fitting = [
+        (m, p) for m in divisors(shape.rows, 8) for p in divisors(shape.panels, 4)
+        if tile_fits(machine, m, p * vectors) or (m == p == 1)
+    ]
+    busy = machine.fma_per_cycle * machine.fma_latency
+
+    def cost(tile: tuple[int, int]) -> tuple[float, ...]:
+        m, p = tile
+        idle = max(1.0, busy / (m * p * vectors))
+        loads = 1 / m + 1 / (p * vectors)
+        return idle * max(1.0, loads * machine.fma_per_cycle / machine.loads_per_cycle), 1 / m, p
+
+    return sorted(fitting, key=cost)
+
+
+RECURRENT = Recurrent()

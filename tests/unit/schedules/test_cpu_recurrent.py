@@ -1,0 +1,98 @@
+"""Recurrent layers as one kernel over their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import Case, SpaceContract, pytest_generate_tests
+from tvm import tirx
+
+from mlc.graph.ir.narrow import narrowed
+from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
+from schedules.cpu.recurrent import RECURRENT
+
+__all__ = ["TestRecurrent", "pytest_generate_tests"]
+
+#: a state of its own, beside the hidden one, and a vector of the layer that both parts of the cell read
+CELL = Cell(
+    2, lambda x, p, e, before: tirx.sigmoid(x[0] + p[0]) * before + e[0],
+    lambda x, p, e, inner, before: tirx.tanh(x[1] + p[1]) * inner + e[0] * before, hidden_before=False, extras=1,
+)
+#: as a gated unit: the sum of the second gate is used apart from its input
+UNIT = Cell(
+    2, lambda x, p, e, before: tirx.tanh(x[0] + 0.5 * p[1]),
+    lambda x, p, e, inner, before: inner + tirx.sigmoid(x[1] + p[0]) * (before - inner), hidden_before=True,
+)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _walk(layer: Recurrence, x: np.ndarray, weights: np.ndarray, states: list[np.ndarray], step: Callable[..., Any]) \
+        -> np.ndarray:
+    """The hidden states by time, and the other state after the last step; ``step`` gives all states."""
+    y = np.zeros((layer.steps + len(states) - 1, *states[0].shape))
+    plain = weights.transpose(0, 3, 2, 1, 4).reshape(len(layer.backwards), 2, layer.hidden, layer.padded)
+    for d, backwards in enumerate(layer.backwards):
+        now = [state[d] for state in states]
+        for t in range(layer.steps)[:: -1 if backwards else 1]:
+            products = np.einsum("bk,gkj->gbj", now[0][:, : layer.hidden], plain[d])
+            now = step(d, x[t, :, d].transpose(1, 0, 2), products, now)
+            y[t, d] = now[0]
+        if len(states) > 1:
+            y[layer.steps, d] = now[1]
+    return y
+
+
+def _cell(layer: Recurrence) -> tuple[Callable[[], tirx.PrimFunc], Callable[..., np.ndarray]]:
+    def reference(x: np.ndarray, weights: np.ndarray, extra: np.ndarray, h: np.ndarray, c: np.ndarray) -> np.ndarray:
+        def step(d: int, x: np.ndarray, p: np.ndarray, now: list[np.ndarray]) -> list[np.ndarray]:
+            inner = _sigmoid(x[0] + p[0]) * now[1] + extra[d, 0]
+            return [np.tanh(x[1] + p[1]) * inner + extra[d, 0] * now[1], inner]
+
+        return _walk(layer, x, weights, [h, c], step)
+
+    return lambda: narrowed(recurrent(layer, CELL)), reference
+
+
+def _unit(layer: Recurrence) -> tuple[Callable[[], tirx.PrimFunc], Callable[..., np.ndarray]]:
+    def reference(x: np.ndarray, weights: np.ndarray, h: np.ndarray) -> np.ndarray:
+        def step(d: int, x: np.ndarray, p: np.ndarray, now: list[np.ndarray]) -> list[np.ndarray]:
+            inner = np.tanh(x[0] + 0.5 * p[1])
+            return [inner + _sigmoid(x[1] + p[0]) * (now[0] - inner)]
+
+        return _walk(layer, x, weights, [h], step)
+
+    return lambda: narrowed(recurrent(layer, UNIT)), reference
+
+
+def _arrays(layer: Recurrence, cell: Cell) -> Callable[[], list[np.ndarray]]:
+    """Weights so small that errors do not grow from step to step."""
+
+    def made() -> list[np.ndarray]:
+        rng = np.random.default_rng(layer.hidden)
+        inputs = [p for p in recurrent(layer, cell).params][:-1]
+        arrays = [rng.uniform(-1, 1, [int(extent) for extent in p.shape]).astype("float32") for p in inputs]
+        arrays[1] /= np.float32(layer.hidden)
+        return arrays
+
+    return made
+
+
+def _case(name: str, layer: Recurrence, cell: Cell) -> Case:
+    made, reference = (_cell if cell is CELL else _unit)(layer)
+    return Case(name, made, reference, data=_arrays(layer, cell))
+
+
+class TestRecurrent(SpaceContract):
+    space = RECURRENT
+    cases = (
+        _case("cell", Recurrence(5, 1, 48, (False,)), CELL),
+        _case("cell_backwards_ragged", Recurrence(4, 3, 37, (True,)), CELL),
+        _case("unit_both_ways", Recurrence(6, 2, 16, (False, True)), UNIT),
+        _case("unit_parts_of_a_batch", Recurrence(3, 6, 30, (False, True), parts=2), UNIT),
+        _case("one_step", Recurrence(1, 4, 64, (False,)), UNIT),
+    )
