@@ -81,7 +81,7 @@ def bands(low: int, high: int, usual: int) -> Iterator[tuple[int, int, int]]:
     """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
     ``1..2``, ``3..32`` and ``33..4096``."""
     most = usual // _DOWN
-    if most < low:
+    if most < max(low, 1):
         yield low, high, usual
         return
     yield from bands(low, most, max(low, most // 2))

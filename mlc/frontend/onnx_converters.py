@@ -17,8 +17,9 @@ from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_line
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
+from mlc.frontend.onnx_sizes import as_tensor
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, input_at, required_at, text
-from mlc.sizes import size_of
+from mlc.sizes import Size, size_of
 
 __all__ = ["CONVERTERS", "Converter"]
 
@@ -72,7 +73,11 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return relax.op.take(data, relax.const(array, str(array.dtype)), axis, mode="clip")
     dtype = dtype_of(indices)
     negative = bb.normalize(relax.op.less(indices, relax.const(0, dtype)))
-    shifted = bb.normalize(relax.op.add(indices, relax.const(extent, dtype)))
+    if isinstance(extent, Size):
+        many = bb.normalize(relax.op.astype(as_tensor(bb, extent), dtype))
+    else:
+        many = relax.const(extent, dtype)
+    shifted = bb.normalize(relax.op.add(indices, many))
     return relax.op.take(data, bb.normalize(relax.op.where(negative, shifted, indices)), axis, mode="clip")
 
 
