@@ -66,8 +66,11 @@ class Range:
     @property
     def middle(self) -> int:
         """What decisions are taken for where nothing says which sizes are usual: the power of two next to the
-        geometric mean of both ends, or the mean where there is no such power between them."""
-        product = max(self.low, 1) * max(self.high, 1)
+        geometric mean of both ends, or the mean where there is no such power between them; of what may be nothing, a
+        quarter of the most to half of it."""
+        if not self.low:
+            return 1 << max(self.high.bit_length() - 2, 0)
+        product = self.low * self.high
         power = 1 << math.floor(math.log2(product) / 2 + 0.5)
         return power if self.low <= power <= self.high else math.isqrt(product)
 

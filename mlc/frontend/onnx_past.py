@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlc.errors import ModelError
 from mlc.shapes import Range
@@ -94,12 +94,19 @@ def _states(graph: onnx.GraphProto) -> dict[str, int]:
     found: dict[str, int] = {}
     for position, value in enumerate(graph.output):
         name = value.name
-        while (node := made.get(name)) is not None and node.op_type == "Identity":
+        while _hands_on(node := made.get(name)):
             name = node.input[0]
         past = _past_of(node, name) if node is not None else ""
+        while _hands_on(node := made.get(past)):
+            past = node.input[0]
         if past in inputs and past not in found:
             found[past] = position
     return found
+
+
+def _hands_on(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:
+    """Whether the node's result is its input; exporters also write a concatenation of one."""
+    return node is not None and (node.op_type == "Identity" or (node.op_type == "Concat" and len(node.input) == 1))
 
 
 def _past_of(node: onnx.NodeProto, present: str) -> str:

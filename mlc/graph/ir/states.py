@@ -54,7 +54,7 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
     kept: dict[str, relax.Var] = {}
     for name, out in states.items():
         past = param[name]
-        if not _joins(bound.get(_source(results[out], bound)), past):
+        if not _joins(bound.get(_source(results[out], bound)), past, bound):
             raise ModelError(f"what follows from {name} must be its rows and new ones behind them, along the third of "
                              "four axes, but is computed otherwise; export the model with a cache that grows")
         batch, heads, _, size = shape_of(past)
@@ -94,16 +94,21 @@ def _fields(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> list[r
 
 
 def _source(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    while isinstance(bound.get(expr), relax.Var):
-        expr = bound[expr]
+    """What ``expr`` is another name of; a concatenation of one tensor is that."""
+    while (value := bound.get(expr)) is not None:
+        if isinstance(value, relax.Call) and op_name(value) == "relax.concat" and len(value.args[0].fields) == 1:
+            value = value.args[0].fields[0]
+        if not isinstance(value, relax.Var):
+            break
+        expr = value
     return expr
 
 
-def _joins(value: relax.Expr | None, past: relax.Var) -> bool:
+def _joins(value: relax.Expr | None, past: relax.Var, bound: Mapping[relax.Var, relax.Expr]) -> bool:
     if not isinstance(value, relax.Call) or op_name(value) != "relax.concat":
         return False
     parts = list(value.args[0].fields) if isinstance(value.args[0], relax.Tuple) else []
-    return (len(parts) == 2 and parts[0].same_as(past) and len(past.ty.shape.values) == 4
+    return (len(parts) == 2 and _source(parts[0], bound).same_as(past) and len(past.ty.shape.values) == 4
             and int(value.attrs.axis) % 4 == 2 and isinstance(past.ty.shape.values[2], tvm.tirx.Var))
 
 
