@@ -83,9 +83,9 @@ class Generator:
             raise ModelError(f"{exe.metadata['name']} must take token ids, got {', '.join(s.name for s in others)}; "
                              "export the model with input_ids")
         self._types = {spec.name: spec.dtype for spec in others}
-        self.batch, length = tokens.shape
-        past = others[-1].shape[0]
-        assert isinstance(length, Free) and isinstance(past, Free)
+        batch, past = tokens.shape[0], others[-1].shape[0]
+        assert isinstance(batch, int) and isinstance(past, Free)
+        self.batch = batch
         self.capacity = int(past.range.high)
         self._logits = next((i for i, s in enumerate(exe.outputs) if s.name == "logits"), 0)
         shape = exe.outputs[self._logits].shape
@@ -123,8 +123,8 @@ class Generator:
         room = self.capacity - start - prompt.shape[1]
         if room < 0:
             raise InputError(f"a prompt must fit into the capacity of {self.capacity} tokens, got {prompt.shape[1]}"
-                             + (f" behind {start}" if start else "") + "; give fewer, or make a generator with a larger "
-                             "capacity")
+                             + (f" behind {start}" if start else "") + "; give fewer, or make a generator "
+                             "with a larger capacity")
         if max_new_tokens is not None and (isinstance(max_new_tokens, bool) or not hasattr(max_new_tokens, "__index__")
                                            or max_new_tokens < 0):
             raise InputError(f"max_new_tokens must be a whole number of at least 0, got {max_new_tokens!r}")
@@ -145,11 +145,11 @@ class Generator:
             self.reset()
             self._first = prompt.shape[1] - widths
             self._mask[...] = np.arange(self.capacity) >= self._first[:, None]
-        given, ended, tokens = prompt, np.zeros(self.batch, bool), np.zeros(self.batch, np.int64)
+        given, ended, tokens = prompt, np.zeros(self.batch, np.bool_), np.zeros(self.batch, np.int64)
         for _ in range(count):
             chosen = self._chosen(sampler, self._step(given)[:, -1])
             tokens = np.where(ended, tokens, chosen)
-            ended |= np.isin(tokens, list(stop))
+            ended = ended | np.isin(tokens, list(stop))
             yield int(tokens[0]) if single else tokens.copy()
             if ended.all():
                 return

@@ -97,7 +97,8 @@ class OutputSlot:
             if not self._fit.takes(value):
                 raise _mismatch(self._kind, spec, value.shape, value.dtype)
             if not value.flags.writeable:
-                raise InputError(f"{self._kind} {spec.name} must be writable, got an array that is read-only; give a copy")
+                raise InputError(f"{self._kind} {spec.name} must be writable, got an array that is read-only; "
+                                 "give a copy")
             tensor = tensor_of(value) if value.flags.c_contiguous else None
         else:
             tensor = _imported(value, spec, self._fit, self._kind)

@@ -28,7 +28,7 @@ def export_decoder(module: Any) -> onnx.ModelProto:
 
     config = getattr(module, "config", None)
     layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    if not layers or not heads:
+    if config is None or not layers or not heads:
         raise UsageError(f"a module that generates must be a causal language model of transformers, got "
                          f"{type(module).__name__}; export it to ONNX with its past as inputs and outputs")
     groups = getattr(config, "num_key_value_heads", None) or heads
