@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from mlc.artifact import Executable
     from mlc.compilation import Compilation
     from mlc.errors import MlcError
+    from mlc.generator import Generator, Sampler
 
-__all__ = ["Compilation", "Executable", "MlcError", "compile", "load", "tune"]
+__all__ = ["Compilation", "Executable", "Generator", "MlcError", "Sampler", "compile", "load", "tune"]
 
 _HOMES = {
-    "Compilation": "compilation", "Executable": "artifact", "MlcError": "errors", "compile": "api", "load": "api",
-    "tune": "api",
+    "Compilation": "compilation", "Executable": "artifact", "Generator": "generator", "MlcError": "errors",
+    "Sampler": "generator", "compile": "api", "load": "api", "tune": "api",
 }
 
 

@@ -133,7 +133,7 @@ def compile(
         build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
                         substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
-    built = [_built(replace(first, target=each), log, on_decision) for each in targets]
+    built = [built(replace(first, target=each), log, on_decision) for each in targets]
     if len(built) == 1:
         return built[0]
     from mlc.artifact import Bundle
@@ -141,10 +141,11 @@ def compile(
     return Bundle(built)
 
 
-def _built(
-    compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None,
-    on_decision: Callable[[Decision], None] | None,
+def built(
+    compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None = None,
+    on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable:
+    """What :meth:`mlc.Compilation.build` makes with a log given as to :func:`compile`."""
     if log is False:
         return compilation.build(None, on_decision)
     if log is not None and not isinstance(log, str | os.PathLike | bool):

@@ -9,12 +9,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 
 if TYPE_CHECKING:
+    import onnx
     import tvm
 
     from mlc.artifact import Executable
@@ -96,6 +97,28 @@ class Compilation:
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         return cls(imported, resolved, options)
 
+    @classmethod
+    def of_decoder(
+        cls, model: onnx.ModelProto, name: str, batch: int, capacity: int, target: str | Target = "native", *,
+        threads: int | None = None,
+    ) -> Compilation:
+        """A language model that keeps the keys and values of at most ``capacity`` tokens in memory of its caller's.
+
+        Raises what :meth:`of` does, and :class:`mlc.errors.ModelError` for a model without a past.
+        """
+        from mlc.frontend.model import imported
+        from mlc.frontend.onnx_past import decoder
+        from mlc.graph.ir.states import PAST, keep_states
+
+        found = decoder(model, batch, capacity, name)
+        first = cls.of(found.model, target, shapes=found.shapes, threads=threads, substitutions=False)
+        given = [spec.name for spec in first.model.inputs]
+        with _one_at_a_time():
+            mod = keep_states(first.model.mod, found.states, given)
+        left = [spec.name for i, spec in enumerate(first.model.outputs) if i not in found.states.values()]
+        kept = imported(mod, name, [*given, PAST], left)
+        return replace(first, model=replace(kept, states=tuple(found.states)))
+
     def prices(self, log: LogReader | None) -> Prices:
         """The seconds of a task that alternatives are chosen by: the log's, unknown without one."""
         from mlc.log import Prices
@@ -124,7 +147,7 @@ class Compilation:
 
         with _one_at_a_time():
             module = self.lowered(log, on_decision).module
-            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs)
+            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states)
             return compile_module(module, self.target, None if log is None else log.best, meta)
 
     def tune(

@@ -25,14 +25,17 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, order=True)
 class Range:
-    """The sizes from ``low`` to ``high``, both included; ``1 <= low <= high < 2**31`` (:class:`UsageError` else)."""
+    """The sizes from ``low`` to ``high``, both included; ``0 <= low <= high < 2**31`` (:class:`UsageError` else).
+
+    What a caller says (:meth:`of`) begins at 1; 0 is for what a model remembers before its first call.
+    """
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high <= _LARGEST:
-            raise UsageError(f"a range of sizes must be LOW..HIGH with 1 <= LOW <= HIGH, got {self.low}..{self.high}")
+        if not 0 <= self.low <= self.high <= _LARGEST:
+            raise _no_range(self.low, self.high)
 
     @classmethod
     def of(cls, value: Any) -> Range:
@@ -42,12 +45,18 @@ class Range:
         if isinstance(value, str):
             found = _TEXT.fullmatch(value)
             if found:
-                return cls(int(found[1]), int(found[2] or found[1]))
+                return cls._from_one(int(found[1]), int(found[2] or found[1]))
         elif isinstance(value, Sequence) and len(value) == 2:
-            return cls(_whole(value[0]), _whole(value[1]))
+            return cls._from_one(_whole(value[0]), _whole(value[1]))
         elif hasattr(value, "__index__"):
-            return cls(_whole(value), _whole(value))
+            return cls._from_one(_whole(value), _whole(value))
         raise UsageError(f"a size must be a number or a range such as 1..32, got {value!r}")
+
+    @classmethod
+    def _from_one(cls, low: int, high: int) -> Range:
+        if low < 1:
+            raise _no_range(low, high)
+        return cls(low, high)
 
     @property
     def fixed(self) -> bool:
@@ -57,15 +66,23 @@ class Range:
     @property
     def middle(self) -> int:
         """What decisions are taken for where nothing says which sizes are usual: the power of two next to the
-        geometric mean of both ends, or the mean where there is no such power between them."""
-        power = 1 << math.floor(math.log2(self.low * self.high) / 2 + 0.5)
-        return power if self.low <= power <= self.high else math.isqrt(self.low * self.high)
+        geometric mean of both ends, or the mean where there is no such power between them; of what may be nothing, a
+        quarter of the most to half of it."""
+        if not self.low:
+            return 1 << max(self.high.bit_length() - 2, 0)
+        product = self.low * self.high
+        power = 1 << math.floor(math.log2(product) / 2 + 0.5)
+        return power if self.low <= power <= self.high else math.isqrt(product)
 
     def __contains__(self, size: int) -> bool:
         return self.low <= size <= self.high
 
     def __str__(self) -> str:
         return str(self.low) if self.fixed else f"{self.low}..{self.high}"
+
+
+def _no_range(low: int, high: int) -> UsageError:
+    return UsageError(f"a range of sizes must be LOW..HIGH with 1 <= LOW <= HIGH, got {low}..{high}")
 
 
 def _whole(value: Any) -> int:

@@ -33,6 +33,8 @@ class ModelMeta:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    #: the inputs that are memory of the caller's to which a call adds
+    states: tuple[str, ...] = ()
 
 
 def compile_module(
@@ -86,6 +88,7 @@ def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
 
     return {
         "name": meta.name,
+        **({"states": list(meta.states)} if meta.states else {}),
         "inputs": [entry(spec) for spec in meta.inputs],
         "outputs": [{**entry(spec), "aliased": own} for spec, own in zip(meta.outputs, aliased, strict=True)],
     }

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
-from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices
+from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates
 from mlc.artifact.schedule import last_line
 from mlc.codegen import code_generation, pipeline
 from mlc.errors import BuildError, CodeGenerationError, MlcError
@@ -27,6 +27,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.ToNonDataflow(),
     transform.RemovePurityChecking(),
     transform.CallTIRRewrite(),
+    WriteStates,
     ViewConcats,
     ViewSlices,
     AddEntryInto,

@@ -53,7 +53,9 @@ class Executable:
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
         self._free = any(spec.free for spec in self.inputs)
-        self._slots = [InputSlot(spec) for spec in self.inputs]
+        self.states = frozenset(metadata.get("states", ()))
+        self._slots = [OutputSlot(spec, "state") if spec.name in self.states else InputSlot(spec)
+                       for spec in self.inputs]
         self._targets = [OutputSlot(spec) for spec in self.outputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._into: Callable[..., Any] | None = None

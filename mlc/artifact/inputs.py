@@ -83,10 +83,11 @@ class InputSlot:
 
 
 class OutputSlot:
-    """One output of a compiled model, which the caller wants in memory of its own."""
+    """Memory of the caller's that a compiled model writes to: one of its outputs, or a state that it adds to, as
+    ``kind`` says."""
 
-    def __init__(self, spec: TensorSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: TensorSpec, kind: str = "output") -> None:
+        self.spec, self._kind = spec, kind
         self._fit = Fit(spec)
 
     def tensor(self, value: Any) -> Any:
@@ -94,20 +95,21 @@ class OutputSlot:
         spec = self.spec
         if isinstance(value, np.ndarray):
             if not self._fit.takes(value):
-                raise _mismatch("output", spec, value.shape, value.dtype)
+                raise _mismatch(self._kind, spec, value.shape, value.dtype)
             if not value.flags.writeable:
-                raise InputError(f"output {spec.name} must be writable, got an array that is read-only; give a copy")
+                raise InputError(f"{self._kind} {spec.name} must be writable, got an array that is read-only; "
+                                 "give a copy")
             tensor = tensor_of(value) if value.flags.c_contiguous else None
         else:
-            tensor = _imported(value, spec, self._fit, "output")
+            tensor = _imported(value, spec, self._fit, self._kind)
             if tensor is None:
-                raise InputError(f"output {spec.name} must be an array or a tensor with __dlpack__, got "
+                raise InputError(f"{self._kind} {spec.name} must be an array or a tensor with __dlpack__, got "
                                  f"{type(value).__name__}; empty_outputs() makes what fits")
         if tensor is None or not tensor.is_contiguous():
-            raise InputError(f"output {spec.name} must be contiguous, in rows, got other strides; "
+            raise InputError(f"{self._kind} {spec.name} must be contiguous, in rows, got other strides; "
                              "empty_outputs() makes what fits")
         if tensor.data_ptr() % ALIGNMENT:
-            raise InputError(f"output {spec.name} must start at a multiple of {ALIGNMENT} bytes, got memory that "
+            raise InputError(f"{self._kind} {spec.name} must start at a multiple of {ALIGNMENT} bytes, got memory that "
                              f"starts {tensor.data_ptr() % ALIGNMENT} bytes after one; empty_outputs() makes what fits")
         return tensor
 

@@ -15,11 +15,12 @@ from tvm import relax
 
 from mlc.graph.ir.movement import SLICE
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
+from mlc.graph.ir.states import is_append
 from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
-from mlc.sizes import free_sizes
+from mlc.sizes import free_sizes, size_of
 
-__all__ = ["INTO", "AddEntryInto", "ViewConcats", "ViewSlices"]
+__all__ = ["INTO", "AddEntryInto", "ViewConcats", "ViewSlices", "WriteStates"]
 
 #: the entry that computes into tensors of its caller: ``y = main(x, w)`` is ``main_into(x, y, w)``
 INTO = "main_into"
@@ -32,6 +33,41 @@ def _view_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRM
     if not any(_named(b.value, "relax.concat") for b in bindings(mod["main"])):
         return mod
     return _Views(mod).rewritten()
+
+
+def _write_states(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """``r = alloc(); f(x, r); s = append(r, state)`` --> ``r = view(state, past); f(x, r)``, and ``s`` is the state.
+
+    :func:`mlc.graph.lowering.states.PlaceAppends` has seen to it that a kernel makes ``r`` for nothing else.
+    """
+    func = mod["main"]
+    bound = {b.var: b.value for b in bindings(func)}
+    appends = {var: value for var, value in bound.items() if is_append(value)}
+    if not appends:
+        return mod
+    placed = {origin(value.args[0], bound): value for value in appends.values()}
+    builder = builder_of(mod)
+    image: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
+        for var, value in bound.items():
+            if var in appends:
+                image[var] = replaced(value.args[1], image)
+            elif var in placed:
+                assert _named(value, _ALLOC), f"{var.name} must be made by a kernel"
+                image[var] = _last_rows(builder, placed[var].args[1], var)
+            else:
+                image[var] = builder.emit(replaced(value, image), var.name)
+        builder.emit_func_output(replaced(func.body.body, image))
+    made = builder.finalize()
+    return made.with_attrs(dict(mod.attrs)) if mod.attrs else made
+
+
+def _last_rows(builder: relax.BlockBuilder, state: relax.Var, rows: relax.Var) -> relax.Expr:
+    """As many rows of a state as ``rows`` has, the last ones."""
+    first = size_of(state.ty.shape.values[0]) - shape_of(rows)[0]
+    offset = first * math.prod(shape_of(state)[1:]) * tvm.DataType(dtype_of(rows)).itemsize
+    view = relax.op.memory.view(state, shape_of(rows), dtype_of(rows), offset.expr)
+    return builder.emit(relax.op.memory.ensure_zero_offset(builder.emit(view, rows.name)))
 
 
 def _named(value: relax.Expr | None, name: str) -> bool:
@@ -180,3 +216,4 @@ def _in_place(builder: relax.BlockBuilder, out: relax.Var, var: relax.Var) -> re
 AddEntryInto = tvm.transform.module_pass(_add_entry_into, opt_level=0, name="AddEntryInto")
 ViewSlices = tvm.transform.module_pass(_view_slices, opt_level=0, name="ViewSlices")
 ViewConcats = tvm.transform.module_pass(_view_concats, opt_level=0, name="ViewConcats")
+WriteStates = tvm.transform.module_pass(_write_states, opt_level=0, name="WriteStates")

@@ -90,6 +90,7 @@ def _item_bytes(dtype: str) -> int:
 def check_model(metadata: Mapping[str, Any]) -> None:
     """What a compiled model says of itself, but for its weights."""
     _MODEL(metadata, "")
+    _list_of(_text)(metadata.get("states", []), "states")
     for side in ("inputs", "outputs"):
         names = [entry["name"] for entry in metadata[side]]
         twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
@@ -248,7 +249,7 @@ _WEIGHT = _fields({
 })
 _SUMS = _list_of(_whole(0, (1 << 64) - 1))
 _SIZE = _whole(1, (1 << 31) - 1)
-_FREE = _fields({"name": _word, "low": _SIZE, "high": _SIZE, "usual": _SIZE})
+_FREE = _fields({"name": _word, "low": _whole(0, (1 << 31) - 1), "high": _SIZE, "usual": _SIZE})
 _TENSOR: Mapping[str, Check] = {"name": _text, "shape": _border_shape, "dtype": _one_of(*ARRAY_TYPES)}
 _FUNCTION = _fields({
     **dict.fromkeys(("name", "symbol", "key", "space", "source"), _text), "calls": _whole(0, 1 << 31),

@@ -76,9 +76,10 @@ def _boxes(func: tirx.PrimFunc) -> Iterator[tuple[Box, Sequence[int]]]:
 
 def bands(low: int, high: int, usual: int) -> Iterator[tuple[int, int, int]]:
     """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
-    ``1..2``, ``3..32`` and ``33..4096``."""
+    ``1..2``, ``3..32`` and ``33..4096``. What begins at 0, the length of what is remembered, is not cut: other sizes
+    say how many rows are computed."""
     most = usual // _DOWN
-    if most < low:
+    if most < low or not low:
         yield low, high, usual
         return
     yield from bands(low, most, max(low, most // 2))

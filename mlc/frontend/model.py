@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tvm
 
 __all__ = [
-    "ARRAY_TYPES", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shapes",
+    "ARRAY_TYPES", "SUM", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shapes",
     "output_types",
 ]
 
@@ -27,6 +27,10 @@ ARRAY_TYPES = frozenset({
     "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
     "uint32", "uint64",
 })
+
+
+#: between the symbols of a dimension that is the sum of others, as exporters write it
+SUM = " + "
 
 
 def array_type(name: str) -> np.dtype[Any]:
@@ -87,6 +91,8 @@ class ImportedModel:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    #: the inputs that are memory of the caller's to which a call adds
+    states: tuple[str, ...] = ()
 
 
 def imported(
@@ -151,9 +157,12 @@ def merge_shapes(
     """The inputs' shapes by name: the model's ``own``, with what is ``given`` for their free dimensions.
 
     A symbol is one size wherever it stands, so two ranges of it must be the same; where it was given none it has the
-    default range, and so has a dimension without a name. Raises :class:`UsageError` for shapes that contradict the
-    model's or each other.
+    default range, and so has a dimension without a name. A sum of symbols (``"past + length"``) that stand alone
+    elsewhere is the sum of their sizes, and given none itself. Raises :class:`UsageError` for shapes that contradict
+    the model's or each other.
     """
+    alone = {d for shape in own.values() for d in shape if isinstance(d, str)}
+    sums = {d: terms for d in alone if len(terms := d.split(SUM)) > 1 and alone.issuperset(terms)}
     for name, shape in given.items():
         fits = len(shape) == len(own[name]) and all(
             not isinstance(d, int) or (g.fixed and g.low == d) for g, d in zip(shape, own[name], strict=True))
@@ -163,7 +172,7 @@ def merge_shapes(
     ranges: dict[str, Range] = {}
     for name, shape in given.items():
         for d, found in zip(own[name], shape, strict=True):
-            if isinstance(d, str) and ranges.setdefault(d, found) != found:
+            if isinstance(d, str) and d not in sums and ranges.setdefault(d, found) != found:
                 raise UsageError(f"{d} is one size wherever it stands, but shapes say {ranges[d]} and {found} "
                                  f"({name}); give it one range")
     names = _Names()
@@ -171,10 +180,22 @@ def merge_shapes(
     def size(name: str, axis: int, d: int | str | None) -> int | Free:
         if isinstance(d, int):
             return d
+        if d in sums:
+            return _sum([size(name, axis, term) for term in sums[d]])
         found = ranges.get(d, DEFAULT_RANGE) if d else given[name][axis] if name in given else DEFAULT_RANGE
         return found.low if found.fixed else Free(names.of(d or f"{name}_{axis}"), found, found.middle)
 
     return {name: tuple(size(name, axis, d) for axis, d in enumerate(shape)) for name, shape in own.items()}
+
+
+def _sum(terms: Sequence[int | Free]) -> int | Free:
+    free = [term for term in terms if isinstance(term, Free)]
+    fixed = sum(term for term in terms if isinstance(term, int))
+    if not free:
+        return fixed
+    ends = [Range(fixed, fixed), *(term.range for term in free)] if fixed else [term.range for term in free]
+    name = SUM.join([*(term.name for term in free), *([str(fixed)] if fixed else [])])
+    return Free(name, Range(sum(r.low for r in ends), sum(r.high for r in ends)), fixed + sum(f.usual for f in free))
 
 
 class _Names:

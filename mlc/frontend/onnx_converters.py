@@ -18,8 +18,9 @@ from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_line
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
+from mlc.frontend.onnx_sizes import as_tensor
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, emitter, required_at, text
-from mlc.sizes import size_of
+from mlc.sizes import Size, size_of
 
 __all__ = ["CONVERTERS"]
 
@@ -46,12 +47,14 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _from_begin(bb: Any, indices: Any, extent: Any) -> Any:
-    """Indices from ``-extent`` as such from 0."""
+    """Indices from ``-extent`` as such from 0; the extent may be free."""
     from tvm import relax
 
     emit, dtype = emitter(bb), dtype_of(indices)
     negative = emit("less", indices, relax.const(0, dtype))
-    return emit("where", negative, emit("add", indices, relax.const(extent, dtype)), indices)
+    free = isinstance(extent, Size)
+    many = emit("astype", as_tensor(bb, extent), dtype) if free else relax.const(extent, dtype)
+    return emit("where", negative, emit("add", indices, many), indices)
 
 
 def _lrn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlc.errors import ModelError, UsageError
-from mlc.frontend.model import merge_shapes
+from mlc.frontend.model import SUM, merge_shapes
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
@@ -159,7 +159,7 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
     own = {value.name: _dims(value) or () for value in graph.inputs}
     merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()})
-    graph.free = {d.name: d for shape in merged.values() for d in shape if isinstance(d, Free)}
+    graph.free = {d.name: d for shape in merged.values() for d in shape if isinstance(d, Free) and SUM not in d.name}
     for value in graph.inputs:
         _set_dims(value, merged[value.name])
         sizes = [d for d in merged[value.name] if isinstance(d, int)]

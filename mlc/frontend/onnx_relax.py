@@ -6,13 +6,14 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
 from mlc.frontend import onnx_sizes
-from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
+from mlc.frontend.model import ARRAY_TYPES, SUM, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_file import check_model, check_text
@@ -94,9 +95,15 @@ def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
     variables = {name: tirx.Var(name, "int64") for name in graph.free}
     dims = {value.name: value.type.tensor_type.shape.dim for value in graph.inputs}
     return {
-        name: [variables[d.dim_param] if d.dim_param else int(d.dim_value) for d in shape]
+        name: [_size(d.dim_param, variables) if d.dim_param else int(d.dim_value) for d in shape]
         for name, shape in dims.items() if any(d.dim_param or not d.dim_value for d in shape)
     }
+
+
+def _size(symbol: str, variables: Mapping[str, Any]) -> Any:
+    """The size of a dimension: a variable, or the sum of some and a number."""
+    terms = [variables[term] if term in variables else int(term) for term in symbol.split(SUM)]
+    return reduce(add, terms)
 
 
 class _Muted(threading.local):

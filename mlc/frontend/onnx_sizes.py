@@ -17,7 +17,7 @@ import numpy as np
 from mlc.frontend.onnx_values import array_of
 from mlc.sizes import Size, UndecidedSizeError, bounds_of, size_of
 
-__all__ = ["Sizes", "convert"]
+__all__ = ["Sizes", "as_tensor", "convert"]
 
 #: integers and sizes, as objects; the operator's attributes
 _Arithmetic = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Any]
@@ -42,7 +42,7 @@ def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
         return _gather_nd(bb, inputs, attrs)
     sized = any(isinstance(given, Sizes) for given in inputs)
     if not sized and not (name in _RESHAPING and len(inputs) > 1 and _is_free(inputs[0])):
-        return None
+        return _structure(name, inputs, attrs)
     if name in _CONSUMERS:
         made = _CONSUMERS[name](bb, inputs, attrs)
         if made is not None:
@@ -52,7 +52,45 @@ def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
     values = [_values(given) for given in inputs if given is not None]
     if name in _ARITHMETIC and all(value is not None for value in values):
         return _expression(np.asarray(_ARITHMETIC[name]([v for v in values if v is not None], attrs), dtype=object))
+    if name in _OPERATORS and all(given is not None for given in inputs):
+        return _with_data(bb, name, inputs)
     raise UndecidedSizeError(f"{name} must not be given sizes that are free; fix them, as in --shape NAME=8,128")
+
+
+def _structure(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """What is taken from and put together of the sizes of a shape that are numbers: TVM's converters would make tensors
+    of them, and none of these is a shape."""
+    if name not in _STRUCTURE:
+        return None
+    arrays = [array_of(given) for given in inputs if given is not None]
+    small = [a.astype(object) for a in arrays if a is not None and a.dtype == np.int64 and a.size <= _LONGEST]
+    return _expression(np.asarray(_ARITHMETIC[name](small, attrs))) if small and len(small) == len(arrays) else None
+
+
+def _with_data(bb: Any, name: str, inputs: Sequence[Any]) -> Any:
+    """Arithmetic of data and sizes, such as the positions of tokens behind so many others."""
+    from tvm import relax
+
+    operator = getattr(relax.op, _OPERATORS[name])
+    return operator(*(_as_tensor(bb, each) if isinstance(each, Sizes) else each for each in inputs))
+
+
+def as_tensor(bb: Any, size: Size) -> Any:
+    """A size as a tensor of int64 without axes."""
+    return _as_tensor(bb, Sizes(_array([size]).reshape(())))
+
+
+def _as_tensor(bb: Any, sizes: Sizes) -> Any:
+    """Sizes as a tensor of int64: each is the only number of a range that begins with it."""
+    from tvm import relax
+
+    if sizes.values.size > _LONGEST:
+        raise UndecidedSizeError(f"at most {_LONGEST} free sizes may meet data, got {sizes.values.size}; fix them, as "
+                                 "in --shape NAME=8,128")
+    begins = [size.expr if isinstance(size, Size) else int(size) for size in sizes.values.flat]
+    numbers = [bb.normalize(relax.op.arange(begin, begin + 1, 1, "int64")) for begin in begins]
+    whole = bb.normalize(relax.op.concat(numbers)) if len(numbers) > 1 else numbers[0]
+    return bb.normalize(relax.op.reshape(whole, sizes.values.shape))
 
 
 def _is_free(expr: Any) -> bool:
@@ -196,6 +234,7 @@ _ARITHMETIC: dict[str, _Arithmetic] = {
     "Mod": _elementwise(lambda a, b: a % b),
     "Mul": _elementwise(lambda a, b: a * b),
     "ReduceProd": lambda values, attrs: _product(values[0], attrs),
+    "Reshape": lambda values, attrs: values[0].reshape(values[1].astype("int64").tolist()),
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Sub": _elementwise(lambda a, b: a - b),
@@ -281,11 +320,11 @@ def _range(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     from tvm import relax
 
     start, end, step = (_target(each)[0] for each in inputs)
-    if not isinstance(start, int) or start < 0 or step != 1:
+    if (_difference(start, 0)[0] < 0) or step != 1:
         raise UndecidedSizeError("a Range to a free size must start at a number that is not negative and go by 1; fix "
                                  "the size, as in --shape NAME=8,128")
-    end = end.expr if isinstance(end, Size) else end
-    return relax.op.arange(start, end, step, "int64")
+    begin, end = (size.expr if isinstance(size, Size) else int(size) for size in (start, end))
+    return relax.op.arange(begin, end, 1, "int64")
 
 
 def _constant_of_shape(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -360,6 +399,16 @@ def _natural(bb: Any, expr: Any) -> bool:
         arguments = arguments[:1]
     return bool(arguments) and all(_natural(bb, argument) for argument in arguments)
 
+
+#: operators that take and put together what is there
+_STRUCTURE = frozenset({"Concat", "Gather", "Slice", "Squeeze", "Unsqueeze"})
+_LONGEST = 64  # elements of what may be a shape
+
+#: operators of data and a size --> Relax's
+_OPERATORS: dict[str, str] = {
+    "Add": "add", "Equal": "equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
+    "LessOrEqual": "less_equal", "Max": "maximum", "Min": "minimum", "Mul": "multiply", "Sub": "subtract",
+}
 
 #: what TVM's converters know no shape of where data with free dimensions is given numbers
 _RESHAPING = frozenset({"Expand", "Reshape", "Slice"})

@@ -28,6 +28,7 @@ from mlc.graph.lowering.recurrent import LowerRecurrent
 from mlc.graph.lowering.select import ChooseKernels, Price
 from mlc.graph.lowering.sizes import NameSizes
 from mlc.graph.lowering.slices import PlaceSlices
+from mlc.graph.lowering.states import PlaceAppends
 from mlc.graph.substitute.choose import Substitutions, choose
 from mlc.graph.task import Task
 from mlc.graph.tasks import combined, extract_tasks, with_alternatives
@@ -109,6 +110,7 @@ def lowering(
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),
+        PlaceAppends,
         *GROUPING,
         ChooseKernels(target, price, options, notify=notify),
         FoldPrologues(target),

@@ -70,6 +70,10 @@ class Graph:
         """Whether the variable is used exactly once."""
         return isinstance(expr, relax.Var) and self._uses[expr] == 1
 
+    def uses(self, var: relax.Expr) -> int:
+        """How often the variable is used."""
+        return self._uses[var]
+
     def reader(self, var: relax.Var) -> relax.Var | None:
         """What is bound to the only use of ``var``; None where it is used otherwise too, or is the result."""
         return self._users[var][0] if self.once(var) and var in self._users else None
@@ -115,11 +119,17 @@ def _moved(call: relax.Call, name: str, indices: Sequence[Any]) -> list[Any] | N
         order = permutation(call)
         return [indices[order.index(axis)] for axis in range(len(order))]
     if name == "reshape":
+        into, kept = shape_of(call), 0
+        if any(isinstance(extent, Size) for extent in shape):  # the analyzer cannot divide by them
+            while kept < min(len(into), len(shape)) and into[-1 - kept] == shape[-1 - kept]:
+                kept += 1
+        inner, shape = list(indices[len(into) - kept :]), shape[: len(shape) - kept]
         offset: Any = i64(0)
-        for index, extent in zip(indices, shape_of(call), strict=True):
+        for index, extent in zip(indices[: len(into) - kept], into, strict=False):
             offset = offset * extent + index
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return [tirx.floormod(tirx.floordiv(offset, step), extent) for step, extent in zip(strides, shape, strict=True)]
+        outer = [tirx.floormod(tirx.floordiv(offset, step), n) for step, n in zip(strides, shape, strict=True)]
+        return [*outer, *inner]
     if name == "broadcast_to":
         trailing = indices[len(indices) - len(shape) :]
         return [i64(0) if extent == 1 else i for i, extent in zip(trailing, shape, strict=True)]

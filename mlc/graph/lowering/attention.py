@@ -40,6 +40,9 @@ QUERIES = 16
 #: features that the narrowest vectors hold
 _NARROWEST = 4
 
+#: less than any sum of powers of which one is 1
+_TINY = 1e-30
+
 #: an element by its indices
 Load = Callable[..., Any]
 
@@ -66,7 +69,8 @@ class Sizes:
 
 
 def attention(
-    sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int]
+    sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int],
+    zeros: bool = False,
 ) -> te.Tensor:
     """``softmax(scale * Q K' + mask) V`` as a tensor expression.
 
@@ -74,7 +78,8 @@ def attention(
     ``[*batch, key, query]``, where ``query`` runs to the end of the last block. ``order`` are the axes of
     ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
     zeros; scores are laid out ``[*batch, block, key, query]``. Free numbers of keys are padded to whole blocks too, and
-    those of queries to pairs of blocks where there are usually two or more.
+    those of queries to pairs of blocks where there are usually two or more. With ``zeros`` the result of a query whose
+    scores are all minus infinity is 0 instead of NaN.
     """
     n = len(sizes.batch)
     batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
@@ -83,7 +88,7 @@ def attention(
         key, value, mask = _padded(i64(sizes.keys), key, value, mask or (lambda *_: tirx.const(0.0, "float32")))
         padded = -(-sizes.keys // QUERIES) * QUERIES
     tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, QUERIES))
-    one, zero, factor = (tirx.const(v, "float32") for v in (1.0, 0.0, scale))
+    one, zero, factor, tiny = (tirx.const(v, "float32") for v in (1.0, 0.0, scale, _TINY))
     rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
                       ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
 
@@ -121,9 +126,16 @@ def attention(
     scores = te.compute((*front, keys, width), score, name="scores", attrs=said)
     logits = te.compute(scores.shape, logit, name="logits")
     peak = te.compute((*front, width), lambda *x: te.max(logits(*x[:-1], rj, x[-1]), axis=[rj]), name="peak")
-    powers = te.compute(scores.shape, lambda *x: tirx.exp(logits(*x) - peak(*x[:-2], x[-1])), name="powers")
+    least = tirx.min_value("float32")
+
+    def power(*x: Any) -> Any:
+        most = peak(*x[:-2], x[-1])
+        return tirx.exp(logits(*x) - (tirx.max(most, least) if zeros else most))
+
+    powers = te.compute(scores.shape, power, name="powers")
     total = te.compute((*front, width), lambda *x: te.sum(powers(*x[:-1], rs, x[-1]), axis=[rs]), name="total")
-    inverse = te.compute(total.shape, lambda *x: one / total(*x), name="inverse")
+    inverse = te.compute(total.shape, lambda *x: one / (tirx.max(total(*x), tiny) if zeros else total(*x)),
+                         name="inverse")
     values = te.compute((*front, width, features), weighted, name="values")
     shape = (*batch, tokens, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
@@ -184,6 +196,7 @@ class _Attention:
     value: View
     masks: list[tuple[relax.Expr, float]]
     order: tuple[int, ...]
+    zeros: bool = False
 
 
 def FuseAttention(target: Target) -> tvm.transform.Pass:
@@ -230,8 +243,11 @@ class _Fuser:
 
     def _attention(self, value: relax.Expr) -> _Attention | None:
         product = self._graph.call(value, "matmul")
-        weights = self._graph.call(product.args[0], "nn.softmax") if product is not None else None
-        if product is None or weights is None or not self._graph.once(product.args[0]):
+        if product is None or not self._graph.once(product.args[0]):
+            return None
+        seen = self._numbers(product.args[0])
+        weights = self._graph.call(seen if seen is not None else product.args[0], "nn.softmax")
+        if weights is None:
             return None
         shape, last = shape_of(weights), len(shape_of(weights)) - 1
         scores = self._scores(weights.args[0]) if int(weights.attrs.axis) in (-1, last) else None
@@ -246,7 +262,17 @@ class _Fuser:
             return None
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
         scale = scores.scale * query.scale * key.scale
-        return _Attention(sizes, scale, query, key, self._graph.view(value), scores.masks, tuple(range(last + 1)))
+        return _Attention(sizes, scale, query, key, self._graph.view(value), scores.masks, tuple(range(last + 1)),
+                          seen is not None)
+
+    def _numbers(self, expr: relax.Expr) -> relax.Expr | None:
+        """``w`` of ``where(isnan(w), 0, w)``, which exporters write for queries that a mask hides all keys from."""
+        chosen = self._graph.call(expr, "where")
+        test = self._graph.call(chosen.args[0], "isnan") if chosen is not None else None
+        if chosen is None or test is None or scalar_of(chosen.args[1]) != 0 or not test.args[0].same_as(chosen.args[2]):
+            return None
+        used_so = self._graph.once(chosen.args[0]) and self._graph.uses(chosen.args[2]) == 2
+        return chosen.args[2] if used_so else None
 
     def _scores(self, expr: relax.Expr) -> _Scores | None:
         """What softmax is taken of, if it is a product with scales and masks on it that nothing else uses."""
@@ -295,7 +321,7 @@ class _Fuser:
             return attention(
                 sizes.renamed(image), found.scale, lambda *x: views[0].at(query, *x),
                 lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]), lambda *x: views[2].at(value, *x),
-                (lambda *x: _broadcast(masks[0], x)) if masks else None, found.order,
+                (lambda *x: _broadcast(masks[0], x)) if masks else None, found.order, found.zeros,
             )
 
         arguments = [replaced(source, self._image) for source in sources], [mask] if mask is not None else []
