@@ -18,7 +18,7 @@ TOLERANCES = {"float16": 1e-3, "bfloat16": 3e-3, "float32": 1e-5}
 def attention_case(
     name: str, heads: tuple[int, int], sizes: tuple[int, int, int, int], dtype: str = "float16", *,
     causal: int | None = None, mask: bool = False, groups: int = 1, result: str = "",
-    order: Sequence[int] = (0, 2, 1, 3),
+    order: Sequence[int] = (0, 2, 1, 3), index: str = "int64",
 ) -> Case:
     """Attention of ``heads`` (batch, heads) and ``sizes`` (queries, keys, depth, features), whose operands lie as
     ``[batch, token, head, feature]``. ``mask`` adds one to the scores of a key, ``groups`` heads share keys and values;
@@ -56,15 +56,16 @@ def attention_case(
 
     rtol = TOLERANCES[dtype]
     if mask:
-        return Case(name, tensors, lambda q, k, v, added: attend(q, k, v, added), rtol, space=space, index="int64")
-    return Case(name, tensors, lambda q, k, v: attend(q, k, v, 0.0), rtol, space=space, index="int64")
+        return Case(name, tensors, lambda q, k, v, added: attend(q, k, v, added), rtol, space=space, index=index)
+    return Case(name, tensors, lambda q, k, v: attend(q, k, v, 0.0), rtol, space=space, index=index)
 
 
 ATTENTIONS = (
     attention_case("attention_f16_odd", (1, 2), (37, 45, 64, 64)),
     attention_case("attention_f16_causal", (1, 2), (70, 70, 32, 32), causal=0),
     attention_case("attention_f16_masked", (2, 2), (33, 50, 40, 24), mask=True, result="float32"),
-    attention_case("attention_f16_grouped", (1, 4), (20, 36, 50, 50), groups=2, causal=16, order=(0, 1, 2, 3)),
+    attention_case("attention_f16_grouped", (1, 4), (20, 36, 50, 50), groups=2, causal=16, order=(0, 1, 2, 3),
+                   index="int32"),
     attention_case("attention_bf16", (1, 1), (48, 100, 128, 128), "bfloat16"),
     attention_case("attention_f32_odd", (1, 2), (37, 45, 30, 18), "float32", mask=True),
     attention_case("attention_f32_causal", (1, 2), (40, 50, 64, 64), "float32", causal=10, groups=2),

@@ -23,13 +23,19 @@ from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "expanded"]
+__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "available", "expanded"]
 
 #: features of a head: what a thread's registers hold the sums of
 MOST_FEATURES = 128
 _SEEDS = 4
 #: cycles until a copy from the second cache lands
 _LATENCY = 600
+
+
+def available(target: tvm.target.Target) -> bool:
+    """Whether a ``cuda`` target has what these kernels are made of: asynchronous copies came with the products of
+    tensor cores that are used here."""
+    return intrin.select(mma.product(mma.KINDS[0]), target) is not None
 
 
 class Attention(CudaSpace):
@@ -49,9 +55,7 @@ class Attention(CudaSpace):
         return mma.kind_of(heads.dtype, "float32") is not None
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        # asynchronous copies came with the same architecture as these products
-        has = intrin.select(mma.product(mma.KINDS[0]), target) is not None
-        return has and super().matches(func, target)
+        return available(target) and super().matches(func, target)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         return (Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64, 128)), Knob("stages", (2, 3, 4)))

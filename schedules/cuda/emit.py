@@ -83,8 +83,12 @@ def over_lanes(value: Any, distance: int) -> tirx.Expr:
 
 
 def substituted(expr: Any, variables: Mapping[Any, Any], loaded: Mapping[Any, Any] | None = None) -> Any:
-    """The expression with values for variables, and for what is ``loaded`` from buffers."""
-    named = tvm_ffi.structural_map(expr, (tirx.Var, lambda var: variables.get(var, var)), order="pre")
+    """The expression with values for variables, of their types, and for what is ``loaded`` from buffers."""
+    def value_of(var: tirx.Var) -> Any:
+        value = variables.get(var)
+        return var if value is None else value.astype(var.ty.dtype)
+
+    named = tvm_ffi.structural_map(expr, (tirx.Var, value_of), order="pre")
     if not loaded:
         return named
 

@@ -91,11 +91,8 @@ class Heads:
     def vector(self, load: Load, extent: int) -> int:
         """Neighbouring elements of a row of ``extent`` that an aligned copy of 16, 8 or 4 bytes may take; 1 where
         none does."""
-        offset: Any = i64(0)
-        for index, size in zip(load.element.indices, load.element.source.shape, strict=True):
-            offset = offset * size + index
         places = list(zip(self.batch, self.extents, strict=True))
-        found = _linear(offset, load.row, load.column, places)
+        found = _linear(load.element.source, load.element.indices, load.row, load.column, places)
         if found is None or found[1] != 1:
             return 1
         step, _, common = found
@@ -104,10 +101,8 @@ class Heads:
 
     def neighbours(self, most: int) -> int:
         """How many neighbouring features of the result, at most so many, one aligned store may take."""
-        offset: Any = i64(0)
-        for index, size in zip(self.result.indices, self.result.buffer.shape, strict=True):
-            offset = offset * size + index
-        found = _linear(offset, *self.rows, list(zip(self.own, self.extents, strict=True)))
+        places = list(zip(self.own, self.extents, strict=True))
+        found = _linear(self.result.buffer, self.result.indices, *self.rows, places)
         if found is None or found[1] != 1:
             return 1
         fits = (w for w in (most, most // 2, 1) if w and not any(x % w for x in (found[0], found[2], self.features)))
@@ -122,11 +117,18 @@ class Heads:
         return tirx.BufferStore(self.result.buffer, stored, [substituted(index, at) for index in self.result.indices])
 
 
-def _linear(offset: Any, row: Any, column: Any, heads: Sequence[tuple[Any, int]]) -> tuple[int, int, int] | None:
-    """The steps of an offset from row to row and from column to column, and what divides it where a head begins."""
+def _linear(
+    buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, int]]
+) -> tuple[int, int, int] | None:
+    """The steps of an element's place from row to row and from column to column, and what divides it where a head
+    begins; None where it has no such steps."""
+    offset: Any = tirx.const(0, row.ty.dtype)
+    for index, size in zip(indices, buffer.shape, strict=True):
+        offset = offset * size + index
     analyzer = sym.Analyzer()
     for variable, extent in heads:
-        analyzer.bind(variable, tvm.ir.Range(i64(0), i64(extent)))
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(
+            tirx.const(0, variable.ty.dtype), tirx.const(extent, variable.ty.dtype)))
     found = sym.detect_linear_equation(analyzer.simplify(offset), [row, column])
     if not found or not all(isinstance(step, tirx.IntImm) for step in found[:2]):
         return None
@@ -209,7 +211,7 @@ def _operand(block: s_tir.SBlock, row: Any, column: Any) -> Load | None:
 def _axes(result: s_tir.SBlock, values: tirx.Buffer) -> list[Any]:
     """The result's variables in the order of the axes of ``values``; one that has a single value stands for itself."""
     (load,) = (load for load in loads(result.body.value) if load.source.same_as(values))
-    return [index if isinstance(index, tirx.Var) else tirx.Var("one", "int64") for index in load.indices]
+    return [index if isinstance(index, tirx.Var) else tirx.Var("one", index.ty.dtype) for index in load.indices]
 
 
 def _limit(logit: Any, i: Any, j: Any) -> tuple[Any, int | None]:

@@ -49,7 +49,8 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
     """TVM's ``lower``, with attention's kernels written out, which have the barriers that they need: TVM can't tell the
     stage that is copied to from the one that is read, and would put one between them."""
-    written, rest = {}, {}
+    written: dict[Any, Any] = {}
+    rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
         kernel = expanded(func) if isinstance(func, tirx.PrimFunc) else func
         (rest if kernel is func else written)[var] = kernel

@@ -296,10 +296,10 @@ class Online:
 
     def _join(self, buffer: tirx.Buffer, how: Callable[[Any, Any], Any]) -> list[Any]:
         """Give each lane of a query what all of them have."""
-        return [
-            loop(self.rows, lambda r, d=distance: self.set(buffer, r, how(buffer[r], over_lanes(buffer[r], d))))
-            for distance in self.joined
-        ]
+        def with_lane(distance: int) -> tirx.Stmt:
+            return loop(self.rows, lambda r: self.set(buffer, r, how(buffer[r], over_lanes(buffer[r], distance))))
+
+        return [with_lane(distance) for distance in self.joined]
 
     def element(self, row: Any, index: Any, feature: Any) -> tirx.Stmt:
         """Store one of a thread's sums."""
