@@ -12,13 +12,15 @@ from math import log2, prod
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.ir import Call, TensorLoad
 
 from schedules.analysis import describe, loads, op_name, remembered, uses, walk
 from schedules.cuda.emit import i64, substituted
+from schedules.errors import InvalidDecision
 
-__all__ = ["LOG2E", "MARK", "Heads", "heads_of"]
+__all__ = ["LOG2E", "MARK", "Heads", "check_marked", "heads_of"]
 
 #: the annotation of the scores that names what the function is, and that of their tiles
 _OP, MARK = "mlc.op", "mlc.attention"
@@ -150,6 +152,33 @@ def heads_of(func: tirx.PrimFunc) -> Heads | None:
     walk(func.body, (s_tir.SBlock, blocks.append))
     scores = next((b for b in blocks if str(b.annotations.get(_OP, "")) == "attention"), None)
     return _read(blocks, scores) if scores is not None else None
+
+
+def check_marked(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
+    """Raise :class:`InvalidDecision` where a schedule of a function marks an attention and does more than move loops.
+
+    The kernel that takes its place is made from what the blocks compute.
+    """
+    now = _blocks(after)
+    if not any(MARK in block.annotations for block in now.values()):
+        return
+    was = _blocks(before)
+    same = was.keys() == now.keys() and all(
+        tvm_ffi.structural_equal(_bare(block), _bare(now[name])) for name, block in was.items())
+    if not same or heads_of(before) is None or str(now["scores"].annotations.get(_OP, "")) != "attention":
+        raise InvalidDecision("the tiles of an attention must be marked where its blocks are as they were")
+
+
+def _blocks(func: tirx.PrimFunc) -> dict[str, s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, found.append))
+    return {str(block.name_hint): block for block in found if block.iter_vars}
+
+
+def _bare(block: s_tir.SBlock) -> s_tir.SBlock:
+    """A block without annotations."""
+    return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+                        block.alloc_buffers, block.match_buffers, {})
 
 
 def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tvm
+from harness import refusal
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
@@ -20,6 +22,7 @@ from schedules import registry
 from schedules.cuda.attention import Attention, ExactAttention, expanded
 from schedules.cuda.heads import heads_of
 from schedules.space import InvalidDecision, first_seed, schedule_with
+from schedules.trace import trace_json
 
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
 SPACES = {"float16": Attention(), "bfloat16": Attention(), "float32": ExactAttention()}
@@ -207,3 +210,16 @@ def test_what_is_no_attention_of_this_kind_is_refused() -> None:
     case = attention_case("deep", (1, 1), (32, 32, 128, 128))
     with pytest.raises(InvalidDecision, match="the tiles must fit 166912 bytes"):
         scheduled(case, "float16", tiles(8, 128, 4))
+
+
+def test_a_trace_that_marks_what_is_no_longer_the_attention_is_refused() -> None:
+    """The kernel would be made from other blocks than the function has."""
+    func = attention_case("even", (1, 2), (32, 32, 16, 16)).func()
+    sch = schedule_with(SPACES["float16"], func, AMPERE, tiles(2, 16))
+    assert not refusal(func, trace_json(sch), AMPERE)
+    sch.compute_inline(sch.get_sblock("powers"))
+    assert "blocks are as they were" in refusal(func, trace_json(sch), AMPERE)
+    instructions, decisions = json.loads(trace_json(sch))
+    (mark,) = [step for step in instructions if step[0] == "Annotate"]
+    mark[1][1] = [2, 24, 2]
+    assert "a value as search spaces give it" in refusal(func, json.dumps([instructions, decisions]), AMPERE)
