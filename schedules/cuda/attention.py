@@ -30,6 +30,10 @@ MOST_FEATURES = 128
 _SEEDS = 4
 #: cycles until a copy from the second cache lands
 _LATENCY = 600
+#: of a thread, beyond which the compiler for sm_90a spilled some though there were more
+_MOST_REGISTERS = 168
+#: cycles of a tile's barrier and of joining what lanes know of a query, in which other blocks get on
+_STEP = 40
 
 
 def available(target: tvm.target.Target) -> bool:
@@ -100,16 +104,16 @@ def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
     """Why tiles can't run on a GPU, or None."""
     if tiles.shared_bytes(heads) > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {tiles.shared_bytes(heads)}"
-    if tiles.registers(heads) > gpu.registers_per_thread:
-        return f"a thread must have at most {gpu.registers_per_thread} registers, got {tiles.registers(heads)}"
+    if tiles.registers(heads) > _MOST_REGISTERS:
+        return f"a thread must have at most {_MOST_REGISTERS} registers, got {tiles.registers(heads)}"
     if not gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)):
         return f"a block must fit a multiprocessor, got {tiles.threads} threads of {tiles.registers(heads)} registers"
     return None
 
 
 def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> float:
-    """Cycles: products, or shared memory, whichever is slower, and exponentials, of all tiles of keys, longer where
-    few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
+    """Cycles: products, shared memory or copies, whichever is slowest, and exponentials, of all tiles of keys, longer
+    where few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
     blocks = heads.count * ceil_div(heads.queries, tiles.queries)
     resident = max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
     exact = blocks / gpu.multiprocessors
@@ -119,14 +123,16 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> float:
     products = points * features / (gpu.lanes if exactly else min(1024, gpu.tensor_lanes))
     # a warp reads every key and value; of float32, four queries share what is read
     fetched = tiles.warps * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
-    special = points * (1 / 16 + 6 / gpu.lanes)
+    copied = tiles.keys * features * heads.bits / 8 / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
+    special = points * (1 / 16 + 6 / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums are rescaled
     idle = max(1.0, 8 / (here * tiles.warps)) ** 0.5
+    step = (max(products, fetched, copied) + special / 2) * idle + _STEP
     steps = float(ceil_div(heads.keys, tiles.keys))
     if heads.causal is not None:
         steps *= min(1.0, 0.5 + 0.5 * tiles.queries / heads.queries)
     rounds = ceil_div(blocks, gpu.multiprocessors) if exact < 4 else exact + 0.5
-    late = _LATENCY / (tiles.stages - 1) / 4 / here
-    return rounds * (steps * ((max(products, fetched) + special / 2) * idle + late) + 2 * _LATENCY / here)
+    late = max(0.0, _LATENCY / (tiles.stages - 1) - here * step) / here
+    return rounds * (steps * (step + late) + 2 * _LATENCY / here)
 
 
 def _mark(sch: s_tir.Schedule, heads: Heads, tiles: Tiles) -> None:
