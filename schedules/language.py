@@ -122,6 +122,10 @@ def _is_prefetch(value: Any) -> bool:
     return _ints(0, 1 << 31, 3)(value) and len(value) == 3
 
 
+def _is_attention(value: Any) -> bool:
+    return value in [[w, k, s] for w in (1, 2, 4, 8) for k in (16, 32, 64, 128) for s in (2, 3, 4)]
+
+
 def _is_prefetch_of_rows(value: Any) -> bool:
     return _ints(0, 1 << 31, 33)(value) and len(value) % 2 == 1 and value[0] <= 64
 
@@ -135,6 +139,7 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "software_pipeline_async_stages": _one_of([0]),
     "software_pipeline_order": _one_of([0, 1, 2], [0, 1, 2, 3, 4]),
     "software_pipeline_stage": _one_of([0, 0, 1], *([0, 0, last, last, last] for last in range(1, 5))),
+    "mlc.attention": _is_attention,  # of these tiles the kernel computes the same; check_marked sees to the rest
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,
     "pragma_loop_partition_hint": _FLAG,

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.cuda.heads import check_marked
 from schedules.growth import check_growth
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
@@ -47,6 +48,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
         raise InvalidDecision(f"a trace must fit its function, but this one does not: {lines[-1]}") from error
     check_growth(func, sch.mod["main"])
     check_permuted(sch.mod["main"])
+    check_marked(func, sch.mod["main"])
     return sch
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from mlc.testing.cases import Case
+from mlc.testing.cuda_attention import ATTENTIONS
 
 __all__ = ["CASES", "product_case"]
 
@@ -324,4 +325,5 @@ CASES: tuple[Case, ...] = (
     ),
     _case("cast", "cuda.elementwise", ((9, 13),), lambda x: _topi().cast(x, "int64"), lambda x: x.astype("float32"),
          ("int32",)),
+    *ATTENTIONS,
 )

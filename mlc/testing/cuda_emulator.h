@@ -27,6 +27,7 @@ static Index threadIdx, blockIdx;
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define CUDART_INF_F INFINITY
 #define uint unsigned int
 #define uchar unsigned char
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from schedules.cuda.attention import Attention, ExactAttention
 from schedules.cuda.conv import ImplicitGemm
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.fallback import Fallback
@@ -12,4 +13,7 @@ from schedules.space import Space
 
 __all__ = ["SPACES"]
 
-SPACES: tuple[Space, ...] = (TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback())
+SPACES: tuple[Space, ...] = (
+    Attention(), ExactAttention(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(),
+    Fallback(),
+)

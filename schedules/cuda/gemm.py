@@ -22,7 +22,7 @@ from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inl
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["Tile", "TiledContraction", "TiledGemm", "finish_split", "pad"]
+__all__ = ["Tile", "TiledContraction", "TiledGemm", "pad", "split_sum"]
 
 #: elements that one shared-memory access of a thread takes (16 bytes of float32)
 _FRAGMENT = 4
@@ -174,18 +174,7 @@ def pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, whole: Sequenc
 
 
 def _multiply(sch: s_tir.Schedule, main: Any, store: Any, contraction: Contraction, tile: Tile) -> None:
-    if tile.split_k > 1:
-        *_, k = sch.get_loops(main)
-        part, _ = sch.split(k, [tile.split_k, None])
-        parts = sch.rfactor(part, factor_axis=0)
-        finish_split(sch, main, store)
-        main, store = parts, sch.cache_write(parts, 0, "local")
-        b, m, n, part, k = sch.get_loops(main)
-        lead = [part, b]
-    else:
-        sch.set_scope(main, 0, "local")
-        b, m, n, k = sch.get_loops(main)
-        lead = [b]
+    main, store, lead, (m, n, k) = split_sum(sch, main, store, tile.split_k, "local")
     vm, vn = ceil_div(tile.thread_m, _FRAGMENT), ceil_div(tile.thread_n, _FRAGMENT)
     bm, m_v, m_t, m_i = sch.split(m, [None, vm, tile.block_m // tile.thread_m, tile.thread_m // vm])
     bn, n_v, n_t, n_i = sch.split(n, [None, vn, tile.block_n // tile.thread_n, tile.thread_n // vn])
@@ -248,7 +237,27 @@ def _write_back(sch: s_tir.Schedule, store: Any, thread: Any, contraction: Contr
         sch.vectorize(lanes)
 
 
-def finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
+def split_sum(
+    sch: s_tir.Schedule, main: Any, out: Any, parts: int, scope: str
+) -> tuple[Any, Any, list[Any], tuple[Any, Any, Any]]:
+    """Cut a product's sum into ``parts``, each a block's own, and keep what is added up in memory of ``scope``.
+
+    Returns the block that multiplies, the one that stores, the loops that are blocks' alone, and those over m, n, k.
+    """
+    if parts == 1:
+        sch.set_scope(main, 0, scope)
+        b, m, n, k = sch.get_loops(main)
+        return main, out, [b], (m, n, k)
+    *_, k = sch.get_loops(main)
+    part, _ = sch.split(k, [parts, None])
+    partial = sch.rfactor(part, factor_axis=0)
+    _finish_split(sch, main, out)
+    stored = sch.cache_write(partial, 0, scope)
+    b, m, n, part, k = sch.get_loops(partial)
+    return partial, stored, [part, b], (m, n, k)
+
+
+def _finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
     """The second kernel of a cut sum: each thread adds the parts of one result and applies the epilogue."""
     _, at = bind_flat(sch, sch.get_loops(out), 256)
     sch.compute_at(total, at, preserve_unit_loops=True)

@@ -17,6 +17,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
+from schedules.cuda.attention import expanded
 
 __all__ = ["LAST_PASS", "PIPELINE"]
 
@@ -24,6 +25,9 @@ __all__ = ["LAST_PASS", "PIPELINE"]
 PIPELINE = "mlc.cuda"
 #: the name of the pass behind which a kernel's buffers are what the machine code's are
 LAST_PASS = "mlc.LowerWarpMemory"
+
+#: TVM's passes that insert barriers
+_BARRIERS = frozenset({"s_tir.ThreadSync", "tirx.ThreadSync"})
 
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
@@ -40,6 +44,30 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
         for var, func in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
+    """TVM's ``lower``, with attention's kernels written out, which have the barriers that they need: TVM can't tell the
+    stage that is copied to from the one that is read, and would put one between them."""
+    written: dict[Any, Any] = {}
+    rest: dict[Any, Any] = {}
+    for var, func in mod.functions_items():
+        kernel = expanded(func) if isinstance(func, tirx.PrimFunc) else func
+        (rest if kernel is func else written)[var] = kernel
+    if not written:
+        return lower(mod)
+    once = tvm.IRModule(written, attrs=mod.attrs)
+    with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_OwnBarriers()]):
+        once = lower(once)
+    lowered = lower(tvm.IRModule(rest, attrs=mod.attrs))
+    lowered.update(once)
+    return lowered
+
+
+@tvm.ir.instrument.pass_instrument
+class _OwnBarriers:
+    def should_run(self, _mod: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
+        return str(info.name) not in _BARRIERS
 
 
 def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -70,11 +98,12 @@ def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
     fragments = tvm.transform.module_pass(_lower_warp_memory, opt_level=0, name=LAST_PASS)
+    whole = tvm.transform.module_pass(lambda mod, ctx: _lower_written(mod, ctx, lower), opt_level=0, name="mlc.Lower")
 
     def device() -> tvm.transform.Pass:
         return tvm.transform.Sequential([fragments, finish_device()])
 
-    return lower, finish_host, device
+    return whole, finish_host, device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

@@ -24,7 +24,7 @@ from tvm import s_tir, tirx
 from schedules import intrin
 from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, require
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
-from schedules.cuda.gemm import finish_split, pad
+from schedules.cuda.gemm import pad, split_sum
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
@@ -238,18 +238,7 @@ def estimate(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuM
 def _multiply(
     sch: s_tir.Schedule, main: Any, out: Any, contraction: Contraction, kind: mma.Kind, tile: WarpTile
 ) -> None:
-    if tile.split_k > 1:
-        *_, k = sch.get_loops(main)
-        part, _ = sch.split(k, [tile.split_k, None])
-        parts = sch.rfactor(part, factor_axis=0)
-        finish_split(sch, main, out)
-        main, out = parts, sch.cache_write(parts, 0, "shared.dyn")
-        b, m, n, part, k = sch.get_loops(main)
-        lead = [part, b]
-    else:
-        sch.set_scope(main, 0, "shared.dyn")
-        b, m, n, k = sch.get_loops(main)
-        lead = [b]
+    main, out, lead, (m, n, k) = split_sum(sch, main, out, tile.split_k, "shared.dyn")
     keep = sch.cache_write(main, 0, "warp")
     grid_m, warp_m, m_o, m_i = sch.split(m, [None, tile.block_m // tile.warp_m, tile.warp_m // mma.TILE, mma.TILE])
     grid_n, warp_n, n_o, n_i = sch.split(n, [None, tile.block_n // tile.warp_n, tile.warp_n // mma.TILE, mma.TILE])

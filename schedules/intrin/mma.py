@@ -29,7 +29,10 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare
 
-__all__ = ["KINDS", "TILE", "WARP", "Kind", "kind_of", "load", "place", "place_sum", "product", "store", "zero"]
+__all__ = [
+    "KINDS", "TILE", "WARP", "Kind", "fetch_offset", "kind_of", "load", "place", "place_sum", "product", "store",
+    "zero",
+]
 
 TILE, WARP = 16, 32
 _SHARED = "shared.dyn"
@@ -142,16 +145,18 @@ def _loads(kind: Kind, side: str, transposed: bool) -> tirx.PrimFunc:
     return description
 
 
+def fetch_offset(kind: Kind, side: str, transposed: bool, lane: Any, stride: Any) -> Any:
+    """Where in a tile with rows ``stride`` elements apart the 16 bytes begin whose place a lane names to ``ldmatrix``:
+    eight lanes name the rows of a block, four blocks make the fragment."""
+    chunk = 4 * kind.width
+    if (side == "a") != transposed:  # the second block of eight lanes has the next rows, or columns
+        return stride * (lane % 16) + chunk * (lane // 16)
+    return stride * (lane % 8 + 8 * (lane // 16)) + chunk * (lane % 16 // 8)
+
+
 def _load(kind: Kind, side: str, transposed: bool, _description: tirx.PrimFunc) -> tirx.PrimFunc:
     rows, columns = (kind.depth, TILE) if transposed else (TILE, kind.depth)
-    chunk = 4 * kind.width
-    along = (side == "a") != transposed  # whether the second block of eight lanes has the next rows, or columns
-
-    def offset(lane: Any, stride: Any) -> Any:
-        """Where a lane's 16 bytes begin: eight lanes name the rows of a block, four blocks make the fragment."""
-        if along:
-            return stride * (lane % 16) + chunk * (lane // 16)
-        return stride * (lane % 8 + 8 * (lane // 16)) + chunk * (lane % 16 // 8)
+    offset = partial(fetch_offset, kind, side, transposed)
 
     @T.prim_func(s_tir=True)
     def implementation(x: T.handle, y: T.handle) -> None:

@@ -11,8 +11,7 @@ import tvm
 from mlc.frontend import load_model
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
-from mlc.networks.light import light_model
-from mlc.networks.models import bert_base
+from mlc.networks.models import model_named
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cuda_twin import run
@@ -35,9 +34,9 @@ def array(parameter: tvm.ir.Var, rng: np.random.Generator) -> np.ndarray:
     return np.zeros(shape, dtype)  # an index that is valid for every dimension
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "resnet50", "bert_base"])
+@pytest.mark.parametrize("name", ["squeezenet", "resnet50", "bert_base", "gpt2_tiny"])
 def test_every_kernel(name: str) -> None:
-    model = bert_base() if name == "bert_base" else light_model(name)
+    model = model_named(name)
     tasks = extract_tasks(optimise(load_model(model).mod, TARGET), TARGET)
     rng = np.random.default_rng(0)
     for task in tasks:

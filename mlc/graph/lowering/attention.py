@@ -27,10 +27,12 @@ from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.ir.views import Graph, View, i64
+from mlc.graph.kernels.attention import fused_attention
 from mlc.graph.kernels.blocked import PANEL
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
 from schedules.cpu.attention import KEYS, TOGETHER
+from schedules.cuda.attention import MOST_FEATURES, available
 
 __all__ = ["QUERIES", "FuseAttention", "attention"]
 
@@ -42,6 +44,8 @@ _NARROWEST = 4
 
 #: less than any sum of powers of which one is 1
 _TINY = 1e-30
+#: what no score makes up for: added to one, its weight is 0
+_NEVER = -1e30
 
 #: an element by its indices
 Load = Callable[..., Any]
@@ -196,19 +200,23 @@ class _Attention:
     value: View
     masks: list[tuple[relax.Expr, float]]
     order: tuple[int, ...]
+    operand: str = "float32"
+    kept: str = "float32"
     zeros: bool = False
 
 
 def FuseAttention(target: Target) -> tvm.transform.Pass:
-    """Module pass: every attention of a CPU target becomes one tensor function.
+    """Module pass: every attention becomes one tensor function.
 
-    Only softmax along the keys, in float32, of at least half a block of queries, whose scores nothing else uses.
-    Scales move from the scores to the queries, which rounds differently.
+    Only softmax along the keys, in float32, whose scores nothing else uses; on CPUs of at least half a block of
+    queries, on GPUs of heads that registers hold, whose operands may have 16 bits. Scales of queries and keys move to
+    the scores, or to the queries, which rounds differently.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        fuser = _Fuser(mod) if target.kind == "llvm" else None
+        gpu = target.kind == "cuda"
+        fuser = _Fuser(mod, gpu) if not gpu or available(target.tvm) else None
         return fuser.run() if fuser is not None and fuser.found else mod
 
     return run
@@ -217,8 +225,8 @@ def FuseAttention(target: Target) -> tvm.transform.Pass:
 class _Fuser:
     """Looks for attentions in ``main`` as it is, then emits it again with each as one call."""
 
-    def __init__(self, mod: tvm.IRModule) -> None:
-        self._mod = mod
+    def __init__(self, mod: tvm.IRModule, gpu: bool) -> None:
+        self._mod, self._gpu = mod, gpu
         self._graph = Graph(mod["main"])
         self._masks: dict[Any, relax.Expr] = {}
         #: by the variable that is bound to the result
@@ -227,7 +235,8 @@ class _Fuser:
             attention = self._attention(value)
             if attention is not None:
                 reader, order = self._turned(var, attention.order)
-                self.found[reader] = replace(attention, order=order)
+                reader, kept = self._rounded(reader) if gpu else (reader, "float32")
+                self.found[reader] = replace(attention, order=order, kept=kept)
 
     def run(self) -> tvm.IRModule:
         self._builder = builder_of(self._mod)
@@ -245,9 +254,11 @@ class _Fuser:
         product = self._graph.call(value, "matmul")
         if product is None or not self._graph.once(product.args[0]):
             return None
-        seen = self._numbers(product.args[0])
-        weights = self._graph.call(seen if seen is not None else product.args[0], "nn.softmax")
-        if weights is None:
+        rounded = self._graph.call(product.args[0], "astype") if self._gpu else None
+        seen = None if self._gpu else self._numbers(product.args[0])
+        given = product.args[0] if rounded is None else rounded.args[0]
+        weights = self._graph.call(given if seen is None else seen, "nn.softmax")
+        if weights is None or not self._graph.once(given):
             return None
         shape, last = shape_of(weights), len(shape_of(weights)) - 1
         scores = self._scores(weights.args[0]) if int(weights.attrs.axis) in (-1, last) else None
@@ -258,12 +269,20 @@ class _Fuser:
         if not same_rank or shape_of(scores.product) != shape or shape_of(product)[:-1] != shape[:-1]:
             return None
         sizes = Sizes(shape[:-2], shape[-2], shape[-1], shape_of(left)[-1], shape_of(value)[-1])
-        if 2 * usual_size(sizes.tokens) < QUERIES or sizes.features % _NARROWEST:
+        operands = {dtype_of(left), dtype_of(right), dtype_of(value), dtype_of(product.args[0])}
+        operand = operands.pop()
+        if operands or not (self._fits_gpu(sizes, operand) if self._gpu else self._fits_cpu(sizes)):
             return None
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
         scale = scores.scale * query.scale * key.scale
         return _Attention(sizes, scale, query, key, self._graph.view(value), scores.masks, tuple(range(last + 1)),
-                          seen is not None)
+                          operand, zeros=seen is not None)
+
+    def _fits_cpu(self, sizes: Sizes) -> bool:
+        return 2 * usual_size(sizes.tokens) >= QUERIES and not sizes.features % _NARROWEST
+
+    def _fits_gpu(self, sizes: Sizes, operand: str) -> bool:
+        return max(sizes.depth, sizes.features) <= MOST_FEATURES and operand in ("float32", "float16", "bfloat16")
 
     def _numbers(self, expr: relax.Expr) -> relax.Expr | None:
         """``w`` of ``where(isnan(w), 0, w)``, which exporters write for queries that a mask hides all keys from."""
@@ -304,27 +323,51 @@ class _Fuser:
             return var, order
         return reader, tuple(permutation(move))
 
+    def _rounded(self, var: relax.Var) -> tuple[relax.Var, str]:
+        """A cast that alone reads ``var``, and its type."""
+        reader = self._graph.reader(var)
+        cast = self._graph.call(reader, "astype") if reader is not None else None
+        return (var, "float32") if reader is None or cast is None else (reader, dtype_of(cast))
+
     # what comes instead
 
     def _emitted(self, found: _Attention) -> relax.Expr:
         given = views = self._merge_projections((found.query, found.key, found.value))
         sources = list(dict.fromkeys(view.source for view in views))
-        mask = self._mask(found.sizes, found.masks)
         n = len(found.sizes.batch)
         sizes = found.sizes
         free = variables_of([*sizes.all, *(index for view in views for index in view.indices)])
+        seen, causal = _causal(found.masks, sizes) if self._gpu else (found.masks, None)
+        if self._gpu:
+            added = [replaced(mask, self._image) for mask, _ in seen]
+        else:
+            made = self._mask(sizes, found.masks)
+            added = [made] if made is not None else []
 
         def compute(tensors: list[te.Tensor], masks: list[te.Tensor], own: list[tirx.Var]) -> te.Tensor:
             image = dict(zip(free, own, strict=True))
             views = [replace(view, indices=tuple(renamed(i, image) for i in view.indices)) for view in given]
             query, key, value = (tensors[sources.index(view.source)] for view in views)
-            return attention(
-                sizes.renamed(image), found.scale, lambda *x: views[0].at(query, *x),
-                lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]), lambda *x: views[2].at(value, *x),
-                (lambda *x: _broadcast(masks[0], x)) if masks else None, found.order, found.zeros,
+            loads = (
+                lambda *x: views[0].at(query, *x), lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]),
+                lambda *x: views[2].at(value, *x),
+            )
+            if not self._gpu:
+                mask = (lambda *x: _broadcast(masks[0], x)) if masks else None
+                return attention(sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros)
+
+            def mask_of(*x: Any) -> Any:
+                terms = [_broadcast(mask, x) for mask in masks]
+                scaled = [term if f == 1.0 else term * tirx.const(f, "float32")
+                          for term, (_, f) in zip(terms, seen, strict=True)]
+                return sum(scaled[1:], scaled[0])
+
+            return fused_attention(
+                sizes.batch, (sizes.tokens, sizes.keys, sizes.depth, sizes.features), found.scale, loads,
+                mask_of if masks else None, causal, found.order, (found.operand, found.kept),
             )
 
-        arguments = [replaced(source, self._image) for source in sources], [mask] if mask is not None else []
+        arguments = [replaced(source, self._image) for source in sources], added
         return self._builder.call_te(
             compute, *arguments, free, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
         )
@@ -414,6 +457,22 @@ class _Fuser:
             product = self._builder.emit(relax.op.add(product, constant(np.concatenate(bias))))
         columns = np.cumsum([0, *(p.weight.shape[1] for p in parts.values())])
         return {source: (product, int(column)) for source, column in zip(parts, columns, strict=False)}
+
+
+def _causal(
+    masks: list[tuple[relax.Expr, float]], sizes: Sizes
+) -> tuple[list[tuple[relax.Expr, float]], int | None]:
+    """The masks without one that says by constants that a query ``i`` sees keys up to ``i + c``, and that ``c``."""
+    for number, (mask, factor) in enumerate(masks):
+        array = array_of(mask)
+        if array is None or array.shape[-2:] != (sizes.tokens, sizes.keys) or array.size != sizes.tokens * sizes.keys:
+            continue
+        last = array.reshape(sizes.tokens, sizes.keys) * factor
+        limit = int((last[0] == 0).sum()) - 1
+        seen = np.tri(sizes.tokens, sizes.keys, limit, dtype=bool)
+        if limit >= 0 and not last[seen].any() and (last[~seen] <= _NEVER).all():
+            return masks[:number] + masks[number + 1 :], limit
+    return masks, None
 
 
 def _broadcast(tensor: te.Tensor, point: Sequence[Any]) -> Any:

@@ -171,6 +171,6 @@ def test_near_misses(kind: str) -> None:
     assert_unchanged(FUSE, _near_miss(kind))
 
 
-def test_other_targets_keep_their_operators() -> None:
-    assert_unchanged(FuseAttention(resolve("cuda:sm_90")), _near_miss("none"))
+def test_targets_without_such_kernels_keep_their_operators() -> None:
+    assert_unchanged(FuseAttention(resolve("cuda:sm_75")), _near_miss("none"))
     assert operators(FUSE(module(_near_miss("none")))) == ["call_tir"]

@@ -1,0 +1,183 @@
+"""Attention as one kernel whose scores never reach memory: on tensor cores, or in float32 without them.
+
+A schedule says which queries a block of threads takes and marks the scores with the tiles; what no primitive does, the
+maximum and the total kept up to date from tile to tile of keys, is written in the lowering (:func:`expanded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules import intrin
+from schedules.analysis import walk
+from schedules.cuda.common import CudaSpace, ceil_div, require
+from schedules.cuda.flash import Flash, FlashTiles
+from schedules.cuda.flash_simt import SimtFlash, SimtTiles
+from schedules.cuda.heads import MARK, Heads, heads_of
+from schedules.cuda.online import Online, Tiles
+from schedules.intrin import mma
+from schedules.machine import GpuMachine, gpu_machine
+from schedules.space import Decisions, InvalidDecision, Knob, Pick
+
+__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "available", "expanded"]
+
+#: features of a head: what a thread's registers hold the sums of
+MOST_FEATURES = 128
+_SEEDS = 4
+#: cycles until a copy from the second cache lands
+_LATENCY = 600
+#: of a thread, beyond which the compiler for sm_90a spilled some though there were more
+_MOST_REGISTERS = 168
+#: cycles of a tile's barrier and of joining what lanes know of a query, in which other blocks get on
+_STEP = 40
+
+
+def available(target: tvm.target.Target) -> bool:
+    """Whether a ``cuda`` target has what these kernels are made of: asynchronous copies came with the products of
+    tensor cores that are used here."""
+    return intrin.select(mma.product(mma.KINDS[0]), target) is not None
+
+
+class Attention(CudaSpace):
+    """Attention of 16-bit floats on tensor cores. Knobs: ``warps`` of a block, ``keys`` of a tile, ``stages`` of tiles
+    that are kept or under way."""
+
+    name = "cuda.attention"
+    tiles: type[Tiles] = FlashTiles
+    kernel: type[Online] = Flash
+
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        heads = heads_of(func)
+        return heads is not None and max(heads.depth, heads.features) <= MOST_FEATURES and self.accepts(heads)
+
+    def accepts(self, heads: Heads) -> bool:
+        """Whether heads of this type are this space's."""
+        return mma.kind_of(heads.dtype, "float32") is not None
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return available(target) and super().matches(func, target)
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        return (Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64, 128)), Knob("stages", (2, 3, 4)))
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        heads, gpu = _known(func), gpu_machine(target)
+        choices = [self.tiles(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
+        fitting = [tiles for tiles in choices if _misfit(tiles, heads, gpu) is None]
+        for tiles in sorted(fitting, key=lambda t: estimate(t, heads, gpu))[:_SEEDS]:
+            yield {"warps": tiles.warps, "keys": tiles.keys, "stages": tiles.stages}
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        heads = _known(sch.mod["main"])
+        tiles = self.tiles(pick("warps"), pick("keys"), pick("stages"))
+        misfit = _misfit(tiles, heads, gpu_machine(target))
+        require(misfit is None, str(misfit))
+        _mark(sch, heads, tiles)
+
+
+class ExactAttention(Attention):
+    """Attention of float32, by plain multiply-adds."""
+
+    name = "cuda.attention_f32"
+    tiles = SimtTiles
+    kernel = SimtFlash
+
+    def accepts(self, heads: Heads) -> bool:
+        return heads.dtype == "float32"
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        return (Knob("warps", (2, 4, 8)), Knob("keys", (16, 32, 64)), Knob("stages", (2, 3)))
+
+
+def _known(func: tirx.PrimFunc) -> Heads:
+    heads = heads_of(func)
+    if heads is None:
+        raise InvalidDecision("the function must hold one attention")
+    return heads
+
+
+def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
+    """Why tiles can't run on a GPU, or None."""
+    if tiles.shared_bytes(heads) > gpu.shared_bytes:
+        return f"the tiles must fit {gpu.shared_bytes} bytes, got {tiles.shared_bytes(heads)}"
+    if tiles.registers(heads) > _MOST_REGISTERS:
+        return f"a thread must have at most {_MOST_REGISTERS} registers, got {tiles.registers(heads)}"
+    if not gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)):
+        return f"a block must fit a multiprocessor, got {tiles.threads} threads of {tiles.registers(heads)} registers"
+    return None
+
+
+def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> float:
+    """Cycles: products, shared memory or copies, whichever is slowest, and exponentials, of all tiles of keys, longer
+    where few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
+    blocks = heads.count * ceil_div(heads.queries, tiles.queries)
+    resident = max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
+    exact = blocks / gpu.multiprocessors
+    here = min(resident, max(1, round(exact)))
+    points, features = tiles.queries * tiles.keys, heads.depth + heads.features
+    exactly = heads.dtype == "float32"
+    products = points * features / (gpu.lanes if exactly else min(1024, gpu.tensor_lanes))
+    # a warp reads every key and value; of float32, four queries share what is read
+    fetched = tiles.warps * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
+    copied = tiles.keys * features * heads.bits / 8 / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
+    special = points * (1 / 16 + 6 / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums are rescaled
+    idle = max(1.0, 8 / (here * tiles.warps)) ** 0.5
+    step = (max(products, fetched, copied) + special / 2) * idle + _STEP
+    steps = float(ceil_div(heads.keys, tiles.keys))
+    if heads.causal is not None:
+        steps *= min(1.0, 0.5 + 0.5 * tiles.queries / heads.queries)
+    rounds = ceil_div(blocks, gpu.multiprocessors) if exact < 4 else exact + 0.5
+    late = max(0.0, _LATENCY / (tiles.stages - 1) - here * step) / here
+    return rounds * (steps * (step + late) + 2 * _LATENCY / here)
+
+
+def _mark(sch: s_tir.Schedule, heads: Heads, tiles: Tiles) -> None:
+    """Lay the result out in blocks of threads, with all that it is made of inside, and mark the scores.
+
+    Until it is expanded, the function computes what the kernel does, all scores of a block's queries at once.
+    """
+    root = sch.get_sblock("root")
+    scores = next(block for block in sch.get_child_blocks(root) if "mlc.op" in sch.get(block).annotations)
+    sch.annotate(scores, MARK, [tiles.warps, tiles.keys, tiles.stages])
+    (out,) = sch.get_output_blocks(root)
+    loops = sch.get_loops(out)
+    variables = [iterator.var for iterator in sch.get(out).iter_vars]
+    row, column = (next(n for n, var in enumerate(variables) if var.same_as(own)) for own in heads.rows)
+    outer, inner = sch.split(loops[row], [None, tiles.queries])
+    front = [loop for n, loop in enumerate(loops) if n not in (row, column)]
+    sch.reorder(*front, outer, inner, loops[column])
+    at = sch.fuse(*front, outer)
+    sch.bind(at, "blockIdx.x")
+    _, thread = sch.split(sch.fuse(inner, loops[column]), [None, tiles.threads])
+    sch.bind(thread, "threadIdx.x")
+    waiting = [out]
+    while waiting:
+        for producer in sch.get_producers(waiting.pop(0)):
+            readers = sch.get_consumers(producer)
+            if not _inside(sch, producer, at) and all(_inside(sch, reader, at) for reader in readers):
+                sch.compute_at(producer, at, preserve_unit_loops=True)
+                waiting.append(producer)
+
+
+def _inside(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, at: s_tir.schedule.LoopRV) -> bool:
+    return any(sch.get(loop).same_as(sch.get(at)) for loop in sch.get_loops(block))
+
+
+def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with its attention's kernel written out where the schedule has marked one, else as it is."""
+    marks: list[list[int]] = []
+
+    def look(block: s_tir.SBlock) -> None:
+        if MARK in block.annotations:
+            marks.append([int(v) for v in block.annotations[MARK]])
+
+    walk(func.body, (s_tir.SBlock, look))
+    heads = heads_of(func) if marks else None
+    if heads is None:
+        return func
+    space = ExactAttention if heads.dtype == "float32" else Attention
+    return space.kernel(func, heads, space.tiles(*marks[0])).function()

@@ -1,0 +1,264 @@
+"""What a function of one attention computes, as its kernels need to know it.
+
+The function holds the chain ``scores -> logits -> peak, powers -> total, values -> result``, whose scores are annotated
+``mlc.op = "attention"``. What is loaded, and how scores become logits, may be any expression of the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, sym, tirx
+from tvm.ir import Call, TensorLoad
+
+from schedules.analysis import describe, loads, op_name, remembered, uses, walk
+from schedules.cuda.emit import i64, substituted
+from schedules.errors import InvalidDecision
+
+__all__ = ["LOG2E", "MARK", "Heads", "check_marked", "heads_of"]
+
+#: the annotation of the scores that names what the function is, and that of their tiles
+_OP, MARK = "mlc.op", "mlc.attention"
+LOG2E = log2(2.718281828459045)
+_PIECE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of queries, keys or values: ``element`` in terms of a row and a column."""
+
+    element: TensorLoad
+    row: Any
+    column: Any
+
+    def at(self, batch: Mapping[Any, Any], row: Any, column: Any) -> TensorLoad:
+        """The element at a place of a head."""
+        return substituted(self.element, {**batch, self.row: row, self.column: column})
+
+
+@dataclass(frozen=True)
+class Heads:
+    """``count`` heads, numbered by ``batch`` variables with their ``extents``, of ``queries`` over ``keys``: products
+    over ``depth``, values of ``features``, operands of ``dtype``.
+
+    ``scale`` is of the scores where ``mask`` is None; else that is the logit, an expression of a score, loaded from
+    ``scores``, of the query ``i`` and the key ``j``. A query sees keys up to its own number and ``causal``.
+    """
+
+    batch: tuple[Any, ...]
+    extents: tuple[int, ...]
+    queries: int
+    keys: int
+    depth: int
+    features: int
+    dtype: str
+    query: Load
+    key: Load
+    value: Load
+    scale: float
+    mask: Any
+    causal: int | None
+    i: Any
+    j: Any
+    scores: tirx.Buffer
+    result: tirx.BufferStore
+    rows: tuple[Any, Any]  # the result's variables that number the queries and the features
+    own: tuple[Any, ...]  # and the heads
+    values: tirx.Buffer
+    totals: tirx.Buffer
+
+    @property
+    def count(self) -> int:
+        return prod(self.extents)
+
+    @property
+    def bits(self) -> int:
+        """Of an operand's element."""
+        return int(tvm.runtime.DataType(self.dtype).bits)
+
+    def at(self, number: Any) -> dict[Any, Any]:
+        """The variables of the heads for a head's number."""
+        values: list[Any] = []
+        for extent in reversed(self.extents):
+            values.insert(0, i64(number % extent))
+            number = number // extent
+        found = dict(zip(self.batch, values, strict=True))
+        return found | dict(zip(self.own, values, strict=True))
+
+    def vector(self, load: Load, extent: int) -> int:
+        """Neighbouring elements of a row of ``extent`` that an aligned copy of 16, 8 or 4 bytes may take; 1 where
+        none does."""
+        places = list(zip(self.batch, self.extents, strict=True))
+        found = _linear(load.element.source, load.element.indices, load.row, load.column, places)
+        if found is None or found[1] != 1:
+            return 1
+        step, _, common = found
+        widths = (_PIECE_BYTES * 8 // self.bits // n for n in (1, 2, 4))
+        return next((w for w in widths if w * self.bits >= 32 and not any(x % w for x in (step, common, extent))), 1)
+
+    def neighbours(self, most: int) -> int:
+        """How many neighbouring features of the result, at most so many, one aligned store may take."""
+        places = list(zip(self.own, self.extents, strict=True))
+        found = _linear(self.result.buffer, self.result.indices, *self.rows, places)
+        if found is None or found[1] != 1:
+            return 1
+        fits = (w for w in (most, most // 2, 1) if w and not any(x % w for x in (found[0], found[2], self.features)))
+        return next(fits)
+
+    def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
+        """Store an element of the result, whose values divided by their total are ``value``."""
+        i, f = self.rows
+        one = tirx.const(1.0, "float32")
+        at = {**batch, i: query, f: feature}
+        stored = substituted(self.result.value, at, {self.values: value, self.totals: one})
+        return tirx.BufferStore(self.result.buffer, stored, [substituted(index, at) for index in self.result.indices])
+
+
+def _linear(
+    buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, int]]
+) -> tuple[int, int, int] | None:
+    """The steps of an element's place from row to row and from column to column, and what divides it where a head
+    begins; None where it has no such steps."""
+    offset: Any = tirx.const(0, row.ty.dtype)
+    for index, size in zip(indices, buffer.shape, strict=True):
+        offset = offset * size + index
+    analyzer = sym.Analyzer()
+    for variable, extent in heads:
+        analyzer.bind(variable, tvm.ir.Range.from_min_extent(
+            tirx.const(0, variable.ty.dtype), tirx.const(extent, variable.ty.dtype)))
+    found = sym.detect_linear_equation(analyzer.simplify(offset), [row, column])
+    if not found or not all(isinstance(step, tirx.IntImm) for step in found[:2]):
+        return None
+    start = analyzer.modular_set(analyzer.simplify(found[2]))
+    common = int(start.base) if int(start.coeff) == 0 else _divisor(int(start.coeff), int(start.base))
+    return int(found[0]), int(found[1]), common
+
+
+def _divisor(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+@remembered
+def heads_of(func: tirx.PrimFunc) -> Heads | None:
+    """The attention that a function holds; None where it holds none."""
+    blocks: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, blocks.append))
+    scores = next((b for b in blocks if str(b.annotations.get(_OP, "")) == "attention"), None)
+    return _read(blocks, scores) if scores is not None else None
+
+
+def check_marked(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
+    """Raise :class:`InvalidDecision` where a schedule of a function marks an attention and does more than move loops.
+
+    The kernel that takes its place is made from what the blocks compute.
+    """
+    now = _blocks(after)
+    if not any(MARK in block.annotations for block in now.values()):
+        return
+    was = _blocks(before)
+    same = was.keys() == now.keys() and all(
+        tvm_ffi.structural_equal(_bare(block), _bare(now[name])) for name, block in was.items())
+    if not same or heads_of(before) is None or str(now["scores"].annotations.get(_OP, "")) != "attention":
+        raise InvalidDecision("the tiles of an attention must be marked where its blocks are as they were")
+
+
+def _blocks(func: tirx.PrimFunc) -> dict[str, s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, found.append))
+    return {str(block.name_hint): block for block in found if block.iter_vars}
+
+
+def _bare(block: s_tir.SBlock) -> s_tir.SBlock:
+    """A block without annotations."""
+    return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+                        block.alloc_buffers, block.match_buffers, {})
+
+
+def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
+    def readers(buffer: tirx.Buffer) -> list[s_tir.SBlock]:
+        return [b for b in blocks if b.iter_vars and not _writes(b, buffer) and any(
+            r.source.same_as(buffer) for r in b.reads)]
+
+    held = _written(scores)
+    (logits,) = readers(held)
+    reducing = {_is_sum(b): b for b in readers(_written(logits))}
+    powers = reducing[False]
+    followers = readers(_written(powers))
+    rounded = [b for b in followers if not _is_sum(b)]
+    weights = _written(rounded[0]) if rounded else _written(powers)
+    (total,) = (b for b in followers if _is_sum(b) and len(b.iter_vars) == len(scores.iter_vars) - 1)
+    (values,) = (b for b in readers(weights) if _is_sum(b) and not b.same_as(total))
+    (result,) = readers(_written(values))
+    *batch, i, j, d = (v.var for v in scores.iter_vars)
+    *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
+    query, key = _operand(scores, i, d), _operand(scores, j, d)
+    *heads, _, f, k = (v.var for v in values.iter_vars)
+    value = _operand(values, k, f)
+    if query is None or key is None or value is None:
+        return None
+    value = Load(substituted(value.element, dict(zip(heads, batch, strict=True))), k, f)
+    at = [v.var for v in logits.iter_vars]
+    logit, causal = _limit(logits.body.value, at[-2], at[-1])
+    scale = _scale(logit, held)
+    renamed = dict(zip(at, [*batch, i, j], strict=True))
+    mask = None if scale is not None else substituted(logit, renamed)
+    axes = _axes(result, _written(values))
+    return Heads(
+        tuple(batch), tuple(extents), queries, keys, depth, int(values.iter_vars[-2].dom.extent),
+        str(query.element.source.dtype), query, key, value, scale or 1.0, mask, causal, i, j, held, result.body,
+        (axes[-2], axes[-1]), tuple(axes[:-2]), _written(values), _written(total),
+    )
+
+
+def _written(block: s_tir.SBlock) -> tirx.Buffer:
+    return block.writes[0].source
+
+
+def _writes(block: s_tir.SBlock, buffer: tirx.Buffer) -> bool:
+    return any(region.source.same_as(buffer) for region in block.writes)
+
+
+def _is_sum(block: s_tir.SBlock) -> bool:
+    """Whether the block reduces anything."""
+    return any(v.iter_type == tirx.IterVar.CommReduce for v in block.iter_vars)
+
+
+def _operand(block: s_tir.SBlock, row: Any, column: Any) -> Load | None:
+    """The factor of a sum of products that depends on ``row``."""
+    factors = describe(block).factors or ()
+    found = [load for load in factors if uses(load, [row]) and uses(load, [column])]
+    return Load(found[0], row, column) if len(found) == 1 else None
+
+
+def _axes(result: s_tir.SBlock, values: tirx.Buffer) -> list[Any]:
+    """The result's variables in the order of the axes of ``values``; one that has a single value stands for itself."""
+    (load,) = (load for load in loads(result.body.value) if load.source.same_as(values))
+    return [index if isinstance(index, tirx.Var) else tirx.Var("one", index.ty.dtype) for index in load.indices]
+
+
+def _limit(logit: Any, i: Any, j: Any) -> tuple[Any, int | None]:
+    """A logit without its causal limit ``j <= i + c``, and that ``c``."""
+    if not isinstance(logit, Call) or op_name(logit) != "if_then_else" or not isinstance(logit.args[0], tirx.LE):
+        return logit, None
+    condition, inner, never = logit.args
+    found = sym.detect_linear_equation(sym.Analyzer().simplify(condition.b - condition.a), [i, j])
+    whole = bool(found) and all(isinstance(c, tirx.IntImm) for c in found)
+    if not whole or [int(c) for c in found[:2]] != [1, -1] or float(getattr(never, "value", 0.0)) != float("-inf"):
+        return logit, None
+    return inner, int(found[2])
+
+
+def _scale(logit: Any, scores: tirx.Buffer) -> float | None:
+    """The positive number that a logit is a score times; None for any other."""
+    if isinstance(logit, TensorLoad) and logit.source.same_as(scores):
+        return 1.0
+    plain = isinstance(logit, tirx.Mul) and isinstance(logit.a, TensorLoad) and logit.a.source.same_as(scores)
+    number = float(logit.b.value) if plain and isinstance(logit.b, tirx.FloatImm) else 0.0
+    return number if number > 0.0 else None

@@ -1,0 +1,309 @@
+"""What kernels of attention share: tiles of keys and values that come ahead, and softmax from tile to tile.
+
+The maximum and the total of each query are kept up to date, and the sums rescaled, as tiles of keys go by. Tiles beyond
+a causal limit are not visited, and only those that a limit crosses look at it. Rows in shared memory are an odd number
+of 16-byte pieces apart, and eight lanes copy the same piece of eight rows, so that copies and reads of rows meet in no
+bank. After Dao, "FlashAttention-2" (2023), and Milakov and Gimelshein, "Online normalizer calculation for softmax"
+(2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from schedules.cuda.common import ceil_div
+from schedules.cuda.emit import (
+    Registers,
+    barrier,
+    commit,
+    copy_ahead,
+    i32,
+    i64,
+    kernel,
+    loop,
+    over_lanes,
+    substituted,
+    wait,
+    when,
+)
+from schedules.cuda.heads import LOG2E, Heads, Load
+
+__all__ = ["WARP", "Online", "Tiles"]
+
+WARP = 32
+_PIECE_BYTES = 16
+_NEVER = float("-inf")
+_SERIAL = tirx.ForKind.SERIAL
+#: ``visit(index, row, column)`` of one of a thread's scores or sums: where it is kept, which of the thread's queries it
+#: belongs to, and which key or feature
+Visit = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """``warps`` of a block, of ``rows`` queries each; ``keys`` of a tile, ``stages`` of the ring of tiles.
+
+    Of shared memory, features of ``granule`` elements are filled up; ``kept`` bytes for a query and a key stay there.
+    """
+
+    warps: int
+    keys: int
+    stages: int
+
+    rows = 16
+    granule = 16
+    kept = 0
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def queries(self) -> int:
+        return self.warps * self.rows
+
+    def padded(self, extent: int) -> int:
+        """Features as they are reckoned with."""
+        return ceil_div(extent, self.granule) * self.granule
+
+    def stride(self, extent: int, bits: int) -> int:
+        """Elements between rows in shared memory."""
+        piece = _PIECE_BYTES * 8 // bits
+        return (ceil_div(self.padded(extent), piece) | 1) * piece
+
+    def registers(self, heads: Heads) -> int:
+        """That a thread needs, about."""
+        raise NotImplementedError
+
+    def elements(self, heads: Heads) -> int:
+        """Of shared memory: queries, the ring, and weights where they go through it."""
+        bits = heads.bits
+        ring = self.keys * (self.stride(heads.depth, bits) + self.stride(heads.features, bits))
+        weights = self.stride(self.keys, bits) if self.kept else 0
+        return self.queries * (self.stride(heads.depth, bits) + weights) + self.stages * ring
+
+    def shared_bytes(self, heads: Heads) -> int:
+        return self.elements(heads) * heads.bits // 8
+
+
+class Online:
+    """One kernel under construction; how products are computed is the subclass's."""
+
+    #: of a thread's queries
+    rows: int
+    #: bits of a lane's number that tell keys of one query apart
+    joined: tuple[int, ...]
+
+    def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: Tiles) -> None:
+        self.func, self.heads, self.tiles = func, heads, tiles
+        self.depth, self.features = tiles.padded(heads.depth), tiles.padded(heads.features)
+        self.row_k, self.row_v = tiles.stride(heads.depth, heads.bits), tiles.stride(heads.features, heads.bits)
+        self.ring = tiles.queries * self.row_k  # where the first stage begins
+        self.stage = tiles.keys * (self.row_k + self.row_v)
+        self.registers = Registers()
+        self.memory = self.registers.shared(tiles.elements(heads), heads.dtype)
+        own = tiles.queries * tiles.keys // tiles.threads
+        self.scores = self.registers(own, "float32", "scores")
+        self.sums = self.registers(tiles.queries * self.features // tiles.threads, "float32", "sums")
+        self.peak, self.total, self.base, self.scale = (
+            self.registers(self.rows, "float32", name) for name in ("peak", "total", "base", "scale"))
+
+    # what subclasses say
+
+    def load_queries(self) -> list[Any]:
+        """Bring what is needed of the queries from shared memory, if it is kept elsewhere."""
+        return []
+
+    def multiply_keys(self, at: Any) -> list[Any]:
+        """Add the products of queries and the keys at ``at`` to the scores."""
+        raise NotImplementedError
+
+    def keep(self, index: Any, row: Any, column: Any) -> tirx.Stmt:
+        """Keep a weight, which its score has become, for the second product."""
+        raise NotImplementedError
+
+    def multiply_values(self, at: Any) -> list[Any]:
+        """Add the products of weights and the values at ``at`` to the sums."""
+        raise NotImplementedError
+
+    def each_score(self, visit: Visit) -> tirx.Stmt:
+        """Visit a thread's scores; the column is the key's number in the tile."""
+        raise NotImplementedError
+
+    def each_sum(self, visit: Visit) -> tirx.Stmt:
+        """Visit a thread's sums."""
+        raise NotImplementedError
+
+    def query(self, row: Any) -> Any:
+        """The number of one of a thread's queries in the block."""
+        raise NotImplementedError
+
+    def store(self, row: Any) -> tirx.Stmt:
+        """Store the results of one of a thread's queries."""
+        raise NotImplementedError
+
+    # the kernel
+
+    def function(self) -> tirx.PrimFunc:
+        grid = self.heads.count * ceil_div(self.heads.queries, self.tiles.queries)
+        return kernel(self.func, grid, self.tiles.threads, self.registers.buffers, self._body)
+
+    def _body(self, block: Any, thread: Any) -> list[Any]:
+        heads, tiles = self.heads, self.tiles
+        count = ceil_div(heads.queries, tiles.queries)
+        self.thread, self.lane, self.warp = thread, thread % WARP, thread // WARP
+        self.batch = heads.at(block % heads.count)
+        place = block // heads.count
+        # the last queries see the most keys, so they begin first
+        self.first = (place if heads.causal is None else count - 1 - place) * tiles.queries
+        steps, ahead = self._steps(), tiles.stages - 1
+        one = tirx.const(1.0, "float32")
+        return [
+            *self._clear(),
+            self._copy(heads.query, self.first, heads.queries, i32(0), tiles.queries, heads.depth, self.row_k),
+            *(self._fetch(i32(s), steps) for s in range(ahead)),
+            loop(self.rows, lambda r: [self.set(self.peak, r, _NEVER), self.set(self.total, r, 0.0)]),
+            self.each_sum(lambda i, _r, _f: self.set(self.sums, i, 0.0)),
+            wait(ahead - 1), barrier(), *self.load_queries(),
+            loop(steps, lambda j: self._step(j, steps), _SERIAL),
+            *self._join(self.total, lambda a, b: a + b),
+            loop(self.rows, lambda r: self.set(self.scale, r, one / self.total[r])),
+            loop(self.rows, lambda r: when(self.first + self.query(r) < heads.queries, self.store(r))),
+        ]
+
+    def set(self, buffer: tirx.Buffer, index: Any, value: Any) -> tirx.Stmt:
+        """``buffer[index] = value``."""
+        stored = tirx.const(value, str(buffer.dtype)) if isinstance(value, int | float) else value
+        return tirx.BufferStore(buffer, stored, [index])
+
+    def _steps(self) -> Any:
+        """Tiles of keys that the block's queries see any key of."""
+        heads, tiles = self.heads, self.tiles
+        every = i32(ceil_div(heads.keys, tiles.keys))
+        if heads.causal is None:
+            return every
+        seen = self.first + tiles.queries + heads.causal  # one more than the last query's last key
+        return tirx.max(tirx.min(every, (seen + tiles.keys - 1) // tiles.keys), i32(0))
+
+    def _clear(self) -> list[Any]:
+        """Zeros behind features that fill no granule: what lies there is multiplied too."""
+        heads = self.heads
+        if heads.depth == self.depth and heads.features == self.features:
+            return []
+        size, each = int(self.memory.shape[0]), self.tiles.threads
+
+        def clear(i: Any) -> tirx.Stmt:
+            at = i * each + self.thread
+            return when(at < size, self.set(self.memory, at, tirx.const(0, heads.dtype)))
+
+        return [loop(ceil_div(size, each), clear, _SERIAL), barrier()]
+
+    def _fetch(self, step: Any, steps: Any) -> tirx.Stmt:
+        """Begin to bring a tile of keys and of values, and make a group of it though there be none."""
+        heads, tiles = self.heads, self.tiles
+        at = i32(self.ring) + step % tiles.stages * self.stage
+        row = step * tiles.keys
+        copies = tirx.SeqStmt([
+            self._copy(heads.key, row, heads.keys, at, tiles.keys, heads.depth, self.row_k),
+            self._copy(heads.value, row, heads.keys, at + tiles.keys * self.row_k, tiles.keys, heads.features,
+                       self.row_v),
+        ])
+        return tirx.SeqStmt([when(step < steps, copies), commit()])
+
+    def _copy(self, load: Load, first: Any, rows: int, at: Any, count: int, extent: int, stride: int) -> tirx.Stmt:
+        """Copy ``count`` rows to ``at``; those from ``rows`` on are the last one again, which no score lets through."""
+        vector = self.heads.vector(load, extent)
+        pieces, each = extent // vector, self.tiles.threads
+        whole = count * pieces % each == 0
+
+        def copy(i: Any) -> tirx.Stmt:
+            number = i * each + self.thread
+            row = number // (8 * pieces) * 8 + number % 8
+            column = number // 8 % pieces * vector
+            source = load.at(self.batch, i64(tirx.min(first + row, i32(rows - 1))), i64(column))
+            to = at + row * stride + column
+            ahead = vector * self.heads.bits >= 32
+            piece = copy_ahead(self.memory, to, source, vector) if ahead else self.set(self.memory, to, source)
+            return piece if whole else when(number < count * pieces, piece)
+
+        return loop(ceil_div(count * pieces, each), copy)
+
+    def _step(self, j: Any, steps: Any) -> list[Any]:
+        """One tile of keys."""
+        tiles = self.tiles
+        at = i32(self.ring) + j % tiles.stages * self.stage
+        return [
+            wait(tiles.stages - 2), barrier(), self._fetch(j + (tiles.stages - 1), steps),
+            self.each_score(lambda i, _r, _c: self.set(self.scores, i, 0.0)),
+            *self.multiply_keys(at),
+            *self._logits(j * tiles.keys),
+            *self._weights(),
+            *self.multiply_values(at + tiles.keys * self.row_k),
+        ]
+
+    def _logits(self, first: Any) -> list[Any]:
+        """Scores with their mask and limits."""
+        heads, tiles = self.heads, self.tiles
+        never = tirx.const(_NEVER, "float32")
+
+        def logit(i: Any, r: Any, column: Any) -> tirx.Stmt:
+            query = tirx.min(self.first + self.query(r), i32(heads.queries - 1))
+            key = tirx.min(first + column, i32(heads.keys - 1))
+            at = {**self.batch, heads.i: i64(query), heads.j: i64(key)}
+            return self.set(self.scores, i, substituted(heads.mask, at, {heads.scores: self.scores[i]}))
+
+        def limit(i: Any, r: Any, column: Any) -> tirx.Stmt:
+            last = i32(heads.keys - 1)
+            if heads.causal is not None:
+                last = tirx.min(last, self.first + self.query(r) + heads.causal)
+            return self.set(self.scores, i, tirx.Select(first + column > last, never, self.scores[i]))
+
+        seen = i32(heads.keys)
+        if heads.causal is not None:
+            seen = tirx.min(seen, self.first + heads.causal + 1)  # keys that all the block's queries see
+        limited = heads.causal is not None or heads.keys % tiles.keys
+        return [
+            *([self.each_score(logit)] if heads.mask is not None else []),
+            *([when(first + tiles.keys > seen, self.each_score(limit))] if limited else []),
+        ]
+
+    def _weights(self) -> list[Any]:
+        """Weights of a tile's scores, with what the tiles before have seen."""
+        heads, base, scale, peak, total = self.heads, self.base, self.scale, self.peak, self.total
+        log2e = tirx.const(LOG2E * (heads.scale if heads.mask is None else 1.0), "float32")
+        zero, never = tirx.const(0.0, "float32"), tirx.const(_NEVER, "float32")
+        return [
+            loop(self.rows, lambda r: self.set(base, r, peak[r])),
+            self.each_score(lambda i, r, _: self.set(peak, r, tirx.max(peak[r], self.scores[i]))),
+            *self._join(peak, tirx.max),
+            loop(self.rows, lambda r: [
+                # where no key was seen yet, every exponent would be a difference of infinities
+                self.set(scale, r, tirx.Select(peak[r] == never, zero, peak[r])),
+                self.set(base, r, tirx.exp2((base[r] - scale[r]) * log2e)),
+                self.set(total, r, total[r] * base[r]),
+            ]),
+            self.each_sum(lambda i, r, _: self.set(self.sums, i, self.sums[i] * base[r])),
+            self.each_score(lambda i, r, column: [
+                self.set(self.scores, i, tirx.exp2((self.scores[i] - scale[r]) * log2e)),
+                self.set(total, r, total[r] + self.scores[i]),
+                self.keep(i, r, column),
+            ]),
+        ]
+
+    def _join(self, buffer: tirx.Buffer, how: Callable[[Any, Any], Any]) -> list[Any]:
+        """Give each lane of a query what all of them have."""
+        def with_lane(distance: int) -> tirx.Stmt:
+            return loop(self.rows, lambda r: self.set(buffer, r, how(buffer[r], over_lanes(buffer[r], distance))))
+
+        return [with_lane(distance) for distance in self.joined]
+
+    def element(self, row: Any, index: Any, feature: Any) -> tirx.Stmt:
+        """Store one of a thread's sums."""
+        value = self.sums[index] * self.scale[row]
+        return self.heads.store(self.batch, i64(self.first + self.query(row)), i64(feature), value)
+
+

@@ -1,0 +1,108 @@
+"""GPUs' attention is found with the movement around it, and computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from relax_evaluation import assert_same_values, module, network, operators, weight
+from tvm import relax
+from tvm.relax import op
+from tvm.script import relax as R
+
+from mlc.graph.lowering.attention import FuseAttention
+from mlc.target import resolve
+from schedules import registry
+from schedules.cuda.heads import Heads, heads_of
+
+AMPERE = resolve("cuda:sm_80")
+FUSE = FuseAttention(AMPERE)
+
+
+def heads(mod: tvm.IRModule) -> Heads:
+    """Of the only attention of a module, which its space takes."""
+    funcs = [func for func in mod.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    (found,) = [each for func in funcs if (each := heads_of(func)) is not None]
+    (func,) = [func for func in funcs if heads_of(func) is not None]
+    assert registry.find(func, AMPERE.tvm).name == f"cuda.attention{'_f32' if found.dtype == 'float32' else ''}"
+    return found
+
+
+def test_three_projections_become_one_and_the_mask_stays_as_it_is() -> None:
+    wq, wk, wv, bias = weight(32, 32), weight(32, 32), weight(32, 32), weight(32)
+
+    @R.function(private=True)
+    def before(x: R.Tensor((20, 32), "float32"), m: R.Tensor((1, 1, 1, 20), "float32")):
+        with R.dataflow():
+            q = R.permute_dims(R.reshape(R.add(R.matmul(x, wq), bias), (1, 20, 4, 8)), [0, 2, 1, 3])
+            k = R.permute_dims(R.reshape(R.matmul(x, wk), (1, 20, 4, 8)), [0, 2, 3, 1])
+            v = R.permute_dims(R.reshape(R.matmul(x, wv), (1, 20, 4, 8)), [0, 2, 1, 3])
+            s = R.add(R.multiply(R.matmul(q, k), R.const(0.35, "float32")), m)
+            y = R.matmul(R.nn.softmax(s, axis=-1), v)
+            z = R.reshape(R.permute_dims(y, [0, 2, 1, 3]), (20, 32))
+            R.output(z)
+        return z
+
+    after = FUSE(module(before))
+    assert operators(after) == ["matmul", "add", "call_tir", "reshape"]
+    found = heads(after)
+    assert (found.queries, found.keys, found.depth, found.features, found.causal) == (20, 20, 8, 8, None)
+    assert found.vector(found.query, 8) == found.vector(found.key, 8) == found.vector(found.value, 8) == 4
+    assert_same_values(before, after)
+
+
+@pytest.mark.parametrize(("shift", "never", "causal"), [(0, -np.inf, 0), (3, float(np.finfo("float32").min), 3),
+                                                        (0, -1e4, None), (-1, -np.inf, None)])
+def test_a_constant_that_hides_what_comes_later_is_a_limit(shift: int, never: float, causal: int | None) -> None:
+    """Where it leaves each query a key, and no score could make up for it."""
+    seen = np.tri(9, 12, shift, dtype=bool)
+    mask = tvm.relax.const(np.where(seen, 0.0, never).astype("float32").reshape(1, 1, 9, 12))
+
+    @R.function(private=True)
+    def before(
+        q: R.Tensor((1, 2, 9, 8), "float32"), k: R.Tensor((1, 2, 8, 12), "float32"),
+        v: R.Tensor((1, 2, 12, 16), "float32"),
+    ):
+        with R.dataflow():
+            y = R.matmul(R.nn.softmax(R.add(R.matmul(q, k), mask), axis=-1), v)
+            R.output(y)
+        return y
+
+    after = FUSE(module(before))
+    found = heads(after)
+    assert found.causal == causal and (found.mask is None) == (causal is not None)
+    if shift >= 0:  # else the first query sees nothing
+        assert_same_values(before, after)
+
+
+def test_operands_of_16_bits_and_a_rounded_result() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((2, 11, 3, 4, 8), "float16")):
+        with R.dataflow():
+            t = R.permute_dims(x, [2, 0, 3, 1, 4])
+            q = R.reshape(R.strided_slice(t, [0], [0], [1]), (2, 4, 11, 8))
+            k = R.reshape(R.strided_slice(t, [0], [1], [2]), (2, 4, 11, 8))
+            v = R.reshape(R.strided_slice(t, [0], [2], [3]), (2, 4, 11, 8))
+            s = R.matmul(q, R.permute_dims(k, [0, 1, 3, 2]), out_dtype="float32")
+            p = R.astype(R.nn.softmax(s, axis=-1), "float16")
+            y = R.matmul(p, v, out_dtype="float32")
+            z = R.astype(R.permute_dims(y, [0, 2, 1, 3]), "float16")
+            R.output(z)
+        return z
+
+    after = FUSE(module(before))
+    assert operators(after) == ["call_tir"]
+    found = heads(after)
+    assert (found.dtype, str(found.result.buffer.dtype)) == ("float16", "float16")
+    assert found.vector(found.key, 8) == 8
+    assert_same_values(before, after, tolerance=2e-3)
+
+
+@pytest.mark.parametrize(("arch", "features"), [("sm_80", 136), ("sm_75", 16)])
+def test_what_registers_do_not_hold_or_cannot_be_copied_ahead_is_left_alone(arch: str, features: int) -> None:
+    def attend(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        weights = b.emit(op.nn.softmax(b.emit(op.matmul(x, weight(1, 2, 8, 12)))))
+        return b.emit(op.matmul(weights, weight(1, 2, 12, features)))
+
+    mod = network((1, 2, 9, 8), attend)
+    assert FuseAttention(resolve(f"cuda:{arch}"))(mod).same_as(mod)
