@@ -133,7 +133,7 @@ def compile(
         build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
                         substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
-    built = [built(replace(first, target=each), log, on_decision) for each in targets]
+    built = [build_with(replace(first, target=each), log, on_decision) for each in targets]
     if len(built) == 1:
         return built[0]
     from mlc.artifact import Bundle
@@ -141,7 +141,7 @@ def compile(
     return Bundle(built)
 
 
-def built(
+def build_with(
     compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None = None,
     on_decision: Callable[[Decision], None] | None = None,
 ) -> Executable:

@@ -291,7 +291,7 @@ def _build(
     model: Any, capacity: int | None, batch: int, target: str | Target,
     log: str | os.PathLike[str] | LogReader | bool | None, threads: int | None,
 ) -> Executable:
-    from mlc.api import built
+    from mlc.api import build_with
     from mlc.compilation import Compilation
 
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -300,7 +300,7 @@ def _build(
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise UsageError(f"capacity must be a whole number of at least 1, got {capacity!r}")
     proto, name = _proto(model)
-    return built(Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads), log)
+    return build_with(Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads), log)
 
 
 def _proto(model: Any) -> tuple[Any, str]:
