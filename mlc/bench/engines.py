@@ -204,11 +204,12 @@ def _tvm(job: Job) -> Engine:
     import tvm
 
     from mlc.frontend import load_model
+    from mlc.graph.lowering.recurrent import UnrollRecurrent
     from mlc.target import resolve
 
     model = load_model(_needs_onnx(job))
     with resolve("native", job.threads).tvm as target:
-        return _tvm_engine(tvm.compile(model.mod, target=target), model.inputs, job.threads)
+        return _tvm_engine(tvm.compile(UnrollRecurrent(model.mod), target=target), model.inputs, job.threads)
 
 
 def _tvm_metaschedule(job: Job) -> Engine:
@@ -219,6 +220,7 @@ def _tvm_metaschedule(job: Job) -> Engine:
 
     from mlc.bench import metaschedule
     from mlc.frontend import load_model
+    from mlc.graph.lowering.recurrent import UnrollRecurrent
     from mlc.target import resolve
 
     if job.spec.seconds <= 0:
@@ -229,12 +231,12 @@ def _tvm_metaschedule(job: Job) -> Engine:
     with tempfile.TemporaryDirectory(prefix="mlc-metaschedule-") as folder:
         with target:
             mod = tvm.transform.Sequential([
-                relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(),
+                UnrollRecurrent, relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(),
                 relax.get_pipeline("zero"),
             ])(model.mod)
         metaschedule.tune(mod, native.attrs, Path(folder), job.spec.seconds)
         with target:
-            mod = static_shape_tuning_pipeline(0, target, folder)(model.mod)
+            mod = static_shape_tuning_pipeline(0, target, folder)(UnrollRecurrent(model.mod))
             return _tvm_engine(tvm.compile(mod, target=target), model.inputs, job.threads)
 
 

@@ -26,7 +26,7 @@ from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.target import Target
 from schedules.machine import cpu_machine
 
-__all__ = ["LowerRecurrent"]
+__all__ = ["LowerRecurrent", "UnrollRecurrent"]
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -36,22 +36,29 @@ _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "
 def LowerRecurrent(target: Target) -> tvm.transform.Pass:
     """Module pass: calls of :data:`mlc.frontend.onnx_recurrent.LONG` become kernels on CPUs, and steps one after
     another elsewhere."""
+    return _pass("LowerRecurrent", target if target.kind == "llvm" else None)
 
+
+def _pass(name: str, target: Target | None) -> tvm.transform.Pass:
     def lowered(builder: relax.BlockBuilder, _var: relax.Var, value: relax.Expr) -> relax.Expr:
         if not _is_long(value):
             return value
         operator, attrs, inputs = arguments_of(value)
         inputs += [None] * (8 - len(inputs))
-        if target.kind != "llvm" or not _alike(operator, attrs):
+        if target is None or not _alike(operator, attrs):
             return unrolled(operator, builder, inputs, attrs)
         return _Layer(builder, target, operator, attrs, inputs).emitted()
 
-    @tvm.transform.module_pass(opt_level=0, name="LowerRecurrent")
+    @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         bound = {binding.var: binding.value for binding in bindings(mod["main"])}
         return rebuilt(mod, bound, lowered) if any(map(_is_long, bound.values())) else mod
 
     return run
+
+
+#: every step by itself, for whoever else compiles a model
+UnrollRecurrent = _pass("UnrollRecurrent", None)
 
 
 def _is_long(value: relax.Expr) -> bool:
