@@ -66,7 +66,7 @@ def test_random_decisions(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
-def model_named(name: str, tmp_path: Path) -> None:
+def test_model(name: str, tmp_path: Path) -> None:
     model = light_model(name)
     on_cpu = mlc.compile(model, target="native", log=False)
     mlc.compile(model, target=here(), log=False).save(tmp_path / "model.so")

@@ -13,6 +13,7 @@ import test_cpu_bfloat
 import test_cpu_elementwise
 import test_cpu_fallback
 import test_cpu_integer
+import test_cpu_recurrent
 import test_cpu_reduction
 import test_cpu_staging
 import test_cpu_weight_only
@@ -53,6 +54,7 @@ _CONTRACTS = (
     test_cpu_attention.TestAttention, test_cpu_elementwise.TestElementwise, test_cpu_fallback.TestFallback,
     test_cpu_reduction.TestReduction, test_cpu_staging.TestStagedInput, test_cpu_window.TestPooling,
     test_cpu_window.TestDepthwise, test_cpu_window.TestContraction, test_cpu_weight_only.TestWeightOnly,
+    test_cpu_recurrent.TestRecurrent,
 )
 _CASES: list[tuple[Space, Case]] = [
     (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),
