@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.movement import SLICE
-from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, results_of, shape_of
 from mlc.graph.ir.states import is_append
 from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
@@ -161,7 +161,7 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
     if free_sizes(mod):
         return mod
     bound = {b.var: b.value for b in bindings(func)}
-    results = _fields(func.body.body, bound)
+    results = results_of(func.body.body, bound)
     outs = [relax.Var(f"out_{i}", relax.TensorType(shape_of(r), dtype_of(r))) for i, r in enumerate(results)]
     placed: dict[relax.Var, relax.Var] = {}
     for result, out in zip(results, outs, strict=True):
@@ -183,12 +183,6 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
     into = builder.finalize()
     both = tvm.IRModule({**dict(mod.functions), into.get_global_var(INTO): into[INTO]})
     return both.with_attrs(dict(mod.attrs)) if mod.attrs else both
-
-
-def _fields(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> list[relax.Expr]:
-    while isinstance(bound.get(result), relax.Var | relax.Tuple):
-        result = bound[result]
-    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
 
 
 def _memory_of(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:

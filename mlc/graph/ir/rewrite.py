@@ -193,6 +193,13 @@ def replaced(expr: relax.Expr, image: Mapping[relax.Var, relax.Expr]) -> relax.E
     return expr
 
 
+def results_of(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> list[relax.Expr]:
+    """The tensors that a function returns as ``result``, a tensor or a tuple of them, by its bindings."""
+    while isinstance(bound.get(result), relax.Var | relax.Tuple):
+        result = bound[result]
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
+
+
 def builder_of(mod: tvm.IRModule) -> relax.BlockBuilder:
     """A builder with the functions of ``mod`` but for main, which is to be built anew."""
     return relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions_items() if g.name_hint != "main"}))

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from mlc.errors import ModelError
-from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, shape_of
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name, replaced, results_of, shape_of
 from mlc.sizes import free_sizes, scope
 
 __all__ = ["APPEND", "PAST", "is_append", "keep_states"]
@@ -46,7 +46,7 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
     """
     func = mod["main"]
     bound = {b.var: b.value for b in bindings(func)}
-    results = _fields(func.body.body, bound)
+    results = results_of(func.body.body, bound)
     param = {name: func.params[names.index(name)] for name in states}
     joined = {_source(results[out], bound): name for name, out in states.items()}
     params, image = list(func.params), dict[relax.Var, relax.Expr]()
@@ -85,12 +85,6 @@ def keep_states(mod: tvm.IRModule, states: Mapping[str, int], names: Sequence[st
         builder.emit_func_output(result)
     made = relax.transform.DeadCodeElimination()(builder.finalize())
     return made.with_attrs(dict(mod.attrs)) if mod.attrs else made
-
-
-def _fields(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> list[relax.Expr]:
-    while isinstance(bound.get(result), relax.Var | relax.Tuple):
-        result = bound[result]
-    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
 
 
 def _source(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:

@@ -30,7 +30,9 @@ from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, best_seed, schedule_with
 from schedules.trace import replay, trace_json
 
-__all__ = ["CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "pytest_generate_tests", "refusal"]
+__all__ = [
+    "CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "check_orders", "pytest_generate_tests", "refusal",
+]
 
 CORES = 2
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": CORES, **native_attrs(host_cpu())})
@@ -57,6 +59,31 @@ def refusal(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = 
     except InvalidDecision as error:
         return str(error)
     return ""
+
+
+#: what keeps copies, fetches and what is computed of them apart
+_ORDERS = re.compile(r"__syncthreads\(\);|tvm_builtin_ptx_cp_async_wait_group_async_wait_group_\d\(\);")
+
+
+def check_orders(monkeypatch: pytest.MonkeyPatch, case: Case, scheduled: tirx.PrimFunc) -> int:
+    """The scheduled kernel is right, and wrong without any one of its waits and barriers; how many there are."""
+    source = cuda_emulator.cuda_source(scheduled, CUDA)
+    orders = list(_ORDERS.finditer(source, source.rindex('extern "C" __global__')))
+
+    def error(text: str) -> float:
+        monkeypatch.setattr(cuda_emulator, "cuda_source", lambda _func, _target: text)
+        inputs, outputs = case.arrays()
+        try:
+            cuda_emulator.run(scheduled, CUDA, inputs, outputs)
+        except RuntimeError as reason:
+            assert "waited for" in str(reason)
+            return np.inf
+        return case.error(inputs, outputs)
+
+    assert error(source) <= case.rtol
+    errors = [error(source[: order.start()] + source[order.end() :]) for order in orders]
+    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
+    return len(orders)
 
 
 def loop_kinds(func: tirx.PrimFunc) -> set[int]:

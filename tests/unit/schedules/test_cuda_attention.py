@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import tvm
-from harness import refusal
+from harness import check_orders, refusal
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
@@ -174,32 +173,12 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int, int
     assert emulate(case, next(candidates(case, dtype, AMPERE, sum(sizes))))[0] <= TOLERANCES[dtype]
 
 
-#: what keeps copies, fetches and weights apart
-ORDERS = re.compile(r"__syncthreads\(\);|tvm_builtin_ptx_cp_async_wait_group_async_wait_group_\d\(\);")
-
-
 @needs_gxx
 def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is left out, the results are wrong."""
     case = attention_case("even", (1, 1), (64, 96, 32, 16))
-    func = scheduled(case, "float16", tiles(4, 16))
-    source = cuda_emulator.cuda_source(func, AMPERE)
-    orders = list(ORDERS.finditer(source, source.rindex('extern "C" __global__')))
-    assert len(orders) == 4, "a wait and a barrier before the queries, and for each tile"
-
-    def error(text: str) -> float:
-        monkeypatch.setattr(cuda_emulator, "cuda_source", lambda _func, _target: text)
-        inputs, outputs = case.arrays()
-        try:
-            cuda_emulator.run(func, AMPERE, inputs, outputs)
-        except RuntimeError as reason:
-            assert "waited for" in str(reason)
-            return np.inf
-        return case.error(inputs, outputs)
-
-    assert error(source) <= case.rtol
-    errors = [error(source[: order.start()] + source[order.end() :]) for order in orders]
-    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
+    orders = check_orders(monkeypatch, case, scheduled(case, "float16", tiles(4, 16)))
+    assert orders == 4, "a wait and a barrier before the queries, and for each tile"
 
 
 def test_what_is_no_attention_of_this_kind_is_refused() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import tvm
-from harness import refusal
+from harness import check_orders, refusal
 from tvm import tirx
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
@@ -217,30 +215,8 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) ->
         assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0}[dtype]
 
 
-#: what keeps copies, fetches and sums apart
-ORDERS = re.compile(r"__syncthreads\(\);|tvm_builtin_ptx_cp_async_wait_group_async_wait_group_\d\(\);")
-
-
 @needs_gxx
 def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is left out, the results are wrong."""
     case = product_case("even", (64, 160), (160, 64), "float16", "float32")
-    scheduled = schedule_with(SPACE, case.func(), AMPERE, decisions_of()).mod["main"]
-    source = cuda_emulator.cuda_source(scheduled, AMPERE)
-    body = source.rindex('extern "C" __global__')
-    orders = list(ORDERS.finditer(source, body))
-    assert len(orders) >= 5
-
-    def error(text: str) -> float:
-        monkeypatch.setattr(cuda_emulator, "cuda_source", lambda _func, _target: text)
-        inputs, outputs = case.arrays()
-        try:
-            cuda_emulator.run(scheduled, AMPERE, inputs, outputs)
-        except RuntimeError as reason:
-            assert "waited for" in str(reason)
-            return np.inf
-        return case.error(inputs, outputs)
-
-    assert error(source) <= case.rtol
-    errors = [error(source[: order.start()] + source[order.end() :]) for order in orders]
-    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
+    assert check_orders(monkeypatch, case, schedule_with(SPACE, case.func(), AMPERE, decisions_of()).mod["main"]) >= 5
