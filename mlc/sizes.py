@@ -185,10 +185,12 @@ class Size:
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, str | tuple | list):
             return False
+        if isinstance(other, Size) and other._text == self._text:
+            return True
         return _proves(self.expr == _operand(other))
 
     def __hash__(self) -> int:
-        return hash(str(self.expr))
+        return hash(self._text)
 
     def __lt__(self, other: Any) -> bool:
         if isinstance(other, float):
@@ -214,8 +216,12 @@ class Size:
 
     __index__ = __int__
 
-    def __str__(self) -> str:
+    @cached_property
+    def _text(self) -> str:
         return _NUMBER.sub(r"\1", " ".join(str(self.expr).split()))
+
+    def __str__(self) -> str:
+        return self._text
 
     __repr__ = __str__
 

@@ -157,9 +157,10 @@ def lower(
     ``price`` gives the seconds of a task, None where it is not known; alternatives without prices are chosen by an
     analytic estimate. ``options`` confine the choices; left out, the settings say what they are. ``substitutions`` are
     the rules that may make another graph of the model; left out, none are. ``dump`` names a folder that gets the module
-    as text after each pass; left out, ``MLC_DUMP_DIR`` says. A module with free sizes (:func:`mlc.sizes.free_sizes`)
-    keeps its own graph. Raises :class:`mlc.errors.ModelError` for control flow and for
-    shapes that depend on data, and :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
+    as text after each pass; left out, ``MLC_DUMP_DIR`` says. Where sizes are free (:func:`mlc.sizes.free_sizes`), a
+    rule is applied if it holds for all of them, and graphs are priced at the usual ones. Raises
+    :class:`mlc.errors.ModelError` for control flow and for shapes that depend on data, and
+    :class:`mlc.errors.BuildError` for an operator that cannot be lowered.
     """
     folder = dump or get("MLC_DUMP_DIR")
     options = CompileOptions.of() if options is None else options
@@ -187,7 +188,7 @@ def lower(
                          "are free; give one size each, as in --shape NAME=8,128")
     with target.tvm, scope(free):
         mod = run(mod, prepare(target, options))
-        if substitutions is None or free:  # an e-graph has the sizes of its tensors as numbers
+        if substitutions is None:
             mod = lowered(mod)
         else:
             others = partial(run, each=prepare(target, options))

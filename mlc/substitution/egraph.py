@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mlc.errors import ModelError
 from mlc.operators import operators_where
-from mlc.operators.index import Poly
-from mlc.operators.shapes import infer
+from mlc.operators.shapes import fixed, inferred
 from mlc.operators.sliding import explicit
+from mlc.operators.tensor import ShapeError
 from mlc.substitution.terms import LEAVES, Attributes, TermGraph, freeze, whole
 
 __all__ = ["COMMUTATIVE", "PRODUCTS", "EGraph", "ENode", "Limits"]
@@ -57,6 +58,9 @@ class EGraph:
     of, and of those that it was computed from when it came up. Two products of which one is computed from the other
     cannot become one.
 
+    A size is a number, or an expression of free dimensions (:class:`mlc.sizes.Size`): one object for all that are equal
+    whatever the free dimensions are. A tensor with such a size is no constant: there is none to fold when compiling.
+
     Whatever a class has for nodes is defined at least where the model's own term is: a rule says so of its sides. So a
     class of the model may have no node of another one that is defined in fewer places (:meth:`refine`).
     """
@@ -67,6 +71,7 @@ class EGraph:
         self._known: dict[ENode, int] = {}
         self._pending: list[int] = []
         self._shape_rule: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._sizes: list[Any] = []  # those that are free
         #: by class: its nodes, each with the rule that brought it (None for the model's own)
         self.nodes: dict[int, dict[ENode, str | None]] = {}
         #: by class: the nodes that read it and their classes
@@ -112,17 +117,18 @@ class EGraph:
     def leaf(self, op: str, attributes: Attributes, shape: tuple[int, ...], inputs: Sequence[int] = (), *,
              constant: bool = False) -> int:
         """The class of a leaf; ``inputs`` are what an opaque one is computed from, which no rule sees."""
-        return self._put(ENode(op, tuple(map(self.find, inputs)), attributes), shape, constant, None)
+        return self._put(ENode(op, tuple(map(self.find, inputs)), attributes), self._one(shape), constant, None)
 
     def add(self, op: str, attributes: Attributes, inputs: Sequence[int], rule: str | None = None) -> int:
         """The class of an operator over classes. Raises :class:`~mlc.operators.tensor.ShapeError` where they do not
         fit it. A padding is kept in numbers; one that "same" comes to is entered under this name too, so that what a
         rule says of one holds for the other."""
         inputs = tuple(map(self.find, inputs))
-        node = ENode(op, inputs, attributes)
+        node = ENode(op, inputs, self._one(attributes) if self._sizes else attributes)
         if self._key(node) in self._known:
             return self.find(self._known[self._key(node)])
-        shape, constant = self._shape(node), all(self.constant[i] for i in inputs)
+        shape = self._shape(node)
+        constant = fixed(shape) and all(self.constant[i] for i in inputs)
         made, *others = [self._put(each, shape, constant, rule) for each in self._paddings(node)]
         for other in others:
             self.merge(made, other)
@@ -155,9 +161,20 @@ class EGraph:
         shapes = tuple(self.shapes[i] for i in node.inputs)
         key = (node.op, node.attributes, shapes)
         if key not in self._shape_rule:
-            sizes = infer(node.op, shapes, dict(node.attributes))[0]
-            self._shape_rule[key] = tuple(_number(size) for size in sizes)
+            self._shape_rule[key] = self._one(inferred(node.op, shapes, dict(node.attributes)))
         return self._shape_rule[key]
+
+    def _one(self, value: Any) -> Any:
+        """A shape or attributes with the one object for each free size: what is made of equal shapes has equal ones."""
+        if isinstance(value, tuple):
+            return value if fixed(value) else tuple(map(self._one, value))
+        if isinstance(value, int | str):
+            return value
+        for known in self._sizes:
+            if known == value:
+                return known
+        self._sizes.append(value)
+        return value
 
     def _paddings(self, node: ENode) -> list[ENode]:
         """The node with its padding in numbers, and by name if "same" comes to these numbers."""
@@ -166,9 +183,15 @@ class EGraph:
             return [node]
         extents = self.shapes[node.inputs[0]][2:]
         window = self.shapes[node.inputs[1]][2:] if node.op == "conv2d" else given["kernel"]
-        padding, same = explicit(given, extents, window), freeze(**{**given, "padding": "same"})
+        try:
+            padding, same = explicit(given, extents, window), freeze(**{**given, "padding": "same"})
+        except ModelError as error:
+            raise ShapeError(f"a padding must be the same for every size of an image: {error}") from error
         numbers = ENode(node.op, node.inputs, freeze(**{**given, "padding": padding}))
-        named = explicit(dict(same), extents, window) == padding
+        try:
+            named = explicit(dict(same), extents, window) == padding
+        except ModelError:  # for some sizes only
+            named = False
         return [numbers, ENode(node.op, node.inputs, same)] if named else [numbers]
 
     @property
@@ -229,8 +252,9 @@ class EGraph:
                 if source != self.find(each):
                     self.parents[source][fresh] = self.find(owner)
             renewed[fresh] = self.find(owner)
-            if all(self.constant[i] for i in fresh.inputs) and not self.constant[self.find(owner)] and fresh.inputs:
-                self.constant[self.find(owner)] = fresh.op not in ("opaque",)
+            owner = self.find(owner)
+            if all(self.constant[i] for i in fresh.inputs) and not self.constant[owner] and fresh.inputs:
+                self.constant[owner] = fresh.op not in ("opaque",) and fixed(self.shapes[owner])
         self.parents[self.find(each)].update(renewed)
 
     def classes(self, op: str) -> Iterator[int]:
@@ -243,9 +267,3 @@ class EGraph:
         """The classes of the nodes of an operator that read a class."""
         found = dict.fromkeys(self.find(o) for n, o in self.parents[self.find(each)].items() if n.op == op)
         return iter(list(found))
-
-
-def _number(size: Poly) -> int:
-    value = size.constant
-    assert value is not None, "the sizes of a model are numbers"
-    return value

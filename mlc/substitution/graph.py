@@ -49,7 +49,7 @@ Shapes: TypeAlias = Mapping[str, "tuple[object, ...]"]
 
 
 def concrete(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with its symbols replaced by integers."""
+    """An attribute with its symbols replaced by integers, or by sizes that behave as such."""
     if isinstance(value, Poly):
-        return int(value.evaluate(sizes))
+        return value.evaluate(sizes)
     return tuple(concrete(v, sizes) for v in value) if isinstance(value, tuple) else value

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from mlc.errors import ModelError
 from mlc.operators.index import Condition, Poly, as_poly
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.applicable import Signature, signatures
@@ -23,7 +24,8 @@ __all__ = ["Match", "Rewrite", "relevant"]
 
 @dataclass(frozen=True)
 class Match:
-    """The classes that a rule's inputs and source nodes are, and its sizes."""
+    """The classes that a rule's inputs and source nodes are, and its sizes: numbers, or expressions of free dimensions
+    (:class:`mlc.sizes.Size`) for whose every size the precondition holds."""
 
     classes: Mapping[Ref, int]
     sizes: Mapping[str, int]
@@ -66,8 +68,12 @@ class Rewrite:
         self, graph: EGraph, left: list[Ref], classes: dict[Ref, int], sizes: dict[str, int], known: list[Any]
     ) -> Iterator[Match]:
         if not left:
-            solved = _solved(sizes, known)
-            if solved is not None and self._wanted <= solved.keys() and self._holds(solved):
+            try:
+                solved = _solved(sizes, known)
+                holds = solved is not None and self._wanted <= solved.keys() and self._holds(solved)
+            except ModelError:  # for some sizes of a free dimension, and for others it may not
+                return
+            if solved is not None and holds:
                 yield Match(classes, solved)
             return
         output, rest = left[0], left[1:]
@@ -266,7 +272,7 @@ def _attributes(asked: tuple[tuple[str, Any], ...], node: ENode, sizes: Any, kno
         if name != other:
             return None
         if isinstance(pattern, _Form):
-            if not isinstance(value, int):
+            if isinstance(value, str | tuple):
                 return None
             pairs.append((pattern, value))
         elif isinstance(pattern, tuple):
@@ -323,7 +329,8 @@ def _root(poly: Poly, name: str, value: int, sizes: Mapping[str, int]) -> int | 
     slope = at[1] - at[0]
     if not slope or at[2] - at[1] != slope or (value - at[0]) % slope:
         return None
-    return int((value - at[0]) // slope)
+    found: int = (value - at[0]) // slope
+    return found
 
 
 _Some = TypeVar("_Some", bound=Rewrite)

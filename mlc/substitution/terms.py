@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from mlc.operators import OPERATORS
+from mlc.operators.shapes import fixed
 
 __all__ = ["CONSTANT", "INPUT", "LEAVES", "OPAQUE", "Attributes", "Term", "TermBuilder", "TermGraph", "freeze", "whole"]
 
@@ -34,7 +35,8 @@ def freeze(**attributes: Any) -> Attributes:
 
 @dataclass(frozen=True)
 class Term:
-    """An operator applied to earlier terms of a graph, by their places. ``shape`` is what comes out."""
+    """An operator applied to earlier terms of a graph, by their places. ``shape`` is what comes out: numbers, and
+    expressions of free dimensions (:class:`mlc.sizes.Size`)."""
 
     op: str
     inputs: tuple[int, ...]
@@ -73,10 +75,10 @@ class TermGraph:
         return found
 
     def constant_places(self) -> set[int]:
-        """The places whose value depends on constants alone."""
+        """The places whose value depends on constants alone; what has a free size is none."""
         known: set[int] = set()
         for place, term in enumerate(self.terms):
-            made = not term.leaf and all(source in known for source in term.inputs)
+            made = not term.leaf and fixed(term.shape) and all(source in known for source in term.inputs)
             if term.op == CONSTANT or made:
                 known.add(place)
         return known
@@ -112,13 +114,19 @@ class TermBuilder:
 
     def add(self, op: str, inputs: Sequence[int], sizes: Sequence[int], /, **attributes: Any) -> int:
         """The place of a term with a shape of ``sizes``."""
-        return self.put(Term(op, tuple(inputs), freeze(**attributes), tuple(int(d) for d in sizes)))
+        return self.put(Term(op, tuple(inputs), freeze(**attributes), tuple(sizes)))
 
     def put(self, term: Term) -> int:
         if term not in self._places:
             self._places[term] = len(self.terms)
             self.terms.append(term)
         return self._places[term]
+
+    def forget(self, count: int) -> None:
+        """Keep the first ``count`` terms only."""
+        for term in self.terms[count:]:
+            del self._places[term]
+        del self.terms[count:]
 
     def shape(self, place: int) -> tuple[int, ...]:
         return self.terms[place].shape

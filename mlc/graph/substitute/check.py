@@ -2,14 +2,15 @@
 
 Rules are proved; this looks at what was made of them as a whole. Results of opaque leaves are random inputs, and what
 the two graphs hand to them is compared like outputs. Over the reals up to rounding, or exactly over the prime field,
-where a wrong polynomial passes with a probability below 1e-12.
+where a wrong polynomial passes with a probability below 1e-12. Graphs with free sizes are compared at some that are
+admitted: the smallest and the largest among them.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -18,6 +19,8 @@ import numpy as np
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, REAL, STRICT, STRICT_SINGLE, Arithmetic
 from mlc.operators.evaluate import evaluate
+from mlc.shapes import Free
+from mlc.sizes import Size, depends_on, evaluated, in_scope
 from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph, freeze
 
 __all__ = ["agree", "difference", "identical", "same_where_changed"]
@@ -42,6 +45,10 @@ _ROW = 262139
 
 def agree(ours: TermGraph, theirs: TermGraph) -> bool:
     """Whether both are the same up to rounding, and exactly over the field where that takes seconds only."""
+    return all(_agree(*each) for each in _sized(ours, theirs))
+
+
+def _agree(ours: TermGraph, theirs: TermGraph) -> bool:
     if difference(ours, theirs) > _ROUNDING:
         return False
     return max(_products(ours), _products(theirs)) > _EXACT or identical(ours, theirs)
@@ -53,8 +60,58 @@ def same_where_changed(own: TermGraph, taken: TermGraph) -> bool | None:
     What both compute in the same way of what does not bear on where they differ is drawn instead of computed, and
     where an operator outside of the language stands between, each side of it is compared on its own. It takes float32
     to say yes, as rounding is small beside what a wrong graph changes, and float64 to say no. None where even that
-    would take long: nothing is said of such graphs.
+    would take long, at the largest sizes perhaps: nothing is said of such graphs.
     """
+    found = [_same_where_changed(*each) for each in _sized(own, taken)]
+    return False if False in found else None if None in found else True
+
+
+def _sized(own: TermGraph, taken: TermGraph) -> Iterator[tuple[TermGraph, TermGraph]]:
+    """The graphs with numbers for free sizes, at points of what these admit."""
+    names = {name for graph in (own, taken) for term in graph.terms for size in _free(term.shape)
+             for name in depends_on(size.expr)}
+    for point in _points([in_scope()[name] for name in sorted(names)]):
+        yield _at(own, point), _at(taken, point)
+
+
+def _points(free: Sequence[Free]) -> list[dict[str, int]]:
+    """All the smallest, all the usual, all the largest sizes; of several, each by itself the largest among the
+    smallest; and one between the ends of all. Just one point where nothing is free."""
+    rng = np.random.default_rng(len(free))
+    low, high = {each.name: each.range.low for each in free}, {each.name: each.range.high for each in free}
+    between = {each.name: int(rng.integers(each.range.low, each.range.high, endpoint=True)) for each in free}
+    found = [low, {each.name: each.usual for each in free}, high, between,
+             *({**low, each.name: each.range.high} for each in free)]
+    return [point for place, point in enumerate(found) if point not in found[:place]]
+
+
+def _free(value: Any) -> Iterator[Size]:
+    """The sizes that are no numbers in a shape or in attributes."""
+    if isinstance(value, Size):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _free(each)
+
+
+def _at(graph: TermGraph, sizes: Mapping[str, int]) -> TermGraph:
+    """The graph for free dimensions of these sizes."""
+    if not sizes:
+        return graph
+    known = {size: evaluated(size.expr, sizes)
+             for term in graph.terms for size in _free((term.shape, term.attributes))}
+
+    def number(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(number, value))
+        return known[value] if isinstance(value, Size) else value
+
+    return TermGraph(tuple(Term(t.op, t.inputs, number(t.attributes), number(t.shape)) for t in graph.terms),
+                     graph.outputs)
+
+
+def _same_where_changed(own: TermGraph, taken: TermGraph) -> bool | None:
+    """:func:`same_where_changed` of graphs whose sizes are numbers."""
     graphs = own.live(), taken.live()
     # what was drawn may hang together, so that only a whole comparison says no
     for cutting, arithmetic, most in ((True, STRICT_SINGLE, _ROUNDED), (True, STRICT, _TAKEN), (False, STRICT, _TAKEN)):

@@ -29,6 +29,7 @@ from mlc.graph.substitute.search import Candidate, Found, Options, search
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import in_scope
 from mlc.substitution.terms import TermGraph
 from mlc.target import Target
 
@@ -191,11 +192,12 @@ def digest(graph: TermGraph) -> str:
 def subject(
     reading: Reading, target: Target, patterns: Sequence[Pattern], compile_options: CompileOptions = DEFAULT_OPTIONS
 ) -> str:
-    """What a decision is about: the model's graph, the target, the rules, the versions of everything else and what a
-    compilation may do."""
+    """What a decision is about: the model's graph, the target, the rules, the versions of everything else, what a
+    compilation may do, and which sizes are free."""
     names = [_operator(reading.bound[var]) for var in reading.opaques]
     rules = hashlib.sha256(" ".join(pattern.rule.name for pattern in patterns).encode()).hexdigest()[:16]
-    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), compile_options.canonical))
+    text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), compile_options.canonical,
+                 *sorted(map(str, in_scope().values()))))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

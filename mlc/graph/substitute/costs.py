@@ -21,6 +21,7 @@ from mlc.graph.ir.channels import BLOCK, ChannelBlocks
 from mlc.operators import OPERATORS
 from mlc.operators.sliding import explicit
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import usual_size
 from mlc.substitution.egraph import ENode
 
 __all__ = ["Cost", "Costs"]
@@ -46,8 +47,8 @@ class Cost:
 
 
 class Costs:
-    """Costs on a target, for a model with ``weights`` bytes of constants. ``scale`` corrects the estimates of products
-    by what was measured."""
+    """Costs on a target, for a model with ``weights`` bytes of constants, at the usual sizes of what is free. ``scale``
+    corrects the estimates of products by what was measured."""
 
     def __init__(
         self, target: tvm.target.Target, weights: float, options: CompileOptions = DEFAULT_OPTIONS, *,
@@ -67,7 +68,7 @@ class Costs:
     def of(self, option: ENode, shape: tuple[int, ...], shapes: Mapping[int, tuple[int, ...]],
            constant: Collection[int]) -> Cost:
         """What ``option`` costs that makes a tensor of ``shape`` of classes with ``shapes``."""
-        sources = [shapes[i] for i in option.inputs]
+        sources = [tuple(map(usual_size, shapes[i])) for i in option.inputs]
         moved = _bytes(shape) + sum(_bytes(shapes[i]) for i in option.inputs if i not in constant)
         if option.leaf:
             return Cost(0.0)
@@ -123,7 +124,7 @@ class Costs:
 
 
 def _bytes(shape: tuple[int, ...]) -> float:
-    return 4.0 * math.prod(shape)
+    return 4.0 * math.prod(map(usual_size, shape))
 
 
 def _neighbouring(option: ENode, sources: list[tuple[int, ...]]) -> bool:

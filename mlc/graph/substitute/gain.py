@@ -14,7 +14,7 @@ from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.costs import Costs
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.sums import shared
-from mlc.operators.shapes import infer
+from mlc.operators.shapes import inferred
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.egraph import PRODUCTS, EGraph, ENode
 from mlc.substitution.graph import Ref, concrete
@@ -129,9 +129,9 @@ class _Bound:
         for place, node in enumerate(pattern.target):
             inputs = tuple(made[ref] for ref in node.inputs)
             attributes = freeze(**{k: concrete(v, match.sizes) for k, v in node.attributes.items()})
-            sizes = infer(node.op, tuple(shapes[i] for i in inputs), dict(attributes))[0]
+            sizes = inferred(node.op, tuple(shapes[i] for i in inputs), dict(attributes))
             made[place, 0] = each = -1 - place
-            shapes[each] = tuple(int(size.evaluate({})) for size in sizes)
+            shapes[each] = sizes
             if all(i in constant for i in inputs):
                 constant.add(each)
             elif node.op in PRODUCTS:

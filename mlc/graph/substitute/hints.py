@@ -54,7 +54,7 @@ def _add_windows(graph: EGraph, image: int, terms: Sequence[int]) -> None:
     largest = max(found, key=lambda node: (sum(_window(graph, node)), node.attributes, node.inputs))
     if any(_kept(graph, each, image) for each in terms):
         given = dict(largest.attributes)
-        kernel = freeze(channels=graph.shapes[image][1], kernel=(1, 1), groups=1)
+        kernel = freeze(channels=graph.shapes[graph.find(largest.inputs[1])][1], kernel=(1, 1), groups=1)
         if given["stride"] == (1, 1):
             filters = graph.add("identity_kernel", kernel, ())
             graph.add("conv2d", freeze(**{**given, "padding": (0, 0, 0, 0)}), (image, filters))

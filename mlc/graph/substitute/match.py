@@ -8,6 +8,7 @@ from functools import cached_property
 from mlc.graph.substitute.benefit import Benefit, benefits_of
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
+from mlc.sizes import usual_size
 from mlc.substitution.compose import compose
 from mlc.substitution.egraph import EGraph
 from mlc.substitution.graph import Graph, Ref
@@ -58,8 +59,12 @@ class Pattern(Rewrite):
         if benefit is Benefit.NONE or self._known(graph, match, constant):
             return False
         # one product for another is of use if it is no larger; one for two is for extraction to judge
-        return benefit is Benefit.JOIN or not self._work or (
-            self._work[1].evaluate(match.sizes) <= self._work[0].evaluate(match.sizes))
+        return benefit is Benefit.JOIN or not self._work or self._no_larger(match)
+
+    def _no_larger(self, match: Match) -> bool:
+        assert self._work is not None
+        usual = {name: usual_size(size) for name, size in match.sizes.items()}
+        return bool(self._work[1].evaluate(usual) <= self._work[0].evaluate(usual))
 
     def _known(self, graph: EGraph, match: Match, constant: set[str]) -> bool:
         """Whether the class has the target's operator over the same operands of run time already."""

@@ -15,6 +15,7 @@ from cost_model.machine import machine
 from cost_model.roofline import estimate, prior
 from mlc.graph.task import Task
 from schedules import registry
+from schedules.free import usual_function
 from schedules.space import first_seed
 
 __all__ = ["Comparison", "bound", "call_seconds", "compare", "estimated"]
@@ -72,7 +73,7 @@ def call_seconds(task: Task) -> float:
 
 
 def estimated(task: Task) -> float:
-    """Seconds of one call of the schedule that would be built untuned, by the analytic model."""
+    """Seconds of one call of the schedule that would be built untuned, for its usual sizes, by the analytic model."""
     return _estimated(_Keyed(task))
 
 
@@ -99,7 +100,7 @@ class _Keyed:
 @lru_cache(maxsize=512)
 def _estimated(keyed: _Keyed) -> float:
     """Seconds of the schedule that would be built untuned."""
-    func, target = keyed.task.func, keyed.task.target.tvm
+    func, target = usual_function(keyed.task.func), keyed.task.target.tvm
     try:
         schedule, _ = first_seed(registry.find(func, target), func, target)
         return prior(schedule.mod, target)

@@ -2,6 +2,7 @@
 
 A concatenation of many becomes one of pairs, a slice along several axes one slice an axis, an operand of lower rank
 gets axes of length 1 in front; writing the terms undoes all that. Constants of one element are tensors of rank 0.
+What has free sizes is in the language where its shape follows for all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.movement import cuts
 from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, shape_of
 from mlc.operators import OPERATORS, relax_where
-from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, TermBuilder, TermGraph
+from mlc.operators.shapes import fixed, inferred
+from mlc.operators.tensor import ShapeError
+from mlc.sizes import UndecidedSizeError
+from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermBuilder, TermGraph
 
 __all__ = ["Reading", "read"]
 
@@ -99,8 +103,8 @@ class _Reader:
         if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
             name = op_name(value).removeprefix("relax.")
             known = name in _KNOWN and dtype_of(var) == "float32" and all(map(self._suits, value.args))
-            known = known and 0 not in shape_of(var)  # operators of the language have something to compute
-            place = self._rules.get(name, self._plain)(value) if known else None
+            known = known and _something(shape_of(var))  # operators of the language have something to compute
+            place = self._known(name, value) if known else None
             if place is not None:
                 assert self._build.shape(place) == shape_of(var), f"{value} must keep its shape as terms"
                 return place
@@ -113,6 +117,29 @@ class _Reader:
         name = op_name(value).removeprefix("relax.") if isinstance(value, relax.Call) else ""
         marks = {"whole": 0} if name in _PARTIAL else {}
         return self._build.add(OPAQUE, sources, shape_of(var), id=number, **marks)
+
+    def _known(self, name: str, call: relax.Call) -> int | None:
+        """The place of a call of an operator of the language; None where one is used in a way that the language lacks,
+        for some of the sizes that are free too."""
+        before = len(self._build.terms)
+        try:
+            place = self._rules.get(name, self._plain)(call)
+            if place is not None and all(map(self._follows, self._build.terms[before:])):
+                return place
+        except UndecidedSizeError:
+            pass
+        self._build.forget(before)  # an equal call must not find what is in doubt
+        return None
+
+    def _follows(self, term: Term) -> bool:
+        """Whether a term with free sizes has the shape that its operator makes; others have."""
+        shapes = [self._build.shape(source) for source in term.inputs]
+        if term.leaf or all(map(fixed, (term.shape, *shapes))):
+            return True
+        try:
+            return inferred(term.op, shapes, dict(term.attributes)) == term.shape
+        except ShapeError:
+            return False
 
     def _tensors(self, value: relax.Expr) -> list[int]:
         """The places that an expression reads, through tuples and the like."""
@@ -209,3 +236,11 @@ class _Reader:
         if math.prod(shape_of(call)) == 1 and any(self._build.shape(o) != shape_of(call) for o in operands):
             operands = [self._reshaped(o, shape_of(call)) for o in operands]
         return self._build.add(_KNOWN[op_name(call).removeprefix("relax.")].name, operands, shape_of(call))
+
+
+def _something(shape: tuple[int, ...]) -> bool:
+    """Whether a shape has elements, whatever its free sizes are."""
+    try:
+        return all(size >= 1 for size in shape)
+    except UndecidedSizeError:
+        return False

@@ -15,9 +15,8 @@ from functools import cache
 from itertools import combinations_with_replacement
 from typing import TypeAlias
 
-import numpy as np
-
 from mlc.graph.substitute.match import Pattern
+from mlc.sizes import usual_size
 from mlc.substitution.egraph import COMMUTATIVE, PRODUCTS, EGraph
 from mlc.substitution.rewrite import Rewrite
 from mlc.substitution.terms import INPUT, TermGraph, freeze
@@ -188,7 +187,7 @@ class _Laws:
         met = set(shapes)
         while len(more := met | {_broadcast(a, b) for a in met for b in met}) > len(met):
             met = more
-        names = [self._holds(op, three) for three in combinations_with_replacement(sorted(met), 3)]
+        names = [self._holds(op, three) for three in combinations_with_replacement(sorted(met, key=_order), 3)]
         return names[0] if all(names) else None
 
     def _holds(self, op: str, shapes: tuple[tuple[int, ...], ...]) -> str | None:
@@ -217,4 +216,11 @@ def _unconditional(rule: Pattern) -> Rewrite:
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(np.broadcast_shapes(a, b))
+    """Of shapes that do."""
+    rank = max(len(a), len(b))
+    a, b = ((1,) * (rank - len(each)) + each for each in (a, b))
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+
+
+def _order(shape: tuple[int, ...]) -> tuple[object, ...]:
+    return tuple((usual_size(size), str(size)) for size in shape)

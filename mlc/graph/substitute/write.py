@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import tvm
@@ -15,6 +16,7 @@ from mlc.graph.ir.rewrite import leaves, replaced, shape_of
 from mlc.graph.substitute.fold import fold
 from mlc.graph.substitute.read import Reading
 from mlc.operators import OPERATORS
+from mlc.sizes import Size
 from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermGraph
 
 __all__ = ["write"]
@@ -22,6 +24,13 @@ __all__ = ["write"]
 def _builder(name: str) -> Callable[..., relax.Expr]:
     """The function of ``tvm.relax.op`` that builds a call of the operator ``name``, without ``relax.``."""
     return reduce(getattr, name.split("."), op)
+
+
+def _expressed(value: Any) -> Any:
+    """An argument in TVM's expressions where it has free sizes."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_expressed, value))
+    return value.expr if isinstance(value, Size) else value
 
 
 def write(mod: tvm.IRModule, reading: Reading, graph: TermGraph) -> tvm.IRModule:
@@ -130,7 +139,7 @@ class _Writer:
         called = OPERATORS[term.op].relax
         assert called is not None, f"{term.op} is evaluated when the model is compiled"
         given = called.write(dict(term.attributes), [shape_of(arg) for arg in args], term.shape)
-        return _builder(called.name)(*args, **given)
+        return _builder(called.name)(*args, **{name: _expressed(value) for name, value in given.items()})
 
     def _inner_concat(self, place: int) -> bool:
         """Whether a concatenation is only there to be part of a longer one."""
