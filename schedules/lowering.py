@@ -291,7 +291,11 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with opaque blocks and compact buffers, and numbers for the extents of local ones."""
     opaque = _TO_OPAQUE(tvm.IRModule({"main": func, "tiles": whole_tiles(func)}))
     compact = s_tir.transform.CompactBufferAllocation()
-    found = compact(opaque)["tiles"]
+    try:
+        found = compact(opaque)["tiles"]
+    except ValueError:  # to it a size is any number of 32 bits, and what it multiplies that by may need more
+        opaque = tvm.IRModule({var: _clamped(each) for var, each in opaque.functions_items()})
+        found = compact(opaque)["tiles"]
     ragged = [buffer for buffer in _local_buffers(found) if not _is_small(buffer)]
     if not ragged:
         return found
@@ -307,6 +311,13 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
             shape = [tirx.const(bound, str(extent.ty)) for bound, extent in zip(largest, full.shape, strict=True)]
             image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope="local")
     return found.with_body(replaced(found.body, image))
+
+
+def _clamped(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with its free sizes written so that their ranges can be read off."""
+    image = {var: tirx.max(tirx.min(var, tirx.const(int(high), str(var.ty))), tirx.const(int(low), str(var.ty)))
+             for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True)}
+    return func.with_body(replaced(func.body, image))
 
 
 def _local_buffers(func: tirx.PrimFunc) -> list[tirx.Var]:
