@@ -50,7 +50,7 @@ class Arithmetic(Protocol):
 
     @property
     def lowest(self) -> Any:
-        """Not above any number."""
+        """Not above any number; the largest of none."""
         ...
 
 
@@ -73,7 +73,7 @@ class Real:
         return _ADD(a, axes, keepdims=keepdims)
 
     def largest(self, a: Array, axes: tuple[int, ...], keepdims: bool = False) -> Any:
-        return _MAXIMUM(a, axes, keepdims=keepdims)
+        return _MAXIMUM(a, axes, keepdims=keepdims, initial=self.lowest)
 
     def call(self, function: str, a: Any) -> Any:
         real = OPERATORS[function].real
@@ -196,7 +196,7 @@ class Field:
         return _reduced(_reduced(low) + ((high << B32) & P) + (high >> B29))
 
     def largest(self, a: Array, axes: tuple[int, ...], keepdims: bool = False) -> Any:
-        return _reduced(_MAXIMUM(_reduced(a + HALF), axes, keepdims=keepdims) + (P - HALF))
+        return _reduced(_MAXIMUM(_reduced(a + HALF), axes, keepdims=keepdims, initial=_u(0)) + (P - HALF))
 
     def matmul(self, a: Array, b: Array) -> Array:
         """By nine exact float64 products of limbs, in one call of the BLAS."""

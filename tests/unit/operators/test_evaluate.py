@@ -76,3 +76,11 @@ def test_larger_goes_by_signed_representatives() -> None:
     expected = [max(signed(int(x)), signed(int(y))) % PRIME for x, y in zip(a, b, strict=True)]
     assert as_integers(FIELD.maximum(a, b)) == expected
     assert as_integers(FIELD.call("relu", a)) == [max(0, signed(int(x))) for x in a]
+
+
+@pytest.mark.parametrize("arithmetic", [REAL, FIELD], ids=["real", "field"])
+@pytest.mark.parametrize("way", [evaluate, reference])
+def test_the_largest_of_no_elements_is_the_lowest_number(way: object, arithmetic: object) -> None:
+    empty = np.zeros((2, 0), arithmetic.dtype)  # type: ignore[attr-defined]
+    found, = way("max", [empty], {"axes": (1,), "keepdims": False}, arithmetic)  # type: ignore[operator]
+    np.testing.assert_array_equal(found, np.full(2, arithmetic.lowest))  # type: ignore[attr-defined]
