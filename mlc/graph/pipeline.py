@@ -51,6 +51,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.ShrinkBroadcasts,
     simplify.MergeReductions,
     simplify.JoinPieces,
+    simplify.DropUnread,
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
     simplify.FoldPadding,

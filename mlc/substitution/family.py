@@ -40,6 +40,9 @@ class Family:
     all_orders: bool = False
     #: places of steps that a graph has once at most
     once: frozenset[int] = frozenset()
+    #: whether its rules are kept though others derive them: a search takes only steps that leave less to do, and those
+    #: that lead from one to another may do the same otherwise
+    derived: bool = False
     #: the part of the library that its rules go to
     area: str = ""
 

@@ -1,8 +1,8 @@
 """The generator: enumerate, compare by fingerprints, find the most general sizes, drop what is derived, prove.
 
 Pairs of every family (:mod:`mlc.substitution.space`) become candidates, simple ones first. A candidate that the rules
-so far derive by saturation is dropped; the others are proved for all sizes, or quarantined with the reason. A proved
-rule whose source ends in a concatenation gives another one with two outputs.
+so far derive by saturation is dropped, unless its family says otherwise; the others are proved for all sizes, or
+quarantined with the reason. A proved rule whose source ends in a concatenation gives another one with two outputs.
 """
 
 from __future__ import annotations
@@ -98,8 +98,13 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> None
     made.states["distinct"] += len(found)
     made.states["near"] += len(misses)
     made.near.extend(misses.values())
+    candidates = sorted(found.values(), key=weight)
+    if family.derived:
+        for rule in candidates:
+            _prove(made, rule)
+        return
     before = len(made.rules)
-    _keep(made, sorted(found.values(), key=weight), left)
+    _keep(made, candidates, left)
     _minimise(made, before)
 
 

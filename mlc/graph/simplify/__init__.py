@@ -19,12 +19,13 @@ from mlc.graph.simplify.reductions import MergeReductions
 from mlc.graph.simplify.shuffles import SinkShuffles
 from mlc.graph.simplify.sinking import SinkMovement
 from mlc.graph.simplify.softmax import RecogniseSoftmax
+from mlc.graph.simplify.unread import DropUnread
 from mlc.graph.simplify.variadic import UnstackReductions
 from mlc.graph.simplify.volumes import SliceVolumes
 
 __all__ = [
-    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "FoldAffine", "FoldConstants", "FoldPadding",
-    "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "RecogniseGelu", "RecogniseLayerNorm",
-    "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm", "SinkMovement",
-    "SinkShuffles", "SliceVolumes", "UnstackReductions",
+    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FoldAffine", "FoldConstants",
+    "FoldPadding", "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "RecogniseGelu",
+    "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
+    "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]

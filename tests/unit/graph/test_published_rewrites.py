@@ -276,6 +276,11 @@ def _(e: Emit, x: relax.Expr) -> relax.Expr:
     return e(op.tanh(e(op.concat([e(relax.TupleGetItem(parts, i)) for i in range(4)], axis=2))))
 
 
+@case("slices of what is computed", "strided_slice exp nn.softmax")
+def _(e: Emit, x: relax.Expr) -> relax.Expr:
+    return e(op.strided_slice(e(op.nn.softmax(e(op.exp(x)), axis=-1)), [1], [3], [4]))
+
+
 @case("parts joined again", "strided_slice concat")
 def _(e: Emit, x: relax.Expr) -> relax.Expr:
     parts = e(op.split(x, 4, axis=2))

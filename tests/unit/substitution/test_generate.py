@@ -142,6 +142,15 @@ def test_what_follows_is_not_kept(made: Generation) -> None:
         assert not derivable(single[:place] + single[place + 1:], [rule])[0]
 
 
+def test_a_family_keeps_what_others_derive_where_it_says_so() -> None:
+    """The mean over one axis of a transposed matrix follows from that over the other by way of two transposes."""
+    families = _family("products-2", "mean-turned-2")
+    laws = {f"mean(transpose(a, perm=(1, 0)), axes=({axis}))" for axis in (0, 1)}
+    every = {text.partition(" = ")[0] for text in _texts(generate(families))}
+    fewest = {text.partition(" = ")[0] for text in _texts(generate([replace(f, derived=False) for f in families]))}
+    assert laws <= every and len(laws & fewest) == 1
+
+
 def test_derivation_needs_the_rules() -> None:
     sums = generate(_family("elementwise-2")).rules
     source = Graph((Node("add", ("x", "y")), Node("add", ((0, 0), "z"))), ((1, 0),))
