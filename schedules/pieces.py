@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 
 from schedules.free import SIZES, specialised, variables
+from schedules.trimmed import trimmed
 
 __all__ = ["PIECES", "Box", "Piece", "boxed", "expanded", "pieces_of", "with_pieces"]
 
@@ -37,13 +38,15 @@ class Piece:
 def boxed(func: tirx.PrimFunc, box: Box, usual: Sequence[int]) -> tirx.PrimFunc:
     """A function with free sizes for the sizes in ``box``, of which ``usual`` are what decisions are taken for.
 
-    Sizes of which the box has one only are numbers in it.
+    Sizes of which the box has one only are numbers in it, and what the box does not need is not computed. What no size
+    needs stays: it is there on purpose, as the columns that fill the last panel of packed weights.
     """
     free = variables(func)
     fixed = {var: low for var, (low, high) in zip(free, box, strict=True) if low == high}
     free_sizes = [[low, high, size] for (low, high), size in zip(box, usual, strict=True) if low != high]
     made = specialised(func, fixed) if fixed else func
-    return made.with_attr(SIZES, free_sizes) if free_sizes else made
+    made = made.with_attr(SIZES, free_sizes) if free_sizes else made
+    return trimmed(made) if trimmed(func) is func else made
 
 
 def with_pieces(func: tirx.PrimFunc, pieces: Sequence[Piece]) -> tirx.PrimFunc:

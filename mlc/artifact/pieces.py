@@ -3,7 +3,8 @@
 One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
 that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the
 threads for, and are a part of their own where the schedule made for them is another one. The usual sizes themselves are
-a part where the log has a record of them.
+a part where the log has a record of them. For few rows there may be another kind of kernel, as for attention: one row
+and a few are parts then, since such a kernel computes as many rows as its part has at most.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from tvm import tirx
 
 from mlc.graph.task import Task, normalise
+from schedules import registry
 from schedules.analysis import walk
 from schedules.free import SIZES
 from schedules.pieces import Box, Piece, boxed, with_pieces
@@ -27,6 +29,8 @@ Scheduled = tuple[Any, tirx.PrimFunc]
 
 #: the schedule for a size serves sizes down to this part of it: a register tile has some ten rows
 _DOWN = 16
+#: where parts end whose rows may have another kind of kernel; four queries are half of the most that it is good for
+_FEW = (1, 4)
 
 
 def in_pieces(
@@ -39,7 +43,7 @@ def in_pieces(
     ``tuned`` gives the log's schedule of the task for a part, ``seeded`` its space's; None where there is none.
     """
     pieces = []
-    for box, usual in _boxes(task.func):
+    for box, usual in _boxes(task):
         func = boxed(task.func, box, usual)
         part = replace(task, func=func if SIZES in func.attrs else normalise(func))
         found = tuned(part)
@@ -63,21 +67,42 @@ def _usual(func: tirx.PrimFunc, box: Box) -> bool:
     return all(low == high == int(usual) for (low, high), (_, _, usual) in zip(box, func.attrs[SIZES], strict=True))
 
 
-def _boxes(func: tirx.PrimFunc) -> Iterator[tuple[Box, Sequence[int]]]:
+def _boxes(task: Task) -> Iterator[tuple[Box, Sequence[int]]]:
     """The parts of a function's range that may be pieces, the usual sizes first, each with the sizes that it would be
     scheduled for."""
-    sizes = [(int(low), int(high), int(usual)) for low, high, usual in func.attrs[SIZES]]
+    sizes = [(int(low), int(high), int(usual)) for low, high, usual in task.func.attrs[SIZES]]
     yield tuple((usual, usual) for *_, usual in sizes), [usual for *_, usual in sizes]
-    for parts in product(*(list(bands(*each)) for each in sizes)):
+    for parts in product(*(list(bands(*each, _few(task, sizes, axis))) for axis, each in enumerate(sizes))):
         whole = all(usual == own for (*_, usual), (*_, own) in zip(parts, sizes, strict=True))
         if not whole:  # what is left of the range
             yield tuple((low, high) for low, high, _ in parts), [usual for *_, usual in parts]
 
 
-def bands(low: int, high: int, usual: int) -> Iterator[tuple[int, int, int]]:
+def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[int]:
+    """Up to which sizes of one variable another kind of kernel is for; none where it is one for all of them."""
+    low, high, usual = sizes[axis]
+    if not low:
+        return []
+    usuals = [each for *_, each in sizes]
+    target = task.target.tvm
+    found = []
+    for end in _FEW:
+        if not low <= end < min(high, usual):
+            continue
+        box = tuple((low, end) if i == axis else (first, last) for i, (first, last, _) in enumerate(sizes))
+        part = boxed(task.func, box, [end if i == axis else each for i, each in enumerate(usuals)])
+        if registry.find(part, target) is not registry.find(task.func, target):
+            found.append(end)
+    return found
+
+
+def bands(low: int, high: int, usual: int, few: Sequence[int] = ()) -> Iterator[tuple[int, int, int]]:
     """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
     ``1..2``, ``3..32`` and ``33..4096``. What begins at 0, the length of what is remembered, is not cut: other sizes
-    say how many rows are computed."""
+    say how many rows are computed. ``few`` are ends of bands for few rows."""
+    for end in few:
+        yield low, end, end
+        low = end + 1
     most = usual // _DOWN
     if most < low or not low:
         yield low, high, usual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedules.cpu.attention import ATTENTION
+from schedules.cpu.attention_few import ATTENTION_FEW
 from schedules.cpu.contraction import CONTRACTION
 from schedules.cpu.conv import CONV2D, CONV2D_BFLOAT, CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
@@ -19,6 +20,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION, RECURRENT, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER,
-    GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION_FEW, ATTENTION, RECURRENT, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM,
+    GEMM_INTEGER, GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

@@ -27,13 +27,16 @@ from schedules.intrin.transpose import transpose
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["ATTENTION", "KEYS", "TOGETHER"]
+__all__ = ["ATTENTION", "FEW", "KEYS", "TOGETHER", "Blocks", "Sizes", "in_vectors", "read_attention"]
 
 _OPS = ("attention",)
 
 #: annotations of the scores where sizes are free: of how many blocks of queries, and of how many keys, there are
 #: multiples for every size
 TOGETHER, KEYS = "mlc.together", "mlc.keys"
+
+#: fewer queries than these fill no vector and are :mod:`schedules.cpu.attention_few`'s
+FEW = 8
 
 #: key rows of one register tile of scores at most
 _MAX_KEYS = 24
@@ -43,7 +46,7 @@ _PRODUCTS_PER_STEP = 8
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Sizes:
     """``batch`` heads of ``blocks`` times ``width`` queries, of ``depth`` features, over ``keys`` keys whose values
     have ``features`` features. ``together`` and ``multiple`` are what :data:`TOGETHER` and :data:`KEYS` say."""
 
@@ -63,7 +66,9 @@ class _Shape:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
+    """The function's blocks, in the order in which they are computed."""
+
     rows: SBlockRV
     queries: SBlockRV
     scores: SBlockRV
@@ -76,7 +81,8 @@ class _Blocks:
     out: SBlockRV
 
 
-def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
+def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
+    """The blocks of an attention and its sizes; None for any other function."""
     scores = find_annotated(sch, _OPS)
     if scores is None:
         return None
@@ -89,15 +95,15 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     (out,) = sch.get_consumers(inverse)
     *batch, blocks, keys, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
     features = int(sch.get(values).iter_vars[-2].dom.extent)
-    found = _Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
+    found = Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
     said = sch.get(scores).annotations
     together, multiple = (int(said[key]) if key in said else 0 for key in (TOGETHER, KEYS))
-    return found, _Shape(prod(batch), blocks, width, keys, depth, features, together, multiple)
+    return found, Sizes(prod(batch), blocks, width, keys, depth, features, together, multiple)
 
 
 @remembered
-def _shape(func: tirx.PrimFunc) -> _Shape | None:
-    found = _read(s_tir.Schedule(tvm.IRModule({"main": func})))
+def _shape(func: tirx.PrimFunc) -> Sizes | None:
+    found = read_attention(s_tir.Schedule(tvm.IRModule({"main": func})))
     return found[1] if found else None
 
 
@@ -136,7 +142,7 @@ class Attention(Space):
         yield from _seeds(shape, cpu_machine(target))
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        found = _read(sch)
+        found = read_attention(sch)
         assert found is not None
         blocks, shape = found
         machine = cpu_machine(target)
@@ -158,13 +164,13 @@ class Attention(Space):
             sch.compute_at(each, at_block, preserve_unit_loops=True)
         starts = [_over_keys(sch, each, lanes) for each in (blocks.peak, blocks.total)]
         _over_keys(sch, blocks.powers, lanes)
-        _vectors(sch, sch.get_loops(blocks.inverse)[-1], lanes)
+        in_vectors(sch, sch.get_loops(blocks.inverse)[-1], lanes)
         *_, q, j, lane = sch.get_loops(blocks.logits)
         tile, j = sch.split(j, [None, m])
         sch.reorder(tile, q, j, lane)
         for loop in (q, j):
             sch.unroll(loop)
-        _vectors(sch, lane, lanes)
+        in_vectors(sch, lane, lanes)
         if shape.keys % m:
             sch.annotate(tile, "pragma_loop_partition_hint", True)
         start_scores = accumulate(sch, blocks.scores, tile, len(sch.get(blocks.scores).iter_vars) - 1, lanes, kd)
@@ -172,11 +178,11 @@ class Attention(Space):
         sch.compute_at(blocks.queries, at_block, preserve_unit_loops=True)
         sch.compute_at(blocks.rows, at_block, preserve_unit_loops=True)
         _transposition(sch, blocks.queries, lanes)
-        _vectors(sch, sch.get_loops(blocks.rows)[-1], lanes)
+        in_vectors(sch, sch.get_loops(blocks.rows)[-1], lanes)
         for copy in (keys, values):
             if copy is not None:
                 sch.compute_at(copy, tasks, preserve_unit_loops=True)
-                _vectors(sch, sch.get_loops(copy)[-1], lanes)
+                in_vectors(sch, sch.get_loops(copy)[-1], lanes)
         tasks = sch.fuse(*outer, tasks)
         if shape.products >= _PRODUCTS_PER_STEP * parallel_work(machine):
             sch.parallel(tasks)
@@ -188,7 +194,7 @@ class Attention(Space):
 
 
 def _result(
-    sch: s_tir.Schedule, out: SBlockRV, shape: _Shape, tile: tuple[int, int, int, int], lanes: int
+    sch: s_tir.Schedule, out: SBlockRV, shape: Sizes, tile: tuple[int, int, int, int], lanes: int
 ) -> tuple[list[LoopRV], LoopRV, LoopRV, LoopRV]:
     """Tile the result; returns the loops over heads, over chunks, over blocks, and over register tiles."""
     chunk, block, l_tile, f_tile = tile
@@ -226,11 +232,11 @@ def _over_keys(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> LoopRV:
         q, j, lane = loops[-3:]
     sch.reorder(j, q, lane)
     sch.unroll(q)
-    _vectors(sch, lane, lanes)
+    in_vectors(sch, lane, lanes)
     return j
 
 
-def _vectors(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> None:
+def in_vectors(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> None:
     count, width = vectors_in(int(sch.get(loop).extent), lanes)
     vectors, vector = sch.split(loop, [count, width])
     if count <= 4:
@@ -242,7 +248,7 @@ def _transposition(sch: s_tir.Schedule, queries: SBlockRV, lanes: int) -> None:
     """Transpose whole tiles in registers; features that fill no tile one vector of queries at a time."""
     *_, d, lane = sch.get_loops(queries)
     if int(sch.get(d).extent) % lanes or int(sch.get(lane).extent) % lanes:
-        _vectors(sch, lane, lanes)
+        in_vectors(sch, lane, lanes)
         return
     d, row = sch.split(d, [None, lanes])
     lane, column = sch.split(lane, [None, lanes])
@@ -250,7 +256,7 @@ def _transposition(sch: s_tir.Schedule, queries: SBlockRV, lanes: int) -> None:
     sch.tensorize(row, use(transpose(lanes)))
 
 
-def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
+def _seeds(shape: Sizes, machine: CpuMachine) -> Iterator[Decisions]:
     """Register tiles by loads per multiply-add, chunks by how evenly they divide among the cores."""
     options = []
     for block in divisors(shape.together or shape.blocks, 8):
@@ -276,14 +282,14 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
                        "keys": copy, "values": copy}
 
 
-def _heights(shape: _Shape) -> list[int]:
+def _heights(shape: Sizes) -> list[int]:
     """Keys of a register tile of scores; of free numbers of keys such that no tile is ragged."""
     if shape.multiple:
         return divisors(shape.multiple, _MAX_KEYS)
     return list(range(1, min(shape.keys, _MAX_KEYS) + 1))
 
 
-def _score_tile(shape: _Shape, machine: CpuMachine, block: int) -> tuple[float, int] | None:
+def _score_tile(shape: Sizes, machine: CpuMachine, block: int) -> tuple[float, int] | None:
     """Loads per multiply-add, and the keys of the register tile, of ``block`` blocks of queries."""
     vectors = block * vectors_in(shape.width, machine.lanes())[0]
     m = max((m for m in _heights(shape) if m * vectors <= _accumulators(machine)), default=0)
@@ -297,7 +303,7 @@ def _accumulators(machine: CpuMachine) -> int:
     return accumulator_budget(machine) // 12 * 12
 
 
-def _value_tiles(shape: _Shape, machine: CpuMachine) -> list[tuple[int, int]]:
+def _value_tiles(shape: Sizes, machine: CpuMachine) -> list[tuple[int, int]]:
     """Queries and vectors of features of a register tile, best first; half the registers hide the latency of the
     multiply-adds, and a narrower tile reads fewer lines of the values a step."""
     vectors, budget = vectors_in(shape.features, machine.lanes())[0], _accumulators(machine)

@@ -11,7 +11,9 @@ from tvm import relax, te, tirx
 from mlc.graph.kernels import bfloat, integer
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.weight_only import dense_weight_only
+from mlc.graph.lowering.attention import Sizes, attention
 from mlc.graph.pipeline import lower
+from mlc.graph.task import normalise
 from mlc.options import DEFAULT_OPTIONS
 from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES
@@ -44,6 +46,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
     """Of the network's tasks and their alternatives, the first that each CPU space takes."""
     form = integer.dot_form(target)
     found = {  # in the network, blocked layouts leave no plain convolution
+        "cpu.attention_few": _decoding_step(),
         "cpu.contraction": _plain_convolution(),
         "cpu.conv2d_bfloat": _bfloat_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
@@ -55,6 +58,15 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
     for task in lower(_network(), target, options=DEFAULT_OPTIONS).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
     return found
+
+
+def _decoding_step() -> tirx.PrimFunc:
+    """One query of four heads over a cache of 48 keys, of which two heads share each."""
+    q = te.placeholder((1, 4, 32), name="q")
+    k, v = (te.placeholder((48, 2, 32), name=name) for name in "kv")
+    out = attention(Sizes((4,), 1, 48, 32, 32), 0.25, lambda h, i, d: q[i, h, d], lambda h, j, d: k[j, h // 2, d],
+                    lambda h, j, d: v[j, h // 2, d], None, (1, 0, 2))
+    return normalise(te.create_prim_func([q, k, v, out]))
 
 
 def _plain_convolution() -> tirx.PrimFunc:

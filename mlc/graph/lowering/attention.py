@@ -31,7 +31,8 @@ from mlc.graph.kernels.attention import fused_attention
 from mlc.graph.kernels.blocked import PANEL
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
-from schedules.cpu.attention import KEYS, TOGETHER
+from schedules.cpu.attention import FEW, KEYS, TOGETHER
+from schedules.cpu.attention_few import WHOLE_KEYS
 from schedules.cuda.attention import MOST_FEATURES, available
 
 __all__ = ["QUERIES", "FuseAttention", "attention"]
@@ -81,26 +82,28 @@ def attention(
     ``query``, ``key`` and ``value`` load an element of ``[*batch, token, feature]``; ``mask`` one of
     ``[*batch, key, query]``, where ``query`` runs to the end of the last block. ``order`` are the axes of
     ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
-    zeros; scores are laid out ``[*batch, block, key, query]``. Free numbers of keys are padded to whole blocks too, and
-    those of queries to pairs of blocks where there are usually two or more. With ``zeros`` the result of a query whose
-    scores are all minus infinity is 0 instead of NaN.
+    zeros; scores are laid out ``[*batch, block, key, query]``. Few queries are one block without padding. Free numbers
+    of keys are padded to multiples of :data:`WHOLE_KEYS`, as all are with few queries, and those of queries to pairs of
+    blocks where there are usually two or more. With ``zeros`` the result of a query whose scores are all minus infinity
+    is 0 instead of NaN.
     """
-    n = len(sizes.batch)
+    n, block = len(sizes.batch), _block(sizes.tokens)
     batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
     padded = sizes.keys
-    if isinstance(sizes.keys, Size):  # whole tiles of keys, the last of which are given no weight
+    if isinstance(sizes.keys, Size) or (block < QUERIES and sizes.keys % WHOLE_KEYS):
+        # whole tiles of keys, the last of which are given no weight
         key, value, mask = _padded(i64(sizes.keys), key, value, mask or (lambda *_: tirx.const(0.0, "float32")))
-        padded = -(-sizes.keys // QUERIES) * QUERIES
-    tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, QUERIES))
+        padded = -(-sizes.keys // WHOLE_KEYS) * WHOLE_KEYS
+    tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, block))
     one, zero, factor, tiny = (tirx.const(v, "float32") for v in (1.0, 0.0, scale, _TINY))
     rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
                       ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
 
     def row(*x: Any) -> Any:
-        i = x[n] * QUERIES + x[n + 1]
+        i = x[n] * block + x[n + 1]
         loaded = query(*x[:n], i, x[-1])
         loaded = loaded if scale == 1.0 else loaded * factor
-        return loaded if sizes.tokens % QUERIES == 0 else tirx.if_then_else(i < tokens, loaded, zero)
+        return loaded if sizes.tokens % block == 0 else tirx.if_then_else(i < tokens, loaded, zero)
 
     def score(*x: Any) -> Any:
         return te.sum(key(*x[:n], x[-2], rd.var) * queries(*x[: n + 1], rd.var, x[-1]), axis=[rd])
@@ -108,7 +111,7 @@ def attention(
     def logit(*x: Any) -> Any:
         if mask is None:
             return scores(*x)
-        i = x[n] * QUERIES + x[-1]
+        i = x[n] * block + x[-1]
         return scores(*x) + mask(*x[:n], x[-2], i)
 
     def weighted(*x: Any) -> Any:
@@ -116,17 +119,17 @@ def attention(
 
     def result(*index: Any) -> Any:
         at = [index[list(order).index(axis)] for axis in range(n + 2)]
-        block, lane = at[n] // QUERIES, at[n] % QUERIES
-        return values(*at[:n], block, lane, at[-1]) * inverse(*at[:n], block, lane)
+        place = (at[n] // block, at[n] % block) if block == QUERIES else (i64(0), at[n])
+        return values(*at[:n], *place, at[-1]) * inverse(*at[:n], *place)
 
-    front = (*batch, i64(_whole_blocks(sizes.tokens) // QUERIES))
+    front = (*batch, i64(_whole_blocks(sizes.tokens) // block))
     rows = te.compute((*front, width, depth), row, name="rows")
     queries = te.compute((*front, depth, width), lambda *x: rows(*x[:-2], x[-1], x[-2]), name="queries")
     said: dict[str, Any] = {"mlc.op": "attention"}
     if isinstance(sizes.tokens, Size):
         said[TOGETHER] = _together(sizes.tokens)
     if isinstance(sizes.keys, Size):
-        said[KEYS] = QUERIES
+        said[KEYS] = WHOLE_KEYS
     scores = te.compute((*front, keys, width), score, name="scores", attrs=said)
     logits = te.compute(scores.shape, logit, name="logits")
     peak = te.compute((*front, width), lambda *x: te.max(logits(*x[:-1], rj, x[-1]), axis=[rj]), name="peak")
@@ -145,6 +148,11 @@ def attention(
     return te.compute([shape[axis] for axis in order], result, name="attention")
 
 
+def _block(tokens: int | Size) -> int:
+    """Queries of one block."""
+    return tokens if isinstance(tokens, int) and tokens < FEW else QUERIES
+
+
 def _together(tokens: int | Size) -> int:
     """How many blocks of queries are always computed together: what is free is padded to whole numbers of them, so that
     no tile has to ask whether its queries are there."""
@@ -153,7 +161,7 @@ def _together(tokens: int | Size) -> int:
 
 def _whole_blocks(tokens: Any) -> Any:
     """The number of queries with those that fill the last blocks."""
-    step = _together(tokens) * QUERIES
+    step = _together(tokens) * _block(tokens)
     return -(-tokens // step) * step
 
 
@@ -279,7 +287,7 @@ class _Fuser:
                           operand, zeros=seen is not None)
 
     def _fits_cpu(self, sizes: Sizes) -> bool:
-        return 2 * usual_size(sizes.tokens) >= QUERIES and not sizes.features % _NARROWEST
+        return not sizes.features % _NARROWEST and (usual_size(sizes.tokens) >= FEW or not sizes.depth % _NARROWEST)
 
     def _fits_gpu(self, sizes: Sizes, operand: str) -> bool:
         return max(sizes.depth, sizes.features) <= MOST_FEATURES and operand in ("float32", "float16", "bfloat16")
@@ -391,7 +399,7 @@ class _Fuser:
         shape = (1,) * (2 - len(shape_of(total))) + shape_of(total)
         rank = len(shape)
         free = isinstance(sizes.tokens, Size)
-        pad = -sizes.tokens % QUERIES if shape[-2] != 1 and not free else 0
+        pad = -sizes.tokens % _block(sizes.tokens) if shape[-2] != 1 and not free else 0
         array = array_of(total)
         if array is not None:
             turned = np.swapaxes(array.reshape(shape), -1, -2)

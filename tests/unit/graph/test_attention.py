@@ -165,7 +165,7 @@ def _near_miss(kind: str) -> relax.Function:
 
 
 @pytest.mark.parametrize("kind", [
-    "along the queries", "few queries", "odd features", "scores of scores", "a score read again", "weights changed",
+    "along the queries", "odd features", "scores of scores", "a score read again", "weights changed",
 ])
 def test_near_misses(kind: str) -> None:
     assert_unchanged(FUSE, _near_miss(kind))
@@ -174,3 +174,10 @@ def test_near_misses(kind: str) -> None:
 def test_targets_without_such_kernels_keep_their_operators() -> None:
     assert_unchanged(FuseAttention(resolve("cuda:sm_75")), _near_miss("none"))
     assert operators(FUSE(module(_near_miss("none")))) == ["call_tir"]
+
+
+def test_few_queries_are_one_block_without_padding() -> None:
+    before = _near_miss("few queries")
+    after = FUSE(module(before))
+    assert operators(after) == ["call_tir"] and _calls(after)[0][-1] == (2, 4, 8)
+    assert_same_values(before, after)
