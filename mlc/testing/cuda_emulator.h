@@ -4,6 +4,7 @@
 // barriers of a block one warp is far ahead of the others, and between two of a warp one thread, the first and the last
 // in turn: a value that is read before the barrier that should order it is wrong.
 // Shared memory holds poison, NaN in every type of floats, when a block begins.
+// What blocks tell each other through global memory is in cuda_global.h.
 // The includer defines the kernels and calls emulate(grid, block, kernel).
 #include <ucontext.h>
 
@@ -101,6 +102,8 @@ static inline half4 make_half4(half x, half y, half z, half w) { return {x, y, z
 static inline unsigned __pack_half2(half x, half y) { return unsigned(y.bits) << 16 | x.bits; }
 static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return unsigned(y.bits) << 16 | x.bits; }
 
+#include "cuda_global.h"
+
 namespace emulator {
 enum State { kReady, kBlockBarrier, kWarpBarrier, kDone };
 constexpr unsigned kWarp = 32;
@@ -165,6 +168,7 @@ static void run_block() {
       run_warp(warp * kWarp, std::min<size_t>(fibers.size(), (warp + 1) * kWarp), forward);
     }
     up = !up;
+    if (weak) met();
   } while (release(0, fibers.size(), kBlockBarrier));
   if (!std::all_of(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.state == kDone; }))
     fail("some threads of a block wait at a barrier that the others never reach");
@@ -185,14 +189,19 @@ static inline unsigned __cvta_generic_to_shared(const void* p) {
 
 #include "cuda_ptx.h"
 
-static void emulate(Index grid, Index block, const std::function<void()>& kernel) {
+// Blocks run from the last to the first if `backwards`; `is_weak` as in cuda_global.h.
+static void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false,
+                    bool backwards = false) {
   using namespace emulator;
   body = &kernel;
+  weak = is_weak;
+  if (weak) start_kernel();
   fibers.resize(size_t(block.x) * block.y * block.z);
   for (unsigned bz = 0; bz < grid.z; ++bz)
     for (unsigned by = 0; by < grid.y; ++by)
       for (unsigned bx = 0; bx < grid.x; ++bx) {
-        blockIdx = {bx, by, bz};
+        blockIdx = {backwards ? grid.x - 1 - bx : bx, backwards ? grid.y - 1 - by : by,
+                    backwards ? grid.z - 1 - bz : bz};
         for (size_t i = 0; i < fibers.size(); ++i) {
           Fiber& f = fibers[i];
           f.stack.resize(kStack);
@@ -206,12 +215,25 @@ static void emulate(Index grid, Index block, const std::function<void()>& kernel
         }
         std::memset(shared_memory, kPoison, kSharedBytes);
         ptx::start_block();
+        if (weak) enter_block();
         run_block();
+        if (weak) leave_block();
         ptx::end_block();
       }
+  if (weak) end_kernel();
 }
 
 static inline void __syncthreads() { emulator::wait(emulator::kBlockBarrier); }
+// Whether any thread of the block says so.
+static inline int __syncthreads_or(int said) {
+  using namespace emulator;
+  fibers[current].slot = uint64_t(said != 0);
+  wait(kBlockBarrier);
+  int any = 0;
+  for (const Fiber& f : fibers) any |= int(f.slot);
+  wait(kBlockBarrier);  // a thread that went on might say something else
+  return any;
+}
 static inline void __syncwarp(unsigned = ~0u) { emulator::wait(emulator::kWarpBarrier); }
 static inline unsigned __activemask() { return ~0u; }
 

@@ -21,13 +21,14 @@ import numpy as np
 
 from mlc.codegen.cuda import PASS_CONFIG, legal_names
 from mlc.testing.cuda_asm import emulated
+from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
 
 if TYPE_CHECKING:
     import tvm
     from tvm import tirx
 
-__all__ = ["Cost", "Launch", "cuda_source", "run", "run_source"]
+__all__ = ["Cost", "Launch", "cuda_source", "launches", "run", "run_source"]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
@@ -53,9 +54,13 @@ class Launch(NamedTuple):
 
 
 def run(
-    func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray]
+    func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray],
+    repeats: int = 1,
 ) -> list[Cost]:
     """Build the scheduled ``func`` for a CUDA ``target`` and run its kernels; ``outputs`` are written in place.
+
+    With ``repeats`` they are run again on the same memory, but for outputs and intermediates as they were at first, the
+    blocks of every other run from the last to the first.
 
     Raises ``RuntimeError`` where the kernels do not compile, crash, or leave threads at a barrier.
     """
@@ -65,16 +70,18 @@ def run(
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
-    return run_source(cuda_source(func, target), list(_launches(func)), arrays)
+    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats)
 
 
-def run_source(source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray]) -> list[Cost]:
+def run_source(
+    source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray], repeats: int = 1
+) -> list[Cost]:
     """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place."""
     with tempfile.TemporaryDirectory(prefix="mlc-emulator-") as name:
         folder = Path(name)
         for key, array in arrays.items():
             array.tofile(folder / key)
-        text = _program(source, launches, {k: a.nbytes for k, a in arrays.items()}, folder)
+        text = _program(source, launches, {k: a.nbytes for k, a in arrays.items()}, folder, repeats)
         (folder / "kernels.cc").write_text(text)
         _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{name}/kernels", f"{name}/kernels.cc")
         _call(f"{name}/kernels")
@@ -125,12 +132,14 @@ def _registered(name: str, function: Any) -> Iterator[None]:
             tvm.register_global_func(name, previous, override=True)
 
 
-def _launches(func: tirx.PrimFunc) -> Iterator[Launch]:
-    """The kernels of a scheduled function, in order."""
+def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
+    """The kernels that are launched for a scheduled function, in order."""
     import tvm_ffi
     from tvm import tirx as tir
 
-    body = func.body.block.body
+    whole = joined(func).body
+    root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
+    body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:
         extents: dict[str, int] = {}
 
@@ -143,7 +152,9 @@ def _launches(func: tirx.PrimFunc) -> Iterator[Launch]:
                        for axis in ("blockIdx", "threadIdx")))
 
 
-def _program(source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path) -> str:
+def _program(
+    source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path, repeats: int
+) -> str:
     kernels = list(_KERNEL.finditer(source))
     if len(kernels) != len(launches):
         raise RuntimeError(f"one kernel for each nest is needed, got {len(kernels)} for {len(launches)} nests")
@@ -151,12 +162,17 @@ def _program(source: str, launches: Sequence[Launch], sizes: dict[str, int], fol
     lines = [f'#include "{_HEADER}"', code, "int main() {"]
     for key, size in sizes.items():
         lines.append(f'  char* {key}_ptr = (char*)aligned_alloc(64, {-(-size // 64) * 64});')
-        lines.append(f'  {{ FILE* f = fopen("{folder / key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
+        lines.append(f"  emulator::arrays.push_back({{{key}_ptr, {size}}});")
+    lines.append(f"  for (int turn = 0; turn < {repeats}; ++turn) {{")
+    for key, size in sizes.items():
+        lines.append(f'    {{ FILE* f = fopen("{folder / key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
     for kernel, launch in zip(kernels, launches, strict=True):
         grid, block = (", ".join(map(str, extents)) for extents in launch)
         parameters = [p.strip() for p in kernel[2].split(",")]
         arguments = ", ".join(_argument(p) for p in parameters)
-        lines.append(f"  emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }});")
+        weak = "true" if "atomicInc" in source else "false"
+        lines.append(f"    emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }}, {weak}, turn % 2);")
+    lines.append("  }")
     for key, size in sizes.items():
         lines.append(f'  {{ FILE* f = fopen("{folder / key}", "wb"); fwrite({key}_ptr, 1, {size}, f); fclose(f); }}')
     lines.append(f'  ptx::write_costs("{folder / "costs"}");')

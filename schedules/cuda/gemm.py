@@ -2,13 +2,13 @@
 
 Each thread keeps a small tile of accumulators in registers and reads its operands from shared memory as vectors; the
 tiles are fetched by all threads of the block together. Where the grid would leave most of the GPU idle, the sum is
-cut over several blocks (split-k) and a second kernel adds the parts. The structure is that of Volkov and Demmel,
-"Benchmarking GPUs to Tune Dense Linear Algebra" (2008), and of CUTLASS's SIMT kernels.
+cut over several blocks (split-k), the last of which adds the parts (:mod:`schedules.cuda.joined`). The structure is
+that of Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra" (2008), and of CUTLASS's SIMT kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice, product
 from math import ceil
@@ -17,12 +17,12 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from schedules.cuda.common import CudaSpace, bind_flat, bind_leaves, ceil_div, limits, require
+from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, limits, require
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["Tile", "TiledContraction", "TiledGemm", "pad", "split_sum"]
+__all__ = ["Cut", "Tile", "TiledContraction", "TiledGemm", "pad", "parts_cycles", "split_sum"]
 
 #: elements that one shared-memory access of a thread takes (16 bytes of float32)
 _FRAGMENT = 4
@@ -33,8 +33,8 @@ _SEEDS = 8
 _LANES = 128
 #: warps that an SM needs in flight, in one block or in several, to hide the latency of its memories
 _WARPS = 16
-#: part of a second kernel's start that is not hidden behind the first one
-_EXPOSED = 0.5
+#: cycles until what one block has written can be read by another, which is told of it
+_TOLD = 2000
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,18 @@ def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> float:
     fetch = 4.0 / tile.block_m + 4.0 / tile.block_n
     barrier = 60.0 * tile.threads / (tile.block_k * tile.block_m * tile.block_n)
     time = waves * tile.block_m * tile.block_n * depth * (1.0 + shared + fetch + barrier) * latency
-    if tile.split_k > 1:  # the parts go through memory and a second kernel adds them
-        points = contraction.size("b") * contraction.size(M) * contraction.size(N)
-        time += _EXPOSED * gpu.launch_seconds * gpu.hz * _LANES + 70.0 * tile.split_k * points / gpu.multiprocessors
+    if tile.split_k > 1:
+        time += _LANES * (_TOLD + parts_cycles(contraction, tile.split_k, tile.block_m * tile.block_n, waves, gpu))
     return time
+
+
+def parts_cycles(contraction: Contraction, parts: int, tile: int, waves: float, gpu: GpuMachine) -> float:
+    """Cycles that go by with the parts of a cut sum, while blocks with tiles of so many elements go through a
+    multiprocessor in ``waves``: each writes a part and reads as much on average, but the last of all reads all of its
+    tile's. The second cache holds them, where it is large enough."""
+    size = 4 * parts * contraction.size("b") * contraction.size(M) * contraction.size(N)
+    rate = gpu.l2_rate if size <= gpu.l2_bytes else gpu.memory_rate
+    return (2 * (waves - 1) + 1 + parts) * 4 * tile * gpu.multiprocessors * gpu.hz / rate
 
 
 def pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, whole: Sequence[int]) -> None:
@@ -174,7 +182,13 @@ def pad(sch: s_tir.Schedule, main: Any, contraction: Contraction, whole: Sequenc
 
 
 def _multiply(sch: s_tir.Schedule, main: Any, store: Any, contraction: Contraction, tile: Tile) -> None:
-    main, store, lead, (m, n, k) = split_sum(sch, main, store, tile.split_k, "local")
+    def share(flat: Any) -> Any:
+        _, thread = sch.split(flat, [None, tile.threads])
+        sch.bind(thread, "threadIdx.x")
+        return thread
+
+    cut = Cut(tile.split_k, tile.block_m, tile.block_n, 1, share)
+    main, store, lead, (m, n, k) = split_sum(sch, main, store, cut, "local")
     vm, vn = ceil_div(tile.thread_m, _FRAGMENT), ceil_div(tile.thread_n, _FRAGMENT)
     bm, m_v, m_t, m_i = sch.split(m, [None, vm, tile.block_m // tile.thread_m, tile.thread_m // vm])
     bn, n_v, n_t, n_i = sch.split(n, [None, vn, tile.block_n // tile.thread_n, tile.thread_n // vn])
@@ -237,30 +251,49 @@ def _write_back(sch: s_tir.Schedule, store: Any, thread: Any, contraction: Contr
         sch.vectorize(lanes)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a sum is cut into ``parts``, and by whom they are added up: blocks of threads take tiles of ``m`` by ``n``,
+    ``panel`` along ``m`` before the next along ``n``, and ``share`` deals the points of one out to threads, whose loop
+    it returns."""
+
+    parts: int
+    m: int
+    n: int
+    panel: int
+    share: Callable[[Any], Any]
+
+
 def split_sum(
-    sch: s_tir.Schedule, main: Any, out: Any, parts: int, scope: str
+    sch: s_tir.Schedule, main: Any, out: Any, cut: Cut, scope: str
 ) -> tuple[Any, Any, list[Any], tuple[Any, Any, Any]]:
-    """Cut a product's sum into ``parts``, each a block's own, and keep what is added up in memory of ``scope``.
+    """Cut a product's sum into parts, each a block's own, and keep what is added up in memory of ``scope``.
 
     Returns the block that multiplies, the one that stores, the loops that are blocks' alone, and those over m, n, k.
     """
-    if parts == 1:
+    if cut.parts == 1:
         sch.set_scope(main, 0, scope)
         b, m, n, k = sch.get_loops(main)
         return main, out, [b], (m, n, k)
     *_, k = sch.get_loops(main)
-    part, _ = sch.split(k, [parts, None])
+    part, _ = sch.split(k, [cut.parts, None])
     partial = sch.rfactor(part, factor_axis=0)
-    _finish_split(sch, main, out)
+    _add_parts(sch, main, out, cut)
     stored = sch.cache_write(partial, 0, scope)
     b, m, n, part, k = sch.get_loops(partial)
     return partial, stored, [part, b], (m, n, k)
 
 
-def _finish_split(sch: s_tir.Schedule, total: Any, out: Any) -> None:
-    """The second kernel of a cut sum: each thread adds the parts of one result and applies the epilogue."""
-    _, at = bind_flat(sch, sch.get_loops(out), 256)
-    sch.compute_at(total, at, preserve_unit_loops=True)
+def _add_parts(sch: s_tir.Schedule, total: Any, out: Any, cut: Cut) -> None:
+    """Add up parts in their order and apply the epilogue, by blocks of threads that are numbered as those of the first
+    part are: so this becomes the end of their kernel (:mod:`schedules.cuda.joined`)."""
+    b, m, n = sch.get_loops(out)
+    grid_m, m = sch.split(m, [None, cut.m])
+    grid_n, n = sch.split(n, [None, cut.n])
+    panels, along = sch.split(grid_m, [None, cut.panel])
+    sch.reorder(b, panels, grid_n, along, m, n)
+    sch.bind(sch.fuse(b, panels, grid_n, along), "blockIdx.x")
+    sch.compute_at(total, cut.share(sch.fuse(m, n)), preserve_unit_loops=True)
     sch.set_scope(total, 0, "local")
 
 

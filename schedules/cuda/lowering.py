@@ -18,6 +18,7 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
 from schedules.cuda.attention import expanded
+from schedules.cuda.joined import joined
 
 __all__ = ["LAST_PASS", "PIPELINE"]
 
@@ -47,15 +48,19 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """TVM's ``lower``, with attention's kernels written out, which have the barriers that they need: TVM can't tell the
-    stage that is copied to from the one that is read, and would put one between them."""
+    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and attention's kernels written
+    out, which have the barriers that they need: TVM can't tell the stage that is copied to from the one that is read,
+    and would put one between them."""
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
         kernel = expanded(func) if isinstance(func, tirx.PrimFunc) else func
-        (rest if kernel is func else written)[var] = kernel
+        if kernel is func:
+            rest[var] = joined(func) if isinstance(func, tirx.PrimFunc) else func
+        else:
+            written[var] = kernel
     if not written:
-        return lower(mod)
+        return lower(tvm.IRModule(rest, attrs=mod.attrs))
     once = tvm.IRModule(written, attrs=mod.attrs)
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_OwnBarriers()]):
         once = lower(once)

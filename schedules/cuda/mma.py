@@ -24,7 +24,7 @@ from tvm import s_tir, tirx
 from schedules import intrin
 from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, require
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
-from schedules.cuda.gemm import pad, split_sum
+from schedules.cuda.gemm import Cut, pad, parts_cycles, split_sum
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
@@ -48,8 +48,6 @@ _LANES = 1024
 _WARPS, _LATENCY = 8, 600
 #: bytes that shared memory moves in a cycle
 _SHARED_RATE = 128
-#: part of a second kernel's start that is not hidden behind the first one
-_EXPOSED = 0.5
 
 
 @dataclass(frozen=True)
@@ -229,16 +227,17 @@ def estimate(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuM
     ends = _LATENCY + 2 * tile.block_m * tile.block_n * 4 / _SHARED_RATE
     # where a multiprocessor holds as many blocks anyway, more stages are ready for what is late
     time = rounds * (steps * max(products * idle, shared, copied * late) * (1 + 0.1 / tile.stages) + ends / here)
-    if tile.split_k > 1:  # the parts go through memory and a second kernel adds them
-        points = contraction.size("b") * contraction.size(M) * contraction.size(N)
-        time += (_EXPOSED * gpu.launch_seconds + 8 * tile.split_k * points / gpu.memory_rate) * gpu.hz
+    if tile.split_k > 1:
+        time += 3 * _LATENCY + parts_cycles(contraction, tile.split_k, tile.block_m * tile.block_n, rounds, gpu)
     return time
 
 
 def _multiply(
     sch: s_tir.Schedule, main: Any, out: Any, contraction: Contraction, kind: mma.Kind, tile: WarpTile
 ) -> None:
-    main, out, lead, (m, n, k) = split_sum(sch, main, out, tile.split_k, "shared.dyn")
+    cut = Cut(tile.split_k, tile.block_m, tile.block_n, _panel(tile, contraction),
+              lambda flat: _share_out(sch, flat, tile, 1))
+    main, out, lead, (m, n, k) = split_sum(sch, main, out, cut, "shared.dyn")
     keep = sch.cache_write(main, 0, "warp")
     grid_m, warp_m, m_o, m_i = sch.split(m, [None, tile.block_m // tile.warp_m, tile.warp_m // mma.TILE, mma.TILE])
     grid_n, warp_n, n_o, n_i = sch.split(n, [None, tile.block_n // tile.warp_n, tile.warp_n // mma.TILE, mma.TILE])
@@ -329,13 +328,14 @@ def _stage(
     sch.tensorize(loaded, _use(mma.load(kind, which.side, transposed)))
 
 
-def _share_out(sch: s_tir.Schedule, flat: Any, tile: WarpTile, vector: int) -> None:
-    """Deal the points of a tile out to the block's threads, ``vector`` neighbours to each."""
+def _share_out(sch: s_tir.Schedule, flat: Any, tile: WarpTile, vector: int) -> Any:
+    """Deal the points of a tile out to the block's threads, ``vector`` neighbours to each; the loop over a warp's."""
     loops = sch.split(flat, [None, tile.warps, mma.WARP, vector])
     sch.bind(loops[1], "threadIdx.y")
     sch.bind(loops[2], "threadIdx.x")
     if vector > 1:
         sch.vectorize(loops[3])
+    return loops[2]
 
 
 def _index_map(sch: s_tir.Schedule, block: Any, change: Any) -> tirx.IndexMap:

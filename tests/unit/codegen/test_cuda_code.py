@@ -23,6 +23,7 @@ from mlc.artifact import cuda as artifact_cuda
 from mlc.cli.main import main
 from mlc.codegen import code_generation, cuda, nvrtc, pipeline, prepared
 from mlc.codegen.inspection import find_nvdisasm
+from mlc.compilation import Compilation
 from mlc.errors import ArtifactError, BuildError
 from mlc.graph.pipeline import lower
 from mlc.measure.lowered import compile_hashed
@@ -30,6 +31,7 @@ from mlc.networks.light import light_model
 from mlc.networks.models import bert_base
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
+from mlc.testing.cuda_emulator import launches
 from schedules import registry
 from schedules.machine import GPUS
 from schedules.space import best_seed
@@ -117,6 +119,19 @@ def test_large_models(name: str, arch: str) -> None:
     exe = mlc.compile(model, target=f"cuda:{arch}", log=False)
     spaces = {f["space"] for f in exe.metadata["functions"]}
     assert spaces <= {"cuda.gemm", "cuda.conv", "cuda.rows", "cuda.reduce", "cuda.elementwise"}
+
+
+@pytest.mark.parametrize(("name", "most"), [
+    ("resnet50", 60), pytest.param("bert_base", 100, marks=pytest.mark.slow),
+])
+def test_launches_of_large_models(name: str, most: int) -> None:
+    """Kernels that one run starts, untuned: elementwise operators, transposes and sums of parts have none."""
+    compilation = Compilation.of(bert_base() if name == "bert_base" else light_model(name), "cuda:sm_90a")
+    target, count = compilation.target.tvm, 0
+    for task in compilation.lowered().tasks:
+        scheduled = best_seed(registry.find(task.func, target), task.func, target).mod["main"]
+        count += task.weight * len(list(launches(scheduled)))
+    assert count <= most
 
 
 def test_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,21 +69,28 @@ def check_orders(monkeypatch: pytest.MonkeyPatch, case: Case, scheduled: tirx.Pr
     """The scheduled kernel is right, and wrong without any one of its waits and barriers; how many there are."""
     source = cuda_emulator.cuda_source(scheduled, CUDA)
     orders = list(_ORDERS.finditer(source, source.rindex('extern "C" __global__')))
+    assert emulated_error(monkeypatch, case, scheduled, source) <= case.rtol
+    errors = [
+        emulated_error(monkeypatch, case, scheduled, source[: order.start()] + source[order.end() :])
+        for order in orders
+    ]
+    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
+    return len(orders)
 
-    def error(text: str) -> float:
-        monkeypatch.setattr(cuda_emulator, "cuda_source", lambda _func, _target: text)
-        inputs, outputs = case.arrays()
+
+def emulated_error(
+    monkeypatch: pytest.MonkeyPatch, case: Case, scheduled: tirx.PrimFunc, source: str, repeats: int = 1
+) -> float:
+    """The error of a scheduled function that was written as ``source``; infinite where a copy is not waited for."""
+    inputs, outputs = case.arrays()
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda_emulator, "cuda_source", lambda _func, _target: source)
         try:
-            cuda_emulator.run(scheduled, CUDA, inputs, outputs)
+            cuda_emulator.run(scheduled, CUDA, inputs, outputs, repeats)
         except RuntimeError as reason:
             assert "waited for" in str(reason)
             return np.inf
-        return case.error(inputs, outputs)
-
-    assert error(source) <= case.rtol
-    errors = [error(source[: order.start()] + source[order.end() :]) for order in orders]
-    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
-    return len(orders)
+    return case.error(inputs, outputs)
 
 
 def loop_kinds(func: tirx.PrimFunc) -> set[int]:

@@ -55,13 +55,13 @@ def candidates(func: tirx.PrimFunc, target: tvm.target.Target, seed: int) -> Ite
 
 
 def check_promises(found: list[Kernel], dtype: str) -> None:
-    """Of a product, and of the kernel that adds up its parts where the sum is cut."""
-    for kernel in found:
-        assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    """Of the one kernel of a product, whose blocks load into registers only what is added up of a cut sum's parts."""
+    (kernel,) = found
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
     if find_nvdisasm():
-        (kernel,) = [kernel for kernel in found if kernel.count("LDSM")]
-        assert kernel.count(OPCODES[dtype]), f"tensor cores must multiply, got {kernel.instructions}"
-        assert kernel.count("LDGSTS.E.BYPASS.128") and kernel.count("LDGDEPBAR") and not kernel.count("LDG")
+        assert kernel.count("LDSM") and kernel.count(OPCODES[dtype]), kernel.instructions
+        assert kernel.count("LDGSTS.E.BYPASS.128") and kernel.count("LDGDEPBAR")
+        assert bool(kernel.count("LDG")) == bool(kernel.count("ATOMG")), kernel.instructions
         assert not kernel.count("LDL") and not kernel.count("STL")
 
 
