@@ -106,7 +106,18 @@ def _close(mine: np.ndarray, theirs: np.ndarray) -> bool:
         return bool(np.abs(mine.astype("f8") - theirs.astype("f8")).max(initial=0) <= (mine.dtype.itemsize == 1))
     finite = np.abs(theirs[np.isfinite(theirs)], dtype="f8")
     scale = _TOLERANCE * (10 if mine.dtype == np.float16 else 1)
-    return np.allclose(mine, theirs, rtol=scale, atol=scale * min(1.0, finite.max(initial=0)), equal_nan=True)
+    atol = max(scale * min(1.0, finite.max(initial=0)), _step(theirs))
+    return np.allclose(mine, theirs, rtol=scale, atol=atol, equal_nan=True)
+
+
+def _step(values: np.ndarray) -> float:
+    """The step of dequantized values, 0 for others: a sum halfway between two levels may be rounded to either."""
+    levels = np.unique(values[np.isfinite(values)].astype("f8"))
+    if not 2 <= len(levels) <= 256:
+        return 0.0
+    step = np.diff(levels).min()
+    steps = levels / step
+    return float(step) * 1.001 if np.allclose(steps, np.round(steps), rtol=0, atol=1e-3) else 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
