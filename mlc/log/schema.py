@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from mlc.errors import LogError
@@ -129,10 +130,20 @@ def _open(path: Path, mode: str, **options: str) -> sqlite3.Connection:
     query = "&".join([f"mode={mode}", *(f"{k}={v}" for k, v in options.items())])
     db = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?{query}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None,
-        check_same_thread=False,
+        check_same_thread=False, factory=_Connection,
     )
     _distrust(db)
     return db
+
+
+class _Connection(sqlite3.Connection):
+    """Reports damage in one way: SQLite quotes damaged names in its message, which Python may fail to decode."""
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*args)
+        except UnicodeDecodeError as error:
+            raise sqlite3.DatabaseError("malformed: its tables have names that are no text") from error
 
 
 def _distrust(db: sqlite3.Connection) -> None:

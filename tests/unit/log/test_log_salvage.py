@@ -108,3 +108,14 @@ def test_salvage_overwrites_nothing(whole: tuple[Path, list[Record]], tmp_path: 
     with pytest.raises(LogError, match=r"there\.db exists"):
         salvage(whole[0], tmp_path / "there.db")
     assert (tmp_path / "there.db").read_bytes() == b"precious"
+
+
+def test_damage_that_sqlite_quotes_in_its_message(whole: tuple[Path, list[Record]], tmp_path: Path) -> None:
+    path = Path(shutil.copy(whole[0], tmp_path / "names.db"))
+    damaged = path.read_bytes().replace(b"records_by_task", b"records\xe1by(task")  # no UTF-8, and no SQL
+    path.write_bytes(damaged)
+    assert check(path).records == COUNT + 1
+    with pytest.raises(LogError, match=r"must be whole, but .* is damaged"):
+        TuningLog(path, readonly=True)
+    with pytest.raises(LogError, match=r"must be whole, but .* is damaged"):
+        TuningLog(path)
