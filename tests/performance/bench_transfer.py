@@ -8,7 +8,8 @@ the shipped schedules of every task that is not the model's). A machine drifts b
 to the next, so every distinct candidate is timed once, when a run first asks for it, and has that time in all of them:
 runs differ in what they try, not in when. What a model would take after so many trials is the sum of its tasks' best
 times until then; an untimed task takes what its untuned schedule takes, and of alternatives the one counts that would
-be built. Results: ``DIR/results.json`` and ``DIR/table.md``.
+be built. Most functions gain nothing, so a second table counts the trials of those alone that gain more than
+:data:`GAIN` in the run that knows nothing. Results: ``DIR/results.json`` and ``DIR/table.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from mlc.measure.measurer import Measurer, MeasureRequest, MeasureResult
     from mlc.target import Target
 
-__all__ = ["latencies", "main", "markdown", "needed"]
+__all__ = ["function_curves", "functions_markdown", "latencies", "main", "markdown", "needed"]
 
 ROOT = Path(__file__).parent.parent.parent
 KNOWLEDGE = ("nothing", "model", "others")
@@ -43,6 +44,8 @@ KNOWLEDGE = ("nothing", "model", "others")
 SHOWN = (0, 16, 32, 64, 128, 256)
 #: latencies within this part of each other are the same result
 SAME = 0.01
+#: a function gains where tuning makes it this much faster than its untuned schedule
+GAIN = 0.05
 
 
 class _Remembered:
@@ -86,9 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = Results(args.output)
     one = partial(_tuned, trials=args.trials, seeds=seeds, target_name=args.target)
     for _ in results.fill(args.models.split(","), one, args.again):
-        write_whole(args.output / "table.md", markdown(list(results.rows.values())))
-    print(markdown([row for row in results.rows.values() if row["model"] in args.models.split(",")]))
+        write_whole(args.output / "table.md", _tables(list(results.rows.values())))
+    print(_tables([row for row in results.rows.values() if row["model"] in args.models.split(",")]))
     return 0
+
+
+def _tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{markdown(rows)}\n{functions_markdown(rows)}"
 
 
 def _tuned(model: str, trials: int, seeds: Sequence[int], target_name: str = "native") -> dict[str, Any]:
@@ -104,6 +111,7 @@ def _tuned(model: str, trials: int, seeds: Sequence[int], target_name: str = "na
     target, others, tasks = left.target, left.others, left.compilation.tasks(Layers([]))
     taught = _taught(target, left.own)
     runs: dict[str, list[list[float]]] = {kind: [] for kind in KNOWLEDGE}
+    functions: dict[str, list[dict[str, list[float]]]] = {kind: [] for kind in KNOWLEDGE}
     measurer = _Remembered(local_measurer(target))
     try:
         untuned = _untuned(tasks, measurer)
@@ -120,11 +128,12 @@ def _tuned(model: str, trials: int, seeds: Sequence[int], target_name: str = "na
                     )
                     records = sorted(log.records(), key=lambda record: record.trial)
                 runs[kind].append(latencies(tasks, untuned, records))
+                functions[kind].append(function_curves(untuned, records))
                 print(f"{model}, seed {seed}, {kind}: {runs[kind][-1][0] * 1e3:.4g} ms, after {len(records)} trials "
                       f"{runs[kind][-1][-1] * 1e3:.4g} ms; {time.monotonic() - began:.0f} s", file=sys.stderr)
     finally:
         measurer.close()
-    return {"model": model, "tasks": len(tasks), "seeds": list(seeds), "runs": runs}
+    return {"model": model, "tasks": len(tasks), "seeds": list(seeds), "runs": runs, "functions": functions}
 
 
 def _taught(target: Target, own: set[str]) -> Pretrained:
@@ -175,6 +184,15 @@ def latencies(tasks: Sequence[Task], untuned: Mapping[str, float], records: Sequ
     return found
 
 
+def function_curves(untuned: Mapping[str, float], records: Sequence[Record]) -> dict[str, list[float]]:
+    """The seconds of each task's best schedule after 0, 1, 2 ... trials of its own, ``untuned`` being the first."""
+    curves = {key: [seconds] for key, seconds in untuned.items()}
+    for record in records:
+        curve = curves[record.task_key]
+        curve.append(min(curve[-1], record.seconds))
+    return curves
+
+
 def needed(curve: Sequence[float], result: float) -> int | None:
     """The trials after which ``curve`` stays within :data:`SAME` of ``result`` or below; None where it never does."""
     late = [n for n, seconds in enumerate(curve) if seconds > result * (1 + SAME)]
@@ -199,6 +217,33 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [row["model"], kind, *(f"{x:.3f}" for x in at),
                      f"{middle:g} ({', '.join('-' if n is None else str(n) for n in counts)})", part]
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def functions_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line a kind of knowledge, over the functions of all models and seeds that gain when nothing is known.
+
+    Trials are a function's own until it stays within :data:`SAME` of where the run that knows nothing ends. Where that
+    is never reached, all of its trials count, which is too few: the last column says how often.
+    """
+    trials: dict[str, list[int]] = {}
+    missed: dict[str, int] = {}
+    for row in rows:
+        for number, alone in enumerate(row["functions"]["nothing"]):
+            gaining = {key: curve[-1] for key, curve in alone.items() if curve[0] > curve[-1] * (1 + GAIN)}
+            for kind, runs in row["functions"].items():
+                for key, end in gaining.items():
+                    found = needed(runs[number][key], end)
+                    trials.setdefault(kind, []).append(len(runs[number][key]) - 1 if found is None else found)
+                    missed[kind] = missed.get(kind, 0) + (found is None)
+    if not trials:
+        return f"No function gains more than {GAIN:.0%}.\n"
+    base = sum(trials["nothing"])
+    lines = ["| knows | functions that gain | trials to the same result | part | median | not reached |",
+             "|---" * 6 + "|"]
+    for kind, counts in trials.items():
+        cells = [kind, len(counts), sum(counts), f"{sum(counts) / base:.2f}", f"{median(counts):g}", missed[kind]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from mlc.log import Record
-from tests.performance.bench_transfer import latencies, markdown, needed
+from tests.performance.bench_transfer import function_curves, functions_markdown, latencies, markdown, needed
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,22 @@ def test_the_part_is_of_the_trials_without_knowledge() -> None:
     lines = markdown(rows).splitlines()[2:]
     assert lines[0].endswith("| 8 (8) | 1.00 |")
     assert lines[1].endswith("| 2 (2) | 0.25 |")
+
+
+def test_trials_are_counted_of_functions_that_gain_alone() -> None:
+    untuned = {"conv": 2.0, "pool": 1.0}
+    conv, pool = [record("conv", seconds) for seconds in (1.9, 1.5, 1.0)], record("pool", 0.99)
+    slow = function_curves(untuned, [conv[0], pool, *conv[1:]])
+    quick = function_curves(untuned, [record("conv", 1.005), record("pool", 2.0)])
+    never = function_curves(untuned, [record("conv", 1.5)])
+    assert slow == {"conv": [2.0, 1.9, 1.5, 1.0], "pool": [1.0, 0.99]}
+    lines = functions_markdown([{"functions": {"nothing": [slow], "model": [never], "others": [quick]}}]).splitlines()
+    assert lines[2:] == [
+        "| nothing | 1 | 3 | 1.00 | 3 | 0 |", "| model | 1 | 1 | 0.33 | 1 | 1 |", "| others | 1 | 1 | 0.33 | 1 | 0 |",
+    ]
+
+
+def test_functions_that_gain_nothing_leave_no_table() -> None:
+    flat = function_curves({"conv": 1.0}, [record("conv", 0.97)])
+    text = functions_markdown([{"functions": {"nothing": [flat], "others": [flat]}}])
+    assert text == "No function gains more than 5%.\n"
