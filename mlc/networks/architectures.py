@@ -193,6 +193,7 @@ SMALL_ARCHITECTURES: Mapping[str, Network] = {
         "UperNetForSemanticSegmentation", _image(64), hidden_size=32, backbone_config={
             "model_type": "convnext", "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
             "out_features": ["stage1", "stage2", "stage3", "stage4"]}),
+    "csrnet": _module("CSRNet", {"input": (1, 3, 64, 72)}, width=16),
     "dcgan": _module("DCGAN", {"input": (1, 16, 1, 1)}, noise=16, widths=(32, 16)),
     # attention on images: windows, pooled and convolved keys, relative positions
     "beit": _transformers("BeitModel", _image(64), use_relative_position_bias=True, **_PATCHES),

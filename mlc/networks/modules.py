@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 __all__ = [
-    "C3D", "DCGAN", "DLRM", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet", "VisionTransformer",
+    "C3D", "CSRNet", "DCGAN", "DLRM", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet", "VisionTransformer",
 ]
 
 #: expansion, output channels, repeats and first stride of each stage (Sandler et al., 2018, table 2)
@@ -191,6 +191,29 @@ class C3D(nn.Sequential):
             nn.MaxPool3d(2), nn.Conv3d(2 * width, 2 * width, 3, 1, 1), nn.ReLU(),
             nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2 * width, 10),
         )
+
+
+class CSRNet(nn.Sequential):
+    """Li et al., "CSRNet: Dilated Convolutional Neural Networks for Understanding the Highly Congested Scenes" (2018).
+
+    f32 ``(N, 3, H, W)`` to densities ``(N, 1, H/8, W/8)``: the first ten layers of VGG-16, ``width`` channels wide at
+    the first, and six convolutions of dilation 2.
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        front = (width, width, 0, 2 * width, 2 * width, 0, *[4 * width] * 3, 0, *[8 * width] * 3)
+        layers: list[nn.Module] = []
+        channels = 3
+        for outputs, dilation in [(each, 1) for each in front] + [(each * width, 2) for each in (8, 8, 8, 4, 2, 1)]:
+            if outputs:
+                layers += [nn.Conv2d(channels, outputs, 3, padding=dilation, dilation=dilation), nn.ReLU()]
+            else:
+                layers.append(nn.MaxPool2d(2))
+            channels = outputs or channels
+        super().__init__(*layers, nn.Conv2d(channels, 1, 1))
+        for layer in self:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight)
 
 
 class DLRM(nn.Module):

@@ -5,7 +5,8 @@ whose products are annotated ``mlc.op = "conv2d_winograd"``: the input transform
 each point ``[size, size, OC/c, T, c]`` over the flattened tiles ``T``, and the output transform in two steps. Both
 transforms keep a tile of vectors in registers, the products are the register-tiled contraction of
 :mod:`schedules.cpu.tiling`, and all of it is done for a block of tiles at a time, so that what lies between the steps
-stays in the cache. After Zlateski et al., "The Anatomy of Efficient FFT and Winograd Convolutions on Modern CPUs"
+stays in the cache. Where the products are annotated with :data:`DILATED`, the result holds the images that a dilation
+makes of one, and a block of its own moves their rows and columns to where they belong. After Zlateski et al., "The Anatomy of Efficient FFT and Winograd Convolutions on Modern CPUs"
 (2019).
 """
 
@@ -31,10 +32,12 @@ from schedules.cpu.tiling import (
 from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["SINGLE", "WINOGRAD"]
+__all__ = ["DILATED", "SINGLE", "WINOGRAD"]
 
 #: annotation of the products where the number of images is free: no block of tiles holds several of them
 SINGLE = "mlc.single"
+#: annotation of the products of a dilated convolution
+DILATED = "mlc.dilated"
 
 _OPS = ("conv2d_winograd",)
 
@@ -60,7 +63,7 @@ _USES, _STREAMS = 4, 4
 @dataclass(frozen=True)
 class _Shape:
     """Points a side of a tile, its outputs a side, images, rows and columns of tiles, and the channel blocks.
-    ``single``: a block of tiles is of one image."""
+    ``dilated``: the rows and columns of the result are moved; ``single``: a block of tiles is of one image."""
 
     size: int
     m: int
@@ -72,6 +75,7 @@ class _Shape:
     oc_blocks: int
     oc: int
     padded: bool
+    dilated: bool
     single: bool
     weight: int  # the number of the parameter with the transformed weights, -1 if they are none
 
@@ -89,6 +93,7 @@ class _Blocks:
     products: SBlockRV
     rows: SBlockRV
     tiles: SBlockRV
+    image: SBlockRV
 
 
 def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
@@ -106,12 +111,12 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     n, _, oh, ow, _ = (int(v.dom.extent) for v in sch.get(image).iter_vars)
     th, tw = -(-oh // m), -(-ow // m)
     assert count == n * th * tw
-    blocks = _Blocks(padding[0] if padding else None, columns, points, products, rows, tiles)
+    blocks = _Blocks(padding[0] if padding else None, columns, points, products, rows, tiles, image)
     params = sch.mod["main"].params
     reads = [region.source for region in sch.get(products).reads]
     weight = next((i for i, param in enumerate(params) if any(param.same_as(read) for read in reads)), -1)
-    single = SINGLE in sch.get(products).annotations
-    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), single, weight)
+    dilated, single = (key in sch.get(products).annotations for key in (DILATED, SINGLE))
+    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), dilated, single, weight)
 
 
 @remembered
@@ -176,7 +181,7 @@ class Winograd(Space):
             raise InvalidDecision("a block of several images must hold them whole")
         if t > images * rows * columns or group % oc:
             raise InvalidDecision("a block of tiles and a group of channels must hold whole register tiles")
-        out = consumers_inlined(sch, blocks.tiles)
+        out = _moved(sch, blocks.image, lanes) if shape.dilated else consumers_inlined(sch, blocks.tiles)
         sch.compute_inline(blocks.tiles)
 
         n, ob, oh, ow, o = sch.get_loops(out)
@@ -217,6 +222,16 @@ class Winograd(Space):
         else:
             sch.parallel(block)
         sch.decompose_reduction(blocks.products, start)
+
+
+def _moved(sch: s_tir.Schedule, image: SBlockRV, lanes: int) -> SBlockRV:
+    """Schedule what moves the rows and columns of the result, and all that follows; returns the result's block."""
+    moving = consumers_inlined(sch, image)
+    sch.set_scope(image, 0, "global")
+    *loops, _, o = sch.get_loops(moving)
+    _vectors(sch, o, lanes)
+    sch.parallel(sch.fuse(*loops))
+    return image
 
 
 def _products(

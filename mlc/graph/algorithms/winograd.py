@@ -1,11 +1,14 @@
-"""Winograd convolution: 3x3 filters at stride 1 in 2.25 or 4 times fewer multiplications.
+"""Winograd convolution: 3x3 filters at stride 1, dilated or not, in 2.25 or 4 times fewer multiplications.
 
 ``F(m x m, 3 x 3)`` computes a tile of ``m x m`` outputs from ``(m+2) x (m+2)`` inputs as
 ``A'[(G g G') * (B' d B)]A``: both operands are transformed, multiplied point by point (over the channels that is one
 matrix product for each of the ``(m+2)^2`` points), and the result is transformed back. Filters are transformed when
-the module is built. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016); the matrices
-come from the interpolation points as in Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd
-Convolution for Deep Neural Networks" (2020).
+the module is built. A dilated filter reads every ``d``-th row and column: it is a plain filter on each of the ``d * d``
+images of such rows and columns. Tiles are taken from where these lie; the result is moved to where it belongs.
+
+After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016); the matrices come from the
+interpolation points as in Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep
+Neural Networks" (2020).
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from tvm import te, tirx
 from mlc.graph.algorithms.registry import Algorithm
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK
-from mlc.graph.kernels.blocked import pad_spatial
-from schedules.cpu.winograd import SINGLE
+from mlc.graph.kernels.blocked import pad_spatial, windows
+from schedules.cpu.winograd import DILATED, SINGLE
 
 __all__ = ["ALGORITHMS", "FILTER", "Transforms", "Winograd", "conv2d_winograd", "transform_weight", "transforms"]
 
@@ -135,7 +138,9 @@ def _row(
     return result
 
 
-def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[int]) -> te.Tensor:
+def conv2d_winograd(
+    data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[int], dilation: Sequence[int] = (1, 1)
+) -> te.Tensor:
     """2-D convolution by ``F(m x m, 3 x 3)``: ``[N, C/16, H, W, 16]`` with a weight of :func:`transform_weight`.
 
     ``pads`` is ``(top, left, bottom, right)``; the result is ``[N, O/16, OH, OW, 16]`` at stride 1.
@@ -147,15 +152,21 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
     panels, _, o = (int(d) for d in weight.shape)
     ob = panels // size**2
     top, left, bottom, right = (int(p) for p in pads)
-    oh, ow = h + top + bottom - FILTER + 1, w + left + right - FILTER + 1
-    th, tw = -(-oh // m), -(-ow // m)
+    dy, dx = map(int, dilation)
+    oh, ow = windows(h + top + bottom, FILTER, 1, dy), windows(w + left + right, FILTER, 1, dx)
+    th, tw = -(-oh // (m * dy)), -(-ow // (m * dx))
     # the last tiles may reach past the image
-    padded = pad_spatial(data, (top, left, th * m + FILTER - 1 - h - top, tw * m + FILTER - 1 - w - left))
-    count = n * th * tw
+    below, beside = (th * m + FILTER - 1) * dy - h - top, (tw * m + FILTER - 1) * dx - w - left
+    padded = pad_spatial(data, (top, left, below, beside))
+    images = n * (dy * dx)
+    count = images * th * tw
 
     def pixel(t: tirx.Var, r: int, x: tirx.Var, b: tirx.Var, lane: tirx.Var) -> tirx.Expr:
-        ni, y, z = tirx.indexdiv(t, th * tw), tirx.indexmod(tirx.indexdiv(t, tw), th), tirx.indexmod(t, tw)
-        return padded[ni, b, y * m + r, z * m + x, lane]
+        image, y, z = tirx.indexdiv(t, th * tw), tirx.indexmod(tirx.indexdiv(t, tw), th), tirx.indexmod(t, tw)
+        if (dy, dx) == (1, 1):
+            return padded[image, b, y * m + r, z * m + x, lane]
+        first_y, first_x = tirx.indexmod(tirx.indexdiv(image, dx), dy), tirx.indexmod(image, dx)
+        return padded[tirx.indexdiv(image, dy * dx), b, (y * m + r) * dy + first_y, (z * m + x) * dx + first_x, lane]
 
     columns = te.compute(
         (size, size, count, cb, c),
@@ -171,7 +182,11 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
         lambda i, j, b, t, lane: te.sum(
             points[i, j, t, rb, rc] * weight[(i * size + j) * ob + b, rb * c + rc, lane], axis=[rb, rc]
         ),
-        name="products", attrs={"mlc.op": "conv2d_winograd", **({} if isinstance(n, tirx.IntImm) else {SINGLE: 1})},
+        name="products",
+        attrs={
+            "mlc.op": "conv2d_winograd", **({} if isinstance(n, tirx.IntImm) else {SINGLE: 1}),
+            **({} if (dy, dx) == (1, 1) else {DILATED: 1}),
+        },
     )
     rows = te.compute(
         (m, size, ob, count, o),
@@ -186,7 +201,15 @@ def conv2d_winograd(data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[i
         t = (ni * th + tirx.indexdiv(y, m)) * tw + tirx.indexdiv(z, m)
         return tiles[tirx.indexmod(y, m), tirx.indexmod(z, m), b, t, lane]
 
-    return te.compute((n, ob, oh, ow, o), output, name="conv2d_winograd")
+    if (dy, dx) == (1, 1):
+        return te.compute((n, ob, oh, ow, o), output, name="conv2d_winograd")
+    apart = te.compute((images, ob, -(-oh // dy), -(-ow // dx), o), output, name="apart")
+
+    def moved(ni: tirx.Var, b: tirx.Var, y: tirx.Var, z: tirx.Var, lane: tirx.Var) -> tirx.Expr:
+        image = (ni * dy + tirx.indexmod(y, dy)) * dx + tirx.indexmod(z, dx)
+        return apart[image, b, tirx.indexdiv(y, dy), tirx.indexdiv(z, dx), lane]
+
+    return te.compute((n, ob, oh, ow, o), moved, name="conv2d_winograd")
 
 
 class Winograd(Algorithm):
@@ -203,7 +226,7 @@ class Winograd(Algorithm):
 
     def applicable(self, conv: Convolution) -> bool:
         return (
-            conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == tuple(conv.dilation) == (1, 1)
+            conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == (1, 1)
             and conv.groups == 1 and conv.channels >= BLOCK and conv.filters >= BLOCK
             and conv.block_in == conv.block_out == BLOCK and conv.element == 4
             and conv.fixed  # the kernels are made for one number of tiles an image
@@ -216,15 +239,19 @@ class Winograd(Algorithm):
         return transform_weight(weight, self._m)
 
     def kernel(self, data: te.Tensor, weight: te.Tensor, conv: Convolution) -> te.Tensor:
-        return conv2d_winograd(data, weight, self._m, conv.pads)
+        return conv2d_winograd(data, weight, self._m, conv.pads, conv.dilation)
 
     def seconds(self, conv: Convolution, estimate: Estimate) -> float:
-        vectors = conv.n * math.prod(-(-extent // self._m) for extent in conv.out) * self._points
+        tiles = (-(-extent // (self._m * d)) * d for extent, d in zip(conv.out, conv.dilation, strict=True))
+        vectors = conv.n * math.prod(tiles) * self._points
         inner, outer = self._additions
         additions = vectors * (conv.channels * inner + conv.filters * outer)
         products = vectors * conv.channels * conv.filters
         operations = 2.0 * products / _MULTIPLYING + additions / _ADDING
-        return estimate.kernel(operations, 4.0 * self._points * conv.filters * conv.channels, conv.image_bytes)
+        images = conv.image_bytes
+        if max(conv.dilation) > 1:  # the result is read and written once more
+            images += 2.0 * conv.element * conv.n * conv.filters * math.prod(conv.out)
+        return estimate.kernel(operations, 4.0 * self._points * conv.filters * conv.channels, images)
 
     def error_bound(self, conv: Convolution) -> float:
         return self._error * max(1.0, (conv.channels / 256) ** 0.5)

@@ -14,7 +14,8 @@ import mlc
 
 
 def _network(operators: Sequence[str], channels: int = 32, size: int = 20) -> onnx.ModelProto:
-    """3x3 convolutions at stride 1, each followed by operators: ``bias``, ``relu``, ``add`` (of its input)."""
+    """3x3 convolutions at stride 1, each ``dilated`` or not, and followed by operators: ``bias``, ``relu``, ``add`` (of
+    its input)."""
     rng, nodes, weights, last = np.random.default_rng(0), [], [], "x"
 
     def constant(*shape: int) -> str:
@@ -29,7 +30,8 @@ def _network(operators: Sequence[str], channels: int = 32, size: int = 20) -> on
     for word in operators:
         parts = word.split("+")
         given = (last, constant(channels, channels, 3, 3), *([constant(channels)] if "bias" in parts else []))
-        made = add("Conv", *given, pads=[1] * 4)
+        dilation = 2 if "dilated" in parts else 1
+        made = add("Conv", *given, pads=[dilation] * 4, dilations=[dilation] * 2)
         made = add("Add", made, last) if "add" in parts else made
         last = add("Relu", made) if "relu" in parts else made
     nodes.append(helper.make_node("Identity", [last], ["y"]))
@@ -38,7 +40,8 @@ def _network(operators: Sequence[str], channels: int = 32, size: int = 20) -> on
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("operators", [[""], ["bias+relu", "bias+add+relu"]], ids=["bare", "block"])
+@pytest.mark.parametrize("operators", [[""], ["bias+relu", "bias+add+relu"], ["dilated+bias+add"]],
+                         ids=["bare", "block", "dilated"])
 def test_winograd_is_right_at_every_batch(operators: list[str]) -> None:
     proto = _network(operators)
     exe = mlc.compile(proto, log=False, shapes={"x": "1..9,32,20,20"})

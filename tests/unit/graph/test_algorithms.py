@@ -34,6 +34,10 @@ CASES = {
     "no padding": conv(16, 32, (11, 6), (0, 0, 0, 0)),
     "uneven padding": conv(16, 16, (5, 6), (2, 1, 0, 3)),
     "deep": conv(512, 16, (7, 7), (1, 1, 1, 1)),
+    "dilation": conv(32, 48, (12, 14), (2, 2, 2, 2), dilation=(2, 2), n=2),
+    "uneven dilation": conv(16, 32, (13, 11), (3, 1, 3, 1), dilation=(3, 1)),
+    "dilation and no padding": conv(16, 16, (15, 18), (0, 0, 0, 0), dilation=(2, 4)),
+    "dilation of half the image": conv(16, 16, (9, 9), (6, 6, 6, 6), dilation=(6, 6)),
     "strides and dilation": conv(16, 16, (12, 11), (1, 2, 3, 0), kernel=(2, 3), strides=(2, 1), dilation=(1, 2)),
     "groups": conv(32, 64, (6, 7), (1, 1, 1, 1), groups=2),
     "narrow and half blocks": conv(3, 24, (9, 9), (0, 0, 0, 0), kernel=(1, 5), block_in=3, block_out=8),
@@ -92,7 +96,7 @@ def test_one_direct_algorithm_comes_first_and_nothing_forbids_it(case: str) -> N
 
 
 @pytest.mark.parametrize(("change", "applies"), [
-    ({}, True), ({"strides": (2, 2)}, False), ({"kernel": (5, 5)}, False), ({"dilation": (2, 2)}, False),
+    ({}, True), ({"strides": (2, 2)}, False), ({"kernel": (5, 5)}, False), ({"dilation": (2, 2)}, True),
     ({"groups": 2}, False), ({"channels": 3, "block_in": 3}, False), ({"block_out": 8}, False), ({"element": 1}, False),
 ])
 def test_where_winograd_applies(change: dict[str, Any], applies: bool) -> None:

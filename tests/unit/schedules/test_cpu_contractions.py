@@ -225,12 +225,14 @@ def test_conv2d_with_epilogue(name: str) -> None:
 
 
 WINOGRADS = {
-    # images, ic blocks, oc blocks, height, width, pads, m
-    "4x4 tiles": (1, 2, 4, 12, 16, (1, 1, 1, 1), 4),
-    "4x4 tiles past the image": (2, 1, 2, 9, 7, (1, 1, 1, 1), 4),
-    "2x2 tiles, uneven padding": (1, 3, 2, 8, 5, (1, 0, 2, 1), 2),
-    "2x2 tiles, no padding": (1, 2, 6, 8, 10, (0, 0, 0, 0), 2),
-    "small images of a batch": (6, 16, 16, 7, 7, (1, 1, 1, 1), 4),
+    # images, ic blocks, oc blocks, height, width, pads, m, dilation
+    "4x4 tiles": (1, 2, 4, 12, 16, (1, 1, 1, 1), 4, 1),
+    "4x4 tiles past the image": (2, 1, 2, 9, 7, (1, 1, 1, 1), 4, 1),
+    "2x2 tiles, uneven padding": (1, 3, 2, 8, 5, (1, 0, 2, 1), 2, 1),
+    "2x2 tiles, no padding": (1, 2, 6, 8, 10, (0, 0, 0, 0), 2, 1),
+    "dilated": (1, 2, 2, 13, 16, (2, 2, 2, 2), 4, 2),
+    "small images of a batch": (6, 16, 16, 7, 7, (1, 1, 1, 1), 4, 1),
+    "dilated images of a batch": (2, 1, 2, 9, 11, (3, 3, 3, 2), 2, 3),
 }
 
 
@@ -238,10 +240,10 @@ WINOGRADS = {
 @pytest.mark.parametrize("name", WINOGRADS)
 def test_winograd_with_epilogue(name: str, count: int) -> None:
     torch = pytest.importorskip("torch")
-    n, icb, ocb, h, w, pads, m = WINOGRADS[name]
+    n, icb, ocb, h, w, pads, m, dilation = WINOGRADS[name]
     data = te.placeholder((n, icb, h, w, 16), name="data")
     weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
-    conv = conv2d_winograd(data, weight, m, pads)
+    conv = conv2d_winograd(data, weight, m, pads, (dilation, dilation))
     bias, residual = te.placeholder((1, ocb, 1, 1, 16), name="bias"), te.placeholder(conv.shape, name="residual")
     zero = tirx.const(0, "float32")
     total = te.compute(
@@ -252,7 +254,7 @@ def test_winograd_with_epilogue(name: str, count: int) -> None:
     arrays = [_random(data), transform_weight(kernel, m), _random(bias), _random(residual)]
     plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w).double()
     plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
-    y = torch.nn.functional.conv2d(plain, torch.tensor(kernel).double())
+    y = torch.nn.functional.conv2d(plain, torch.tensor(kernel).double(), dilation=dilation)
     y = y.reshape(n, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
     expected = np.maximum(y + arrays[2] + arrays[3], 0)
     _check(WINOGRAD, te.create_prim_func([data, weight, bias, residual, out]), arrays, expected, count)
@@ -402,18 +404,19 @@ class TestGemm(SpaceContract):
 
 
 def _winograd_case(name: str) -> Case:
-    n, icb, ocb, h, w, (top, left, bottom, right), m = WINOGRADS[name]
+    n, icb, ocb, h, w, (top, left, bottom, right), m, d = WINOGRADS[name]
     kernel = np.random.default_rng(h).standard_normal((ocb * 16, icb * 16, 3, 3)).astype("float32")
     image = np.random.default_rng(w).standard_normal((n, icb, h, w, 16)).astype("float32")
 
     def build() -> list[te.Tensor]:
         data = te.placeholder(image.shape, name="data")
         weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
-        return [data, weight, conv2d_winograd(data, weight, m, (top, left, bottom, right))]
+        return [data, weight, conv2d_winograd(data, weight, m, (top, left, bottom, right), (d, d))]
 
     def reference(data: np.ndarray, _weight: np.ndarray) -> np.ndarray:
         plain = data.transpose(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w)
-        windows = sliding_window_view(np.pad(plain, ((0, 0), (0, 0), (top, bottom), (left, right))), (3, 3), (2, 3))
+        padded = np.pad(plain, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        windows = sliding_window_view(padded, (2 * d + 1, 2 * d + 1), (2, 3))[..., ::d, ::d]
         sums = np.tensordot(windows, kernel.astype("float64"), ([1, 4, 5], [1, 2, 3]))
         return sums.reshape(*sums.shape[:3], ocb, 16).transpose(0, 3, 1, 2, 4)
 
@@ -422,4 +425,4 @@ def _winograd_case(name: str) -> Case:
 
 class TestWinograd(SpaceContract):
     space = WINOGRAD
-    cases = tuple(map(_winograd_case, list(WINOGRADS)[:4]))
+    cases = tuple(map(_winograd_case, list(WINOGRADS)[:5]))
