@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    "C3D", "CSRNet", "DCGAN", "DLRM", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet", "VisionTransformer",
+    "C3D", "DCGAN", "DLRM", "CSRNet", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet",
+    "VisionTransformer",
 ]
 
 #: expansion, output channels, repeats and first stride of each stage (Sandler et al., 2018, table 2)

@@ -6,8 +6,9 @@ each point ``[size, size, OC/c, T, c]`` over the flattened tiles ``T``, and the 
 transforms keep a tile of vectors in registers, the products are the register-tiled contraction of
 :mod:`schedules.cpu.tiling`, and all of it is done for a block of tiles at a time, so that what lies between the steps
 stays in the cache. Where the products are annotated with :data:`DILATED`, the result holds the images that a dilation
-makes of one, and a block of its own moves their rows and columns to where they belong. After Zlateski et al., "The Anatomy of Efficient FFT and Winograd Convolutions on Modern CPUs"
-(2019).
+makes of one, and a block of its own moves their rows and columns to where they belong.
+
+After Zlateski et al., "The Anatomy of Efficient FFT and Winograd Convolutions on Modern CPUs" (2019).
 """
 
 from __future__ import annotations
