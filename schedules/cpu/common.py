@@ -34,6 +34,8 @@ _STEPS_PER_CYCLE = 7.8
 _CALL_COST = 3
 #: elements that the serial part of a parallel nest should have at least
 _MIN_INNER = 256
+#: pieces of a concatenation up to which each that is one iteration gets code of its own, without branches
+_MAX_PIECES = 32
 #: nodes beyond which an expression is stored once instead of being duplicated by inlining
 _MAX_EXPRESSION = 2000
 
@@ -295,8 +297,12 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
         sch.vectorize(inner)
     else:
         vectorise(sch, inner, lanes, width // lanes, guarded=ragged)
+    pieces = [nest.loops[i].rv for i in sorted(nest.conditions - {lane})
+              if nest.loops[i].extent <= min(_MAX_PIECES, len(nest.reads))]
     if loops:
-        parallelise(sch, loops, cores)
+        left = parallelise(sch, loops, cores)
+        if any(left[-1].same_as(loop) for loop in pieces):
+            sch.unroll(left[-1])
 
 
 def _lane(nest: Nest, store: int | None, lanes: int) -> int:

@@ -34,6 +34,8 @@ _RAGGED = 1.03
 _SHARED_SET = 1.5
 #: multiply-adds of a chunk small enough that beginning one weighs half of all that could be lost by it
 _GRAIN = 20_000
+#: part of the third level's rate at which what the arithmetic waits for is there in time
+_EASY = 0.25
 #: time of a tile that takes half of the lines of a packed weight or less, over one that takes them whole
 _PART_OF_LINE = 1.25
 
@@ -119,8 +121,7 @@ def gemm_seeds(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
     several = {name for split in splits for name, value in split.items() if value > 1}
     for _, m, n, pairs, chunks in scored[:6]:
         split = dict(pairs)
-        depth = shape.k // (split["parts"] * split["chains"] * split["kb"])
-        k = max(divisors(depth, 4))
+        k = _unrolled(shape.k // (split["parts"] * split["chains"] * split["kb"]))
         for _, mb, nb, order, inner in chunks:
             ahead = split["kb"] == 1 and (inner == 1 or nb == 1)
             prefetch = int(ahead and _fetched_ahead(shape, machine, m * mb, m, n, k))
@@ -169,6 +170,11 @@ def _apart(shape: GemmShape, machine: CpuMachine, m: int) -> bool:
     return m <= max(8, machine.l1_bytes // machine.way_bytes) * places
 
 
+def _unrolled(depth: int) -> int:
+    """How many steps of a sum a loop body holds: four, or where they leave a rest the most of up to eight."""
+    return 4 if depth % 4 == 0 else max(divisors(depth, 8))
+
+
 def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int, k: int) -> bool:
     """Whether the weight is worth fetching ahead: too large to wait in the second cache, read by several row tiles of
     a chunk of ``height`` rows, and in columns of which two fit that cache."""
@@ -194,6 +200,8 @@ def _chunks(
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
     products = shape.batch * shape.m * shape.n * shape.k * shape.step.multiply
     arithmetic = products / (machine.fma_per_cycle * machine.lanes(shape.dtype))
+    # rows that each column of tiles reads anew come from the third level if need be, at a small part of its rate
+    streams = row * machine.macs_per_cycle(shape.dtype) / (n * shape.step.multiply) <= _EASY * machine.l3_rate
     cycles = max(arithmetic, shape.batch * shape.k * shape.n * column / machine.l2_rate) / machine.cores  # at best
     for mb in divisors(-(-shape.m // m), 64):
         for nb in divisors(-(-shape.n // n), 64):
@@ -208,8 +216,10 @@ def _chunks(
             # sums on their way through memory: once for each block of the sum, and parts of them to the end
             passes = 8 * kb / depth * (kb > 1) + (0.15 + 4 * parts * machine.cores / shape.k) * (parts > 1)
             cost = idle * (1 + few) + 8 * traffic + 0.05 * min(overflow, 4) + grain + launch + passes
-            # the smaller operand of a chunk stays in the first cache while the larger one streams past it
-            inner = 1 if nb * n > mb * m or kb > 1 else 0
+            # the smaller operand of a chunk stays in the first cache while the larger one streams past it; a weight
+            # that comes from memory is fetched ahead, a column of tiles at a time
+            fetched = parts == 1 and streams and _fetched_ahead(shape, machine, mb * m, m, n, _unrolled(depth))
+            inner = 1 if nb * n > mb * m or kb > 1 or fetched else 0
             order = 1 if shape.n > shape.m else 0
             options.append((cost, mb, nb, order, inner))
     options.sort()

@@ -43,18 +43,29 @@ class Cell:
 @dataclass(frozen=True)
 class Recurrence:
     """Sizes: ``steps`` of ``batch`` sequences with ``hidden`` units, one direction for each of ``backwards``, which
-    says whether it begins at the last step. The batch is cut into ``parts``, which are computed in parallel."""
+    says whether it begins at the last step. The batch is cut into ``parts``, which are computed in parallel.
+
+    Every other step goes through the panels of weights backwards, so that it begins with those that the step before
+    read last: of weights that overflow a cache, it still finds what fits. Forwards, a cache that drops what was unused
+    for longest would have dropped each before its turn. Each of ``shares`` runs of panels, which cores may share out
+    among them, is turned by itself."""
 
     steps: int
     batch: int
     hidden: int
     backwards: tuple[bool, ...]
     parts: int = 1
+    shares: int = 1
 
     @property
     def padded(self) -> int:
         """Hidden units in whole panels."""
         return -(-self.hidden // PANEL) * PANEL
+
+    def panel(self, number: Any, step: Any) -> Any:
+        """Which panel is the ``number``-th of a step."""
+        run = self.padded // PANEL // self.shares
+        return number + tirx.floormod(step, 2) * (run - 1 - 2 * tirx.floormod(number, run))
 
     def time(self, step: Any, direction: Any) -> Any:
         """At which time a direction is in its ``step``."""
@@ -127,11 +138,11 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
                     here = [b, p, g, lane]
                     with I.init():
                         I.buffer_store(products, tirx.const(0.0, "float32"), here)
-                    product = copies[0][d, begin + b, k] * weights[d, p, k, g, lane]
+                    product = copies[0][d, begin + b, k] * weights[d, layer.panel(p, step), k, g, lane]
                     I.buffer_store(products, products[tuple(here)] + product, here)
 
                 def unit(b: Any, p: Any, lane: Any) -> tuple[Any, ...]:
-                    j = p * PANEL + lane
+                    j = layer.panel(p, step) * PANEL + lane
                     return (
                         [x[now, begin + b, d, g, j] for g in range(gates)],
                         [products[b, p, g, lane] for g in range(gates)],
@@ -141,7 +152,7 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
                 for last in (False, True):
                     with I.grid(rows, panels, PANEL) as loops, I.sblock("outer" if last else "inner"):
                         b, p, lane = bound((rows, panels, PANEL), loops)
-                        place = (d, begin + b, p * PANEL + lane)
+                        place = (d, begin + b, layer.panel(p, step) * PANEL + lane)
                         before = copies[-1][place]
                         if not last:
                             I.buffer_store(inner, cell.inner(*unit(b, p, lane), before), [b, p, lane])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax.transform import LegalizeOps
 
+from mlc.graph.ir.patterns import INJECTIVE
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
 from mlc.target import Target
@@ -82,10 +83,17 @@ def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
+def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A kernel of its own loops and of what makes its indices: the pattern that TVM reads off an element whose place
+    depends on data is opaque, which would keep both, and what is done with the elements, in kernels of their own."""
+    return builder.call_te(topi.take, *call.args, call.attrs.axis, mode=str(call.attrs.mode),
+                           primfunc_name_hint="take", primfunc_attrs={"op_pattern": INJECTIVE})
+
+
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
     custom = {"relax.max": _extremum, "relax.min": _extremum}
     if target.kind == "llvm":
-        custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d}
+        custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

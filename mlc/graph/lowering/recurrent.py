@@ -91,8 +91,8 @@ class _Layer:
         backwards = _DIRECTIONS[str(attrs.get("direction", "forward"))]
         self._count, self._gates = len(backwards), _GATES[operator]
         units = shape_of(self._recurrent)[2]
-        self._sizes = Recurrence(steps, batch, units, backwards,
-                                 _parts(target, steps, batch, len(backwards), self._gates * units * units))
+        parts = _parts(target, steps, batch, len(backwards), self._gates * units * units)
+        self._sizes = Recurrence(steps, batch, units, backwards, parts, _shares(target, units, len(backwards) * parts))
         self._states = [self._start(state) for state in ((hidden, cell) if operator == "LSTM" else (hidden,))]
 
     def emitted(self) -> relax.Expr:
@@ -276,3 +276,9 @@ def _parts(target: Target, steps: int, batch: int, count: int, products: int) ->
     if seconds < 4 * machine.launch_seconds:
         return 1
     return max(part for part in range(1, batch + 1) if batch % part == 0 and part <= most)
+
+
+def _shares(target: Target, units: int, tasks: int) -> int:
+    """Into how many runs of panels a step may be shared out, where one task leaves cores without any."""
+    cores, panels = cpu_machine(target.tvm).cores, -(-units // PANEL)
+    return cores if tasks == 1 and panels % cores == 0 else 1

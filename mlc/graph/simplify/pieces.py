@@ -7,6 +7,7 @@ before                                       after
 ``x[a:b][c:d]``                              ``x[a+c:a+d]``
 ``concat((x, y))[..]`` within ``y``          ``y[..]``
 ``stack((x, y))[i]``                         ``y``, reshaped
+``take(x, i)``, ``i`` a number                ``x[i:i+1]``, reshaped
 ``concat((x[0:k], x[k:n]))``                 ``x``
 ``concat((x, concat((y, z))))``              ``concat((x, y, z))``
 ``concat((x, c, d))``, constants             ``concat((x, c'))``
@@ -85,6 +86,18 @@ def slice_of_stack(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return op.reshape(fields.fields[begin], shape_of(call))
 
 
+def take_of_one(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``take(x, 3) --> reshape(x[3:4])``: a constant place inside of ``x`` is a slice, and fuses as one."""
+    source, place = call.args[0], scope.array(call.args[1])
+    if place is None or place.size != 1 or call.attrs.axis is None:
+        return None
+    axis, index = int(call.attrs.axis) % len(shape_of(source)), int(place.reshape(-1)[0])
+    extent = shape_of(source)[axis]
+    if not isinstance(extent, int) or not 0 <= index < extent:
+        return None
+    return op.reshape(op.strided_slice(source, [axis], [index], [index + 1]), shape_of(call))
+
+
 def _parts(expr: relax.Expr, scope: Scope) -> tuple[Sequence[relax.Expr], int] | None:
     """What a concatenation joins, and along which axis."""
     call = scope.call(expr, "concat")
@@ -153,6 +166,7 @@ def _slices(parts: Sequence[relax.Expr], axis: int, scope: Scope) -> list[relax.
 
 RULES: Rules = {
     "relax.strided_slice": (whole, slice_of_slice, slice_of_concat, slice_of_stack),
+    "relax.take": (take_of_one,),
     "relax.concat": (_joined(_flat), _joined(_constants), _joined(_slices)),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from relax_evaluation import RNG, assert_same_values, evaluate, module, network, operators, weight
+from relax_evaluation import RNG, assert_same_values, evaluate, module, network, operators, values, weight
 from scipy import special
 from tvm import relax
 from tvm.script import relax as R
@@ -50,6 +50,43 @@ def test_elementwise_work_is_not_repeated_inside_reductions() -> None:
         return y
 
     assert _kernels(func) == ["fused_tir_exp_add", "fused_softmax_tir_sin", "matmul"]
+
+
+def test_embeddings_are_one_kernel_with_their_indices_and_what_is_added() -> None:
+    words, places = weight(50, 16), weight(12, 16)
+
+    @R.function(private=True)
+    def func(ids: R.Tensor((2, 12), "int64")):
+        with R.dataflow():
+            negative = R.less(ids, R.const(0, "int64"))
+            rows = R.where(negative, R.add(ids, R.const(50, "int64")), ids)
+            y = R.nn.relu(R.add(R.take(words, rows, axis=0), places))
+            R.output(y)
+        return y
+
+    mod, ids = optimise(module(func), CPU), RNG.integers(-50, 50, (2, 12))
+    assert len(extract_tasks(mod, CPU)) == 1
+    (found,) = evaluate(mod, ids)
+    np.testing.assert_allclose(found, np.maximum(values(words)[ids] + values(places), 0), rtol=1e-6)
+
+
+def test_columns_of_indices_are_looked_up_in_tables_by_one_kernel() -> None:
+    first, second = weight(9, 8), weight(7, 8)
+
+    @R.function(private=True)
+    def func(ids: R.Tensor((5, 3), "int64")):
+        with R.dataflow():
+            a = R.take(first, R.take(ids, R.const(2, "int64"), axis=1), axis=0)
+            b = R.take(second, R.take(ids, R.const(0, "int64"), axis=1), axis=0)
+            y = R.concat((R.expand_dims(a, axis=1), R.expand_dims(b, axis=1)), axis=1)
+            R.output(y)
+        return y
+
+    mod, ids = optimise(module(func), CPU), RNG.integers(0, 7, (5, 3))
+    assert len(extract_tasks(mod, CPU)) == 1
+    (found,) = evaluate(mod, ids)
+    np.testing.assert_array_equal(
+        found, np.stack([values(first)[ids[:, 2]], values(second)[ids[:, 0]]], axis=1))
 
 
 def test_deep_chains_of_transcendental_functions_are_cut() -> None:

@@ -6,7 +6,7 @@ from relax_evaluation import assert_becomes, assert_same_values, assert_unchange
 from tvm.script import relax as R
 
 from mlc.graph.ir.rewrite import bindings, op_name
-from mlc.graph.simplify import MergeMovement, SinkMovement
+from mlc.graph.simplify import JoinPieces, MergeMovement, SinkMovement
 
 
 def test_everything_that_only_changes_the_shape_is_one_reshape() -> None:
@@ -219,3 +219,31 @@ def test_two_products_with_different_shapes_settle() -> None:
     after = SinkMovement(module(before))
     assert operators(after) == ["reshape", "matmul", "matmul", "add", "nn.relu", "reshape"]
     assert_same_values(before, after)
+
+
+def test_one_constant_place_is_a_slice() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((4, 3), "float32")):
+        with R.dataflow():
+            a = R.take(x, R.const(2, "int64"), axis=1)
+            b = R.take(x, R.const([1], "int64"), axis=-1)
+            y = R.add(R.expand_dims(a, axis=1), b)
+            R.output(y)
+        return y
+
+    after = JoinPieces(module(before))
+    assert operators(after) == ["strided_slice", "reshape", "strided_slice", "reshape", "expand_dims", "add"]
+    assert_same_values(before, after)
+
+
+def test_places_that_are_several_or_outside_stay_taken() -> None:
+    @R.function(private=True)
+    def before(x: R.Tensor((4, 3), "float32"), i: R.Tensor((1,), "int64")):
+        with R.dataflow():
+            a = R.take(x, R.const([0, 2], "int64"), axis=1)
+            b = R.take(x, R.const([3], "int64"), axis=1, mode="clip")
+            y = R.add(R.add(a, b), R.take(x, i, axis=1))
+            R.output(y)
+        return y
+
+    assert_unchanged(JoinPieces, before)

@@ -156,10 +156,10 @@ def test_products_that_a_copy_would_not_pay_for_are_left_to_others() -> None:
         assert not GEMM.matches(func, NATIVE)
 
 
-def _first_seed(m: int, k: int, n: int) -> tuple[Decisions, list[str]]:
-    """The first seed of ``[m, k] x [k, n]`` for AVX-512, and the names of the knobs."""
+def _first_seed(m: int, k: int, n: int, level: str = "x86-64-v4") -> tuple[Decisions, list[str]]:
+    """The first seed of ``[m, k] x [k, n]`` for an x86 level, and the names of the knobs."""
     a, b = te.placeholder((m, k), name="a"), te.placeholder((n // 16, k, 16), name="b")
-    func, target = te.create_prim_func([a, b, dense_packed(a, b)]), resolve("x86-64-v4", threads=2).tvm
+    func, target = te.create_prim_func([a, b, dense_packed(a, b)]), resolve(level, threads=2).tvm
     return next(GEMM.seeds(func, target)), [knob.name for knob in GEMM.knobs(func, target)]
 
 
@@ -171,6 +171,18 @@ def test_a_long_sum_of_few_elements_is_cut() -> None:
     seed, _ = _first_seed(1024, 8192, 1024)
     assert 128 <= 8192 // seed["kb"] <= 1024, "panels of the whole sum overflow the second cache"
     assert not {"parts", "chains", "kb"} & set(_first_seed(512, 512, 512)[1])
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("m, k, n", [(128, 768, 3072), (128, 2048, 512), (500, 1536, 384)])
+def test_weights_beyond_the_second_cache_are_fetched_a_column_ahead(m: int, k: int, n: int, level: str) -> None:
+    seed, _ = _first_seed(m, k, n, level)
+    assert seed["prefetch"] and (seed["inner"] or seed["nb"] == 1), "rows innermost: what comes next is known"
+    assert not _first_seed(m, 64, 128, level)[0]["prefetch"], "it waits in the cache"
+
+
+def test_a_loop_over_a_sum_holds_several_steps_where_four_leave_a_rest() -> None:
+    assert [_first_seed(32, k, 512)[0]["k"] for k in (512, 415, 50, 18, 13)] == [4, 5, 5, 6, 1]
 
 
 def test_parts_of_a_sum_that_have_no_common_length_are_refused() -> None:

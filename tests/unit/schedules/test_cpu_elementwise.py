@@ -206,3 +206,10 @@ def test_one_core_stays_serial(cores: int) -> None:
     a = _p(1024, 1024)
     text = best_seed(ELEMENTWISE, te.create_prim_func([a, topi.nn.relu(a)]), target).mod.script()
     assert "T.parallel" not in text and "T.vectorized" in text
+
+
+def test_each_piece_of_a_concatenation_has_code_of_its_own() -> None:
+    parts = [_p(6, 1, 24) for _ in range(5)]
+    func = te.create_prim_func([*parts, topi.concatenate(parts, axis=1)])
+    text = best_seed(ELEMENTWISE, func, TARGET).mod["main"].script()
+    assert "T.unroll(5)" in text, "whose part an element is must not be asked for every vector"

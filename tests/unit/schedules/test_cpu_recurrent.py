@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm
 from harness import Case, SpaceContract, pytest_generate_tests
 from tvm import tirx
 
 from mlc.graph.ir.narrow import narrowed
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
+from mlc.graph.lowering.recurrent import _shares
+from mlc.target import resolve
 from schedules.cpu.recurrent import RECURRENT
 
 __all__ = ["TestRecurrent", "pytest_generate_tests"]
@@ -94,5 +97,21 @@ class TestRecurrent(SpaceContract):
         _case("cell_backwards_ragged", Recurrence(4, 3, 37, (True,)), CELL),
         _case("unit_both_ways", Recurrence(6, 2, 16, (False, True)), UNIT),
         _case("unit_parts_of_a_batch", Recurrence(3, 6, 30, (False, True), parts=2), UNIT),
+        _case("cell_shared_out", Recurrence(5, 1, 64, (False,), shares=2), CELL),
         _case("one_step", Recurrence(1, 4, 64, (False,)), UNIT),
     )
+
+
+def test_every_other_step_begins_where_the_one_before_ended() -> None:
+    layer = Recurrence(4, 1, 96, (False,), shares=2)
+
+    def order(step: int) -> list[int]:
+        return [int(tvm.sym.Analyzer().simplify(layer.panel(tirx.const(n), tirx.const(step)))) for n in range(6)]
+
+    assert order(0) == order(2) == [0, 1, 2, 3, 4, 5]
+    assert order(1) == order(3) == [2, 1, 0, 5, 4, 3], "each core turns its own panels"
+
+
+def test_a_step_is_shared_out_in_whole_runs_of_panels() -> None:
+    target = resolve("x86-64-v3", threads=2)
+    assert [_shares(target, *sizes) for sizes in ((256, 1), (240, 1), (256, 2))] == [2, 1, 1]
