@@ -196,6 +196,16 @@ def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     return emit("reshape", moved, (n, c * size * size, h // size, w // size))
 
 
+def _tile(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """A broadcast where only axes of length 1 are repeated; of others, TVM's kernel."""
+    repeats, shape = array_of(inputs[1]), list(inputs[0].ty.shape)
+    if repeats is None or any(count != 1 and not (count > 1 and size_of(size) == 1)
+                              for size, count in zip(shape, repeats, strict=True)):
+        return None
+    whole = [size if count == 1 else int(count) for size, count in zip(shape, repeats, strict=True)]
+    return emitter(bb)("broadcast_to", inputs[0], whole)
+
+
 def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``TopK(x, k)`` --> indices of a stable sort, the first k, and the elements there: one result a kernel."""
     from tvm import relax
@@ -254,5 +264,6 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "SpaceToDepth": _space_to_depth,
     "Sum": elementwise.chain("add"),
     "ThresholdedRelu": elementwise.thresholded_relu,
+    "Tile": _tile,
     "TopK": _top_k,
 }

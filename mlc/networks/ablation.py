@@ -1,8 +1,9 @@
 """Networks whose graphs leave something to substitutions: parallel branches, groups, shared operands, unrolled steps.
 
 Each is an ``onnx.ModelProto`` with seeded random weights, of the sizes that such networks have, written so that
-products which could be one product are several, as model files have them. Those of :data:`WRITTEN_MODELS` are in the
-form in which they are trained or in which a paper writes them, which is not the form in which they should run.
+products which could be one product are several, as model files have them. Those of :data:`WRITTEN_MODELS` and
+:data:`PUBLISHED_MODELS` are in the form in which they are trained or in which their authors write them, which is not
+the form in which they should run.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlc.networks.models import model_named
+from mlc.networks.models import Network, model_named
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["ABLATION_MODELS", "WRITTEN_MODELS", "ablation_model", "bert_qkv", "inception_like", "lora_bert",
-           "nasnet_like", "repvgg_training", "resnext_branches", "resnext_like", "rnn_unrolled"]
+__all__ = ["ABLATION_MODELS", "PUBLISHED_MODELS", "WRITTEN_MODELS", "ablation_model", "bert_qkv", "inception_like",
+           "lora_bert", "nasnet_like", "repvgg_training", "resnext_branches", "resnext_like", "rnn_unrolled"]
 
 _OPSET = 20
 
@@ -256,9 +257,41 @@ WRITTEN_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
+def _published(name: str, **inputs: tuple[int, ...]) -> Callable[[], onnx.ModelProto]:
+    """A class of :mod:`mlc.networks.written`, exported by PyTorch; weights are drawn so that signals keep their
+    magnitude."""
+
+    def build() -> Any:
+        from torch import nn
+
+        from mlc.networks import written
+
+        module = getattr(written, name)()
+        for layer in module.modules():
+            if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)):
+                nn.init.kaiming_normal_(layer.weight)
+        return module
+
+    return lambda: Network(build, inputs).onnx()
+
+
+#: architectures as their authors publish them, of which a search makes something faster
+PUBLISHED_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "rnn_unrolled": rnn_unrolled,
+    **WRITTEN_MODELS,
+    "acnet_training": _published("ACNet", x=(1, 64, 56, 56)),
+    "conditional_neural_process": _published("ConditionalNeuralProcess", context=(1, 128, 2), targets=(1, 400, 1)),
+    "pointnet_segmentation": _published("PointNetSegmentation", points=(1, 3, 2048)),
+    "deep_sdf": _published("DeepSDF", code=(1, 256), places=(2048, 3)),
+    "folding_net": _published("FoldingNet", code=(1, 512), grid=(2025, 2)),
+    "non_local_block": _published("NonLocalBlock", x=(1, 512, 4, 28, 28)),
+    "graph_sage": _published("GraphSAGE", x=(2708, 1433), adjacency=(2708, 2708)),
+}
+
+
 def ablation_model(name: str) -> onnx.ModelProto:
-    """A model of either table by its name; raises ``KeyError`` with the names for any other."""
-    models = {**ABLATION_MODELS, **WRITTEN_MODELS}
+    """A model of any of the tables by its name; raises ``KeyError`` with the names for any other."""
+    models = {**ABLATION_MODELS, **WRITTEN_MODELS, **PUBLISHED_MODELS}
     if name not in models:
         raise KeyError(f"the name must be one of {', '.join(models)}, got {name!r}")
     return models[name]()

@@ -1,4 +1,4 @@
-"""Operators that only move elements: transpose, reshape, concat, slice, pad, enlarge."""
+"""Operators that only move elements: transpose, reshape, expand, concat, slice, pad, enlarge."""
 
 from __future__ import annotations
 
@@ -115,6 +115,30 @@ def _unravel(flat: Poly, sizes: Sequence[Poly]) -> list[Poly]:
         places.insert(0, as_poly(0) if size == 1 else quotient if outermost else quotient % size)
         inner = inner * size
     return places
+
+
+def _same_rank(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:
+    return {"shape": shape} if len(shapes[0]) == len(shape) else None
+
+
+@operator(
+    "expand", 1, {"shape": None}, movement=True,
+    relax=Relax("broadcast_to", _same_rank, _same_shape),
+    quick=lambda number, shape, inputs, given: np.broadcast_to(inputs[0], shape),
+)
+def expand(require: Requirements, x: Tensor, shape: tuple[Poly | int, ...]) -> Tensor:
+    """The elements repeated along axes of which ``x`` has one; its size there is the literal 1."""
+    sizes = tuple(map(as_poly, shape))
+    if len(sizes) != x.rank:
+        raise ShapeError(f"expand needs one size for each axis of {text(x)}, but got {text(sizes)}")
+    for old, new in zip(x.shape, sizes, strict=True):
+        needed = at_least(new, 1) if old == 1 else equal(old, new)
+        require.require(needed, f"expand needs the sizes of {text(x)} where they are not 1, but got {text(sizes)}")
+
+    def element(*indices: Poly) -> Scalar:
+        return x[tuple(as_poly(0) if old == 1 else i for old, i in zip(x.shape, indices, strict=True))]
+
+    return Tensor(sizes, element)
 
 
 @operator(

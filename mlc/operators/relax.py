@@ -63,9 +63,7 @@ FOREIGN: dict[str, Foreign] = {
         Foreign(partial=True),
     ),
     "power": Foreign(2, pointwise=True, partial=True, tame=False),
-    **dict.fromkeys(
-        ("broadcast_to", "flip", "gather_elements", "gather_nd", "repeat", "take", "tile"), Foreign(movement=True)
-    ),
+    **dict.fromkeys(("flip", "gather_elements", "gather_nd", "repeat", "take", "tile"), Foreign(movement=True)),
 }
 
 

@@ -18,7 +18,7 @@ from mlc.substitution.graph import Graph, Node
 from mlc.substitution.rule import Rule
 from mlc.substitution.unify import generalise, merged_sizes, renamed
 
-__all__ = ["NearMiss", "candidate", "in_context", "joined", "same_pair", "weight"]
+__all__ = ["NearMiss", "candidate", "canonical", "in_context", "joined", "same_pair", "weight"]
 
 #: at how many sizes sides are compared; what takes a condition is looked at more closely
 CHECKS, CLOSE_CHECKS = 6, 40

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from mlc.operators.index import Poly
 from mlc.substitution.codec import parse_size
+from mlc.substitution.graph import Graph, Node, Ref
 
-__all__ = ["Family", "Step", "family", "size"]
+__all__ = ["Call", "Family", "Step", "family", "size", "stated"]
+
+#: a step and its operands: names of inputs, or calls
+Call: TypeAlias = "tuple[str, *tuple[Call | str, ...]]"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Family:
     #: whether its rules are kept though others derive them: a search takes only steps that leave less to do, and those
     #: that lead from one to another may do the same otherwise
     derived: bool = False
+    #: the sides of the one pair that a family states; nothing is enumerated then
+    sides: tuple[Graph, Graph] | None = None
     #: the part of the library that its rules go to
     area: str = ""
 
@@ -57,6 +63,27 @@ def family(name: str, depth: int, inputs: Mapping[str, str], steps: str, world: 
     letters = {"n": 2, "m": 3, "c": 4, "h": 5, "w": 6, "k": 3, **(world or {})}
     shapes = {label: tuple(size(word) for word in text.split()) for label, text in inputs.items()}
     return Family(name, shapes, tuple(_step(text) for text in steps.split(";")), depth, letters, uses)
+
+
+def stated(name: str, inputs: Mapping[str, str], source: Call, target: Call) -> Family:
+    """The family of one pair, which is proved and kept although others derive it: what no search gets to, since a step
+    on the way leaves more to do, or no enumeration, since it has too many operators."""
+    made = family(name, 0, inputs, "add")
+    return replace(made, steps=(), sides=(_graph(source), _graph(target)))
+
+
+def _graph(call: Call) -> Graph:
+    nodes: list[Node] = []
+
+    def visit(each: Call | str) -> Ref:
+        if isinstance(each, str):
+            return each
+        step, operands = _step(each[0]), tuple(map(visit, each[1:]))
+        nodes.append(Node(step.op, operands, dict(step.attributes)))
+        return len(nodes) - 1, 0
+
+    output = visit(call)
+    return Graph(tuple(nodes), (output,))
 
 
 def _step(text: str) -> Step:

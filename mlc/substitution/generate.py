@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from mlc.substitution.candidates import NearMiss, candidate, in_context, joined, same_pair, weight
+from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, pairs
@@ -75,6 +75,9 @@ def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None
 
 
 def _family(made: Generation, family: Family, left: Callable[[], float]) -> None:
+    if family.sides is not None:
+        _prove(made, canonical(Rule(family.name, family.inputs, *family.sides)))
+        return
     counts = Counts()
     found: dict[str, Rule] = {}
     misses: dict[str, NearMiss] = {}

@@ -8,6 +8,8 @@ operators that it reads differently from the specification's older versions, or 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -55,28 +57,29 @@ def _widen(tensor: onnx.TensorProto) -> None:
 
 
 class Conv(OpRun):
-    """Two-dimensional, grouped, strided, dilated."""
+    """Of any number of dimensions, grouped, strided, dilated."""
 
     def _run(  # type: ignore[override]
         self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, auto_pad: str | None = None,
         dilations: Sequence[int] | None = None, group: int | None = None, kernel_shape: Sequence[int] | None = None,
         pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
     ) -> tuple[np.ndarray]:
-        strides, dilations, groups = strides or (1, 1), dilations or (1, 1), group or 1
+        ones = (1,) * (x.ndim - 2)
+        strides, dilations, groups = strides or ones, dilations or ones, group or 1
         padded = _padded(x, w.shape[2:], strides, dilations, pads, auto_pad, 0.0)
         views = _windows(padded, w.shape[2:], strides, dilations)
-        batch, (height, width) = x.shape[0], views[0][1].shape[2:]
+        batch, size = x.shape[0], views[0][1].shape[2:]
         weights = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
-        out = np.zeros((batch, groups, weights.shape[1], height * width), x.dtype)
-        for (i, j), view in views:
-            columns = np.ascontiguousarray(view).reshape(batch, groups, -1, height * width)
-            out += weights[None, :, :, :, i, j] @ columns
-        out = out.reshape(batch, w.shape[0], height, width)
-        return (out if b is None else out + b[:, None, None],)
+        out = np.zeros((batch, groups, weights.shape[1], math.prod(size)), x.dtype)
+        for place, view in views:
+            columns = np.ascontiguousarray(view).reshape(batch, groups, -1, math.prod(size))
+            out += weights[(slice(None), slice(None), slice(None), *place)] @ columns
+        out = out.reshape(batch, w.shape[0], *size)
+        return (out if b is None else out + b.reshape(-1, *ones),)
 
 
 class MaxPool(OpRun):
-    """Two-dimensional; values alone, no indices."""
+    """Of any number of dimensions; values alone, no indices."""
 
     def _run(  # type: ignore[override]
         self, x: np.ndarray, auto_pad: str | None = None, ceil_mode: int | None = None,
@@ -84,13 +87,13 @@ class MaxPool(OpRun):
         pads: Sequence[int] | None = None, storage_order: int | None = None, strides: Sequence[int] | None = None,
     ) -> tuple[np.ndarray]:
         assert kernel_shape is not None and not ceil_mode
-        strides, dilations = strides or (1, 1), dilations or (1, 1)
+        strides, dilations = (given or (1,) * (x.ndim - 2) for given in (strides, dilations))
         padded = _padded(x, kernel_shape, strides, dilations, pads, auto_pad, -np.inf)
         return (np.maximum.reduce([view for _, view in _windows(padded, kernel_shape, strides, dilations)]),)
 
 
 class AveragePool(OpRun):
-    """Two-dimensional; padding counts only where the model says so."""
+    """Of any number of dimensions; padding counts only where the model says so."""
 
     def _run(  # type: ignore[override]
         self, x: np.ndarray, auto_pad: str | None = None, ceil_mode: int | None = None,
@@ -99,7 +102,7 @@ class AveragePool(OpRun):
         strides: Sequence[int] | None = None,
     ) -> tuple[np.ndarray]:
         assert kernel_shape is not None and not ceil_mode
-        strides, dilations = strides or (1, 1), dilations or (1, 1)
+        strides, dilations = (given or (1,) * (x.ndim - 2) for given in (strides, dilations))
 
         def total(values: np.ndarray, fill: float) -> np.ndarray:
             padded = _padded(values, kernel_shape, strides, dilations, pads, auto_pad, fill)
@@ -174,22 +177,22 @@ def _padded(
         low = [n // 2 if auto_pad == "SAME_UPPER" else -(-n // 2) for n in needed]
         border = [(a, n - a) for a, n in zip(low, needed, strict=True)]
     else:
-        flat = list(pads or (0, 0, 0, 0))
-        border = [(flat[0], flat[2]), (flat[1], flat[3])]
+        half = x.ndim - 2
+        flat = list(pads or (0,) * (2 * half))
+        border = list(zip(flat[:half], flat[half:], strict=True))
     return np.pad(x, [(0, 0), (0, 0), *border], constant_values=fill)
 
 
 def _windows(
     padded: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """For each position in the window, the elements that all windows have there: ``[N, C, OH, OW]`` views."""
-    (kh, kw), (sh, sw), (dh, dw) = kernel, strides, dilations
-    height = (padded.shape[2] - (kh - 1) * dh - 1) // sh + 1
-    width = (padded.shape[3] - (kw - 1) * dw - 1) // sw + 1
-    return [
-        ((i, j), padded[:, :, i * dh : i * dh + (height - 1) * sh + 1 : sh,
-                        j * dw : j * dw + (width - 1) * sw + 1 : sw])
-        for i in range(kh) for j in range(kw)
-    ]
+) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """For each position in the window, the elements that all windows have there: ``[N, C, …]`` views."""
+    counts = [(extent - (k - 1) * d - 1) // s + 1
+              for extent, k, s, d in zip(padded.shape[2:], kernel, strides, dilations, strict=True)]
 
+    def view(place: tuple[int, ...]) -> np.ndarray:
+        cuts = [slice(i * d, i * d + (count - 1) * s + 1, s)
+                for i, count, s, d in zip(place, counts, strides, dilations, strict=True)]
+        return padded[(slice(None), slice(None), *cuts)]
 
+    return [(place, view(place)) for place in itertools.product(*map(range, kernel))]

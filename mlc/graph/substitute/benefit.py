@@ -5,14 +5,16 @@ compiled, and a reshape is another view of the same elements. So a rule may be o
 some of its inputs are constant: ``(x @ a) @ b --> x @ (a @ b)`` leaves one product of two if ``a`` and ``b`` are.
 
 Searches take the rules in the order of their benefits. Those that leave fewer products come first, then those that take
-a sum, a mean or a largest element before what else is done with it. They leave slices and concatenations behind, which
-the next carry towards the outputs and the constants, and cancel; what only says the
-same otherwise could go on without end.
+a sum, a mean or a largest element before what else is done with it, or repeat what was computed once; those whose
+products are fewer multiplications at the sizes at hand, as another order of three may be; and those that take apart
+what is repeated and what is not, so that a product of it can be computed once. They leave slices and concatenations
+behind, which the next carry towards the outputs and the constants, and cancel; what only says the same otherwise could
+go on without end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from itertools import combinations
 
@@ -21,18 +23,22 @@ from mlc.substitution.egraph import PRODUCTS
 from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rule import Rule
 
-__all__ = ["Benefit", "benefit_of", "benefits_of"]
+__all__ = ["DOUBTFUL", "Benefit", "benefit_of", "benefits_of"]
 
 
 class Benefit(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SMALLER``: products or
-    elementwise operators of what a reduction leaves that were of what it reads; ``SHORTER``: fewer operators, or slices
+    elementwise operators of what a reduction leaves that were of what it reads, or operators of what is not yet
+    repeated; ``CHEAPER``: as many products, which may be fewer multiplications, as sizes say; ``APART``: a product or a
+    reshape of each part of a concatenation, of use where a part is repeated; ``SHORTER``: fewer operators, or slices
     taken later; ``NONE``: none of these. At run time, each."""
 
     JOIN = 0
     SMALLER = 1
-    SHORTER = 2
-    NONE = 3
+    CHEAPER = 2
+    APART = 3
+    SHORTER = 4
+    NONE = 5
 
 
 def benefit_of(rule: Rule) -> Benefit:
@@ -48,11 +54,16 @@ def benefits_of(rule: Rule) -> dict[frozenset[str], Benefit]:
     for count in range(len(names)):
         for chosen in combinations(names, count):
             constant = frozenset(chosen)
-            if not any(smaller <= constant for smaller in found):
+            # what sizes or neighbours decide may not be had, and constants are then of use nonetheless
+            if not any(smaller <= constant and each not in DOUBTFUL for smaller, each in found.items()):
                 benefit = _benefit(source, target, constant)
-                if benefit is not Benefit.NONE:
+                if benefit is not Benefit.NONE and benefit not in (each for n, each in found.items() if n <= constant):
                     found[constant] = benefit
     return found
+
+
+#: the benefits of a rule that not every match has
+DOUBTFUL = (Benefit.CHEAPER, Benefit.APART)
 
 
 class _Side:
@@ -78,12 +89,24 @@ class _Side:
 
     def before_reductions(self, left: Iterable[int]) -> int:
         """How many of the operators that compute something compute it of what no reduction has made smaller."""
-        behind: list[bool] = []
+        behind = self._behind(lambda op: OPERATORS[op].reduction)
+        return sum(not behind[place] and _computes(self.graph.nodes[place].op) for place in left)
+
+    def of_repeated(self) -> int:
+        """How many of the operators, reshapes among them, read what was repeated."""
+        behind = self._behind(lambda op: op == "expand")
+        return sum(behind) - sum(node.op == "expand" for node in self.graph.nodes)
+
+    def _behind(self, holds: Callable[[str], bool]) -> list[bool]:
+        """Of each operator, whether something holds of it or of one that it is computed from."""
+        found: list[bool] = []
         for node in self.graph.nodes:
-            made = any(behind[ref[0]] for ref in node.inputs if not isinstance(ref, str))
-            behind.append(made or OPERATORS[node.op].reduction)
-        return sum(not behind[place] and (OPERATORS[self.graph.nodes[place].op].pointwise
-                                          or OPERATORS[self.graph.nodes[place].op].product) for place in left)
+            found.append(holds(node.op) or any(found[ref[0]] for ref in node.inputs if not isinstance(ref, str)))
+        return found
+
+    def count(self, op: str) -> int:
+        """How often an operator is there."""
+        return sum(node.op == op for node in self.graph.nodes)
 
     def last(self, constant: frozenset[str]) -> set[str]:
         """The operators of the outputs; empty for one that is no operator at run time."""
@@ -105,7 +128,28 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     if fewer == len(products) and len(after) <= len(before) and target.reduces and (
             target.before_reductions(after) < source.before_reductions(before)):
         return Benefit.SMALLER
+    if fewer == len(products) and len(after) <= len(before) and target.of_repeated() < source.of_repeated():
+        return Benefit.SMALLER
+    if 1 < fewer == len(products) and len(after) <= len(before) and all(
+            _computes(node.op) for side in (source, target) for node in side.graph.nodes):
+        return Benefit.CHEAPER
+    if _taken_apart(source, target):
+        return Benefit.APART
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
     if len(after) < len(before) or (len(after) == len(before) and cuts_later):
         return Benefit.SHORTER if fewer == len(products) else Benefit.NONE
     return Benefit.NONE
+
+
+def _computes(op: str) -> bool:
+    return OPERATORS[op].pointwise or OPERATORS[op].product
+
+
+def _taken_apart(source: _Side, target: _Side) -> bool:
+    """Whether one operator of a concatenation becomes one of each part: a product, whose sum is left, or a reshape."""
+    if len(source.graph.nodes) != 2 or not source.count("concat"):
+        return False
+    op = source.graph.nodes[-1].op
+    if target.count(op) != 2:
+        return False
+    return not target.count("concat") if OPERATORS[op].product else op == "reshape" and target.count("concat") == 1

@@ -1,8 +1,9 @@
 """What a search could gain at most: a bound from the model's own graph, in a fraction of the time of a search.
 
-Gains begin where a rule joins products, or takes a reduction before one. What each pair of products that some rule
-could join would save if all else were free, and all that leads from products to such a reduction, adds up to more than
-a search can find; where that is next to nothing, there is nothing to search for.
+Gains begin where a rule joins products, or takes a reduction before one; where another order of products is cheaper;
+where a product is of what is repeated. What each pair of products that some rule could join would save if all else were
+free, and all that leads from products to such a reduction, adds up to more than a search can find; where that is next
+to nothing, there is nothing to search for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import islice, pairwise
 
 from mlc.graph.substitute.benefit import Benefit
 from mlc.graph.substitute.costs import Costs
-from mlc.graph.substitute.match import Pattern
+from mlc.graph.substitute.match import Pattern, repeated
 from mlc.graph.substitute.sums import shared
 from mlc.operators.shapes import inferred
 from mlc.operators.tensor import ShapeError
@@ -33,8 +34,10 @@ def gain_bound(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs) -> f
     """The part of the graph's estimated time, from above, that joining its products or computing less of them could
     save; 0 where no rule can."""
     found = relevant(patterns, graph.operators())
-    return _Bound(graph, costs).part([p for p in found if p.benefit is Benefit.JOIN],
-                                     [p for p in found if p.benefit is Benefit.SMALLER])
+    bound = _Bound(graph, costs)
+    return bound.part([p for p in found if p.benefit is Benefit.JOIN],
+                      [p for p in found if p.benefit is Benefit.SMALLER],
+                      [p for p in found if Benefit.CHEAPER in p.benefits.values()])
 
 
 class _Bound:
@@ -43,8 +46,10 @@ class _Bound:
         self._egraph, self._classes = EGraph.of(graph)
         self._constant = {each for each in self._egraph.nodes if self._egraph.constant[each]}
 
-    def part(self, patterns: Sequence[Pattern], earlier: Sequence[Pattern] = ()) -> float:
-        """Of rules that join products, and of those that reduce something earlier."""
+    def part(self, patterns: Sequence[Pattern], earlier: Sequence[Pattern] = (),
+             orders: Sequence[Pattern] = ()) -> float:
+        """Of rules that join products, of those that reduce or repeat something else, and of those that take products
+        in another order."""
         best: dict[int, float] = {}
         group: dict[int, int] = {}
         for pattern in patterns:
@@ -59,7 +64,7 @@ class _Bound:
         for each in best:
             sizes[_root(group, each)] = sizes.get(_root(group, each), 0) + 1
         saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items())
-        saved += self._sums() + self._reduced(earlier)
+        saved += self._sums() + self._reduced(earlier) + self._ordered(orders) + self._repeated()
         total = self._total()
         return saved / total if total else 0.0
 
@@ -85,6 +90,25 @@ class _Bound:
             if node.op not in PRODUCTS:
                 pending.extend(map(graph.find, node.inputs))
         return sum(self._own(each) for each in nearest) * (1.0 + _AROUND)
+
+    def _ordered(self, patterns: Sequence[Pattern]) -> float:
+        """What is saved where each product of products is taken in the cheapest of the orders that are one step away,
+        twice that for those that are further."""
+        best: dict[int, float] = {}
+        for pattern in patterns:
+            for match in islice(pattern.matches(self._egraph), _MATCHES):
+                gain = self._gain(pattern, match)
+                for output in pattern.rule.source.outputs:
+                    each = self._egraph.find(match.classes[output])
+                    best[each] = max(gain, best.get(each, 0.0))
+        return 2.0 * sum(best.values())
+
+    def _repeated(self) -> float:
+        """What is saved where products of what is repeated were free."""
+        if not any(node.op == "expand" for nodes in self._egraph.nodes.values() for node in nodes):
+            return 0.0
+        return sum(self._own(each) for each, nodes in self._egraph.nodes.items() for node in nodes
+                   if node.op in PRODUCTS and any(repeated(self._egraph, i) for i in node.inputs)) * (1.0 + _AROUND)
 
     def _own(self, each: int) -> float:
         """Seconds of what makes a class, as a kernel of its own."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from operator import le, lt
+from typing import Any
 
-from mlc.graph.substitute.benefit import Benefit, benefits_of
+from mlc.graph.substitute.benefit import DOUBTFUL, Benefit, benefits_of
 from mlc.operators import OPERATORS
 from mlc.operators.index import Poly, as_poly
 from mlc.sizes import usual_size
@@ -15,7 +17,7 @@ from mlc.substitution.graph import Graph, Ref
 from mlc.substitution.rewrite import Match, Rewrite
 from mlc.substitution.rule import Rule
 
-__all__ = ["Pattern"]
+__all__ = ["Pattern", "repeated"]
 
 
 class Pattern(Rewrite):
@@ -34,6 +36,9 @@ class Pattern(Rewrite):
         #: whether it undoes slices and concatenations by themselves: then it is for constants as well
         self._undoes = len(rule.target.nodes) < len(rule.source.nodes) and all(
             node.op in ("slice", "concat") for node in rule.source.nodes)
+        #: the inputs that the source joins
+        self._parts = [ref for node in rule.source.nodes if node.op == "concat" for ref in node.inputs
+                       if isinstance(ref, str)]
         #: the inputs that all outputs read directly
         self.shared = tuple(
             name for name in rule.source.inputs
@@ -52,19 +57,31 @@ class Pattern(Rewrite):
         """Whether enough is constant, and the target neither joins a tensor with itself nor says what is known."""
         if any(match.classes[a] == match.classes[b] and not graph.constant[match.classes[a]] for a, b in self._pairs):
             return False
-        if frozenset() in self.benefits:
+        if self.benefits.get(frozenset(), Benefit.NONE) not in (*DOUBTFUL, Benefit.NONE):
             return True
         constant = {name for name in self.rule.source.inputs if graph.constant[graph.find(match.classes[name])]}
         benefit = min((each for names, each in self.benefits.items() if names <= constant), default=Benefit.NONE)
+        if benefit is Benefit.CHEAPER:
+            return self._multiplied(match, lt)
+        if benefit is Benefit.APART:
+            return any(repeated(graph, match.classes[part]) for part in self._parts)
         if benefit is Benefit.NONE or self._known(graph, match, constant):
             return False
         # one product for another is of use if it is no larger; one for two is for extraction to judge
-        return benefit is Benefit.JOIN or not self._work or self._no_larger(match)
+        return benefit is Benefit.JOIN or not self._work or self._multiplied(match, le)
 
-    def _no_larger(self, match: Match) -> bool:
+    def folding(self, graph: EGraph, match: Match) -> bool:
+        """Whether constants are what makes a match of use."""
+        if self.benefits.get(frozenset(), Benefit.NONE) not in (*DOUBTFUL, Benefit.NONE):
+            return False
+        constant = {name for name in self.rule.source.inputs if graph.constant[graph.find(match.classes[name])]}
+        return any(names and names <= constant for names in self.benefits)
+
+    def _multiplied(self, match: Match, holds: Callable[[Any, Any], bool]) -> bool:
+        """Whether something holds of the numbers of multiplications, the target's and the source's."""
         assert self._work is not None
         usual = {name: usual_size(size) for name, size in match.sizes.items()}
-        return bool(self._work[1].evaluate(usual) <= self._work[0].evaluate(usual))
+        return bool(holds(self._work[1].evaluate(usual), self._work[0].evaluate(usual)))
 
     def _known(self, graph: EGraph, match: Match, constant: set[str]) -> bool:
         """Whether the class has the target's operator over the same operands of run time already."""
@@ -93,6 +110,21 @@ class Pattern(Rewrite):
         """The multiplications of both sides' products; None without products."""
         sides = [_multiplications(side, self.rule) for side in (self.rule.source, self.rule.target)]
         return (sides[0], sides[1]) if sides[0].terms or sides[1].terms else None
+
+
+def repeated(graph: EGraph, each: int) -> bool:
+    """Whether a class is what an ``expand`` has repeated, or joined or viewed of such."""
+    seen, pending = set[int](), [each]
+    while pending:
+        found = graph.find(pending.pop())
+        if found not in seen:
+            seen.add(found)
+            for node in graph.nodes[found]:
+                if node.op == "expand":
+                    return True
+                if node.op in ("concat", "reshape"):
+                    pending.extend(node.inputs)
+    return False
 
 
 def _multiplications(side: Graph, rule: Rule) -> Poly:

@@ -86,14 +86,16 @@ class _Saturation:
         self._arranged = arrange(self._egraph, graph, self._found, patterns)
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
-        useful = [pattern for pattern in patterns if pattern.benefit is not Benefit.NONE]
         present = graph.operators() | hinted(self._sums)
+        repeats = any(op == "expand" for op, _ in present)
+        useful = [pattern for pattern in patterns if pattern.benefit is not Benefit.NONE
+                  and (repeats or pattern.benefit is not Benefit.APART)]
         self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.benefit)
 
     def folds(self) -> bool:
-        by_constants = [pattern for pattern in self._patterns if frozenset() not in pattern.benefits]
+        by_constants = [pattern for pattern in self._patterns if any(pattern.benefits)]
         return bool(self._sums) or self._arranged.products > _PAIRS or any(
-            True for pattern in by_constants for _ in pattern.matches(self._egraph))
+            pattern.folding(self._egraph, match) for pattern in by_constants for match in pattern.matches(self._egraph))
 
     def run(self) -> tuple[Choices, Report]:
         started = time.monotonic()

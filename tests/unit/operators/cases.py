@@ -118,6 +118,11 @@ def _reshape(rng: np.random.Generator) -> Case:
     return Case("reshape", [shapes[old]], {"shape": shapes[new]})
 
 
+def _expand(rng: np.random.Generator) -> Case:
+    small = _shape(rng, _some(rng, 1, 4))
+    return Case("expand", [small], {"shape": tuple(_some(rng) if size == 1 else size for size in small)})
+
+
 def _concat(rng: np.random.Generator) -> Case:
     shape = _shape(rng, _some(rng, 1, 4))
     axis = int(rng.integers(len(shape)))
@@ -173,6 +178,7 @@ MAKERS: dict[str, Callable[[np.random.Generator], Case]] = {
     **{op: _reduction(op) for op in ("sum", "mean", "max")},
     "transpose": _transpose,
     "reshape": _reshape,
+    "expand": _expand,
     "concat": _concat,
     "slice": _slice,
     "pad": _pad,

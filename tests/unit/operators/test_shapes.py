@@ -62,6 +62,9 @@ def test_symbolic_shapes_are_those_of_the_values(op: str) -> None:
         ("concat", [(2, 3), (2, 3)], {"axis": 2}, "concat needs an axis from -2 to 1 for [2, 3], but got 2"),
         ("slice", [(3,)], {"axis": 0, "begin": 2, "end": 4}, "slice needs 0 <= begin < end <= 3, but got 2 and 4"),
         ("reshape", [(2, 3)], {"shape": (4,)}, "reshape keeps the number of elements, but [2, 3] has 6 and [4] has 4"),
+        ("expand", [(1, 3)], {"shape": (4, 4)}, "expand needs the sizes of [1, 3] where they are not 1, but got [4, "
+                                                "4]"),
+        ("expand", [(3,)], {"shape": (4, 3)}, "expand needs one size for each axis of [3], but got [4, 3]"),
         ("transpose", [(2, 3)], {"perm": (0, 0)}, "transpose needs a permutation of the 2 axes of [2, 3], but got "
                                                   "(0, 0)"),
         ("sum", [(2, 3)], {"axes": ()}, "sum needs distinct axes of [2, 3], at least one, but got ()"),

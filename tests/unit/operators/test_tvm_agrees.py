@@ -92,6 +92,7 @@ RELAX: dict[str, Callable[..., Any]] = {
     **{op: reduction(getattr(relax.op, op)) for op in ("sum", "mean", "max")},
     "transpose": lambda case, x: relax.op.permute_dims(x, list(case.attributes["perm"])),
     "reshape": lambda case, x: relax.op.reshape(x, case.attributes["shape"]),
+    "expand": lambda case, x: relax.op.broadcast_to(x, case.attributes["shape"]),
     "concat": lambda case, a, b: relax.op.concat([a, b], case.attributes["axis"]),
     "slice": slice_, "enlarge": enlarge,
     "pad": lambda case, x: nn.pad(x, [s for both in zip(case.attributes["before"], case.attributes["after"],

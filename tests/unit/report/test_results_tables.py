@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.performance import table
+from tests.performance import table, written
 from tests.performance.results import PAGE, inserted, publish
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
     assert names == ["| resnet50", "| squeezenet", "| vgg19", "| geometric mean"], "in the order of the benchmark"
 
 
-@pytest.mark.parametrize("section", ["models", "models-avx2", "unseen", "unseen-avx2", "tuner", "ablation"])
+@pytest.mark.parametrize("section", ["models", "models-avx2", "unseen", "unseen-avx2", "tuner", "ablation", "written"])
 def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text(encoding="utf-8"))
@@ -77,9 +77,20 @@ def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Pa
     once = page.read_text(encoding="utf-8")
     assert f"<!-- {section}: begin -->\nA\n<!-- {section}: end -->" in once
     assert inserted(once, section, "B\n") == inserted(PAGE.read_text(encoding="utf-8"), section, "B\n")
-    assert once.count("begin -->") == 6
+    assert once.count("begin -->") == 7
     with pytest.raises(ValueError, match="substring not found"):
         inserted(once, "elsewhere", "B\n")
+
+
+def test_what_substitutions_gain_is_told_the_greatest_first() -> None:
+    rows = [_row("even", neither=2.0, substitutions=2.0, onnxruntime=3.0),
+            _row("won", neither=3.0, substitutions=2.0, onnxruntime=None, openvino=1.0)]
+    lines = written.markdown(rows).splitlines()
+    assert lines[2] == "| won | 3 | 2 | - | 1 | 1.50 | 0.50 | 2e-06 |"
+    assert lines[3] == "| even | 2 | 2 | 3 | - | 1.00 | 1.50 | 2e-06 |"
+    assert "1 of 2 gain at least 5%" in lines[-1]
+    failed = _row("failed", neither=1.0, substitutions=None)
+    assert written._gain(failed) is None and not written._error(failed) <= written.TOLERANCE
 
 
 def test_the_readme_has_what_the_table_comes_to() -> None:
