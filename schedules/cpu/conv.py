@@ -393,7 +393,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
         yield {
             "ow": chunk.ow, "oh": chunk.oh, "oc": chunk.oc, "rows": chunk.rows, "groups": chunk.groups,
             "ic": max(divisors(shape.ic, 4)), "order": chunk.order, "pad": chunk.pad,
-            "prefetch": int(_fetched_ahead(shape, machine)),
+            "prefetch": int(_fetched_ahead(shape, machine) or _kept_apart(shape, machine, chunk)),
         }
 
 
@@ -403,6 +403,21 @@ def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
     steps = shape.ic_blocks * shape.ic * shape.kh * shape.kw
     weights = prod(shape.phases) * shape.oc_blocks * shape.oc * steps * shape.step.weight_bytes
     return shape.weight >= 0 and weights > machine.l2_bytes // 2
+
+
+def _kept_apart(shape: _Shape, machine: CpuMachine, tile: _Chunk) -> bool:
+    """Whether a fetch must stand between the columns of a window.
+
+    Where a step takes all channels LLVM unrolls the columns, loads once what several of them read, and holds it: where
+    that is more than there are registers, it is spilled. It keeps nothing across a fetch. Measured on AVX2, 3 channels,
+    windows of 3x3 at stride 2, tiles of 6 x 1 blocks: 1.16 and 1.25 times as fast; windows of 7 and 11 columns, which
+    are not unrolled, as fast.
+    """
+    if shape.weight < 0 or shape.step.form or max(divisors(shape.ic, 4)) < shape.ic:
+        return False
+    vectors = tile.oc * vectors_in(shape.oc, machine.lanes())[0]
+    shared = tile.ow * shape.kw - min(tile.ow * shape.kw, (tile.ow - 1) * shape.stride + shape.kw)
+    return tile.ow * tile.oh * vectors + vectors + shared * tile.oh * shape.ic > machine.vector_registers
 
 
 def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:

@@ -250,6 +250,18 @@ def test_tiles_of_a_pointwise_convolution_run_on_from_row_to_row(size: int) -> N
     assert lowered and not any(re.search(r"\bif \w*ax\d", text) for text in lowered)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "apart"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (1, 1, 0)])
+def test_columns_that_share_more_pixels_than_registers_are_kept_apart(kernel: int, stride: int, apart: int) -> None:
+    """Of three channels, with tiles of 12 sums."""
+    data = te.placeholder((1, 1, 31, 31, 3), name="data")
+    weight = te.placeholder((1, 1, kernel, kernel, 3, 16), name="weight")
+    conv = conv2d_nchwc(data, weight, (stride, stride), (0, 0, 0, 0), (1, 1), 1)
+    func = te.create_prim_func([data, weight, te.compute(conv.shape, lambda *i: conv(*i) + 1.0)])
+    first = next(iter(CONV2D.seeds(func, TARGETS[8])))
+    assert first["ow"] * first["oh"] >= 4
+    assert first["prefetch"] == apart
+
+
 @tvm.ir.instrument.pass_instrument
 class _Lowered:
     """Keeps the text of what the code generator is given."""
