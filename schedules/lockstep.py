@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from schedules.errors import InvalidDecision
 
-__all__ = ["Lockstep"]
+__all__ = ["Lockstep", "is_fixed"]
 
 #: elements of a vectorised piece of a loop of free extent: one AVX-512 or two AVX2 vectors of float32
 _WIDEST = 16
@@ -119,3 +119,8 @@ class Lockstep:
                 raise InvalidDecision("a step must find as many loops and blocks whatever the sizes are")
             for one, other in zip(usual, free, strict=True):
                 self._pair(one, other)
+
+
+def is_fixed(sch: s_tir.Schedule | Lockstep, loop: Any) -> bool:
+    """Whether a loop that ``sch`` shows runs as often in every call."""
+    return not isinstance(sch, Lockstep) or not sch._free_extent(sch._on_free(loop))

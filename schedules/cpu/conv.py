@@ -28,6 +28,7 @@ from schedules.cpu.tiling import (
     staged_input,
     vectors_in,
 )
+from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -78,6 +79,16 @@ class _Shape:
         """Groups of channels."""
         return self.oc_blocks // self.per_group
 
+    @property
+    def flat(self) -> bool:
+        """Whether the pixels that a row of tiles reads go on where the next row's begin, so that a tile may hold the
+        end of one and the begin of the other."""
+        return self.kh == self.kw == self.stride == 1 and not self.padded and self.phases == (1, 1)
+
+    def line(self, rows: int) -> int:
+        """Pixels of the output that tiles of one row run along in a chunk of ``rows``."""
+        return rows * self.ow if self.flat else self.ow
+
 
 @remembered
 def _shape(func: tirx.PrimFunc) -> _Shape | None:
@@ -111,6 +122,8 @@ class Conv2d(Space):
     ``rows`` output rows and ``groups`` output blocks of one parallel chunk, ``ic`` unrolling of the input channels,
     ``order`` which axis varies fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the
     padded input is made (0: once, 1: per chunk of rows), ``prefetch`` whether weights are fetched one tile ahead.
+
+    Of a pointwise convolution ``ow`` are pixels in a row of all the rows of a chunk.
     """
 
     name = "cpu.conv2d_nchwc"
@@ -129,8 +142,8 @@ class Conv2d(Space):
         shape = _shape(func)
         assert shape is not None
         return (
-            Knob("ow", tuple(_columns(shape.ow))),
-            Knob("oh", tuple(divisors(shape.oh, 4))),
+            Knob("ow", tuple(_columns(shape.line(shape.oh)))),
+            Knob("oh", tuple(_tile_rows(shape))),
             Knob("oc", tuple(divisors(shape.oc_blocks, 8))),
             Knob("rows", tuple(divisors(shape.oh, _MAX_ROWS))),
             Knob("groups", tuple(divisors(shape.oc_blocks, _MAX_GROUPS))),
@@ -160,6 +173,10 @@ class Conv2d(Space):
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
         check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll * shape.step.weights)
+        line = shape.ow
+        if shape.flat and all(is_fixed(sch, loop) for loop in sch.get_loops(out)[2:4]):
+            line, rows = rows * shape.ow, 1
+            _cut_into_lines(sch, block, out, shape.ow, line)
         n, *phases, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
@@ -170,7 +187,7 @@ class Conv2d(Space):
         sch.vectorize(vector)
         for loop in (tile_oc, tile_oh, tile_ow, vectors):
             sch.unroll(loop)
-        if shape.ow % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
+        if line % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched, shape.step)
         if pad is not None and pad_at == 1 and order == 0:
@@ -216,6 +233,30 @@ def _by_phase(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, out: s_tir.sc
     sch.transform_layout(block, ("write", 0), lambda n, p, q, b, y, x, c: (n, p, q, b, y, x, c))
 
 
+def _cut_into_lines(
+    sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, out: s_tir.schedule.SBlockRV, width: int, line: int
+) -> None:
+    """Count pixels through rows of ``width``, and cut them into lines.
+
+    ``for h, w: B[h, w] = A[h, w]   -->   for y, x: p = y * line + x; B[p // width, p % width] = A[p // width, ...]``
+
+    In two steps, between which TVM finds the simplest form of what is between the blocks.
+    """
+
+    def joined(n: tirx.Var, b: tirx.Var, y: tirx.Var, x: tirx.Var, *rest: tirx.Var) -> tuple[tirx.Expr, ...]:
+        return n, b, y * width + x, *rest
+
+    def cut(n: tirx.Var, b: tirx.Var, p: tirx.Var, *rest: tirx.Var) -> tuple[tirx.Expr, ...]:
+        return n, b, tirx.floordiv(p, line), tirx.floormod(p, line), *rest
+
+    for step in (joined, cut):
+        for each in (out, block):
+            axes = [axis.var for axis in sch.get(each).iter_vars]
+            # of their own type: lowering peels no ragged tile of a wider one
+            sch.transform_block_layout(each, tirx.IndexMap.from_func(step, len(axes), index_dtype=str(axes[2].ty)))
+        sch.transform_layout(block, ("write", 0), step)
+
+
 def _parallel_padding(sch: s_tir.Schedule, pad: s_tir.schedule.SBlockRV) -> None:
     loops = sch.get_loops(pad)
     sch.vectorize(loops[-1])
@@ -225,6 +266,11 @@ def _parallel_padding(sch: s_tir.Schedule, pad: s_tir.schedule.SBlockRV) -> None
 def _columns(ow: int) -> list[int]:
     """Register tile widths: for each number of tiles of a row the narrowest, so that the last is the least ragged."""
     return sorted({-(-ow // tiles) for tiles in range(-(-ow // _MAX_COLUMNS), ow + 1)})
+
+
+def _tile_rows(shape: _Shape) -> list[int]:
+    """Rows of a register tile."""
+    return [1] if shape.flat else divisors(shape.oh, 4)
 
 
 def _fits(machine: CpuMachine, pixels: int, blocks: int, vectors: int, step: Step) -> bool:
@@ -289,10 +335,12 @@ class _Cost:
         )
         return self._steps * cycles + 2 * pixels * vectors + _TILE * machine.mispredict_cycles * chunk.oh
 
-    def tile(self, chunk: _Chunk, rate: float = float("inf")) -> float:
-        """Cycles of the tiles of one row, the ragged last one included."""
-        full, left = divmod(self._shape.ow, chunk.ow)
-        return full * self._tile(chunk.ow, chunk, rate) + (self._tile(left, chunk, rate) if left else 0.0)
+    def tiles(self, chunk: _Chunk, rate: float = float("inf")) -> float:
+        """Cycles of the tiles of a chunk's pixels for one panel, the ragged ones included."""
+        line = self._shape.line(chunk.rows)
+        full, left = divmod(line, chunk.ow)
+        row = full * self._tile(chunk.ow, chunk, rate) + (self._tile(left, chunk, rate) if left else 0.0)
+        return chunk.rows * self._shape.ow / (line * chunk.oh) * row
 
     def __call__(self, chunk: _Chunk) -> float:
         """Cycles of the whole convolution on all cores."""
@@ -307,9 +355,9 @@ class _Cost:
         first = near if kept * self._block <= room / 2 else far
         stays = data if chunk.order == 0 else self._rows(shape.oh)
         source = near if stays + panel <= room else far
-        row = self.tile(chunk, again) + self._rows(chunk.oh) / source * _EXPOSED
+        read = chunk.rows // chunk.oh * self._rows(chunk.oh) / source + panel / first
         panels = chunk.groups // chunk.oc
-        cycles = panels * (chunk.rows // chunk.oh * row + panel / first * _EXPOSED)
+        cycles = panels * (self.tiles(chunk, again) + read * _EXPOSED)
         cycles += _CHUNK * machine.l3_latency
         later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
         waits = shape.ic_blocks * shape.kh * later * -(-shape.ow // chunk.ow) * _ROW * machine.l3_latency
@@ -332,20 +380,20 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     cost = _Cost(shape, machine)
     vectors = vectors_in(shape.oc, machine.lanes())[0]
     tiles = [
-        _Chunk(ow, oh, oc, oh, oc, 0, 0)
-        for ow in _columns(shape.ow) for oh in divisors(shape.oh, 4) for oc in divisors(shape.oc_blocks, 8)
+        _Chunk(ow, oh, oc, shape.oh if shape.flat else oh, oc, 0, 0)
+        for ow in _columns(shape.line(shape.oh)) for oh in _tile_rows(shape) for oc in divisors(shape.oc_blocks, 8)
         if _fits(machine, ow * oh, oc, vectors, shape.step)
     ] or [_Chunk(1, 1, 1, 1, 1, 0, 0)]
     # the weights of a tile of many pixels and few channels come from a near cache: keep tiles of each width
     best: list[_Chunk] = []
     for oc in sorted({tile.oc for tile in tiles}):
-        best += sorted((t for t in tiles if t.oc == oc), key=lambda t: cost.tile(t) / (t.oh * t.oc))[:_TILES]
+        best += sorted((t for t in tiles if t.oc == oc), key=lambda t: cost.tiles(t) / (t.rows * t.oc))[:_TILES]
     found = [min(_chunks(shape, tile), key=cost) for tile in best]
     for chunk in sorted(found, key=cost)[:_SEEDS]:
         yield {
             "ow": chunk.ow, "oh": chunk.oh, "oc": chunk.oc, "rows": chunk.rows, "groups": chunk.groups,
             "ic": max(divisors(shape.ic, 4)), "order": chunk.order, "pad": chunk.pad,
-            "prefetch": int(_fetched_ahead(shape, machine)),
+            "prefetch": int(_fetched_ahead(shape, machine) or _kept_apart(shape, machine, chunk)),
         }
 
 
@@ -355,6 +403,21 @@ def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
     steps = shape.ic_blocks * shape.ic * shape.kh * shape.kw
     weights = prod(shape.phases) * shape.oc_blocks * shape.oc * steps * shape.step.weight_bytes
     return shape.weight >= 0 and weights > machine.l2_bytes // 2
+
+
+def _kept_apart(shape: _Shape, machine: CpuMachine, tile: _Chunk) -> bool:
+    """Whether a fetch must stand between the columns of a window.
+
+    Where a step takes all channels LLVM unrolls the columns, loads once what several of them read, and holds it: where
+    that is more than there are registers, it is spilled. It keeps nothing across a fetch. Measured on AVX2, 3 channels,
+    windows of 3x3 at stride 2, tiles of 6 x 1 blocks: 1.16 and 1.25 times as fast; windows of 7 and 11 columns, which
+    are not unrolled, as fast.
+    """
+    if shape.weight < 0 or shape.step.form or max(divisors(shape.ic, 4)) < shape.ic:
+        return False
+    vectors = tile.oc * vectors_in(shape.oc, machine.lanes())[0]
+    shared = tile.ow * shape.kw - min(tile.ow * shape.kw, (tile.ow - 1) * shape.stride + shape.kw)
+    return tile.ow * tile.oh * vectors + vectors + shared * tile.oh * shape.ic > machine.vector_registers
 
 
 def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:

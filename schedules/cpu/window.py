@@ -8,7 +8,7 @@ the whole function, or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
@@ -27,7 +27,7 @@ from schedules.cpu.common import (
     work,
 )
 from schedules.cpu.tiling import divisors
-from schedules.machine import CpuMachine, cpu_machine
+from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = [
@@ -41,8 +41,11 @@ PAD_ONCE, PAD_CHUNK, PAD_INLINE = 0, 1, 2
 _STEPS_PER_WORK = 6
 #: steps of the innermost reduction that are unrolled
 _UNROLLED = 3
+#: elements of a chunk of more than 8 rows
+_CHUNK = 8 << 10
 #: registers of a tile's contiguous axis, and the longest axis that is kept whole where no divisor is useful
 _MAX_VECTORS, _MAX_WHOLE = 4, 1024
+_MAX_ROWS = 32  # of a chunk
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class WindowAxes:
     padded: bool = False
     pad_in_lane: bool = False  # the padding's condition changes along the contiguous axis, or hides short integers
     pad_shared: bool = False  # several chunks read the same padded input
+    #: steps of the sum that slide along the tile and are unrolled, and how many of them the next element is further on,
+    #: where floats are multiplied of which none is the same for all lanes
+    slide: tuple[int, int] | None = None
 
     def extent(self, position: int | None) -> int:
         return self.extents[position] if position is not None else 1
@@ -91,7 +97,22 @@ def read_axes(anchor: BlockInfo) -> WindowAxes | None:
     reusing = [p for p in others if any(not a.depends(anchor.spatial[p]) for a in moving)] or others
     tile = reusing[-1] if reusing else None
     row = next((p for p in reversed(others) if p != tile), None)
-    return WindowAxes(extents, lane, tile, row, anchor.contraction)
+    return WindowAxes(extents, lane, tile, row, anchor.contraction, slide=_slide(anchor, lane, tile))
+
+
+def _slide(anchor: BlockInfo, lane: int, tile: int | None) -> tuple[int, int] | None:
+    """See :class:`WindowAxes`."""
+    if tile is None or not anchor.contraction or not str(anchor.writes[0].dtype).startswith("float"):
+        return None
+    if not all(a.depends(anchor.spatial[lane]) for a in anchor.reads):
+        return None
+    sliding = [a for a in anchor.reads if a.depends(anchor.spatial[tile])]
+    if len(sliding) != 1:
+        return None
+    last = anchor.reduced[-1]
+    taps = anchor.extents[last] if anchor.extents[last] <= _UNROLLED else 1
+    along, step = sliding[0].strides[anchor.spatial[tile]], sliding[0].strides[last]
+    return taps, along // step if along and step and along % step == 0 else taps
 
 
 def _pads(info: FuncInfo) -> list[BlockInfo]:
@@ -120,7 +141,7 @@ def read_window(info: FuncInfo) -> WindowAxes | None:
     # LLVM multiplies bytes as 16-bit numbers where it sees that they are, which a condition in a loop over taps hides:
     # a 5x5 depthwise convolution takes twice as long
     hides = str(anchor.writes[0].dtype) == "int32" and anchor.extents[anchor.reduced[-1]] > _UNROLLED
-    return WindowAxes(axes.extents, axes.lane, axes.tile, axes.row, axes.contraction, True, in_lane or hides, shared)
+    return replace(axes, padded=True, pad_in_lane=in_lane or hides, pad_shared=shared)
 
 
 def _whole_vectors(width: int, lanes: int) -> float:
@@ -145,23 +166,42 @@ def _tiles(axes: WindowAxes, machine: CpuMachine, lanes: int) -> list[tuple[floa
     for width in _widths(axes.extent(axes.lane), lanes):
         vectors = -(-width // lanes)
         for tile in divisors(axes.extent(axes.tile), 12 if axes.contraction else 8):
-            live = vectors * tile + vectors + 2
+            cost, held = _slid(axes.slide, vectors, tile, machine) if axes.slide else (1 / vectors + 1 / tile, vectors)
+            live = vectors * tile + held + 2
             if live > machine.vector_registers and vectors * tile > 1 and vectors <= _MAX_VECTORS:
                 continue
             accumulators = vectors * tile
-            cost = 1 / vectors + 1 / tile if axes.contraction else 0.2 / accumulators + 0.02 * max(0, accumulators - 4)
+            cost = cost if axes.contraction else 0.2 / accumulators + 0.02 * max(0, accumulators - 4)
             spill = 4.0 if vectors > _MAX_VECTORS else 0.0
             options.append(((cost + 0.2) / _whole_vectors(width, lanes) + spill, width, tile))
     return sorted(options)
 
 
+def _slid(slide: tuple[int, int], vectors: int, tile: int, machine: CpuMachine) -> tuple[float, int]:
+    """Loads and cache lines for each multiply-add where every operand is read in vectors, and the values that are held
+    for a later step.
+
+    What two neighbours of a tile read in different steps is read once; a line of several vectors is shared by those of
+    them that are in the tile. Measured on AVX2, lines of two vectors, microseconds of tiles of 1 x 7, 2 x 2, 2 x 1:
+    19.7, 22.6, 28.7 (36 blocks of 14x14), and at stride 2, 1 x 7, 2 x 4, 2 x 2, 2 x 1: 31.6, 26.7, 25.4, 32.6 (9 blocks
+    of 28x28). A tile of 1 x 8 spills, and takes 1.4 times as long as 1 x 7 (9 blocks of 56x56).
+    """
+    taps, stride = slide
+    read = min((tile - 1) * stride + taps, tile * taps)
+    lines = read / min(vectors, max(1, LINE_BYTES // machine.vector_bytes))
+    return (read + taps + lines) / (taps * tile), tile * taps - read and tile - stride + 1
+
+
 def _rows(axes: WindowAxes, machine: CpuMachine, tile: int) -> int:
-    """The largest chunk of rows that leaves every core four chunks and is a few microseconds of work."""
+    """The largest chunk of rows that leaves every core four chunks and is a few microseconds of work. Measured on AVX2,
+    depthwise convolutions: chunks of 14 rows of 14 pixels take 0.74 and 0.88 of the time of those of 7, of 28 pixels
+    0.80 and 0.96, and of 56 pixels 1.01."""
     others = prod(e for p, e in enumerate(axes.extents) if p not in (axes.lane, axes.tile, axes.row))
     if axes.tile is not None and (axes.row is None or axes.tile < axes.row):
         others *= axes.extent(axes.tile) // tile
     wanted = 4 * machine.cores
-    fitting = [r for r in divisors(axes.extent(axes.row), 8) if others * (axes.extent(axes.row) // r) >= wanted]
+    height, most = axes.extent(axes.row), max(8, _CHUNK // (axes.extent(axes.lane) * axes.extent(axes.tile)))
+    fitting = [r for r in divisors(height, min(_MAX_ROWS, most)) if others * (height // r) >= wanted]
     return fitting[-1] if fitting else 1
 
 
@@ -201,7 +241,7 @@ class WindowSpace(Space):
         knobs = [
             Knob("width", tuple(_widths(axes.extent(axes.lane), lanes))),
             Knob("tile", tuple(divisors(axes.extent(axes.tile), 16))),
-            Knob("rows", tuple(divisors(axes.extent(axes.row), 32))),
+            Knob("rows", tuple(divisors(axes.extent(axes.row), _MAX_ROWS))),
             Knob("unroll", tuple(sorted({1, min(steps, 3), min(steps, 9)}))),
         ]
         if axes.padded:

@@ -206,6 +206,7 @@ CONVS = {
     # ic blocks, ic, oc blocks, height, width, kernel, stride, pads, dilation, groups
     "3x3": (2, 16, 4, 14, 14, 3, 1, (1, 1, 1, 1), 1, 1),
     "pointwise": (2, 16, 2, 9, 7, 1, 1, (0, 0, 0, 0), 1, 1),
+    "pointwise, grouped": (4, 16, 4, 7, 7, 1, 1, (0, 0, 0, 0), 1, 2),
     "stem": (1, 3, 2, 23, 23, 7, 2, (3, 3, 3, 3), 1, 1),
     "ragged width": (1, 16, 2, 5, 31, 3, 1, (1, 1, 1, 1), 1, 1),
     "one row": (2, 16, 3, 1, 53, (1, 5), (1, 2), (0, 2, 0, 2), 1, 1),
@@ -234,6 +235,55 @@ def test_conv2d_with_epilogue(name: str) -> None:
     y = (y + torch.tensor(arrays[2].reshape(1, ocb * 16, 1, 1))).clamp(min=0)
     expected = y.reshape(1, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
     _check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, count=1)
+
+
+def _pointwise(n: int | tirx.Var, size: int) -> tirx.PrimFunc:
+    data = te.placeholder((n, 2, size, size, 16), name="data")
+    weight = te.placeholder((4, 2, 1, 1, 16, 16), name="weight")
+    conv = conv2d_nchwc(data, weight, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    return te.create_prim_func([data, weight, te.compute(conv.shape, lambda *i: conv(*i) + 1.0)])
+
+
+@pytest.mark.parametrize("size", [7, 13, 14, 27])
+def test_tiles_of_a_pointwise_convolution_run_on_from_row_to_row(size: int) -> None:
+    """At most one tile of a chunk of rows is ragged, and full ones test nothing: with 16 registers, whose tiles are of
+    few pixels, one tile of each row would be."""
+    target = TARGETS[8]
+    func = _pointwise(1, size)
+    decisions = next(iter(CONV2D.seeds(func, target)))
+    ow, rows = decisions["ow"], decisions["rows"]
+    sch = schedule_with(CONV2D, func, target, decisions)
+    hinted = r"in T\.serial\((\d+), annotations={\"pragma_loop_partition_hint"
+    tiles = [int(n) for n in re.findall(hinted, str(sch.mod))]
+    assert tiles == ([-(-rows * size // ow)] if rows * size % ow else [])
+    lowered: list[str] = []
+    with target, tvm.transform.PassContext(instruments=[_Lowered(lowered)]):
+        tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE)
+    assert lowered and not any(re.search(r"\bif \w*ax\d", text) for text in lowered)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "apart"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (1, 1, 0)])
+def test_columns_that_share_more_pixels_than_registers_are_kept_apart(kernel: int, stride: int, apart: int) -> None:
+    """Of three channels, with tiles of 12 sums."""
+    data = te.placeholder((1, 1, 31, 31, 3), name="data")
+    weight = te.placeholder((1, 1, kernel, kernel, 3, 16), name="weight")
+    conv = conv2d_nchwc(data, weight, (stride, stride), (0, 0, 0, 0), (1, 1), 1)
+    func = te.create_prim_func([data, weight, te.compute(conv.shape, lambda *i: conv(*i) + 1.0)])
+    first = next(iter(CONV2D.seeds(func, TARGETS[8])))
+    assert first["ow"] * first["oh"] >= 4
+    assert first["prefetch"] == apart
+
+
+@tvm.ir.instrument.pass_instrument
+class _Lowered:
+    """Keeps the text of what the code generator is given."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def run_after_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+        if info.name == "tirx.MakePackedAPI":
+            self._texts.append(str(mod))
 
 
 WINOGRADS = {

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from tvm import te, tirx, topi
 
+from mlc.graph.kernels.blocked import depthwise_nchwc
+from mlc.target import resolve
 from schedules.analysis import analyse
 from schedules.cpu.contraction import CONTRACTION
 from schedules.cpu.depthwise import DEPTHWISE
@@ -230,3 +233,31 @@ def test_accumulators_are_one_tile() -> None:
     anchor = sch.get_sblock("pool_max_update") if "pool_max_update" in sch.mod.script() else sch.get_sblock("pool_max")
     kinds = [int(sch.get(loop).kind) for loop in sch.get_loops(anchor)]
     assert tirx.ForKind.PARALLEL in kinds and kinds[-1] == tirx.ForKind.VECTORIZED
+
+
+@pytest.mark.parametrize(("target", "size", "stride", "expected"), [
+    ("x86-64-v3", 14, 1, (8, 7)),  # neighbours read the same: long tiles of one vector
+    ("x86-64-v3", 56, 2, (16, 4)),  # hardly any: whole lines
+    ("x86-64-v4", 14, 1, (16, 7)),
+    ("x86-64-v4", 56, 2, (16, 7)),
+])
+def test_tiles_of_depthwise_convolutions(target: str, size: int, stride: int, expected: tuple[int, int]) -> None:
+    a, w = _p(1, 24, size, size, 16), _p(24, 1, 3, 3, 1, 16)
+    func = te.create_prim_func([a, w, depthwise_nchwc(a, w, (stride, stride), (1, 1, 1, 1), (1, 1))])
+    seed = next(iter(DEPTHWISE.seeds(func, resolve(target, threads=2).tvm)))
+    assert (seed["width"], seed["tile"]) == expected
+
+
+def test_eight_pixels_that_slide_would_spill() -> None:
+    """Eight sums, eight values that the next tap reads again, and its weights: two more than 16 registers."""
+    a, w = _p(1, 4, 56, 56, 16), _p(4, 1, 3, 3, 1, 16)
+    func = te.create_prim_func([a, w, depthwise_nchwc(a, w, (1, 1), (1, 1, 1, 1), (1, 1))])
+    seeds = list(DEPTHWISE.seeds(func, resolve("x86-64-v3", threads=2).tvm))
+    assert all((seed["width"], seed["tile"]) != (8, 8) for seed in seeds)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(14, 14), (28, 14), (56, 8)])
+def test_chunks_of_short_rows_have_more_of_them(size: int, rows: int) -> None:
+    a, w = _p(1, 24, size, size, 16), _p(24, 1, 3, 3, 1, 16)
+    func = te.create_prim_func([a, w, depthwise_nchwc(a, w, (1, 1), (1, 1, 1, 1), (1, 1))])
+    assert next(iter(DEPTHWISE.seeds(func, resolve("x86-64-v3", threads=2).tvm)))["rows"] == rows

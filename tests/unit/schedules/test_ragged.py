@@ -112,3 +112,25 @@ def test_convolutions_are_right_at_every_width() -> None:
         expected = sum(np.einsum("nbhwi,obij->nohwj", padded[:, :, r : r + 9, s : s + w], k[:, :, r, s])
                        for r in range(3) for s in range(3))
         np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=str(w))
+
+
+@pytest.mark.parametrize("free", ["batch", "height", "width"])
+def test_pointwise_convolutions_are_right_at_every_size(free: str) -> None:
+    """Pixels are counted through the rows of an image where no call decides how many there are."""
+    shape = {"batch": 1, "height": 9, "width": 7}
+    batch, *image = {**shape, free: tirx.Var(free, "int64")}.values()
+    data = te.placeholder((batch, 1, *image, 16), name="x")
+    weight = te.placeholder((2, 1, 1, 1, 16, 16), name="k")
+    conv = conv2d_nchwc(data, weight, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    func = te.create_prim_func([data, weight, te.compute(conv.shape, lambda n, b, *i: conv(n, b, *i) + data(n, 0, *i))])
+    sch, _ = first_seed(CONV2D, normalise(func, {free: Free(free, Range(1, 20), 7)}), TARGET)
+    library = _library(sch)
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((2, 1, 1, 1, 16, 16)).astype(np.float32)
+    for size in (1, 2, 6, 7, 13, 20):
+        n, height, width = {**shape, free: size}.values()
+        x = rng.standard_normal((n, 1, height, width, 16)).astype(np.float32)
+        y = tvm.runtime.tensor(np.full((n, 2, height, width, 16), np.nan, np.float32))
+        library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(k), y)
+        expected = np.einsum("nbhwi,obij->nohwj", x.astype(np.float64), k[:, :, 0, 0]) + x
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=str(size))
