@@ -17,8 +17,11 @@ __all__ = ["DECODER", "NORMS"]
 def _normalised(nodes: Nodes, x: str, scale: str, axis: int = -1) -> str:
     """``x / sqrt(mean(x ** 2) + epsilon) * scale``, the mean over all axes from ``axis`` on."""
     epsilon = nodes.constant(float(nodes.attributes().get("epsilon", 1e-5)), x)
-    rank = len(nodes.known_shape(nodes.node.input[0], "input"))
-    mean = nodes.reduced("ReduceMean", str(nodes("Mul", x, x)), list(range(axis % rank, rank)))
+    axes = [-1]  # sizes may be free there: the rank of none is known
+    if axis != -1:
+        rank = len(nodes.known_shape(nodes.node.input[0], "input"))
+        axes = list(range(axis % rank, rank))
+    mean = nodes.reduced("ReduceMean", str(nodes("Mul", x, x)), axes)
     return str(nodes("Mul", nodes("Div", x, nodes("Sqrt", nodes("Add", mean, epsilon))), scale))
 
 

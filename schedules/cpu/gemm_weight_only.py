@@ -1,124 +1,257 @@
 """Products of float32 with weights of few bits, made float32 on the way to the multiply-add.
 
 With few rows the weights' bytes are all that counts: each vector of them is unpacked where it is used, and read once.
-With many rows a chunk's columns are unpacked into panels that stay in the second cache, and the product is that of
-float32.
+With more rows a register tile unpacks a vector for all of its rows. A tile goes through the sum block by block: it adds
+up a block's products of integers, and then that times the block's scale to its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.analysis import analyse
-from schedules.cpu.gemm import Gemm, Tile
-from schedules.cpu.gemm_seeds import columns, gemm_seeds, rows
-from schedules.cpu.gemm_shape import GemmShape, gemm_shape
-from schedules.cpu.tiling import divisors, vectors_in
+from schedules.analysis import BlockInfo, analyse, remembered
+from schedules.cpu.common import InjectiveTile, extent_of, parallel_work, parallelise, schedule_injective
+from schedules.cpu.tiling import check_tile, consumers_inlined, divisors, find_annotated
 from schedules.machine import CpuMachine, cpu_machine
-from schedules.space import Decisions, InvalidDecision, Knob
+from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["GEMM_WEIGHT_ONLY"]
 
-#: the annotation of the product, and the name of the block that makes its weight
-_PRODUCT, _UNPACKED = "dense_weight_only", "unpacked"
-#: rows of the product up to which unpacking in registers, once for each tile of rows, costs less than panels
-_FEW_ROWS = 16
-#: rows that are unpacked by one loop body: all of a word of 4 bits, so that it is loaded once and shifts are constants
-_WORD_ROWS = 8
-#: the time of unpacking a vector, in multiply-adds
-_UNPACK = 4
-#: registers for what is on its way from a word to a multiply-add
+#: the annotation of the product, and the names of the blocks that it reads
+_PRODUCT, _PARTS, _PLACED, _TOTALS = "dense_weight_only", "parts", "placed", "totals"
+#: the tallest and the widest register tile, in rows and vectors
+_MAX_ROWS, _MAX_VECTORS = 12, 8
+#: the time of unpacking a vector, a mask and a conversion, in multiply-adds: other units take them at the same time
+_UNPACK = 1.0
+#: registers for a broadcast value and what is on its way from a word to a multiply-add
 _TEMPORARY = 2
+#: the time of adding a block's sum to the result, on its way through memory, in multiply-adds
+_ADDED = 3.0
+#: what a last tile of fewer rows costs beside its own time
+_RAGGED = 1.1
 
 
-class WeightOnlyGemm(Gemm):
-    """The knobs of :class:`Gemm`, and ``staged``: whether a chunk unpacks its columns before it multiplies."""
+@dataclass(frozen=True)
+class _Shape:
+    """``[rows, K] x [K, columns]``: a sum of ``blocks``, each of ``steps`` words of ``fields`` integers; panels have
+    ``panel`` columns."""
+
+    rows: int
+    columns: int
+    blocks: int
+    steps: int
+    fields: int
+    panel: int
+
+    @property
+    def depth(self) -> int:
+        return self.blocks * self.steps * self.fields
+
+    @property
+    def column_bytes(self) -> int:
+        """What a column's words and scales take."""
+        return self.blocks * (self.steps + 1) * 4
+
+
+@remembered
+def _shape(func: tirx.PrimFunc) -> _Shape | None:
+    info = analyse(func)
+    product = next((block for block in info.blocks if block.annotation == _PRODUCT), None)
+    if product is None:
+        return None
+    named = {block.name: block for block in info.producers(product)}
+    if _PARTS not in named or set(named) - {_PARTS, _TOTALS}:
+        return None
+    *_, steps, fields = named[_PARTS].extents
+    *rows, columns = (product.extents[i] for i in product.spatial)
+    (blocks,) = (product.extents[i] for i in product.reduced)
+    return _Shape(prod(rows), columns, blocks, steps, fields, _panel(named[_PARTS]))
+
+
+def _panel(parts: BlockInfo) -> int:
+    return next(int(a.buffer.shape[-1]) for a in parts.reads if str(a.buffer.dtype) == "uint32")
+
+
+class WeightOnlyGemm(Space):
+    """Knobs: ``m`` rows and ``n`` columns of the register tile, ``mb`` row tiles and ``nb`` column tiles of one
+    parallel chunk, ``k`` words that are unrolled, ``order`` which axis varies fastest over the parallel chunks (0:
+    columns, 1: rows), ``inner`` which tile loop is inside a chunk (0: columns, 1: rows)."""
 
     name = "cpu.gemm_weight_only"
+    target_kind = "llvm"
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        return self.shape(func) is not None
-
-    def shape(self, func: tirx.PrimFunc) -> GemmShape | None:
-        if not any(block.annotation == _PRODUCT for block in analyse(func).blocks):
-            return None
-        return gemm_shape(func)
+        return _shape(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return (*super().knobs(func, target), Knob("staged", (0, 1)))
+        shape = _shape(func)
+        assert shape is not None
+        heights, widths = _heights(shape), _widths(shape, cpu_machine(target))
+        return (
+            Knob("m", tuple(heights)),
+            Knob("n", tuple(widths)),
+            Knob("mb", tuple(sorted({d for m in heights for d in divisors(-(-shape.rows // m), 64)}))),
+            Knob("nb", tuple(sorted({d for n in widths for d in divisors(shape.columns // n, 64)}))),
+            Knob("k", tuple(divisors(shape.steps, 4))),
+            Knob("order", (0, 1)),
+            Knob("inner", (0, 1)),
+        )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape, machine = self.shape(func), cpu_machine(target)
+        shape = _shape(func)
         assert shape is not None
-        names = {knob.name for knob in self.knobs(func, target)}
-        whole = {name: 1 for name in ("parts", "chains", "kb") if name in names}
-        inline = ({**seed, **whole, "staged": 0} for seed in _streaming(shape, machine))
-        panels = ({**seed, "staged": 1} for seed in gemm_seeds(shape, machine) if _stageable(shape, seed))
-        first, second = (inline, panels) if shape.m <= _FEW_ROWS else (panels, inline)
-        yield from first
-        yield from second
+        yield from _seeds(shape, cpu_machine(target))
 
-    def stage(self, sch: s_tir.Schedule, block: SBlockRV, tile: Tile) -> SBlockRV | None:
-        if tile.staged and tile.parts > 1:
-            raise InvalidDecision("a sum in parts must unpack its weight in registers")
-        staged = None
-        for producer in sch.get_producers(block):
-            if tile.staged and str(sch.get(producer).name_hint) == _UNPACKED:
-                staged = producer
-            else:
-                sch.compute_inline(producer)
-        return staged
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        shape, machine = _shape(sch.mod["main"]), cpu_machine(target)
+        assert shape is not None
+        m, n, mb, nb, k, order, inner = (pick(name) for name in ("m", "n", "mb", "nb", "k", "order", "inner"))
+        if -(-shape.rows // m) % mb or shape.columns // n % nb:
+            raise InvalidDecision("a parallel chunk must hold whole register tiles")
+        lanes = min(n, machine.lanes())
+        check_tile(machine, m * n // lanes, k * shape.fields)
+        product = find_annotated(sch, (_PRODUCT,))
+        assert product is not None
+        named = {str(sch.get(block).name_hint): block for block in sch.get_producers(product)}
+        parts, totals = named[_PARTS], named.get(_TOTALS)
+        placed = next((b for b in sch.get_producers(parts) if str(sch.get(b).name_hint) == _PLACED), None)
+        for reader in (parts, placed, totals):
+            _fold_producers(sch, reader, placed)
+        out = consumers_inlined(sch, product)
 
-    def place(self, sch: s_tir.Schedule, stage: SBlockRV, chunk: LoopRV, machine: CpuMachine) -> None:
-        """Unpack what a chunk, or a part of its sum, reads of the weight."""
-        sch.compute_at(stage, chunk, preserve_unit_loops=True)
-        *_, row, column = sch.get_loops(stage)
-        extent = int(sch.get(row).extent)
-        each = max(divisors(extent, _WORD_ROWS))
-        count, width = vectors_in(int(sch.get(column).extent), machine.lanes())
-        _, inner = sch.split(row, [None, each])
-        vectors, vector = sch.split(column, [count, width])
-        sch.reorder(vectors, inner, vector)
-        sch.unroll(inner)
-        sch.vectorize(vector)
+        *batch, i, j = sch.get_loops(out)
+        chunk_i, outer_i, row = sch.split(i, [None, mb, m])
+        chunk_j, outer_j, vectors, vector = sch.split(j, [None, nb, n // lanes, lanes])
+        chunks = (chunk_i, chunk_j) if order == 0 else (chunk_j, chunk_i)
+        tiles = (outer_i, outer_j) if inner == 0 else (outer_j, outer_i)
+        sch.reorder(*batch, *chunks, *tiles, row, vectors, vector)
+        _in_registers(sch, [row, vectors], vector)
+        if shape.rows % m:  # lowering peels the ragged tile, so that full ones test nothing
+            sch.annotate(outer_i, "pragma_loop_partition_hint", True)
+        starts = _tile(sch, product, parts, tiles[-1], k, lanes)
+        chunk = sch.fuse(*batch, *chunks)
+        if extent_of(sch, chunk) > 1 and shape.rows * shape.columns * shape.depth >= parallel_work(machine):
+            sch.parallel(chunk)
+        if totals is not None:
+            starts += _totals(sch, totals, shape, machine)
+        for block, start in starts:
+            sch.decompose_reduction(block, start)
+        if placed is not None:
+            schedule_injective(sch, placed, machine, InjectiveTile())
 
 
-def _streaming(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
-    """Register tiles by the arithmetic of a step of the sum: multiply-adds, unpacked vectors and broadcast values."""
+def _fold_producers(sch: s_tir.Schedule, reader: SBlockRV | None, kept: SBlockRV | None) -> None:
+    """Fold what makes the activations into a block that reads them; ``kept`` stays a block."""
+    if reader is None:
+        return
+    while before := [b for b in sch.get_producers(reader) if kept is None or not sch.get(b).same_as(sch.get(kept))]:
+        for producer in before:
+            sch.compute_inline(producer)
+
+
+def _in_registers(sch: s_tir.Schedule, loops: list[LoopRV], vector: LoopRV) -> None:
+    sch.vectorize(vector)
+    for loop in loops:
+        sch.unroll(loop)
+
+
+def _tile(
+    sch: s_tir.Schedule, product: SBlockRV, parts: SBlockRV, at: LoopRV, k: int, lanes: int
+) -> list[tuple[SBlockRV, LoopRV]]:
+    """A register tile of the product, and inside of it a block's part; returns each with the loop to initialise it
+    before."""
+    sch.compute_at(product, at, preserve_unit_loops=True)
+    *_, row, column, block = sch.get_loops(product)
+    vectors, vector = sch.split(column, [None, lanes])
+    sch.reorder(block, row, vectors, vector)
+    _in_registers(sch, [row, vectors], vector)
+    sch.compute_at(parts, block, preserve_unit_loops=True)
+    sch.set_scope(parts, 0, "local")
+    *_, row, one, column, steps, field = sch.get_loops(parts)
+    vectors, vector = sch.split(column, [None, lanes])
+    steps, step = sch.split(steps, [None, k])
+    sch.reorder(one, steps, step, field, row, vectors, vector)
+    _in_registers(sch, [step, field, row, vectors], vector)
+    return [(product, block), (parts, steps)]
+
+
+def _totals(
+    sch: s_tir.Schedule, totals: SBlockRV, shape: _Shape, machine: CpuMachine
+) -> list[tuple[SBlockRV, LoopRV]]:
+    """Add up the activations of a block, whole vectors first; returns what is added up, each with the loop over it."""
+    *rows, block, summed = sch.get_loops(totals)
+    lanes, starts = machine.lanes(), []
+    if extent_of(sch, summed) % lanes == 0:
+        _, lane = sch.split(summed, [None, lanes])
+        vectors = sch.rfactor(lane, len(sch.get(totals).iter_vars) - 1)
+        sch.set_scope(vectors, 0, "local")
+        *rows, block, summed = sch.get_loops(totals)
+        sch.compute_at(vectors, block, preserve_unit_loops=True)
+        *_, lane, step = sch.get_loops(vectors)
+        sch.reorder(step, lane)
+        sch.vectorize(lane)
+        starts.append((vectors, step))
+    if shape.rows * shape.depth >= parallel_work(machine):
+        parallelise(sch, [*rows, block], machine.cores)
+    return [*starts, (totals, summed)]
+
+
+def _heights(shape: _Shape) -> list[int]:
+    """Tile heights: those that divide the rows, and for each number of tiles the lowest."""
+    lowest = {-(-shape.rows // tiles) for tiles in range(-(-shape.rows // _MAX_ROWS), shape.rows + 1)}
+    return sorted({*divisors(shape.rows, _MAX_ROWS), *lowest, *range(1, min(shape.rows, _MAX_ROWS) + 1)})
+
+
+def _widths(shape: _Shape, machine: CpuMachine) -> list[int]:
+    """Tile widths: whole vectors of a panel, or whole panels."""
+    lanes = min(machine.lanes(), shape.panel)
+    found = {*(lanes * v for v in divisors(shape.panel // lanes, _MAX_VECTORS)),
+             *(shape.panel * p for p in divisors(shape.columns // shape.panel, _MAX_VECTORS))}
+    return sorted(n for n in found if n <= lanes * _MAX_VECTORS)
+
+
+def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
+    """Register tiles by the arithmetic of a field: multiply-adds, and unpacking of each vector."""
     lanes, options = machine.lanes(), []
-    for m in rows(shape):
-        for n in columns(shape, machine):
-            vectors = n // lanes
-            if n % lanes or (m + 2) * vectors + _TEMPORARY > machine.vector_registers:  # sums, words and scales
+    for m in _heights(shape):
+        for n in _widths(shape, machine):
+            vectors = -(-n // lanes)
+            if m * vectors + vectors + _TEMPORARY > machine.vector_registers:
                 continue
-            waiting = max(1.0, machine.busy_accumulators / (m * vectors + _UNPACK * vectors))
-            step = (m + _UNPACK) * vectors * waiting + m
-            options.append((step * -(-shape.m // m) * -(-shape.n // n), m, n))
+            cost = 0.0
+            for height in {m: shape.rows // m, shape.rows % m: 1} if shape.rows % m else {m: shape.rows // m}:
+                tiles = 1 if height == shape.rows % m else shape.rows // m
+                busy = machine.fma_per_cycle * machine.fma_latency
+                step = max(height * vectors + _UNPACK * vectors, busy) + 0.3 * height
+                step += _ADDED * height * vectors / (shape.steps * shape.fields)
+                cost += step * tiles
+            options.append((cost * (shape.columns // n) * (_RAGGED if shape.rows % m else 1.0), -n, m))
     options.sort()
-    k = max(divisors(shape.k, _WORD_ROWS))
-    for _, m, n in options[:4]:
-        mb = max(divisors(-(-shape.m // m), 64))
-        for nb in _chunks_of(-(-shape.n // n), machine.cores):
-            yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
+    k = max(divisors(shape.steps, 2))
+    for _, width, m in options[:4]:
+        n = -width
+        for mb, nb, order, inner in _chunks(shape, machine, m, n):
+            yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
 
 
-def _chunks_of(tiles: int, cores: int) -> list[int]:
-    """Tiles of columns in a chunk: about four chunks for a core, then one, as far as they can be cut so."""
+def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[int, int, int, int]]:
+    """``(mb, nb, order, inner)``: rows that stay in the second cache while the weight streams past them, all of them
+    where they do; and chunks enough for the cores."""
+    tiles, widths = -(-shape.rows // m), shape.columns // n
+    room = machine.l2_bytes * 3 // 4
+    mb = max(d for d in divisors(tiles, 64) if d == 1 or d * m * shape.depth * 4 <= room)
     found = []
-    for wanted in (4 * cores, cores, tiles):
-        nb = max((d for d in divisors(tiles, 64) if tiles // d >= min(wanted, tiles)), default=1)
-        if nb not in found:
-            found.append(nb)
+    for wanted in (4 * machine.cores, machine.cores, 16 * machine.cores):
+        nb = max((d for d in divisors(widths, 64) if widths // d >= min(wanted, widths)), default=1)
+        if (mb, nb, 1, 1) not in found:
+            found.append((mb, nb, 1, 1))
     return found
-
-
-def _stageable(shape: GemmShape, seed: Decisions) -> bool:
-    """Whether a chunk's columns are whole panels of the weight, and its sums whole."""
-    return int(seed["nb"]) * int(seed["n"]) % shape.packed == 0 and int(seed.get("parts", 1)) == 1
 
 
 GEMM_WEIGHT_ONLY = WeightOnlyGemm()

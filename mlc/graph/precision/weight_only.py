@@ -21,7 +21,7 @@ from tvm.relax import op
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
-from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words
+from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
 
 __all__ = ["WeightOnlyProducts"]
@@ -66,13 +66,15 @@ def _product(
 ) -> relax.Expr:
     """The product, of that shape, as a kernel's; batches are more rows of it, so that the weight is read once."""
     depth, columns = weight.integers.shape
-    bits = _bits(weight.integers)
+    bits = _bits(weight)
+    assert bits
     rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
     if rows != shape[:-1]:
         data = builder.emit(op.reshape(data, (*rows, depth)))
-    zero = constant(pack_columns(weight.zero.astype(np.float32))) if weight.zero.any() else None
+    moved = weight.zero.astype(np.float32) + moved_by(bits)
+    zero = constant(pack_columns(moved)) if weight.zero.any() else None
     result = builder.emit(builder.call_te(
-        dense_weight_only, data, constant(pack_words(weight.integers, bits)),
+        dense_weight_only, data, constant(pack_words(weight.integers, bits, weight.block[0])),
         constant(pack_columns(weight.scale)), zero, bits, weight.block[0], primfunc_name_hint="dense_weight_only",
     ))
     if columns % PANEL:
@@ -80,9 +82,11 @@ def _product(
     return op.reshape(result, shape) if rows != shape[:-1] else result
 
 
-def _bits(integers: np.ndarray) -> int:
-    """How many bits the integers need, of those that there are kernels for."""
-    return next(bits for bits in _BITS if _fits(integers, bits))
+def _bits(weight: _Weight) -> int | None:
+    """How many bits the integers need, of those that there are kernels for: blocks are of whole words."""
+    depth, rows = weight.integers.shape[0], weight.block[0]
+    return next((bits for bits in _BITS if _fits(weight.integers, bits)
+                 and (rows >= depth or rows % rows_of_word(bits) == 0)), None)
 
 
 def _fits(integers: np.ndarray, bits: int) -> bool:
@@ -99,7 +103,8 @@ def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
     found = _weight(weight, bound)
     if found is None or found.block[1] != 1 or found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
         return None
-    return _centred(found)
+    centred = _centred(found)
+    return centred if _bits(centred) else None
 
 
 def _centred(weight: _Weight) -> _Weight:

@@ -274,11 +274,11 @@ def test_lines_a_page_apart_fall_on_one_set() -> None:
     assert (down(1024).aliased, down(1040).aliased) == (16, 0) and down(1024).streams >= 17
 
 
-def test_unpacking_weights_is_two_shifts_a_conversion_and_a_scale() -> None:
-    """By how much a word is shifted is settled when its rows are unrolled: no time of any schedule."""
+def test_unpacking_weights_is_a_mask_and_a_conversion() -> None:
+    """Which of a word's rows a mask leaves is settled when they are unrolled: no time of any schedule."""
     x, words = te.placeholder((1, 256), name="x"), te.placeholder((4, 32, 32), "uint32", name="words")
     scale = te.placeholder((4, 8, 32), name="scale")
     func = te.create_prim_func([x, words, scale, dense_weight_only(x, words, scale, None, 4, 32)])
-    unpacked, product = read_function(func).nests
-    assert (unpacked.arithmetic, product.arithmetic) == (4, 2)
+    placed, parts, totals, product = read_function(func).nests
+    assert [nest.arithmetic for nest in (placed, parts, totals, product)] == [1, 5, 1, 4]
     assert roofline(func, TARGET).bytes == (256 + 4 * 32 * 32 + 4 * 8 * 32 + 128) * 4

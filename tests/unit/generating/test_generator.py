@@ -12,6 +12,7 @@ import mlc
 from mlc.errors import InputError, MlcError, ModelError, UsageError
 
 CAPACITY, VOCABULARY, WIDTH, HEADS, GROUPS, SIZE = 48, 61, 64, 4, 2, 16
+MICROSOFT, BLOCK = "com.microsoft", 32
 
 
 class Decoder:
@@ -34,11 +35,17 @@ class Decoder:
         self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
         return name
 
+    def product(self, x: str, depth: int, columns: int, out: str = "") -> str:
+        return self.add("MatMul", x, self.weight(depth, columns), out=out)
+
+    def normalised(self, x: str) -> str:
+        return x
+
     def size(self, value: str, axis: int) -> str:
         return self.add("Gather", self.add("Shape", value), self.constant(np.array(axis, np.int64)), axis=0)
 
     def heads(self, x: str, count: int) -> str:
-        split = self.add("Reshape", self.add("MatMul", x, self.weight(WIDTH, count * SIZE)),
+        split = self.add("Reshape", self.product(x, WIDTH, count * SIZE),
                          self.constant(np.array([0, 0, count, SIZE], np.int64)))
         return self.add("Transpose", split, perm=[0, 2, 1, 3])
 
@@ -72,8 +79,8 @@ class Decoder:
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), self.repeated(values))
         joined = self.add("Reshape", self.add("Transpose", mixed, perm=[0, 2, 1, 3]),
                           self.constant(np.array([0, 0, WIDTH], np.int64)))
-        x = self.add("Add", x, self.add("MatMul", joined, self.weight(WIDTH, WIDTH)))
-        self.add("MatMul", x, self.weight(WIDTH, VOCABULARY), out="logits")
+        x = self.add("Add", x, self.product(joined, WIDTH, WIDTH))
+        self.product(self.normalised(x), WIDTH, VOCABULARY, out="logits")
         cache = ["batch", GROUPS, "past_sequence_length", SIZE]
         grown = ["batch", GROUPS, "total_sequence_length", SIZE]
         whole = TensorProto.INT64
@@ -85,7 +92,26 @@ class Decoder:
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence_length", VOCABULARY])]
         outputs += [helper.make_tensor_value_info(f"present.{s}", TensorProto.FLOAT, grown) for s in sides]
         graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+class WeightOnly(Decoder):
+    """The same with weights of few bits and LLaMA's norm before the logits."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+
+    def product(self, x: str, depth: int, columns: int, out: str = "") -> str:
+        integers = self.rng.integers(0, 256, (columns, depth // BLOCK, BLOCK * self.bits // 8)).astype(np.uint8)
+        scale = self.rng.uniform(0.5, 1.5, (columns, depth // BLOCK)) * 4 / (1 << self.bits) / np.sqrt(depth)
+        return self.add("MatMulNBits", x, self.constant(integers), self.constant(scale.astype(np.float32)), out=out,
+                        domain=MICROSOFT, K=depth, N=columns, bits=self.bits, block_size=BLOCK)
+
+    def normalised(self, x: str) -> str:
+        gain = self.constant(self.rng.uniform(0.5, 1.5, WIDTH).astype(np.float32))
+        return self.add("SimplifiedLayerNormalization", x, gain, axis=-1, epsilon=1e-5)
 
 
 class Reference:
@@ -125,6 +151,20 @@ def test_every_step_is_that_of_onnxruntime_with_an_explicit_past(model, generato
         ids = rng.integers(0, VOCABULARY, (2, length))
         np.testing.assert_allclose(generator.logits(ids), reference.logits(ids), rtol=1e-4, atol=1e-4)
     assert generator.length == sum(lengths)
+
+
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_weights_stay_integers(bits):
+    """One artifact with the integers of the file serves prompts and single tokens."""
+    model = WeightOnly(bits).model()
+    generator, reference = mlc.Generator(model, capacity=CAPACITY, log=False), Reference(model, 1)
+    functions = generator.executable.metadata["functions"]
+    products = [entry for entry in functions if entry["space"] == "cpu.gemm_weight_only"]
+    assert sum(entry["calls"] for entry in products) == 5
+    rng = np.random.default_rng(bits)
+    for length in (7, 1, 1, 20, 2, 1):
+        ids = rng.integers(0, VOCABULARY, (1, length))
+        np.testing.assert_allclose(generator.logits(ids), reference.logits(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_sequences_of_different_lengths_are_padded_on_the_left(model, generator):

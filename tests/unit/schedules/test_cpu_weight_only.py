@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import pytest
 import tvm
-from harness import CORES, TARGET, Case, SpaceContract, pytest_generate_tests
+from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from tvm import te, tirx
 
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words, rows_of_word
@@ -22,11 +21,12 @@ __all__ = ["pytest_generate_tests"]
 
 
 def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """``[N/32, R, 32]`` words as ``[K, N]`` integers, by arithmetic that shares nothing with the kernel's."""
+    """``[N/32, R, 32]`` words as ``[K, N]`` integers around 0, by arithmetic that shares nothing with the kernel's."""
     each, half = rows_of_word(bits), 1 << (bits - 1)
     flat = words.astype(np.int64).transpose(1, 0, 2).reshape(words.shape[1], -1) % (1 << 32)
     fields = np.stack([flat // (1 << bits * row) % (1 << bits) for row in range(each)], 1)
-    return ((fields + half) % (1 << bits) - half).reshape(-1, flat.shape[1])
+    signed = fields - half if bits == 4 else (fields + half) % (1 << bits) - half
+    return signed.reshape(-1, flat.shape[1])
 
 
 def _columns(panels: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def _columns(panels: np.ndarray) -> np.ndarray:
 def _func(bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool, bias: bool) -> tirx.PrimFunc:
     panels, blocks = -(-n // PANEL), -(-k // block)
     x = te.placeholder((*rows, k), "float32", name="x")
-    words = te.placeholder((panels, -(-k // rows_of_word(bits)), PANEL), "uint32", name="words")
+    words = te.placeholder((panels, blocks * -(-min(k, block) // rows_of_word(bits)), PANEL), "uint32", name="words")
     scale = te.placeholder((panels, blocks, PANEL), "float32", name="scale")
     inputs = [x, words, scale]
     if zero:
@@ -53,7 +53,7 @@ def _case(
     name: str, bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool = False, bias: bool = False
 ) -> Case:
     def product(x: np.ndarray, words: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        zeros = np.repeat(_columns(others[0]), block, 0)[:k] if zero else 0.0
+        zeros = np.repeat(_columns(others[0]) - (8 if bits == 4 else 0), block, 0)[:k] if zero else 0.0
         weight = (_unpacked(words, bits)[:k] - zeros) * np.repeat(_columns(scale), block, 0)[:k]
         return np.maximum(x @ weight + others[-1], 0) if bias else x @ weight
 
@@ -73,23 +73,30 @@ class TestWeightOnly(SpaceContract):
         _case("a few rows", 4, 16, (5,), 96, 64, zero=True),
         _case("sixteen rows", 4, 128, (16,), 256, 160, bias=True),
         _case("many rows of 4 bits", 4, 32, (40,), 128, 128),
+        _case("rows of 8 bits without zero points, ragged", 8, 32, (3,), 90, 64),
         _case("many rows of 8 bits, zero points", 8, 32, (33,), 96, 64, zero=True, bias=True),
         _case("a sum that ends within a word and a block", 4, 32, (2,), 203, 32, zero=True),
         _case("more than the second cache", 4, 32, (24,), 4096, 64),
+        _case("blocks that are no whole vectors", 8, 36, (3,), 144, 96, zero=True),
     )
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_packing_and_unpacking_are_inverse(bits: int) -> None:
+@pytest.mark.parametrize(("bits", "block", "padded"), [(4, 203, 208), (4, 32, 224), (8, 203, 204), (8, 36, 216)])
+def test_packing_and_unpacking_are_inverse(bits: int, block: int, padded: int) -> None:
+    """Columns are filled up to whole panels, rows to whole words of one block or to whole blocks."""
     rng = np.random.default_rng(bits)
     half = 1 << (bits - 1)
     integers = rng.integers(-half, half, (203, 70))
     integers[0], integers[1] = -half, half - 1
-    words = pack_words(integers, bits)
-    assert words.dtype == np.uint32 and words.shape == (3, -(-203 * bits // 32), PANEL)
+    words = pack_words(integers, bits, block)
+    assert words.dtype == np.uint32 and words.shape == (3, padded * bits // 32, PANEL)
     back = _unpacked(words, bits)
     np.testing.assert_array_equal(back[:203, :70], integers)
-    assert not back[203:].any() and not back[:, 70:].any()
+
+
+def test_several_blocks_are_of_whole_words() -> None:
+    with pytest.raises(ValueError, match="whole words of 8 rows, got 20"):
+        pack_words(np.zeros((40, 32), "int8"), 4, 20)
 
 
 def test_columns_lie_in_panels() -> None:
@@ -107,7 +114,8 @@ X86 = "x86" in str(tvm.target.codegen.llvm_get_system_triple())
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) -> None:
-    """A vector of weights costs two shifts at most, one conversion, and no way through memory."""
+    """A vector of weights costs a mask or a shift (of bytes two shifts), a conversion and a multiply-add, and no way
+    through memory."""
     target = resolve(level, threads=CORES).tvm
     func = _case("", bits, 32, (1,), 1024, 1024).func()
     seed = next(iter(GEMM_WEIGHT_ONLY.seeds(func, target)))
@@ -115,11 +123,16 @@ def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) 
     assembly = tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE).mod.inspect_source("s")
     hot = max(re.split(r"\n(?=\.L\w+:)", assembly), key=lambda block: block.count("vcvtdq2ps"))
     loop = re.split(r"\tj\w+\t\.L", hot)[0]
-    count = {name: len(re.findall(rf"\t{name}", loop)) for name in ("vcvtdq2ps", "vfmadd", "vpslld", "vpsrad")}
-    assert count["vcvtdq2ps"] == count["vfmadd"] == count["vpsrad"] >= rows_of_word(bits)
-    assert count["vpslld"] == count["vpsrad"] * (rows_of_word(bits) - 1) // rows_of_word(bits)
+    count = {name: len(re.findall(rf"\tv{name}", loop)) for name in (
+        "cvtdq2ps", "fmadd", "p?and", "psrld", "psrad", "pslld", "mul")}
+    each = rows_of_word(bits)
+    assert count["cvtdq2ps"] == count["fmadd"] >= 2 * each
+    rows, masks = count["fmadd"] // each, count["fmadd"] - count["fmadd"] // each
+    wanted = {"p?and": masks, "psrld": rows} if bits == 4 else {"psrad": count["fmadd"], "pslld": masks}
+    assert {name: found for name in ("p?and", "psrld", "psrad", "pslld") if (found := count[name])} == wanted
+    assert not count["mul"], "scales wait for the end of a block"
     stored = len(re.findall(r"mov\w*\s+%[xyz]mm\d+, .*\(%rsp", loop))
-    assert stored <= count["vfmadd"] // 4, "a scale now and then may wait on the stack"
+    assert stored <= count["fmadd"] // 4, "a mask now and then may wait on the stack"
 
 
 def test_seeds_of_any_number_of_rows_are_values_of_the_knobs() -> None:
@@ -130,10 +143,12 @@ def test_seeds_of_any_number_of_rows_are_values_of_the_knobs() -> None:
             assert all(seed[name] in values[name] for name in values), seed
 
 
-def test_few_rows_unpack_in_registers_and_many_in_panels() -> None:
-    for rows, staged in ((1, 0), (16, 0), (64, 1)):
-        func = _case("", 4, 32, (rows,), 512, 256).func()
-        seed = next(iter(GEMM_WEIGHT_ONLY.seeds(func, TARGET)))
-        assert seed["staged"] == staged
-        chunk = int(seed["nb"]) * int(seed["n"])
-        assert 256 % chunk == 0 and prod((chunk, 512)) * 4 <= 1 << 20
+def test_infinite_rows_are_not_numbers_and_leave_others_alone() -> None:
+    func = _case("", 4, 32, (3,), 64, 32).func()
+    rng = np.random.default_rng(0)
+    x, scale = rng.standard_normal((3, 64), dtype="float32"), np.ones((1, 2, 32), "float32")
+    words = rng.integers(0, 1 << 32, (1, 8, 32)).astype("uint32")
+    x[1, 5] = np.inf
+    sch = schedule_with(GEMM_WEIGHT_ONLY, func, TARGET, next(iter(GEMM_WEIGHT_ONLY.seeds(func, TARGET))))
+    *_, y = build_and_run(sch.mod, [x, words, scale, np.zeros((3, 32), "float32")])
+    assert np.isnan(y[1]).any() and not np.isfinite(y[1]).any() and np.isfinite(y[[0, 2]]).all()
