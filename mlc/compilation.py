@@ -117,7 +117,7 @@ class Compilation:
             mod = keep_states(first.model.mod, found.states, given)
         left = [spec.name for i, spec in enumerate(first.model.outputs) if i not in found.states.values()]
         kept = imported(mod, name, [*given, PAST], left)
-        return replace(first, model=replace(kept, states=tuple(found.states)))
+        return replace(first, model=replace(kept, states=tuple(found.states), nodes=first.model.nodes))
 
     def prices(self, log: LogReader | None) -> Prices:
         """The seconds of a task that alternatives are chosen by: the log's, unknown without one."""
@@ -144,11 +144,13 @@ class Compilation:
     ) -> Executable:
         """Compile with the best schedules of ``log``; see :func:`mlc.compile`."""
         from mlc.artifact import ModelMeta, compile_module
+        from mlc.frontend.origins import labelled
 
         with _one_at_a_time():
-            module = self.lowered(log, on_decision).module
-            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states)
-            return compile_module(module, self.target, None if log is None else log.best, meta)
+            lowered = self.lowered(log, on_decision)
+            origins = labelled(lowered.origins, self.model.nodes)
+            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins)
+            return compile_module(lowered.module, self.target, None if log is None else log.best, meta)
 
     def tune(
         self, log: TuningLog, options: TuneOptions, *, measurer: Measurer | None = None,

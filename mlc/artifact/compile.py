@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mlc.artifact import emit, runtime, weights
 from mlc.artifact.executable import Executable
 from mlc.artifact.features import required_features
 from mlc.artifact.repair import replace_refused
-from mlc.artifact.schedule import Lookup, schedule_functions
+from mlc.artifact.schedule import Lookup, Origins, schedule_functions
 from mlc.config import get
 from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
@@ -35,6 +35,8 @@ class ModelMeta:
     outputs: tuple[TensorSpec, ...]
     #: the inputs that are memory of the caller's to which a call adds
     states: tuple[str, ...] = ()
+    #: for each tensor function, by symbol, the model's nodes that each call of it comes from
+    origins: Origins = field(default_factory=dict)
 
 
 def compile_module(
@@ -50,7 +52,7 @@ def compile_module(
     if meta is None:
         model = imported(mod, "module")
         meta = ModelMeta(model.name, model.inputs, model.outputs)
-    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None))
+    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None), meta.origins)
     try:
         made = _generate(scheduled, twins, target)
     except CodeGenerationError as error:

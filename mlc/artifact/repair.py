@@ -71,10 +71,10 @@ def _replaced(entry: BuiltFunction, task: Task, target: Target, reason: str) -> 
         what = "its schedule" if failed == 1 else f"{failed} of its schedules"
         replaced = f"{what} failed in code generation: {reason}"
         source = "seed" if other.space else "plain"
-        warnings.warn(f"{entry.name}: {replaced}; {_said(other)} instead", stacklevel=2)
+        warnings.warn(f"{entry.described}: {replaced}; {_said(other)} instead", stacklevel=2)
         return replace(entry, space=other.space, source=source, decisions=other.decisions, seconds=None,
                        replaced=replaced), func
-    raise BuildError(f"function {entry.name} must compile for {target.canonical}, but TVM refused it: {reason}; "
+    raise BuildError(f"function {entry.described} must compile for {target.canonical}, but TVM refused it: {reason}; "
                      "MLC_DUMP_DIR=DIR writes what it was given")
 
 

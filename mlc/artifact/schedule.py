@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ from cost_model.roofline import analyse
 from mlc.artifact.pieces import Scheduled, in_pieces
 from mlc.codegen import prepared
 from mlc.errors import BuildError
+from mlc.frontend.origins import listed
 from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.task import Task, normalise, task_key
 from mlc.graph.tasks import extract_tasks
@@ -29,10 +30,14 @@ from schedules.free import SIZES, usual_function
 from schedules.pieces import Piece, pieces_of, with_pieces
 from schedules.space import InvalidDecision, Space, first_seed
 
-__all__ = ["BuiltFunction", "Lookup", "last_line", "ready", "schedule_functions"]
+__all__ = ["BuiltFunction", "Lookup", "Origins", "last_line", "ready", "schedule_functions"]
 
 #: the log's best record of a task key, or None
 Lookup = Callable[[str], Record | None]
+
+#: a function's symbol --> the model's nodes that each call of it comes from, as :func:`mlc.frontend.origins.labelled`
+#: gives them
+Origins = Mapping[str, tuple[tuple[str, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,8 @@ class BuiltFunction:
     ``source``: ``log`` (a trace that was measured here), ``shipped`` (one that came with mlc; ``seconds`` only if it
     was timed on such a machine), ``seed`` (the space's own decisions), ``plain`` (loops as they stand, where nothing
     else compiles) or ``given`` (the function came with its schedule). ``replaced`` says what failed in code generation
-    before this schedule was taken, empty where the first one did not.
+    before this schedule was taken, empty where the first one did not. ``origins`` are the model's nodes that each call
+    comes from, as far as they are known.
     """
 
     name: str
@@ -57,6 +63,13 @@ class BuiltFunction:
     decisions: dict[str, int] = field(default_factory=dict)
     roofline_seconds: float = 0.0
     replaced: str = ""
+    origins: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def described(self) -> str:
+        """The name, and the nodes that the function comes from, for an error."""
+        nodes = listed(self.origins)
+        return f"{self.name} (of {nodes})" if nodes else self.name
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``tuned`` says whether the log had it."""
@@ -64,7 +77,7 @@ class BuiltFunction:
 
 
 def schedule_functions(
-    mod: tvm.IRModule, target: Target, lookup: Lookup
+    mod: tvm.IRModule, target: Target, lookup: Lookup, origins: Origins | None = None
 ) -> tuple[tvm.IRModule, list[BuiltFunction], dict[str, str]]:
     """Schedule each distinct tensor function that ``main`` calls, once.
 
@@ -79,15 +92,16 @@ def schedule_functions(
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             raise BuildError(f"main must call tensor functions only, but {symbol} is a {type(func).__name__}")
-        key = task_key(normalise(func, free), target)
+        key, nodes = task_key(normalise(func, free), target), (origins or {}).get(symbol, ())
         if key in built:
             twins[symbol] = built[key].symbol
+            built[key] = replace(built[key], origins=(*built[key].origins, *nodes))
             continue
         if func.attrs and func.attrs.get("tirx.is_scheduled", False):
             entry = BuiltFunction(tasks[key].name, symbol, key, "given", "given", tasks[key].weight)
         else:
-            func, entry = _scheduled(tasks[key], symbol, lookup)
-        built[key] = _bounded(entry, tasks[key])
+            func, entry = _scheduled(tasks[key], symbol, lookup, nodes)
+        built[key] = replace(_bounded(entry, tasks[key]), origins=nodes)
         scheduled.update_func(mod.get_global_var(symbol), ready(func, symbol, target))
     return scheduled, list(built.values()), twins
 
@@ -105,7 +119,9 @@ def _called(mod: tvm.IRModule) -> list[str]:
     return list(dict.fromkeys(call.args[0].name_hint for call in calls if op_name(call) == "relax.call_tir"))
 
 
-def _scheduled(task: Task, symbol: str, lookup: Lookup) -> tuple[tirx.PrimFunc, BuiltFunction]:
+def _scheduled(
+    task: Task, symbol: str, lookup: Lookup, nodes: tuple[tuple[str, ...], ...] = ()
+) -> tuple[tirx.PrimFunc, BuiltFunction]:
     record = lookup(task.key)
     if record is not None:
         try:
@@ -122,7 +138,8 @@ def _scheduled(task: Task, symbol: str, lookup: Lookup) -> tuple[tirx.PrimFunc, 
     try:
         space, sch, decisions = _seeded(task)
     except Exception as error:  # whatever TVM raises for a function that cannot be analysed
-        raise BuildError(f"function {task.name} must have a schedule for {task.target.canonical}, but none fits it: "
+        said = BuiltFunction(task.name, symbol, task.key, "", "", origins=nodes).described
+        raise BuildError(f"function {said} must have a schedule for {task.target.canonical}, but none fits it: "
                          f"{last_line(error)}; report it with MLC_DUMP_DIR's files") from error
     func, entry = sch.mod["main"], BuiltFunction(task.name, symbol, task.key, space.name, "seed", task.weight,
                                                  decisions=decisions)

@@ -101,7 +101,7 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     rows = [
         {"task": f["name"], "calls": f["calls"], "seconds": seconds[f["symbol"]] / f["calls"], "flops": f["flops"],
          "roofline_seconds": f["roofline_seconds"], "space": f["space"], "source": f["source"],
-         "decisions": f["decisions"], "key": f["key"]}
+         "decisions": f["decisions"], "key": f["key"], "nodes": f.get("origins", [])}
         for f in exe.metadata["functions"]
     ]
     rows.sort(key=lambda row: -row["calls"] * row["seconds"])

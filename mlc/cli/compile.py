@@ -145,7 +145,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
         FunctionRow(f["name"], f["calls"], f["space"], _source(f), f["seconds"], f["flops"], len(records[f["key"]]),
-                    f["decisions"], code.get(f["symbol"], ""))
+                    f["decisions"], code.get(f["symbol"], ""), f["origins"])
         for f in functions
     ]
     rounded = [precision.line(document)] if "max_rel_err" in document else []

@@ -93,6 +93,8 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     #: the inputs that are memory of the caller's to which a call adds
     states: tuple[str, ...] = ()
+    #: the labels of the user's nodes that each imported node comes from (:mod:`mlc.frontend.origins`)
+    nodes: tuple[tuple[str, ...], ...] = ()
 
 
 def imported(

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, reduce
 from operator import add
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
-from mlc.frontend.onnx_operators import check_known, check_size, check_supported
+from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
+from mlc.frontend.origins import origins, variable_name
 from mlc.frontend.static_shapes import fold_shapes
 from mlc.shapes import Shape
 from mlc.sizes import attributes, scope
@@ -43,6 +45,7 @@ def import_onnx(
     check_text(model, name)
     check_known(model)
     check_model(model, name)
+    own = list(walk_nodes(model.graph.node))
     model = with_values(model, values or {}, name)
     graph = make_static(model, shapes or {}, name)
     free = graph.free
@@ -53,7 +56,8 @@ def import_onnx(
         mod = _to_relax(graph, name)
         if free:
             mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attributes(free)))
-    return imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
+    found = imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
+    return replace(found, nodes=origins(own, graph.nodes))
 
 
 def _check_borders(graph: Graph, name: str) -> None:
@@ -144,14 +148,72 @@ def _importer_class() -> Any:
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+    class Builder(relax.BlockBuilder):
+        """Names what is bound after the node at hand."""
+
+        node = ""
+        _made: dict[relax.Expr, relax.Var]  # what was bound inside of expressions of the node
+
+        def begin(self, node: str) -> None:
+            self.node, self._made = node, {}
+
+        def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
+            return super().emit(self._flat(expr), name_hint or self.node)
+
+        def emit_output(self, output: Any, name_hint: str = "") -> relax.Var:
+            return super().emit_output(output, output.name if isinstance(output, relax.Var) else name_hint)
+
+        def normalize(self, expr: relax.Expr) -> relax.Expr:
+            return super().normalize(self._flat(expr))
+
+        def _flat(self, expr: relax.Expr) -> relax.Expr:
+            """The expression with what TVM would bind inside of it bound here."""
+            if isinstance(expr, relax.Call):
+                args = [self._bound(arg) for arg in expr.args]
+                same = all(new is old for new, old in zip(args, expr.args, strict=True))
+                return expr if same else relax.Call(expr.op, args, expr.attrs, expr.ty_args)
+            if isinstance(expr, relax.Tuple):
+                fields = [self._bound(field) for field in expr.fields]
+                same = all(new is old for new, old in zip(fields, expr.fields, strict=True))
+                return expr if same else relax.Tuple(fields)
+            if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Call):
+                return relax.TupleGetItem(self._bound(expr.tuple_value), expr.index)
+            return expr
+
+        def _bound(self, expr: relax.Expr) -> relax.Expr:
+            if isinstance(expr, relax.Tuple):
+                return self._flat(expr)
+            if not isinstance(expr, relax.Call | relax.TupleGetItem):
+                return expr
+            if expr not in self._made:
+                self._made[expr] = super().emit(self._flat(expr), self.node)
+            return self._made[expr]
+
     class Importer(ONNXGraphImporter):
         def __init__(self, constants: Mapping[str, Any], shapes: Mapping[str, list[Any]], free: bool) -> None:
             super().__init__(shape_dict=shapes, dtype_dict={})
             self._free = free
+            self.bb = Builder()
+            self.bb.begin("")
+            self._outer: Any = None
             self._nodes.update({n: relax.const(tvm.runtime.tensor(array)) for n, array in constants.items()})
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
             """Done before, with our own converters counted in."""
+
+        def _construct_nodes(self, graph: Any) -> None:
+            if self._outer is not None:  # a branch of the node at hand
+                super()._construct_nodes(graph)
+                return
+            self._outer = graph
+            for place, node in enumerate(graph.node):
+                self.bb.begin(variable_name(place, node.op_type))
+                super()._construct_nodes(SimpleNamespace(node=[node]))
+                for output in node.output:
+                    value = self._nodes.get(output)
+                    if isinstance(value, relax.Call) and isinstance(value.ty, relax.TensorType):
+                        self._nodes[output] = self.bb.emit(value)
+            self.bb.begin("")
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             try:

@@ -10,10 +10,12 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError, UnsupportedOperators, UsageError
 from mlc.frontend.model import ImportedModel, imported
+from mlc.frontend.origins import name_by_scopes
 from mlc.frontend.static_shapes import fold_shapes
 
 if TYPE_CHECKING:
@@ -34,13 +36,14 @@ def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -
         source = export_module(source, example_inputs, name)
     inputs = list(source.graph_signature.user_inputs)
     try:
-        mod = _through_onnx(source, name)
+        through = _through_onnx(source, name)
+        return replace(imported(through.mod, name, inputs), nodes=through.nodes)
     except (MlcError, ImportError) as first:
         try:
             mod = _direct(source, name)
         except UnsupportedOperators as second:
             raise (first if isinstance(first, UnsupportedOperators) else second) from None
-    return imported(mod, name, inputs)
+        return imported(mod, name, inputs)
 
 
 def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) -> Any:
@@ -71,10 +74,10 @@ def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) 
         module.train(training)
 
 
-def _through_onnx(program: Any, name: str) -> tvm.IRModule:
+def _through_onnx(program: Any, name: str) -> ImportedModel:
     from mlc.frontend.onnx_relax import import_onnx
 
-    return import_onnx(to_onnx(program, name), name).mod
+    return import_onnx(name_by_scopes(to_onnx(program, name)), name)
 
 
 def to_onnx(program: Any, name: str) -> onnx.ModelProto:

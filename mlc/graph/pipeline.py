@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from mlc.config import get
 from mlc.errors import BuildError
 from mlc.graph import precision, simplify
 from mlc.graph.algorithms.registry import check_options
+from mlc.graph.ir.origins import NodeGraph, Origins, without_merged
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.packing import PackWeights
@@ -132,12 +133,14 @@ class Lowered:
     """A model as calls of fused tensor functions.
 
     ``main`` of ``module`` holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``alternatives`` are the
-    tasks that were weighed against each other; ``weight`` is how often the model would run each.
+    tasks that were weighed against each other; ``weight`` is how often the model would run each. ``origins`` are the
+    model's nodes that the calls come from, by their places (:mod:`mlc.frontend.origins`).
     """
 
     module: tvm.IRModule
     target: Target
     alternatives: tuple[Task, ...] = ()
+    origins: Origins = field(default_factory=dict)
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -169,6 +172,7 @@ def lower(
     precision.check_precision(options, target)
     free = free_sizes(mod)
     check_straight_line(mod)  # what passes raise loses its type on the way through TVM
+    nodes = NodeGraph.of(mod)
     graphs: list[Lowered] = []  # with substitutions, of several graphs
 
     def run(mod: tvm.IRModule, each: tuple[tvm.transform.Pass, ...], first: int = 0) -> tvm.IRModule:
@@ -195,7 +199,8 @@ def lower(
             others = partial(run, each=prepare(target, options))
             mod = choose(mod, target, substitutions, price, lambda m: lowered(others(m)), options)
     check_lowered(mod)
-    return next(graph for graph in graphs if graph.module.same_as(mod))
+    taken = next(graph for graph in graphs if graph.module.same_as(mod))
+    return replace(taken, module=without_merged(mod), origins=nodes.origins(mod))
 
 
 def optimise(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import UsageError
+from mlc.frontend.origins import listed
 from mlc.report import format as fmt
 from mlc.report import plots
 from mlc.text import as_html
@@ -55,6 +56,8 @@ class FunctionRow:
     trials: int = 0
     decisions: dict[str, int] = field(default_factory=dict)
     script: str = ""
+    #: the model's nodes that each call comes from
+    nodes: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,24 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
         chosen = as_html(" ".join(f"{k}={v}" for k, v in row.decisions.items()))
         work = fmt.flops(row.flops) if row.flops else "-"
         yield (
-            f'<tr><td>{name}<br><code>{chosen}</code></td><td class="n">{row.calls}</td>'
+            f'<tr><td>{name}<br><code>{chosen}</code>{_nodes(row.nodes)}</td><td class="n">{row.calls}</td>'
             f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="n">{share}</td><td class="share">{bar}</td>'
             f'<td class="n">{work}</td>'
             f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{as_html(row.space)}</td>'
             f"<td>{source}</td></tr>"
         )
     yield "</tbody></table>"
+
+
+def _nodes(calls: Sequence[Sequence[str]]) -> str:
+    """Which of the model's nodes a function comes from: the first call's, and all where one asks."""
+    text = listed(calls)
+    if not text:
+        return ""
+    if len(calls) == 1 and text == ", ".join(calls[0]):
+        return f"<br>{as_html(text)}"
+    lines = "".join(f"<li>{as_html(', '.join(call))}</li>" for call in calls)
+    return f"<details><summary>{as_html(text)}</summary><ol>{lines}</ol></details>"
 
 
 def _kernels(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from mlc.frontend.origins import listed
 from mlc.report import format as fmt
 from mlc.text import visible
 
@@ -131,11 +132,11 @@ def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
          f"{100 * row['calls'] * row['seconds'] / total:.1f}%",
          f"{100 * row['roofline_seconds'] / row['seconds']:.0f}%" if row["roofline_seconds"] * row["seconds"] else "-",
          fmt.rate(row["flops"], row["seconds"]), row["source"],
-         " ".join(f"{name}={value}" for name, value in row["decisions"].items()))
+         listed(row["nodes"]), " ".join(f"{name}={value}" for name, value in row["decisions"].items()))
         for row in rows
     ]
     right = ("calls", "a call", "together", "share", "of roofline", "rate")
-    return table(("function", *right, "from", "decisions"), cells, right=right)
+    return table(("function", *right, "from", "nodes", "decisions"), cells, right=right)
 
 
 def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:

@@ -89,6 +89,7 @@ class Scope:
         self._builder = builder
         self._rules = rules
         self._uses: Counter[relax.Var] = Counter()
+        self._name = ""
         self.firings = 0
 
     def value(self, expr: relax.Expr) -> relax.Expr:
@@ -118,14 +119,16 @@ class Scope:
         return array_of(expr)
 
     def emit(self, expr: relax.Expr, name: str = "") -> relax.Expr:
-        """Bind ``expr`` after letting the rules at it; a leaf comes back as it is."""
+        """Bind ``expr`` after letting the rules at it; a leaf comes back as it is. Left out, its name is that of the
+        binding at hand: names say what a value comes from."""
         expr = self._settle(self._builder.normalize(expr))
         if not isinstance(expr, relax.Call | relax.Tuple | relax.TupleGetItem):
             return expr
-        return self._builder.emit(expr, name)
+        return self._builder.emit(expr, name or self._name)
 
     def bind(self, old: relax.Var, value: relax.Expr, uses: int) -> relax.Expr:
         """Emit what replaces ``old`` and carry over how often it is used."""
+        self._name = old.name
         new = self.emit(value, old.name)
         if isinstance(new, relax.Var):
             self._uses[new] += uses
@@ -200,6 +203,11 @@ def results_of(result: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> lis
     return list(result.fields) if isinstance(result, relax.Tuple) else [result]
 
 
+def emit_result(builder: relax.BlockBuilder, result: relax.Expr) -> relax.Var:
+    """``builder.emit_output`` of the result, which keeps its name."""
+    return builder.emit_output(result, result.name if isinstance(result, relax.Var) else "")
+
+
 def builder_of(mod: tvm.IRModule) -> relax.BlockBuilder:
     """A builder with the functions of ``mod`` but for main, which is to be built anew."""
     return relax.BlockBuilder(tvm.IRModule({g: f for g, f in mod.functions_items() if g.name_hint != "main"}))
@@ -220,7 +228,7 @@ def rebuilt(
             for var, before in bound.items():
                 value = replaced(before, image)
                 image[var] = builder.emit(value if change is None else change(builder, var, value), var.name)
-            result = builder.emit_output(replaced(func.body.body, image))
+            result = emit_result(builder, replaced(func.body.body, image))
         builder.emit_func_output(result)
     return builder.finalize()
 
@@ -246,7 +254,7 @@ def _sweep(func: relax.Function, rules: Rules) -> tuple[relax.Function, int]:
             for binding in bindings(func):
                 if uses[binding.var]:
                     image[binding.var] = scope.bind(binding.var, replaced(binding.value, image), uses[binding.var])
-            result = builder.emit_output(replaced(func.body.body, image))
+            result = emit_result(builder, replaced(func.body.body, image))
         builder.emit_func_output(result)
     return builder.finalize()["main"], scope.firings
 

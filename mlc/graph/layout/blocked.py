@@ -22,7 +22,7 @@ from mlc.graph.algorithms.registry import Algorithm, fastest
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, replaced, shape_of
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, replaced, shape_of
 from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, conv2d_nchwc
 from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
@@ -113,7 +113,7 @@ class _Rewriter:
                 for binding in bindings(func):
                     if binding.var in self._choices:
                         self._values[binding.var] = self._bind(binding, self._choices[binding.var])
-                result = bb.emit_output(self._substitute(func.body.body))
+                result = emit_result(bb, self._substitute(func.body.body))
             bb.emit_func_output(result)
         return relax.transform.DeadCodeElimination()(bb.finalize())
 
@@ -121,7 +121,7 @@ class _Rewriter:
         value = binding.value
         if choice.layout is not None:
             made = self._rules[name_of(value)](value, choice.layout, choice)
-            return _Value(blocked={choice.layout: self._bb.emit(made)})
+            return _Value(blocked={choice.layout: self._bb.emit(made, name_hint=binding.var.name)})
         return _Value(plain=self._bb.emit(self._substitute(value), name_hint=binding.var.name))
 
     # -- values and their layouts

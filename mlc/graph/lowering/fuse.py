@@ -17,6 +17,7 @@ from tvm import relax, s_tir, tirx, topi
 from tvm.relax import transform
 
 from mlc.errors import BuildError
+from mlc.graph.ir.origins import FuseOps
 from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
 from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 from mlc.graph.ir.states import is_append
@@ -205,7 +206,7 @@ GROUPING: tuple[tvm.transform.Pass, ...] = (
     transform.AnnotateTIROpPattern(),
     SeparateProducts,
     CutDeepChains,
-    transform.FuseOps(),
+    FuseOps,
 )
 #: those functions to kernels
 MERGING: tuple[tvm.transform.Pass, ...] = (

@@ -40,14 +40,14 @@ def LowerRecurrent(target: Target) -> tvm.transform.Pass:
 
 
 def _pass(name: str, target: Target | None) -> tvm.transform.Pass:
-    def lowered(builder: relax.BlockBuilder, _var: relax.Var, value: relax.Expr) -> relax.Expr:
+    def lowered(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if not _is_long(value):
             return value
         operator, attrs, inputs = arguments_of(value)
         inputs += [None] * (8 - len(inputs))
         if target is None or not _alike(operator, attrs):
             return unrolled(operator, builder, inputs, attrs)
-        return _Layer(builder, target, operator, attrs, inputs).emitted()
+        return _Layer(builder, target, operator, attrs, inputs, var.name).emitted()
 
     @tvm.transform.module_pass(opt_level=0, name=name)
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -80,10 +80,10 @@ class _Layer:
 
     def __init__(
         self, builder: relax.BlockBuilder, target: Target, operator: str, attrs: Mapping[str, Any],
-        inputs: Sequence[Any],
+        inputs: Sequence[Any], name: str,
     ) -> None:
         data, self._weights, self._recurrent, bias, _, hidden, cell, peepholes = inputs
-        self._builder, self._operator, self._attrs = builder, operator, attrs
+        self._builder, self._operator, self._attrs, self._name = builder, operator, attrs, name
         self._batch_first = bool(attrs.get("layout", 0))
         self._bias, self._peepholes = unless_zero(bias), unless_zero(peepholes)
         self._data = self._turned(data)
@@ -120,7 +120,7 @@ class _Layer:
     # operands
 
     def _emit(self, expr: relax.Expr) -> relax.Expr:
-        return self._builder.emit(expr)
+        return self._builder.emit(expr, self._name)
 
     def _shaped(self, expr: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         return self._emit(relax.op.reshape(expr, tuple(shape)))

@@ -27,7 +27,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.constants import constant, tensor_of
-from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, op_name
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, op_name
 
 __all__ = ["WidenFloats", "WidenSums"]
 
@@ -80,7 +80,7 @@ class _Widening:
                         self._image[param] = self._cast(param, "float32")
                 for binding in bindings(func):
                     self._image[binding.var] = builder.emit(self._value(binding.value), binding.var.name)
-                result = builder.emit_output(self._result(func.body.body))
+                result = emit_result(builder, self._result(func.body.body))
             builder.emit_func_output(result)
         return relax.transform.CanonicalizeBindings()(builder.finalize())
 

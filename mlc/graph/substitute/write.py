@@ -12,8 +12,9 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.ir.constants import constant
-from mlc.graph.ir.rewrite import leaves, replaced, shape_of
+from mlc.graph.ir.rewrite import emit_result, leaves, replaced, shape_of
 from mlc.graph.substitute.fold import fold
+from mlc.graph.substitute.names import names
 from mlc.graph.substitute.read import Reading
 from mlc.operators import OPERATORS
 from mlc.sizes import Size
@@ -44,6 +45,7 @@ class _Writer:
         self._readers = graph.readers()
         self._constant = graph.constant_places()
         self._folded: dict[int, np.ndarray] = {}
+        self._names = names(reading, graph)
         self._keep_finite()
         self._made: dict[int, relax.Expr] = {}
         self._image: dict[relax.Var, relax.Expr] = {}
@@ -75,7 +77,7 @@ class _Writer:
                         self._made[place] = self._term(place)
                 for var, place in zip(self._reading.results, self._graph.outputs, strict=True):
                     self._image[var] = self._value(place)
-                result = builder.emit_output(self._original(main.body.body))
+                result = emit_result(builder, self._original(main.body.body))
             builder.emit_func_output(result)
         return builder.finalize()
 
@@ -102,7 +104,7 @@ class _Writer:
             return self._reading.inputs[term["id"]]
         if term.op == OPAQUE:
             return self._opaque(term)
-        return self._builder.emit(self._call(place, term))
+        return self._builder.emit(self._call(place, term), self._names.get(place, ""))
 
     def _opaque(self, term: Term) -> relax.Expr:
         """What the leaf stood for, of what its operands have become."""
