@@ -23,6 +23,7 @@ from mlc.codegen.cuda import PASS_CONFIG, legal_names
 from mlc.testing.cuda_asm import emulated
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
+from schedules.cuda.wgmma import expanded
 
 if TYPE_CHECKING:
     import tvm
@@ -90,7 +91,7 @@ def run(
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
-    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats)
+    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats, dict(_tensor_maps(func)))
 
 
 def run_source(
@@ -111,6 +112,28 @@ def run_source(
             array[...] = np.fromfile(folder / key, array.dtype).reshape(array.shape)
         rows = (line.split("\t") for line in (folder / "costs").read_text().splitlines())
         return [Cost(what, shared == "1", *map(int, numbers)) for what, shared, *numbers in rows]
+
+
+def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
+    """What the host of a scheduled function tells its kernels of tensors, by the names of their parameters."""
+    import tvm
+    from tvm import tirx as tir
+    from tvm.runtime import DataType
+
+    body = expanded(func).body
+    for step in body.seq if isinstance(body, tir.SeqStmt) else ():
+        call = step.value if isinstance(step, tir.Evaluate) else None
+        if not isinstance(call, tvm.ir.Call) or str(call.op.name) != "tirx.tensormap_encode_tiled":
+            continue
+        rank, size = int(call.attrs.rank), DataType(str(call.attrs.descriptor_dtype)).bits // 8
+        first, numbers = call.args[1].args[0], [int(n) for n in call.args[2:]]
+        offset = 0
+        for index, extent in zip(first.indices, first.source.shape, strict=True):
+            offset = offset * int(extent) + int(index)
+        sizes, strides, box = numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1]
+        yield str(call.args[0].name), TensorMap(
+            _identifier(first.source), offset * size, size, tuple(sizes), tuple(strides), tuple(box),
+            int(call.attrs.swizzle) == 3)
 
 
 def _identifier(buffer: Any) -> str:

@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 WARPGROUP = [Launch((1, 1, 1), (128, 1, 1))]
 HEAD = '#endif\nextern "C" __global__ void __launch_bounds__(128) '
 SHARED = "extern __shared__ __align__(64) uchar buf[];\n"
-FENCE, COMMIT = ('asm volatile("wgmma.{0}.sync.aligned;" ::: "memory");'.format(w) for w in ("fence", "commit_group"))
+FENCE, COMMIT = (f'asm volatile("wgmma.{which}.sync.aligned;" ::: "memory");' for which in ("fence", "commit_group"))
 WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
 TYPES = {"f16": ("half", np.float16), "bf16": ("nv_bfloat16", ml_dtypes.bfloat16)}
 
@@ -53,8 +53,8 @@ def product(columns: int, kind: str, across: tuple[int, int], a: str, b: str, ad
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(columns // 2))
     first = columns // 2
     return (f'asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{first + 2}, 0;\\n'
-            f'wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{sums}}}, %{first}, %{first + 1}, p, 1, '
-            f'1, {across[0]}, {across[1]};\\n}}\\n" : {outputs} : "l"({a}), "l"({b}), "r"({adds}));')
+            f'wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{sums}}}, %{first}, %{first + 1}, p, '
+            f'1, 1, {across[0]}, {across[1]};\\n}}\\n" : {outputs} : "l"({a}), "l"({b}), "r"({adds}));')
 
 
 def multiply(
