@@ -20,7 +20,7 @@ class Gpu:
     say."""
 
     name: str
-    arch: str  # sm_90
+    arch: str  # sm_80, and of Hopper sm_90a, with the instructions that it alone has
     multiprocessors: int
     hz: float
     memory_rate: float
@@ -65,8 +65,9 @@ def _described(library: Any, index: int) -> Gpu:
         value = ctypes.c_int()
         return 0 if library.cuDeviceGetAttribute(ctypes.byref(value), number, index) else value.value
 
+    number = f"{attribute(_MAJOR)}{attribute(_MINOR)}"
     return Gpu(
-        name.value.decode(errors="replace"), f"sm_{attribute(_MAJOR)}{attribute(_MINOR)}", attribute(_MULTIPROCESSORS),
+        name.value.decode(errors="replace"), f"sm_{number}{'a' if number == '90' else ''}", attribute(_MULTIPROCESSORS),
         # memory moves data at both edges of its clock
         attribute(_CLOCK_KHZ) * 1e3, 2e3 * attribute(_MEMORY_KHZ) * attribute(_BUS_BITS) / 8, attribute(_L2_BYTES),
     )

@@ -126,6 +126,13 @@ def _is_attention(value: Any) -> bool:
     return value in [[w, k, s] for w in (1, 2, 4, 8) for k in (16, 32, 64, 128) for s in (2, 3, 4)]
 
 
+def _is_wgmma(value: Any) -> bool:
+    tiles: list[Any] = [[64, 128, 256], [64, 128, 192, 256], [64, 128], [1, 2], [3, 4, 5, 6], [1, 4, 8, 16]]
+    whole = _ints(1, 1 << 30, 7)(value) and len(value) == 7
+    known = whole and all(each in of_it for each, of_it in zip(value[:6], tiles, strict=True))
+    return known and value[0] % (64 * value[3]) == 0  # or a warpgroup would have no rows, and some no warpgroup
+
+
 def _is_prefetch_of_rows(value: Any) -> bool:
     return _ints(0, 1 << 31, 33)(value) and len(value) % 2 == 1 and value[0] <= 64
 
@@ -140,6 +147,7 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "software_pipeline_order": _one_of([0, 1, 2], [0, 1, 2, 3, 4]),
     "software_pipeline_stage": _one_of([0, 0, 1], *([0, 0, last, last, last] for last in range(1, 5))),
     "mlc.attention": _is_attention,  # of these tiles the kernel computes the same; check_marked sees to the rest
+    "mlc.wgmma": _is_wgmma,  # likewise, and check_marked_product
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,
     "pragma_loop_partition_hint": _FLAG,

@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.cuda.heads import check_marked
+from schedules.cuda.product import check_marked_product
 from schedules.growth import check_growth
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
@@ -49,6 +50,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     check_growth(func, sch.mod["main"])
     check_permuted(sch.mod["main"])
     check_marked(func, sch.mod["main"])
+    check_marked_product(func, sch.mod["main"])
     return sch
 
 

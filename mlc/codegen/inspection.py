@@ -35,6 +35,7 @@ _PROPERTIES = re.compile(
     r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
     r"(?:ptxas info\s*: )?Used (\d+) registers(.*)"
 )
+_SERIALISED = re.compile(r"wgmma\.mma_async instructions are serialized.*? function '(\w+)'")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _SECTION = re.compile(r"^\.text\.(\w+):", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
@@ -44,7 +45,8 @@ _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.
 class Kernel:
     """One kernel for one architecture. ``blocks`` of so many ``threads`` run on a multiprocessor at once;
     ``stack_bytes`` hold arrays that are no registers, ``spilled_bytes`` registers that found no room. ``instructions``
-    counts the machine code's opcodes (``HMMA.16816.F32``), empty without a disassembler."""
+    counts the machine code's opcodes (``HMMA.16816.F32``), empty without a disassembler; ``serialised`` says that the
+    compiler waits for each product of a warpgroup."""
 
     name: str
     arch: str
@@ -55,6 +57,7 @@ class Kernel:
     spilled_bytes: int
     shared_bytes: int
     instructions: Counter[str] = field(default_factory=Counter)
+    serialised: bool = False
 
     def count(self, opcode: str) -> int:
         """Instructions whose opcode is this, or begins with it and a dot."""
@@ -134,20 +137,21 @@ def kernels(source: str, arch: str, dynamic: Mapping[str, int] | None = None) ->
         code = run_tool([disassembler, str(binary)], "machine code must be readable") if disassembler else ""
     instructions = dict(_instructions(code))
     threads = {name: int(count) for count, name in _THREADS.findall(source)}
+    serialised = set(_SERIALISED.findall(said))
     return [
         _kernel(name, arch, threads[name], int(registers), (dynamic or {}).get(name, 0) + _shared(rest), int(stack),
-                int(stored) + int(loaded), instructions.get(name, Counter()))
+                int(stored) + int(loaded), instructions.get(name, Counter()), name in serialised)
         for name, stack, stored, loaded, registers, rest in _PROPERTIES.findall(said)
     ]
 
 
 def _kernel(
     name: str, arch: str, threads: int, registers: int, shared: int, stack: int, spilled: int,
-    instructions: Counter[str],
+    instructions: Counter[str], serialised: bool,
 ) -> Kernel:
     gpu = gpu_of(arch)
     blocks = gpu.resident(threads, registers, shared) if gpu else 0
-    return Kernel(name, arch, threads, blocks, registers, stack, spilled, shared, instructions)
+    return Kernel(name, arch, threads, blocks, registers, stack, spilled, shared, instructions, serialised)
 
 
 def _shared(text: str) -> int:

@@ -19,6 +19,7 @@ _PREAMBLE = """#include <cuda/std/limits>
 #ifndef INFINITY
 #define INFINITY (::cuda::std::numeric_limits<float>::infinity())
 #endif
+struct alignas(64) CUtensorMap { unsigned long long words[16]; };
 """
 
 

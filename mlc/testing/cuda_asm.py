@@ -16,6 +16,24 @@ _GUARDED_COPY = re.compile(
     r"setp\.eq\.u32 p, %3, 1; .*@p cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], %2; *@!p st\.shared"
 )
 _PRODUCT = re.compile(r"mma\.sync\.aligned\.m16n8k\d+\.row\.col\.([\w.]+?)\s*\{")
+_WARPGROUP_PRODUCT = re.compile(
+    r"\{ \.reg \.pred p; setp\.ne\.b32 p, %\d+, 0; wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2 "
+    r"\{[^}]*\}, %\d+, %\d+, p, 1, 1, ([01]), ([01]); \}"
+)
+_BOX = re.compile(
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
+    r"\[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\];"
+)
+#: instructions that are calls of their inputs, the result first
+_CALLS = {
+    "mbarrier.init.shared::cta.b64 [%0], %1;": "barrier_init",
+    "fence.mbarrier_init.release.cluster;": "fence_barrier_init",
+    "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_arrive",
+    "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }": "barrier_wait",
+    "wgmma.fence.sync.aligned;": "wgmma_fence",
+    "wgmma.commit_group.sync.aligned;": "wgmma_commit",
+}
 #: what an instruction multiplies and adds in, by its name's last words ``d.a.b.c``
 _SUMS = {"f32.f16.f16.f32": ("half", "double"), "f32.bf16.bf16.f32": ("nv_bfloat16", "double"),
          "f32.tf32.tf32.f32": ("tensor_float", "double"), "s32.s8.s8.s32": ("signed char", "int")}
@@ -71,11 +89,36 @@ def _call(statement: Statement, place: int) -> str:
     if match := re.match(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16\s*\{", text):
         transposed = "true" if match[1] else "false"
         return f"ptx::ldmatrix<{transposed}>({place}, {inputs[0]}, {', '.join(statement.outputs)});"
-    match = _PRODUCT.match(text)
+    return _hopper_call(statement, place) or _product(statement)
+
+
+def _product(statement: Statement) -> str:
+    match = _PRODUCT.match(statement.text)
     if match and match[1] in _SUMS:
         types = ", ".join(_SUMS[match[1]])
-        return f"ptx::mma<{types}>({', '.join((*statement.outputs, *inputs))});"
-    raise ValueError(f"the emulator must know each instruction, but it does not know {text[:80]!r}")
+        return f"ptx::mma<{types}>({', '.join((*statement.outputs, *statement.inputs))});"
+    raise ValueError(f"the emulator must know each instruction, but it does not know {statement.text[:80]!r}")
+
+
+def _hopper_call(statement: Statement, place: int) -> str:
+    """What is defined in ``cuda_hopper.h``; empty for any other instruction."""
+    text, inputs = statement.text, statement.inputs
+    if text in _CALLS:
+        result = f"{statement.outputs[0]} = " if statement.outputs else ""
+        return f"{result}ptx::{_CALLS[text]}({', '.join(inputs)});"
+    if match := re.fullmatch(r"wgmma\.wait_group\.sync\.aligned (\d+);", text):
+        return f"ptx::wgmma_wait({match[1]});"
+    if re.fullmatch(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 \d+;", text):
+        return ";"  # how many registers a thread may have changes nothing here
+    if _BOX.fullmatch(text):
+        to, tensor, *at, barrier = inputs
+        return f"ptx::fetch_box({to}, {tensor}, {{{', '.join(at)}}}, {barrier});"
+    match = _WARPGROUP_PRODUCT.fullmatch(text)
+    if match and len(statement.outputs) == int(match[1]) // 2:
+        across = ", ".join("true" if flag == "1" else "false" for flag in match.groups()[2:])
+        element = {"f16": "half", "bf16": "nv_bfloat16"}[match[2]]
+        return f"ptx::wgmma<{element}, {across}>({place}, {', '.join((*inputs, *statement.outputs))});"
+    return ""
 
 
 def _noted(source: str, place: int) -> str:

@@ -123,14 +123,22 @@ def _product(
 
 
 def product_case(
-    name: str, a: tuple[int, int], b: tuple[int, int], dtype: str, total: str, transposed: bool = False
+    name: str, a: tuple[int, int], b: tuple[int, int], dtype: str, total: str, transposed: bool = False,
+    space: str = "cuda.mma",
 ) -> Case:
     """A product of two matrices of ``dtype``, the second by columns if ``transposed``, added up in ``total``."""
     def reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         wide = [each.astype("int64") if total == "int32" else each for each in (x, y)]
         return wide[0] @ (wide[1].T if transposed else wide[1])
 
-    return _case(name, "cuda.mma", (a, b), _product(transposed, total=total), reference, (dtype, dtype))
+    return _case(name, space, (a, b), _product(transposed, total=total), reference, (dtype, dtype))
+
+
+def _rounded_swish(a: Any, b: Any) -> Any:
+    """Product with the transposed ``b``, times its sigmoid, rounded to 16 bits: stages that two others read."""
+    topi = _topi()
+    y = _product(True, total="float32")(a, b)
+    return topi.cast(topi.multiply(y, topi.sigmoid(y)), "float16")
 
 
 def _columns_first(a: Any, b: Any) -> Any:
@@ -262,6 +270,14 @@ CASES: tuple[Case, ...] = (
           lambda x, w, b: np.maximum(_conv(x, w) + b, 0), ("float16", "float16", "float32")),
     _case("mma_conv3x3", "cuda.mma", ((1, 16, 9, 11), (24, 16, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
           lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32")),
+    _case("wgmma_f16_gelu", "cuda.wgmma", ((67, 104), (104, 72), (72,)), _product(activation=True, total="float32"),
+          lambda a, b, c: _gelu(a @ b + c), ("float16", "float16", "float32")),
+    _case("wgmma_f16_swish", "cuda.wgmma", ((70, 136), (75, 136)), _rounded_swish,
+          lambda a, b: (a @ b.T) / (1.0 + np.exp(-(a @ b.T))), ("float16", "float16")),
+    _case("wgmma_f16_columns_first", "cuda.wgmma", ((96, 64), (96, 80)), _columns_first, lambda a, b: a.T @ b,
+          ("float16", "float16"), index="int32"),
+    _case("wgmma_bf16_batched", "cuda.wgmma", ((2, 65, 72), (2, 72, 64), (2, 65, 64)), _product(total="float32"),
+          lambda a, b, c: a @ b + c, ("bfloat16", "bfloat16", "float32")),
     _case("vector_matrix", "cuda.reduce", ((1, 100), (100, 33), (33,)), _product(), lambda a, b, c: a @ b + c),
     _case("vector_matrix_transposed", "cuda.reduce", ((1, 96), (35, 96)), _product(True), lambda a, b: a @ b.T),
     _case("softmax", "cuda.rows", ((3, 5, 37),), lambda x: _topi().nn.softmax(x), lambda x: _softmax(x, -1)),

@@ -1,6 +1,6 @@
 // Runs the kernels that TVM generates for CUDA on a CPU, one thread block after another, one fiber for each thread.
 //
-// A fiber runs until it waits for a barrier or a shuffle, and a warp until it waits for the block. So between two
+// A fiber runs until it waits for a barrier or a shuffle, and a warp until it waits for the block or a barrier in memory. So between two
 // barriers of a block one warp is far ahead of the others, and between two of a warp one thread, the first and the last
 // in turn: a value that is read before the barrier that should order it is wrong.
 // Shared memory holds poison, NaN in every type of floats, when a block begins.
@@ -104,8 +104,13 @@ static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { retur
 
 #include "cuda_global.h"
 
+namespace ptx {
+static bool progress();
+static void hopper_met();
+}  // namespace ptx
+
 namespace emulator {
-enum State { kReady, kBlockBarrier, kWarpBarrier, kDone };
+enum State { kReady, kBlockBarrier, kWarpBarrier, kPolling, kDone };
 constexpr unsigned kWarp = 32;
 constexpr size_t kStack = 64 * 1024;
 constexpr size_t kSharedBytes = 256 * 1024;
@@ -159,6 +164,12 @@ static void run_warp(size_t from, size_t to, bool& forward) {
   } while (release(from, to, kWarpBarrier));
 }
 
+static bool block_met() {
+  bool any = release(0, fibers.size(), kBlockBarrier);
+  if (any) ptx::hopper_met();
+  return any;
+}
+
 static void run_block() {
   size_t warps = (fibers.size() + kWarp - 1) / kWarp;
   bool up = true, forward = true;
@@ -169,7 +180,7 @@ static void run_block() {
     }
     up = !up;
     if (weak) met();
-  } while (release(0, fibers.size(), kBlockBarrier));
+  } while (block_met() || ptx::progress());
   if (!std::all_of(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.state == kDone; }))
     fail("some threads of a block wait at a barrier that the others never reach");
 }
@@ -188,6 +199,7 @@ static inline unsigned __cvta_generic_to_shared(const void* p) {
 }
 
 #include "cuda_ptx.h"
+#include "cuda_hopper.h"
 
 // Blocks run from the last to the first if `backwards`; `is_weak` as in cuda_global.h.
 static void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false,
@@ -215,10 +227,12 @@ static void emulate(Index grid, Index block, const std::function<void()>& kernel
         }
         std::memset(shared_memory, kPoison, kSharedBytes);
         ptx::start_block();
+        ptx::start_hopper_block();
         if (weak) enter_block();
         run_block();
         if (weak) leave_block();
         ptx::end_block();
+        ptx::end_hopper_block();
       }
   if (weak) end_kernel();
 }

@@ -23,12 +23,13 @@ from mlc.codegen.cuda import PASS_CONFIG, legal_names
 from mlc.testing.cuda_asm import emulated
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
+from schedules.cuda.wgmma import expanded
 
 if TYPE_CHECKING:
     import tvm
     from tvm import tirx
 
-__all__ = ["Cost", "Launch", "cuda_source", "launches", "run", "run_source"]
+__all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run_source"]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
@@ -53,6 +54,26 @@ class Launch(NamedTuple):
     block: tuple[int, int, int]
 
 
+class TensorMap(NamedTuple):
+    """What a host tells of the tensor that a kernel copies boxes of, as ``cuTensorMapEncodeTiled`` takes it: the name
+    of its array, where it begins there and the size of an element in bytes; sizes and boxes in elements, innermost
+    first; strides in bytes, without the innermost's; and whether boxes are swizzled by 128 bytes."""
+
+    array: str
+    offset: int
+    bytes: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzled: bool = True
+
+    def in_cpp(self) -> str:
+        """The initialiser of a ``CUtensorMap`` of ``cuda_hopper.h``."""
+        lists = ", ".join(f"{{{', '.join(map(str, each))}}}" for each in (self.sizes, self.strides, self.box))
+        swizzled = "true" if self.swizzled else "false"
+        return f"{{{self.array}_ptr + {self.offset}, {len(self.sizes)}, {self.bytes}, {lists}, {swizzled}}}"
+
+
 def run(
     func: tirx.PrimFunc, target: tvm.target.Target, inputs: list[np.ndarray], outputs: list[np.ndarray],
     repeats: int = 1,
@@ -70,18 +91,20 @@ def run(
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
-    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats)
+    return run_source(cuda_source(func, target), list(launches(func)), arrays, repeats, dict(_tensor_maps(func)))
 
 
 def run_source(
-    source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray], repeats: int = 1
+    source: str, launches: Sequence[Launch], arrays: Mapping[str, np.ndarray], repeats: int = 1,
+    maps: Mapping[str, TensorMap] | None = None,
 ) -> list[Cost]:
-    """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place."""
+    """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place, and
+    a ``CUtensorMap`` what ``maps`` says of its name."""
     with tempfile.TemporaryDirectory(prefix="mlc-emulator-") as name:
         folder = Path(name)
         for key, array in arrays.items():
             array.tofile(folder / key)
-        text = _program(source, launches, {k: a.nbytes for k, a in arrays.items()}, folder, repeats)
+        text = _program(source, launches, {k: a.nbytes for k, a in arrays.items()}, folder, repeats, maps or {})
         (folder / "kernels.cc").write_text(text)
         _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{name}/kernels", f"{name}/kernels.cc")
         _call(f"{name}/kernels")
@@ -89,6 +112,28 @@ def run_source(
             array[...] = np.fromfile(folder / key, array.dtype).reshape(array.shape)
         rows = (line.split("\t") for line in (folder / "costs").read_text().splitlines())
         return [Cost(what, shared == "1", *map(int, numbers)) for what, shared, *numbers in rows]
+
+
+def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
+    """What the host of a scheduled function tells its kernels of tensors, by the names of their parameters."""
+    import tvm
+    from tvm import tirx as tir
+    from tvm.runtime import DataType
+
+    body = expanded(func).body
+    for step in body.seq if isinstance(body, tir.SeqStmt) else ():
+        call = step.value if isinstance(step, tir.Evaluate) else None
+        if not isinstance(call, tvm.ir.Call) or str(call.op.name) != "tirx.tensormap_encode_tiled":
+            continue
+        rank, size = int(call.attrs.rank), DataType(str(call.attrs.descriptor_dtype)).bits // 8
+        first, numbers = call.args[1].args[0], [int(n) for n in call.args[2:]]
+        offset = 0
+        for index, extent in zip(first.indices, first.source.shape, strict=True):
+            offset = offset * int(extent) + int(index)
+        sizes, strides, box = numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1]
+        yield str(call.args[0].name), TensorMap(
+            _identifier(first.source), offset * size, size, tuple(sizes), tuple(strides), tuple(box),
+            int(call.attrs.swizzle) == 3)
 
 
 def _identifier(buffer: Any) -> str:
@@ -153,7 +198,8 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
 
 
 def _program(
-    source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path, repeats: int
+    source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path, repeats: int,
+    maps: Mapping[str, TensorMap],
 ) -> str:
     kernels = list(_KERNEL.finditer(source))
     if len(kernels) != len(launches):
@@ -163,6 +209,7 @@ def _program(
     for key, size in sizes.items():
         lines.append(f'  char* {key}_ptr = (char*)aligned_alloc(64, {-(-size // 64) * 64});')
         lines.append(f"  emulator::arrays.push_back({{{key}_ptr, {size}}});")
+    lines += [f"  CUtensorMap {key} = {tensor.in_cpp()};" for key, tensor in maps.items()]
     lines.append(f"  for (int turn = 0; turn < {repeats}; ++turn) {{")
     for key, size in sizes.items():
         lines.append(f'    {{ FILE* f = fopen("{folder / key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
@@ -191,6 +238,8 @@ def _in_cpp(source: str) -> str:
 
 def _argument(parameter: str) -> str:
     """What a kernel is given for ``float* __restrict__ x_ptr_1``; a scalar is an offset, which is 0."""
+    if "CUtensorMap" in parameter:
+        return parameter.split()[-1]
     if "*" not in parameter:
         return "0"
     name = re.sub(r"_ptr_\d+$", "_ptr", parameter.split()[-1])  # the same buffer, passed twice

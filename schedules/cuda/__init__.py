@@ -9,11 +9,12 @@ from schedules.cuda.fallback import Fallback
 from schedules.cuda.gemm import TiledGemm
 from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.reduction import Reduce, Rows
+from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.space import Space
 
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    Attention(), ExactAttention(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(),
-    Fallback(),
+    Attention(), ExactAttention(), WarpgroupGemm(), TensorCoreGemm(), TiledGemm(), ImplicitGemm(), Rows(), Reduce(),
+    Elementwise(), Fallback(),
 )

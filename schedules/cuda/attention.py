@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 
 from schedules import intrin
 from schedules.analysis import walk
-from schedules.cuda.common import CudaSpace, ceil_div, require
+from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.flash import Flash, FlashTiles
 from schedules.cuda.flash_simt import SimtFlash, SimtTiles
 from schedules.cuda.heads import MARK, Heads, heads_of
@@ -154,17 +154,7 @@ def _mark(sch: s_tir.Schedule, heads: Heads, tiles: Tiles) -> None:
     sch.bind(at, "blockIdx.x")
     _, thread = sch.split(sch.fuse(inner, loops[column]), [None, tiles.threads])
     sch.bind(thread, "threadIdx.x")
-    waiting = [out]
-    while waiting:
-        for producer in sch.get_producers(waiting.pop(0)):
-            readers = sch.get_consumers(producer)
-            if not _inside(sch, producer, at) and all(_inside(sch, reader, at) for reader in readers):
-                sch.compute_at(producer, at, preserve_unit_loops=True)
-                waiting.append(producer)
-
-
-def _inside(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV, at: s_tir.schedule.LoopRV) -> bool:
-    return any(sch.get(loop).same_as(sch.get(at)) for loop in sch.get_loops(block))
+    bring_inside(sch, out, at)
 
 
 def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -18,8 +18,8 @@ from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import InvalidDecision, Space, best_seed
 
 __all__ = [
-    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "ceil_div", "inline_injective", "leaves", "limits",
-    "loop_kinds", "refresh", "require", "require_joined", "scratch", "uniform",
+    "CudaSpace", "Leaf", "bind_flat", "bind_leaf", "bind_leaves", "bring_inside", "ceil_div", "inline_injective",
+    "leaves", "limits", "loop_kinds", "refresh", "require", "require_joined", "scratch", "uniform",
 ]
 
 #: static ``__shared__`` arrays may not exceed this; more needs dynamic shared memory, which these spaces don't use
@@ -223,6 +223,21 @@ def loop_kinds(sch: s_tir.Schedule, leaf: Leaf) -> tuple[list[LoopRV], list[Loop
         variable = sch.get(loop).loop_var
         kinds[any(uses(value, [variable]) for value in reducing)].append(loop)
     return kinds
+
+
+def bring_inside(sch: s_tir.Schedule, out: SBlockRV, at: LoopRV) -> None:
+    """Compute inside of a loop around ``out`` all that it is made of, as far as nothing else reads it."""
+    waiting = [out]
+    while waiting:
+        for producer in sch.get_producers(waiting.pop(0)):
+            readers = sch.get_consumers(producer)
+            if not _inside(sch, producer, at) and all(_inside(sch, reader, at) for reader in readers):
+                sch.compute_at(producer, at, preserve_unit_loops=True)
+                waiting.append(producer)
+
+
+def _inside(sch: s_tir.Schedule, block: SBlockRV, at: LoopRV) -> bool:
+    return any(sch.get(loop).same_as(sch.get(at)) for loop in sch.get_loops(block))
 
 
 def bind_leaf(sch: s_tir.Schedule, leaf: Leaf, gpu: GpuMachine, threads: int = 256) -> None:

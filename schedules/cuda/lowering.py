@@ -17,7 +17,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
-from schedules.cuda.attention import expanded
+from schedules.cuda import attention, wgmma
 from schedules.cuda.joined import joined
 
 __all__ = ["LAST_PASS", "PIPELINE"]
@@ -48,13 +48,13 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
 
 
 def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.transform.Pass) -> tvm.IRModule:
-    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and attention's kernels written
-    out, which have the barriers that they need: TVM can't tell the stage that is copied to from the one that is read,
-    and would put one between them."""
+    """TVM's ``lower``, with parts of cut sums added up in the kernels that make them, and kernels of attention and of
+    warpgroups written out, which have the barriers that they need: TVM can't tell the stage that is copied to from the
+    one that is read, and would put one between them."""
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
-        kernel = expanded(func) if isinstance(func, tirx.PrimFunc) else func
+        kernel = wgmma.expanded(attention.expanded(func)) if isinstance(func, tirx.PrimFunc) else func
         if kernel is func:
             rest[var] = joined(func) if isinstance(func, tirx.PrimFunc) else func
         else:

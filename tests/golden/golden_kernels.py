@@ -24,8 +24,8 @@ __all__ = ["CPU_TARGETS", "CUDA_TARGET", "NEEDS", "function_of", "target_named"]
 #: both vector widths; the threads are part of the target, so that parallel loops are the same everywhere
 CPU_TARGETS = ("x86-64-v3", "x86-64-v4")
 CUDA_TARGET = "cuda:sm_80"
-#: spaces for instructions that neither of those has, with a CPU that does
-NEEDS = {"cpu.conv2d_bfloat": "llvm -mcpu=znver4", "cpu.gemm_bfloat": "llvm -mcpu=znver4"}
+#: spaces for instructions that none of those has, with a CPU or a GPU that does
+NEEDS = {"cpu.conv2d_bfloat": "llvm -mcpu=znver4", "cpu.gemm_bfloat": "llvm -mcpu=znver4", "cuda.wgmma": "cuda:sm_90a"}
 _THREADS = 2
 
 

@@ -35,12 +35,12 @@ def driver(folder: Path, init: int = 0, devices: int = 1) -> ctypes.CDLL:
 
 def test_cuda_is_the_gpu_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = gpu.gpus(driver(tmp_path))
-    assert (found.name, found.arch) == ("NVIDIA H100 PCIe", "sm_90")
+    assert (found.name, found.arch) == ("NVIDIA H100 PCIe", "sm_90a")
     assert (found.multiprocessors, found.l2_bytes) == (114, 50 << 20)
     monkeypatch.setattr(gpu, "find_gpu", lambda: found)
     target_module._resolve.cache_clear()
     target = resolve("cuda")
-    assert target.canonical == "cuda/sm_90", "figures of one GPU do not change what a schedule means"
+    assert target.canonical == "cuda/sm_90a", "figures of one GPU do not change what a schedule means"
     here, sheet = gpu_machine(target.tvm), GPUS["90"]
     assert (here.multiprocessors, here.hz, here.l2_bytes) == (114, 1.755e9, 50 << 20)
     assert here.memory_rate == pytest.approx(2.039e12, rel=1e-3)

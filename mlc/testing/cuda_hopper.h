@@ -1,0 +1,254 @@
+// The instructions of Hopper (sm_90a): barriers in shared memory, copies of boxes of tensors, and products of whole
+// warpgroups, as the PTX ISA describes them ("mbarrier", "Tensors", "Asynchronous Warpgroup Level Matrix Instructions").
+//
+// All of them are asynchronous, and land as late as they may. A box's place holds poison from the moment that it is
+// asked for until no thread of the block could go on without it. A product's sums are poison, and its operands are read,
+// only when its group is waited for.
+#include <deque>
+
+// What `cuTensorMapEncodeTiled` is told: sizes and boxes in elements, innermost first, strides in bytes, without the
+// innermost's.
+struct CUtensorMap {
+  const char* data;
+  unsigned rank, bytes;  // of an element
+  uint64_t size[5], stride[5];
+  unsigned box[5];
+  bool swizzled;  // by 128 bytes
+};
+#define __grid_constant__
+
+namespace ptx {
+// -- barriers in shared memory
+
+struct Barrier {
+  int expected, pending;
+  int64_t bytes = 0;  // that are under way
+  unsigned phase = 0;
+  unsigned maker;
+  bool fenced = false, met = false;
+};
+static std::map<unsigned, Barrier> barriers;  // by their address
+struct Waiting { unsigned address, parity; };
+static std::vector<Waiting> waiting;  // by thread
+
+static Barrier& barrier_at(unsigned address) {
+  auto found = barriers.find(address);
+  if (found == barriers.end()) fail("a barrier must be initialised before it is used");
+  Barrier& b = found->second;
+  if (b.maker != current && !b.met) fail("a barrier must be fenced and its block meet before other threads use it");
+  return b;
+}
+
+static void complete_if_done(Barrier& b) {
+  if (b.pending || b.bytes) return;
+  b.phase++;
+  b.pending = b.expected;
+}
+
+static void barrier_init(unsigned address, int count) {
+  if (address % 8) fail("a barrier must lie at a multiple of 8 bytes");
+  Barrier b{count, count};
+  b.maker = current;
+  barriers[address] = b;
+}
+static void fence_barrier_init() {
+  for (auto& each : barriers)
+    if (each.second.maker == current) each.second.fenced = true;
+}
+// The block's threads meet.
+static void hopper_met() {
+  for (auto& each : barriers) each.second.met |= each.second.fenced;
+}
+static void barrier_arrive(unsigned address, int64_t bytes = 0) {
+  Barrier& b = barrier_at(address);
+  b.bytes += bytes;
+  if (--b.pending < 0) fail("more threads arrive at a barrier than it was initialised for");
+  complete_if_done(b);
+}
+static bool completed(const Waiting& w) { return barriers.at(w.address).phase % 2 != w.parity; }
+// Until the phase of this parity has completed: the one under way, or else the one before.
+static int barrier_wait(unsigned address, unsigned parity) {
+  barrier_at(address);
+  waiting[current] = {address, parity};
+  while (!completed(waiting[current])) emulator::wait(emulator::kPolling);
+  return 1;
+}
+
+// -- copies of boxes
+
+struct Box { unsigned to; const CUtensorMap* map; int at[5]; unsigned barrier; };
+static std::deque<Box> boxes;
+static bool newest;  // lands next
+
+static unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+static unsigned box_bytes(const CUtensorMap& map) {
+  unsigned bytes = map.bytes;
+  for (unsigned d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  return bytes;
+}
+
+static void fetch_box(unsigned to, unsigned long long where, std::initializer_list<int> at, unsigned barrier) {
+  auto map = reinterpret_cast<const CUtensorMap*>(where);
+  if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
+  if (to % 128) fail("a box must be copied to a multiple of 128 bytes");
+  if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
+  if (to + box_bytes(*map) > emulator::kSharedBytes) fail("a box must be copied into shared memory");
+  barrier_at(barrier);
+  Box b{to, map, {}, barrier};
+  std::copy(at.begin(), at.end(), b.at);
+  std::memset(emulator::shared_memory + to, emulator::kPoison, box_bytes(*map));
+  boxes.push_back(b);
+}
+
+// One copy lands, the oldest or the newest in turn; what lies outside of the tensor is zero. Whether there was any.
+static bool land_box() {
+  if (boxes.empty()) return false;
+  Box b = newest ? boxes.back() : boxes.front();
+  newest ? boxes.pop_back() : boxes.pop_front();
+  newest = !newest;
+  const CUtensorMap& m = *b.map;
+  unsigned count = box_bytes(m) / m.bytes;
+  for (unsigned i = 0; i < count; ++i) {
+    unsigned rest = i;
+    int64_t offset = 0;
+    bool inside = true;
+    for (unsigned d = 0; d < m.rank; ++d) {
+      int64_t place = int64_t(b.at[d]) + rest % m.box[d];
+      rest /= m.box[d];
+      inside &= place >= 0 && place < int64_t(m.size[d]);
+      offset += place * int64_t(d ? m.stride[d - 1] : m.bytes);
+    }
+    unsigned to = b.to + i * m.bytes;
+    if (m.swizzled) to = swizzled(to);
+    if (inside) std::memcpy(emulator::shared_memory + to, m.data + offset, m.bytes);
+    else std::memset(emulator::shared_memory + to, 0, m.bytes);
+  }
+  Barrier& barrier = barriers.at(b.barrier);
+  barrier.bytes -= box_bytes(m);
+  complete_if_done(barrier);
+  return true;
+}
+
+// When nothing else runs: let threads go on whose barrier has completed, else let copies land until some can.
+static bool progress() {
+  bool polled, ready = false;
+  do {
+    polled = false;
+    for (size_t i = 0; i < fibers.size(); ++i) {
+      if (fibers[i].state != emulator::kPolling) continue;
+      polled = true;
+      if (completed(waiting[i])) fibers[i].state = emulator::kReady, ready = true;
+    }
+  } while (!ready && polled && land_box());
+  return ready;
+}
+
+// -- products of warpgroups
+
+constexpr unsigned kWarpgroup = 128;
+
+// A matrix in shared memory that a descriptor names, swizzled by 128 bytes, of elements of 16 bits: rows of A, columns
+// of B ("Strides", "Matrix Descriptor Format").
+struct Matrix {
+  unsigned start, leading, stride;
+  bool across;  // neighbours along m or n, not along k
+  Matrix(uint64_t descriptor, bool is_across) : across(is_across) {
+    start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    stride = (descriptor >> 32 & 0x3fff) << 4;
+    if (descriptor >> 62 != 1) fail("the emulator knows matrices that are swizzled by 128 bytes alone");
+    if (descriptor >> 49 & 7 || start >> 7 & 7) fail("a matrix must begin where its swizzle's pattern does");
+  }
+  unsigned address(unsigned row, unsigned k) const {
+    unsigned offset = across ? row % 64 * 2 + row / 64 * leading + k % 8 * 128 + k / 8 * stride
+                             : row % 8 * 128 + row / 8 * stride + k * 2;
+    return swizzled(start + offset);
+  }
+  template <typename T> double value(unsigned row, unsigned k) const {
+    T held;
+    std::memcpy(&held, emulator::shared_memory + address(row, k) % emulator::kSharedBytes, sizeof(T));
+    return double(float(held));
+  }
+  // Notes what it costs to read: eight rows of 16 bytes at a time.
+  void note_cost(int place, const char* what, unsigned rows) const {
+    Cost& cost = costs[place];
+    cost.what = what, cost.shared = true, cost.bytes = 16;
+    for (unsigned row = 0; row < rows; row += 8)
+      for (unsigned k = 0; k < 16; k += 8) {
+        std::vector<Lane> lanes;
+        for (unsigned i = 0; i < 8; ++i) lanes.push_back({i, across ? address(row, k + i) : address(row + i, k)});
+        unsigned phases = 0;
+        cost.requests++;
+        cost.taken += waves(lanes, 16, phases);
+        cost.least += phases;
+      }
+  }
+};
+
+struct Product { std::vector<float*> sums; std::function<double(unsigned row, unsigned column)> of; bool adds; };
+struct Warpgroup {
+  bool fenced = false;
+  std::vector<std::vector<Product>> groups{{}};  // the open one last
+  std::map<float*, std::pair<float, unsigned>> held;  // sums under way, and how many products are
+};
+static std::vector<Warpgroup> warpgroups;  // what each thread has issued
+
+static void wgmma_fence() { warpgroups[current].fenced = true; }
+
+template <typename T, bool kAcrossA, bool kAcrossB, typename... Sums>
+static void wgmma(int place, uint64_t a, uint64_t b, int adds, Sums&... sums) {
+  constexpr unsigned kColumns = 2 * sizeof...(Sums);
+  Warpgroup& mine = warpgroups[current];
+  if (!mine.fenced) fail("a product must come after a fence of its warpgroup's registers");
+  Matrix of_a(a, kAcrossA), of_b(b, kAcrossB);
+  if (current % kWarpgroup == 0) {
+    of_a.note_cost(2 * place, "wgmma a", 64);
+    of_b.note_cost(2 * place + 1, "wgmma b", kColumns);
+  }
+  Product product{{&sums...}, [=](unsigned row, unsigned column) {
+    double sum = 0;
+    for (unsigned k = 0; k < 16; ++k) sum += of_a.value<T>(row, k) * of_b.value<T>(column, k);
+    return sum;
+  }, adds != 0};
+  for (float* sum : product.sums) {
+    auto& held = mine.held.emplace(sum, std::make_pair(*sum, 0u)).first->second;
+    held.second++;
+    std::memset(sum, emulator::kPoison, sizeof(float));
+  }
+  mine.groups.back().push_back(product);
+}
+static void wgmma_commit() { warpgroups[current].groups.emplace_back(); }
+
+// Until at most `pending` groups are under way. Sum i of a thread is that of the figure for m64nNk16.D: row
+// 16 (thread / 32) + thread % 32 / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (thread % 4) + i % 2.
+static void wgmma_wait(unsigned pending) {
+  Warpgroup& mine = warpgroups[current];
+  unsigned thread = current % kWarpgroup;
+  for (; mine.groups.size() > pending + 1; mine.groups.erase(mine.groups.begin()))
+    for (const Product& p : mine.groups.front())
+      for (unsigned i = 0; i < p.sums.size(); ++i) {
+        auto found = mine.held.find(p.sums[i]);
+        float& sum = found->second.first;
+        unsigned row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (thread % 4) + i % 2;
+        sum = float((p.adds ? double(sum) : 0.0) + p.of(row, column));
+        if (--found->second.second) continue;
+        *p.sums[i] = sum;
+        mine.held.erase(found);
+      }
+  mine.fenced = false;
+  emulator::wait(emulator::kWarpBarrier);
+}
+
+static void start_hopper_block() {
+  barriers.clear();
+  boxes.clear();
+  newest = false;
+  waiting.assign(fibers.size(), {});
+  warpgroups.assign(fibers.size(), {});
+}
+
+static void end_hopper_block() {
+  if (!boxes.empty()) fail("a copy must be waited for before its block ends");
+  for (auto& each : warpgroups)
+    if (!each.held.empty()) fail("a product must be waited for before its thread ends");
+}
+}  // namespace ptx

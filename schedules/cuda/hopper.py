@@ -1,0 +1,181 @@
+"""Instructions of Hopper (``sm_90a``) as statements of a kernel that is written out: barriers in shared memory, copies
+of boxes of tensors that complete them (TMA), and products of warpgroups (``wgmma``).
+
+Addresses are bytes of shared memory, as 32-bit numbers. After the PTX ISA, "mbarrier", "Tensors" and "Asynchronous
+Warpgroup Level Matrix Instructions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from schedules.cuda.emit import i64
+
+__all__ = [
+    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "available", "commit_products", "encode",
+    "expect", "fence_barriers", "fence_sums", "fetch_box", "init_barrier", "limit_registers", "meet_warp", "multiply",
+    "tensor_map", "wait_barrier", "wait_products",
+]
+
+WARPGROUP = 128
+#: bytes of a row that is swizzled, in which a box is at most so wide; rows after which the pattern repeats, and their
+#: bytes, at a multiple of which a tile must begin
+SWIZZLE_BYTES = 128
+PATTERN_BYTES = 8 * SWIZZLE_BYTES
+#: of ``CUtensorMapSwizzle`` and ``CUtensorMapL2promotion``, 128 bytes each
+_SWIZZLE, _PROMOTION = 3, 2
+
+
+def available(target: tvm.target.Target) -> bool:
+    """Whether a ``cuda`` target has these instructions, which later GPUs do not."""
+    return all(arch == "sm_90a" for arch in str(target.attrs["arch"]).split(","))
+
+
+def _call(name: str, parameters: str, body: str, *arguments: Any) -> tirx.Stmt:
+    """A call of a function with this body for its effect."""
+    from tvm.backend.cuda.op import cuda_func_call
+
+    source = f"\n__forceinline__ __device__ void {name}({parameters}) {{\n  {body}\n}}\n"
+    return tirx.Evaluate(cuda_func_call(name, *arguments, source_code=source))
+
+
+def aligned_base(memory: tirx.Buffer) -> Any:
+    """The address of the first byte of ``memory`` where a swizzled tile may begin: the code generator aligns shared
+    memory to 64 bytes."""
+    from tvm.backend.cuda.op import cuda_func_call
+
+    source = (f"\n__forceinline__ __device__ int mlc_aligned_base(void* memory) {{\n"
+              f"  return ((int)__cvta_generic_to_shared(memory) + {PATTERN_BYTES - 1}) & ~{PATTERN_BYTES - 1};\n}}\n")
+    return cuda_func_call("mlc_aligned_base", memory.access_ptr("rw"), source_code=source, return_type="int32")
+
+
+# barriers, each 8 bytes
+
+
+def init_barrier(address: Any, count: int) -> tirx.Stmt:
+    """Make a barrier whose phases complete with so many arrivals, and the bytes that are expected."""
+    body = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(address), "r"(count) : "memory");'
+    return _call("mlc_init_barrier", "int address, int count", body, address, count)
+
+
+def fence_barriers() -> tirx.Stmt:
+    """Let copies see the barriers that this thread has made; other threads do when the block has met."""
+    return _call("mlc_fence_barriers", "", 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
+
+
+def arrive(address: Any) -> tirx.Stmt:
+    """Count this thread."""
+    body = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(address) : "memory");'
+    return _call("mlc_arrive", "int address", body, address)
+
+
+def expect(address: Any, count: int) -> tirx.Stmt:
+    """Count this thread, and so many bytes that the phase waits for."""
+    body = ('asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(address), "r"(bytes) : '
+            '"memory");')
+    return _call("mlc_expect", "int address, int bytes", body, address, count)
+
+
+def wait_barrier(address: Any, parity: Any) -> tirx.Stmt:
+    """Until the phase of this parity has completed; of a new barrier, that of parity 1 has."""
+    body = """int done;
+  do {
+    asm volatile("{\\n.reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+                 "selp.b32 %0, 1, 0, p;\\n}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (!done);"""
+    return _call("mlc_wait_barrier", "int address, int parity", body, address, parity)
+
+
+# copies of boxes
+
+
+def tensor_map(name: str) -> tirx.Var:
+    """A kernel's parameter that says how a tensor lies in memory."""
+    return tirx.Var(name, tvm.ir.PointerType(tirx.type.TensorMapType()))
+
+
+def encode(
+    var: tirx.Var, data: Any, dtype: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> list[tirx.Stmt]:
+    """What the host does before the kernel: say how the tensor at ``data`` lies. Sizes and boxes are in elements,
+    innermost first; strides in bytes, without the innermost's, multiples of 16. Boxes are swizzled by 128 bytes and
+    zero outside of the tensor."""
+    numbers = [i64(int(n)) for n in (*sizes, *strides, *box, *([1] * len(box)))]
+    encoded = tirx.op.tensormap_encode_tiled(
+        var, data, *numbers, descriptor_dtype=dtype, rank=len(sizes), swizzle=_SWIZZLE, l2_promotion=_PROMOTION)
+    return [tirx.Bind(var, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(encoded)]
+
+
+def fetch_box(to: Any, tensor: tirx.Var, at: Sequence[Any], barrier: Any) -> tirx.Stmt:
+    """Begin to copy the box at these coordinates, innermost first; its bytes count at ``barrier``."""
+    rank = len(at)
+    names = [f"c{d}" for d in range(rank)]
+    places, operands = ", ".join(f"%{d + 2}" for d in range(rank)), ", ".join(f'"r"({n})' for n in names)
+    body = (f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "\n'
+            f'               "[%0], [%1, {{{places}}}], [%{rank + 2}];"\n'
+            f'               :: "r"(to), "l"(tensor), {operands}, "r"(barrier) : "memory");')
+    parameters = f"int to, unsigned long long tensor, {', '.join(f'int {n}' for n in names)}, int barrier"
+    return _call(f"mlc_fetch_box_{rank}d", parameters, body, to, tirx.address_of(tensor), *at, barrier)
+
+
+def meet_warp() -> tirx.Stmt:
+    """Until all threads of the warp are here."""
+    return _call("mlc_meet_warp", "", "__syncwarp();")
+
+
+# products of warpgroups
+
+
+def limit_registers(count: int, *, more: bool) -> tirx.Stmt:
+    """Give up registers of the warpgroup's threads until each has ``count``, or wait for ``more`` until it has."""
+    how = "inc" if more else "dec"
+    return _call(f"mlc_registers_{how}_{count}", "", f'asm volatile("setmaxnreg.{how}.sync.aligned.u32 {count};");')
+
+
+def fence_sums() -> tirx.Stmt:
+    """Let products see what threads did to the registers of sums."""
+    return _call("mlc_fence_sums", "", 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");')
+
+
+def commit_products() -> tirx.Stmt:
+    """Make a group of the products so far."""
+    return _call("mlc_commit_products", "", 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");')
+
+
+def wait_products(pending: int) -> tirx.Stmt:
+    """Until at most so many groups are under way."""
+    body = f'asm volatile("wgmma.wait_group.sync.aligned {pending};" ::: "memory");'
+    return _call(f"mlc_wait_products_{pending}", "", body)
+
+
+def _descriptor(name: str, leading: int) -> str:
+    """A swizzled matrix at the address ``name``: 8 rows, or of a matrix that runs across ``k`` 8 of ``k``, take
+    :data:`PATTERN_BYTES`, and the next 64 elements of a row of the latter begin ``leading`` bytes further."""
+    constant = 1 << 62 | PATTERN_BYTES >> 4 << 32 | leading >> 4 << 16
+    return f"unsigned long long of_{name} = {constant:#x}ull | (({name} & 0x3ffff) >> 4);"
+
+
+def multiply(
+    sums: tirx.Buffer, at: Any, columns: int, dtype: str, a: Any, b: Any, leading: tuple[int, int], adds: Any
+) -> tirx.Stmt:
+    """Begin to multiply 64 rows at the address ``a`` and ``columns`` at ``b``, 16 of ``k``, into ``columns / 2`` sums
+    of each thread from ``at`` on, of which it forgets the old values unless it ``adds``. Operands whose ``leading`` is
+    0 run along ``k``, others across it (:func:`_descriptor`)."""
+    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    count = columns // 2
+    places = ", ".join(f"%{i}" for i in range(count))
+    across = ", ".join(str(int(each > 0)) for each in leading)
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    name = f"mlc_multiply_{kind}_{columns}_{leading[0]}_{leading[1]}"
+    body = f"""{_descriptor("a", leading[0])}
+  {_descriptor("b", leading[1])}
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{places}}}, "
+    "%{count}, %{count + 1}, p, 1, 1, {across};\\n}}\\n"
+    : {outputs} : "l"(of_a), "l"(of_b), "r"(adds));"""
+    pointer = sums.access_ptr("rw", offset=at, extent=count)
+    return _call(name, "float* d, int a, int b, int adds", body, pointer, a, b, adds)

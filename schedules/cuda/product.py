@@ -1,0 +1,217 @@
+"""What a function of one matrix product computes, as a kernel that is written out needs to know it.
+
+The function is brought into normal form (:mod:`schedules.cuda.contraction`) and read: where each operand's elements
+lie, and what is stored of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+
+from schedules.analysis import describe, linear_offset, loads, remembered, walk
+from schedules.cuda.common import scratch
+from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
+from schedules.cuda.emit import i64, substituted
+from schedules.errors import InvalidDecision
+
+__all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plain", "product_of"]
+
+#: the annotation of the sum of products that names the tiles of its kernel
+MARK = "mlc.wgmma"
+_BATCH = "b"
+#: of a tensor that boxes are copied of, every stride and the first element lie at multiples of so many bytes
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix ``[batch, rows, depth]`` in ``buffer`` from the element ``offset`` on, and the elements between
+    neighbours; along ``depth`` or along its rows these are next to each other."""
+
+    buffer: tirx.Buffer
+    offset: int
+    batch: int
+    rows: int
+    depth: int
+    batch_step: int
+    row_step: int
+    depth_step: int
+
+    @property
+    def across(self) -> bool:
+        """Whether neighbours in memory are rows, not steps along ``depth``."""
+        return self.depth_step != 1
+
+    @property
+    def first(self) -> TensorLoad:
+        """The element at ``offset``."""
+        rest = self.offset
+        indices: list[Any] = []
+        for size in reversed(self.buffer.shape):
+            indices.insert(0, i64(rest % int(size)))
+            rest //= int(size)
+        return tirx.BufferLoad(self.buffer, indices)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As :func:`schedules.cuda.hopper.encode` takes them: innermost first, the batch last where there is one."""
+        inner = (self.rows, self.depth) if self.across else (self.depth, self.rows)
+        return (*inner, self.batch) if self.batch > 1 else inner
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In bytes, without the innermost's."""
+        outer = self.depth_step if self.across else self.row_step
+        return tuple(2 * step for step in ((outer, self.batch_step) if self.batch > 1 else (outer,)))
+
+
+@dataclass(frozen=True)
+class Product:
+    """``batch`` products of ``a`` ``[m, k]`` and ``b`` ``[n, k]``, both of ``dtype`` and added up in float32, and what
+    is stored of each sum."""
+
+    contraction: Contraction
+    dtype: str
+    a: Operand
+    b: Operand
+    sums: tirx.Buffer
+    result: tirx.BufferStore
+    axes: tuple[Any, Any, Any]  # the result's variables that number the batch, m and n
+
+    @property
+    def batch(self) -> int:
+        return self.contraction.size(_BATCH)
+
+    @property
+    def m(self) -> int:
+        return self.contraction.size(M)
+
+    @property
+    def n(self) -> int:
+        return self.contraction.size(N)
+
+    @property
+    def k(self) -> int:
+        return self.contraction.size(K)
+
+    def store(self, at: Sequence[Any], value: Any) -> tirx.Stmt:
+        """Store what becomes of the sum ``value`` at a batch, a row and a column."""
+        places = dict(zip(self.axes, at, strict=True))
+        stored = substituted(self.result.value, places, {self.sums: value})
+        return tirx.BufferStore(self.result.buffer, stored, [substituted(i, places) for i in self.result.indices])
+
+    def neighbours(self, most: int) -> int:
+        """How many neighbouring columns of the result, at most so many, one aligned store may take."""
+        load = tirx.BufferLoad(self.result.buffer, self.result.indices)
+        found = linear_offset(load, list(self.axes), [self.batch, self.m, self.n])
+        if found is None or found[0][2] != 1:
+            return 1
+        others = (found[0][0] if self.batch > 1 else 0, found[0][1], found[1], self.n)
+        return next(w for w in (most, most // 2, 1) if not any(x % w for x in others))
+
+
+@remembered
+def product_of(func: tirx.PrimFunc) -> Product | None:
+    """The product of 16-bit floats that a function holds, alone, with operands that boxes can be copied of; else
+    None."""
+    contraction = contraction_of(func)
+    if contraction is None or contraction.types[2] != "float32" or contraction.types[0] != contraction.types[1]:
+        return None
+    outer = [role for role in contraction.roles if role != K]
+    if contraction.types[0] not in ("float16", "bfloat16") or outer != sorted(outer, key=(_BATCH, M, N).index):
+        return None
+    sch = scratch(func)
+    normal = normalise(sch, contraction)
+    if normal.before or normal.after:
+        return None
+    out, sums = sch.get(normal.out), sch.get(normal.main).writes[0].source
+    a, b = (_operand(sch, normal.main, role, contraction) for role in (M, N))
+    if a is None or b is None or not all(any(p.same_as(each.buffer) for p in func.params) for each in (a, b)):
+        return None
+    axes = tuple(v.var for v in out.iter_vars)
+    if len(axes) != 3 or not isinstance(out.body, tirx.BufferStore):
+        return None
+    return Product(contraction, contraction.types[0], a, b, sums, out.body, axes)
+
+
+def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction) -> Operand | None:
+    fetch = sch.cache_read(main, operand(sch, main, role), "shared")
+    inline_producers(sch, fetch)
+    info = describe(sch.get(fetch))
+    value = info.block.body.value
+    found = linear_offset(value, info.variables, info.extents) if isinstance(value, TensorLoad) else None
+    if found is None or len(loads(value)) != 1:
+        return None
+    batch_step, depth_step, row_step = found[0] if len(found[0]) == 3 else (0, *found[0])
+    batch = contraction.size(_BATCH) if len(found[0]) == 3 else 1
+    made = Operand(value.source, found[1], batch, contraction.size(role), contraction.size(K), batch_step, row_step,
+                   depth_step)
+    inner, outer = (made.rows, made.depth_step) if made.across else (made.depth, made.row_step)
+    runs = 1 in (row_step, depth_step) and outer >= inner and (batch == 1 or batch_step > 0)
+    aligned = not any(2 * step % _ALIGNED_BYTES for step in (outer, found[1], batch_step if batch > 1 else 0))
+    return made if runs and aligned else None
+
+
+def marked(func: tirx.PrimFunc) -> tuple[int, ...] | None:
+    """The tiles that a scheduled function's product is marked with; None without a mark."""
+    found: list[tuple[int, ...]] = []
+    walk(func.body, (s_tir.SBlock, lambda b: found.append(
+        tuple(int(v) for v in b.annotations[MARK])) if MARK in b.annotations else None))
+    return found[0] if found else None
+
+
+def plain(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """The function of the same blocks without a schedule, each in a loop for each of its iterators; None where blocks
+    stand in blocks."""
+    found: list[s_tir.SBlock] = []
+    walk(func.body, (s_tir.SBlock, found.append))
+    blocks, root = [b for b in found if b.iter_vars], func.body
+    if not isinstance(root, s_tir.SBlockRealize) or len(blocks) + 1 != len(found):
+        return None
+    nests = [_nest(block) for block in _in_order(blocks)]
+    held = s_tir.SBlock([], [], [], "root", nests[0] if len(nests) == 1 else tirx.SeqStmt(nests),
+                        alloc_buffers=list(root.block.alloc_buffers))
+    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), held))
+
+
+def _in_order(blocks: Sequence[s_tir.SBlock]) -> list[s_tir.SBlock]:
+    """What is read stands behind what writes it, else in the order of names."""
+    waiting, done = list(blocks), []
+    while waiting:
+        written = [region.source for block in waiting for region in block.writes]
+        ready = [b for b in waiting if not any(
+            region.source.same_as(buffer) for region in b.reads for buffer in written
+            if not any(own.source.same_as(buffer) for own in b.writes))]
+        done.append(min(ready or waiting, key=lambda b: str(b.name_hint)))
+        waiting = [b for b in waiting if not b.same_as(done[-1])]
+    return done
+
+
+def _nest(block: s_tir.SBlock) -> tirx.Stmt:
+    variables = [tirx.Var(f"i{n}", v.var.ty.dtype) for n, v in enumerate(block.iter_vars)]
+    kept = {key: value for key, value in block.annotations.items() if key != MARK}
+    bare = s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+                        block.alloc_buffers, block.match_buffers, kept)
+    nest: Any = s_tir.SBlockRealize(variables, tirx.const(True, "bool"), bare)
+    for variable, iterator in reversed(list(zip(variables, block.iter_vars, strict=True))):
+        nest = tirx.For(variable, iterator.dom.min, iterator.dom.extent, tirx.ForKind.SERIAL, nest)
+    return nest
+
+
+def check_marked_product(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
+    """Raise :class:`InvalidDecision` where a schedule of a function marks a product and does more than move loops.
+
+    The kernel that takes its place is made from what the blocks compute.
+    """
+    if marked(after) is None:
+        return
+    was, now = plain(before), plain(after)
+    same = was is not None and now is not None and tvm_ffi.structural_equal(was, now)
+    if not same or product_of(before) is None:
+        raise InvalidDecision("the tiles of a product must be marked where its blocks are as they were")

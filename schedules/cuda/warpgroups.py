@@ -1,0 +1,294 @@
+"""A matrix product as one kernel of warpgroups with jobs of their own (``sm_90a``).
+
+One thread of the first warpgroup copies boxes of A and B into a ring of stages, the others multiply: each takes 64 or
+128 rows of the block's tile, all of its columns, and keeps its sums in registers. A stage has two barriers: it is full
+when its boxes have landed, and empty when each warp that multiplies has done with it. A group of products is under way
+while the next is issued, so a stage is given back one step late. Sums go through shared memory, 16 rows and 32 columns
+of a warp at a time, to stores of 4 neighbours with the epilogue folded in. A block that takes several tiles has the
+boxes of the next on their way while it stores. The structure is that of CUTLASS's warp-specialised kernels
+(``KernelTmaWarpSpecializedCooperative``), and of Shah et al., "FlashAttention-3" (2024), for the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from schedules.cuda import hopper
+from schedules.cuda.common import ceil_div
+from schedules.cuda.emit import Registers, barrier, i32, i64, kernel, loop, when
+from schedules.cuda.product import Operand, Product
+
+__all__ = ["FEW_REGISTERS", "MANY_REGISTERS", "ROWS", "GroupTile", "Warpgroups"]
+
+#: rows and depth of one product
+ROWS, _DEPTH = 64, 16
+#: elements of a swizzled row
+_WIDE = hopper.SWIZZLE_BYTES // 2
+#: of a warp's part of the tile at a time: rows, columns, and floats between its rows in shared memory, 8 more than the
+#: banks so that no two rows of a store meet
+_SLICE_ROWS, _SLICE, _SLICE_STEP = 16, 32, 40
+_NEIGHBOURS = 4
+_LANES, _WARPS = 32, hopper.WARPGROUP // 32
+#: sums from which on two warpgroups that multiply take registers over from the one that copies, and how many a thread
+#: of either has then: together no more than a kernel of so many sums begins with, or they would wait for ever
+_HANDED_ON, FEW_REGISTERS, MANY_REGISTERS = 128, 40, 184
+_SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
+
+
+@dataclass(frozen=True)
+class GroupTile:
+    """The tile of a block in elements, the warpgroups that multiply, the stages of the ring, and the blocks along ``m``
+    that are numbered before the next along ``n``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    consumers: int
+    stages: int
+    panel: int
+
+    @property
+    def threads(self) -> int:
+        return (1 + self.consumers) * hopper.WARPGROUP
+
+    @property
+    def parts(self) -> int:
+        """Products of 64 rows of a warpgroup."""
+        return self.block_m // (self.consumers * ROWS)
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.parts * self.block_n // 2
+
+    @property
+    def registers(self) -> int:
+        """Of a thread when the kernel begins, about: the sums and what addresses and the epilogue take, as far as a
+        block of three warpgroups may have them."""
+        return min(self.sums + 64, 168 if self.consumers == 2 else 255)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether registers go from the warpgroup that copies to those that multiply."""
+        return self.consumers == 2 and self.sums >= _HANDED_ON
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.block_m + self.block_n) * self.block_k * 2
+
+    @property
+    def slice_floats(self) -> int:
+        """Of all warps' slices of sums."""
+        return self.consumers * _WARPS * _SLICE_ROWS * _SLICE_STEP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Slices of sums, the ring behind the next place where its pattern may begin, and barriers."""
+        return 4 * self.slice_floats + hopper.PATTERN_BYTES + self.stages * (self.stage_bytes + 16)
+
+    def tiles(self, product: Product) -> int:
+        return product.batch * ceil_div(product.m, self.block_m) * ceil_div(product.n, self.block_n)
+
+
+class Warpgroups:
+    """The kernel under construction: ``grid`` blocks share the tiles out among themselves."""
+
+    def __init__(self, func: tirx.PrimFunc, product: Product, tile: GroupTile, grid: int) -> None:
+        self.func, self.product, self.tile, self.grid = func, product, tile, grid
+        self.registers = Registers()
+        self.memory = self.registers.shared(tile.shared_bytes // 4, "float32")
+        self.sums = self.registers(tile.sums, "float32", "sums")
+        self.stage, self.phase = (self.registers(1, "int32", name) for name in ("stage", "phase"))
+        self.maps = {"a": hopper.tensor_map("a_map"), "b": hopper.tensor_map("b_map")}
+        self.ring = tirx.Var("ring", "int32")
+        self.full = self.ring + tile.stages * tile.stage_bytes
+        self.empty = self.full + 8 * tile.stages
+        self.steps = ceil_div(product.k, tile.block_k)
+
+    def function(self) -> tirx.PrimFunc:
+        made = kernel(self.func, self.grid, self.tile.threads, self.registers.buffers, self._body)
+        told = [
+            step for side, operand, rows in self._sides() for step in hopper.encode(
+                self.maps[side], tirx.address_of(operand.first), self.product.dtype, operand.sizes, operand.strides,
+                self._box(operand, rows))
+        ]
+        return made.with_body(tirx.SeqStmt([*told, made.body]))
+
+    def _sides(self) -> tuple[tuple[str, Operand, int], tuple[str, Operand, int]]:
+        return ("a", self.product.a, self.tile.block_m), ("b", self.product.b, self.tile.block_n)
+
+    def _box(self, operand: Operand, rows: int) -> tuple[int, ...]:
+        """Of a tile of so many rows the piece that is copied at a time, innermost first."""
+        box = (_WIDE, self.tile.block_k if operand.across else rows)
+        return (*box, 1) if operand.batch > 1 else box
+
+    def _body(self, block: Any, thread: Any) -> list[Any]:
+        tile = self.tile
+        self.block, self.thread = block, thread
+        copy = when(thread == 0, self._each_tile(self._copy_tile))
+        multiply = self._each_tile(self._multiply_tile)
+        if tile.hands_on:
+            copy = tirx.SeqStmt([hopper.limit_registers(FEW_REGISTERS, more=False), copy])
+            multiply = tirx.SeqStmt([hopper.limit_registers(MANY_REGISTERS, more=True), multiply])
+        return [
+            tirx.Bind(self.ring, hopper.aligned_base(self.memory) + self._ring_offset()),
+            when(thread == 0, tirx.SeqStmt([
+                loop(tile.stages, lambda s: [
+                    hopper.init_barrier(self.full + 8 * s, 1),
+                    hopper.init_barrier(self.empty + 8 * s, tile.consumers * _WARPS),
+                ]),
+                hopper.fence_barriers(),
+            ])),
+            barrier(),
+            self._set(self.stage, 0), self._set(self.phase, 0),
+            tirx.IfThenElse(thread < hopper.WARPGROUP, copy, multiply),
+        ]
+
+    def _ring_offset(self) -> int:
+        """From the aligned begin of shared memory: behind the slices of sums, where the pattern may begin."""
+        return ceil_div(4 * self.tile.slice_floats, hopper.PATTERN_BYTES) * hopper.PATTERN_BYTES
+
+    @staticmethod
+    def _set(register: tirx.Buffer, value: Any) -> tirx.Stmt:
+        return tirx.BufferStore(register, i32(value) if isinstance(value, int) else value, [i32(0)])
+
+    def _each_tile(self, visit: Callable[[Any, Any, Any], tirx.Stmt]) -> tirx.Stmt:
+        tiles = self.tile.tiles(self.product)
+        if self.grid == tiles:
+            return visit(*self._place(self.block))
+        rounds = (i32(tiles - 1) - self.block) // self.grid + 1
+        return loop(rounds, lambda n: visit(*self._place(self.block + n * self.grid)), _SERIAL)
+
+    def _place(self, number: Any) -> tuple[Any, Any, Any]:
+        """The batch and the first row and column of a tile: panels of :attr:`GroupTile.panel` tiles along ``m``, the
+        last one narrower."""
+        tile, product = self.tile, self.product
+        along_m, along_n = ceil_div(product.m, tile.block_m), ceil_div(product.n, tile.block_n)
+        batch, within = number // (along_m * along_n), number % (along_m * along_n)
+        panel = min(tile.panel, along_m)
+        first, inside = within // (panel * along_n) * panel, within % (panel * along_n)
+        wide = tirx.min(i32(along_m) - first, i32(panel)) if along_m % panel else i32(panel)
+        return batch, (first + inside % wide) * tile.block_m, inside // wide * tile.block_n
+
+    def _advance(self) -> list[tirx.Stmt]:
+        """To the next stage, and behind the last to the first one's next phase."""
+        following, stage, phase = self.stage[0] + 1, self.stage[0], self.phase[0]
+        return [
+            self._set(self.phase, tirx.Select(following == self.tile.stages, 1 - phase, phase)),
+            self._set(self.stage, tirx.Select(following == self.tile.stages, i32(0), stage + 1)),
+        ]
+
+    # the warpgroup that copies
+
+    def _copy_tile(self, batch: Any, row: Any, column: Any) -> tirx.Stmt:
+        def step(k: Any) -> list[Any]:
+            full = self.full + 8 * self.stage[0]
+            copies, at = [], self.ring + self.stage[0] * self.tile.stage_bytes
+            for (side, operand, rows), first in zip(self._sides(), (row, column), strict=True):
+                copies += self._copy(side, operand, rows, at, (batch, first, k * self.tile.block_k), full)
+                at = at + rows * self.tile.block_k * 2
+            return [
+                hopper.wait_barrier(self.empty + 8 * self.stage[0], 1 - self.phase[0]),
+                hopper.expect(full, self.tile.stage_bytes), *copies, *self._advance(),
+            ]
+
+        return loop(self.steps, step, _SERIAL)
+
+    def _copy(self, side: str, operand: Operand, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
+        """Begin to copy an operand's tile, box after box."""
+        batch, row, depth = at
+        count = (rows if operand.across else self.tile.block_k) // _WIDE
+        size = rows * self.tile.block_k * 2 // count
+        copies = []
+        for n in range(count):
+            places = (row + n * _WIDE, depth) if operand.across else (depth + n * _WIDE, row)
+            copies.append(hopper.fetch_box(to + n * size, self.maps[side],
+                                           (*places, batch) if operand.batch > 1 else places, full))
+        return copies
+
+    # the warpgroups that multiply
+
+    def _multiply_tile(self, batch: Any, row: Any, column: Any) -> tirx.Stmt:
+        lane, warp = self.thread % _LANES, self.thread // _LANES - _WARPS
+        previous = tirx.Select(self.stage[0] == 0, i32(self.tile.stages - 1), self.stage[0] - 1)
+        given_back = when(lane == 0, hopper.arrive(self.empty + 8 * previous))
+
+        def step(k: Any) -> list[Any]:
+            return [
+                hopper.wait_barrier(self.full + 8 * self.stage[0], self.phase[0]),
+                hopper.fence_sums(), *self._products(warp // _WARPS, k), hopper.commit_products(),
+                hopper.wait_products(1), when(k > 0, given_back), *self._advance(),
+            ]
+
+        return tirx.SeqStmt([
+            loop(self.steps, step, _SERIAL), hopper.wait_products(0), given_back,
+            *(self._store(part, batch, row, column, warp, lane) for part in range(self.tile.parts)),
+        ])
+
+    def _products(self, group: Any, k: Any) -> list[tirx.Stmt]:
+        tile, product = self.tile, self.product
+        at_a = self.ring + self.stage[0] * tile.stage_bytes
+        at_b = at_a + tile.block_m * tile.block_k * 2
+        # between 64 rows of an operand that runs across k, and of one along it
+        leading, rows = tile.block_k * hopper.SWIZZLE_BYTES, ROWS * hopper.SWIZZLE_BYTES
+        made = []
+        for depth in range(0, tile.block_k, _DEPTH):
+            for part in range(tile.parts):
+                number = group * tile.parts + part  # of 64 rows
+                a = at_a + number * (leading if product.a.across else rows)
+                made.append(hopper.multiply(
+                    self.sums, part * (tile.block_n // 2), tile.block_n, product.dtype,
+                    a + self._along_k(product.a, tile.block_m, depth),
+                    at_b + self._along_k(product.b, tile.block_n, depth),
+                    (leading if product.a.across else 0, leading if product.b.across else 0),
+                    i32(1) if depth else tirx.Cast("int32", k > 0),
+                ))
+        return made
+
+    @staticmethod
+    def _along_k(operand: Operand, rows: int, depth: int) -> int:
+        """Bytes from a tile's begin to its element ``depth`` along ``k``."""
+        if operand.across:
+            return depth * hopper.SWIZZLE_BYTES
+        return depth // _WIDE * rows * hopper.SWIZZLE_BYTES + depth % _WIDE * 2
+
+    def _store(self, part: int, batch: Any, row: Any, column: Any, warp: Any, lane: Any) -> tirx.Stmt:
+        """Store a part's sums, slice after slice: a warp's lanes hold 2 neighbours of 8 rows, and store 4 of 4 rows."""
+        tile, product = self.tile, self.product
+        kept = warp * (_SLICE_ROWS * _SLICE_STEP)
+        group = warp // _WARPS
+        first = row + (group * tile.parts + part) * ROWS + warp % _WARPS * _SLICE_ROWS
+        width = product.neighbours(_NEIGHBOURS)
+        meet = hopper.meet_warp()
+
+        def put(j: Any, i: Any, r: Any) -> tirx.Stmt:
+            to = kept + (lane // 4 + 8 * r) * _SLICE_STEP + i * 8 + lane % 4 * 2
+            held = i32(part * (tile.block_n // 2)) + j * (_SLICE // 2) + i * 4 + r * 2
+            return loop(2, lambda e: tirx.BufferStore(self.memory, self.sums[held + e], [to + e]), _VECTORIZED)
+
+        def take(j: Any, g: Any) -> tirx.Stmt:
+            line = g * (_LANES * _NEIGHBOURS // _SLICE) + lane // (_SLICE // _NEIGHBOURS)
+            beside = lane % (_SLICE // _NEIGHBOURS) * _NEIGHBOURS
+            at_m, at_n, source = first + line, column + j * _SLICE + beside, kept + line * _SLICE_STEP + beside
+
+            def one(e: Any) -> tirx.Stmt:
+                return product.store((i64(batch), i64(at_m), i64(at_n + e)), self.memory[source + e])
+
+            if width == _NEIGHBOURS:
+                return when(tirx.all(at_m < product.m, at_n < product.n), loop(width, one, _VECTORIZED))
+            return when(at_m < product.m, loop(_NEIGHBOURS, lambda e: when(at_n + e < product.n, one(e))))
+
+        def a_slice(j: Any) -> list[tirx.Stmt]:
+            return [
+                loop(_SLICE // 8, lambda i: loop(2, lambda r: put(j, i, r))), meet,
+                loop(_SLICE_ROWS * _SLICE // (_LANES * _NEIGHBOURS), lambda g: take(j, g)),
+            ]
+
+        # the last slice's readers and the next tile's writers are apart by the products between them
+        count = tile.block_n // _SLICE
+        body = [step for j in range(count) for step in (*([meet] if j or part else []), *a_slice(i32(j)))]
+        return tirx.SeqStmt(body)

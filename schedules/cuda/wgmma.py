@@ -1,0 +1,193 @@
+"""Matrix products on Hopper's tensor cores by ``wgmma`` (``sm_90a``): 16-bit floats added up in float32.
+
+A schedule lays the result out in tiles and marks the sum with them; what no primitive does, warpgroups that copy and
+others that multiply, is written in the lowering (:func:`expanded`, :mod:`schedules.cuda.warpgroups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
+from itertools import product as every
+from math import ceil
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from schedules.analysis import remembered
+from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
+from schedules.cuda.hopper import available
+from schedules.cuda.mma import TensorCoreGemm, WarpTile
+from schedules.cuda.mma import estimate as cut_estimate
+from schedules.cuda.product import MARK, Product, marked, plain, product_of
+from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
+from schedules.intrin import mma
+from schedules.machine import GpuMachine, gpu_machine
+from schedules.space import Decisions, InvalidDecision, Knob, Pick
+
+__all__ = ["KNOBS", "WarpgroupGemm", "expanded"]
+
+_SEEDS = 4
+#: sums of a thread at most: with the addresses of its products and the epilogue they fill its registers
+_MOST_SUMS = 128
+#: least rows, columns and depth that are worth a tile
+_LEAST = 64
+#: cycles until a box from the second cache lands
+_LATENCY = 800
+#: bytes that shared memory moves in a cycle
+_SHARED_RATE = 128
+
+#: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile
+KNOBS = (
+    Knob("block_m", (64, 128, 256)),
+    Knob("block_n", (64, 128, 192, 256)),
+    Knob("block_k", (64, 128)),
+    Knob("consumers", (1, 2)),
+    Knob("stages", (3, 4, 5, 6)),
+    Knob("panel", (1, 4, 8, 16)),
+    Knob("persistent", (0, 1)),
+)
+
+
+class WarpgroupGemm(CudaSpace):
+    """Products whose operands boxes can be copied of: rows that lie multiples of 16 bytes apart."""
+
+    name = "cuda.wgmma"
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return available(target) and super().matches(func, target) and not _is_cut(func, str(target))
+
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        product = product_of(func)
+        return product is not None and min(product.m, product.n, product.k) >= _LEAST
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        return KNOBS
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        product, gpu = _known(func), gpu_machine(target)
+        knobs = {k.name: k.values for k in KNOBS} | {"panel": (8,)}
+        choices = [dict(zip(knobs, choice, strict=True)) for choice in every(*knobs.values())]
+        fitting = [c for c in choices if _misfit(_tile(c), gpu) is None]
+        best: dict[tuple[int, int], Decisions] = {}  # of each tile
+        for choice in sorted(fitting, key=lambda c: estimate(_tile(c), bool(c["persistent"]), product, gpu)):
+            best.setdefault((choice["block_m"], choice["block_n"]), choice)
+        yield from islice(best.values(), _SEEDS)
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        require(available(target), f"products of warpgroups need sm_90a, got {target.attrs['arch']}")
+        product, gpu = _known(sch.mod["main"]), gpu_machine(target)
+        decisions = {knob.name: pick(knob.name) for knob in KNOBS}
+        tile = _tile(decisions)
+        misfit = _misfit(tile, gpu)
+        require(misfit is None, str(misfit))
+        tiles = tile.tiles(product)
+        _mark(sch, product, tile, min(tiles, gpu.multiprocessors) if decisions["persistent"] else tiles)
+
+
+def _tile(decisions: Decisions) -> GroupTile:
+    return GroupTile(**{field.name: decisions[field.name] for field in fields(GroupTile)})
+
+
+@remembered
+def _is_cut(func: tirx.PrimFunc, named: str) -> bool:
+    """Whether a product is better cut along its sum, since its tiles would leave most of the GPU idle: so ``mma.sync``
+    is reckoned faster."""
+    target = tvm.target.Target(named)
+    product, kind, gpu = _known(func), mma.kind_of(_known(func).dtype, "float32"), gpu_machine(target)
+    cut = next(TensorCoreGemm().seeds(func, target), {"split_k": 1})
+    if cut["split_k"] == 1 or kind is None:
+        return False
+    best = next(WarpgroupGemm().seeds(func, target))
+    ours = estimate(_tile(best), bool(best["persistent"]), product, gpu)
+    return ours > cut_estimate(WarpTile(**cut), product.contraction, kind, gpu)
+
+
+def _known(func: tirx.PrimFunc) -> Product:
+    product = product_of(func)
+    if product is None:
+        raise InvalidDecision("the function must hold one product of 16-bit floats whose operands lie in boxes")
+    return product
+
+
+def _misfit(tile: GroupTile, gpu: GpuMachine) -> str | None:
+    """Why a tile can't run on a GPU, or None."""
+    if tile.block_m % (tile.consumers * ROWS):
+        return f"each warpgroup must have a multiple of {ROWS} rows, got {tile.block_m} for {tile.consumers}"
+    if tile.sums > _MOST_SUMS:
+        return f"a thread must have at most {_MOST_SUMS} sums, got {tile.sums}"
+    if tile.shared_bytes > gpu.shared_bytes:
+        return f"the stages must fit {gpu.shared_bytes} bytes, got {tile.shared_bytes}"
+    return None
+
+
+def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachine) -> float:
+    """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where too few
+    bytes are on the way, times the rounds of blocks. Reckoned from data sheets, not measured."""
+    steps, tiles = ceil_div(product.k, tile.block_k), tile.tiles(product)
+    resident = max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes))
+    exact = tiles / gpu.multiprocessors
+    here = min(resident, ceil(exact))
+    products = tile.block_m * tile.block_n * tile.block_k / gpu.tensor_lanes
+    # each 64 rows read all columns; the first product of a step waits for a barrier
+    fetched = tile.block_m // ROWS * (ROWS + tile.block_n) * tile.block_k * 2
+    shared = (fetched + tile.stage_bytes) / _SHARED_RATE
+    rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
+    copied = tile.stage_bytes / rate
+    late = max(1.0, rate * _LATENCY / (here * (tile.stages - 1) * tile.stage_bytes))
+    # one warpgroup alone leaves the tensor cores idle between its groups
+    alone = 1.0 if here * tile.consumers > 1 else 1.15
+    step = max(products * alone, shared, copied * late) + 20
+    ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + 2 * tile.block_m * tile.block_n * 4 / _SHARED_RATE
+    rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
+    return rounds * (steps * step * (1 + 0.02 / tile.stages) + ends / here)
+
+
+def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> None:
+    """Lay the result out in tiles, with all that it is made of inside, and mark the sum.
+
+    Until it is expanded, the function computes what the kernel does, a tile's sums one after another.
+    """
+    root = sch.get_sblock("root")
+    main = next(block for block in sch.get_child_blocks(root) if _sums(sch, block))
+    sch.annotate(main, MARK, [*(getattr(tile, field.name) for field in fields(GroupTile)), grid])
+    (out,) = sch.get_output_blocks(root)
+    spatial = sum(v.iter_type != tirx.IterVar.CommReduce for v in sch.get(out).iter_vars)
+    loops = sch.get_loops(out)[:spatial]
+    roles = [role for role in product.contraction.roles if role != "k"]
+    by_role = [[loop for loop, its in zip(loops, roles, strict=True) if its == role] for role in "bmn"]
+    m_o, m_i = sch.split(_fused(sch, by_role[1]), [None, tile.block_m])
+    n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
+    sch.reorder(*by_role[0], m_o, n_o, m_i, n_i)
+    at = sch.fuse(*by_role[0], m_o, n_o)
+    if grid < tile.tiles(product):
+        rounds, block = sch.split(at, [None, grid])
+        sch.reorder(block, rounds)
+        sch.bind(block, "blockIdx.x")
+        at = rounds
+    else:
+        sch.bind(at, "blockIdx.x")
+    _, thread = sch.split(sch.fuse(m_i, n_i), [None, tile.threads])
+    sch.bind(thread, "threadIdx.x")
+    bring_inside(sch, out, at)
+
+
+def _sums(sch: s_tir.Schedule, block: Any) -> bool:
+    return any(v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
+
+
+def _fused(sch: s_tir.Schedule, loops: list[Any]) -> Any:
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with its product's kernel written out where the schedule has marked one, else as it is."""
+    mark = marked(func)
+    unscheduled = plain(func) if mark is not None else None
+    product = product_of(unscheduled) if unscheduled is not None else None
+    if mark is None or product is None:
+        return func
+    *tile, grid = mark
+    return Warpgroups(func, product, GroupTile(*tile), grid).function()

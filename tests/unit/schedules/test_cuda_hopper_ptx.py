@@ -1,0 +1,216 @@
+"""The emulator's instructions of Hopper against the PTX ISA's own figures, and what it finds where one is missing.
+
+Figures of "Asynchronous Warpgroup Level Matrix Instructions" (the fragment D of ``m64nNk16``, the canonical layouts
+with 128-byte swizzling) and of "Tensors" (swizzling modes). Nothing here uses the layouts of ``schedules``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mlc.testing.cuda_asm import emulated
+from mlc.testing.cuda_emulator import Cost, Launch, TensorMap, run_source
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+
+RNG = np.random.default_rng(0)
+WARPGROUP = [Launch((1, 1, 1), (128, 1, 1))]
+HEAD = '#endif\nextern "C" __global__ void __launch_bounds__(128) '
+SHARED = "extern __shared__ __align__(64) uchar buf[];\n"
+FENCE, COMMIT = (f'asm volatile("wgmma.{which}.sync.aligned;" ::: "memory");' for which in ("fence", "commit_group"))
+WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
+TYPES = {"f16": ("half", np.float16), "bf16": ("nv_bfloat16", ml_dtypes.bfloat16)}
+
+
+def swizzled(rows: np.ndarray) -> np.ndarray:
+    """Rows of 128 bytes as 128-byte swizzling keeps them: 16-byte piece c of row r is the piece c XOR r % 8."""
+    pieces = rows.reshape(len(rows), 8, -1)
+    return np.stack([pieces[r, np.arange(8) ^ r % 8] for r in range(len(rows))]).reshape(rows.shape)
+
+
+def along_k(matrix: np.ndarray) -> np.ndarray:
+    """A K-major operand ``[row, k]`` of k up to 64, in one column of atoms of 8 rows."""
+    return swizzled(np.pad(matrix, ((0, 0), (0, 64 - matrix.shape[1]))))
+
+
+def across_k(matrix: np.ndarray) -> np.ndarray:
+    """An MN-major operand: for each 64 rows, a row of these for each k."""
+    return np.concatenate([swizzled(np.ascontiguousarray(part.T)) for part in np.split(matrix, len(matrix) // 64)])
+
+
+def descriptor(at: str, leading: int, stride: int) -> str:
+    """The figure "Matrix-descriptor layout": addresses and offsets without their last four bits, swizzling mode 1."""
+    return f"((1ull << 62) | ({stride >> 4}ull << 32) | ({leading >> 4}ull << 16) | (uint64_t({at}) >> 4))"
+
+
+def product(columns: int, kind: str, across: tuple[int, int], a: str, b: str, adds: int = 1) -> str:
+    sums = ", ".join(f"%{i}" for i in range(columns // 2))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(columns // 2))
+    first = columns // 2
+    return (f'asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{first + 2}, 0;\\n'
+            f'wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{sums}}}, %{first}, %{first + 1}, p, '
+            f'1, 1, {across[0]}, {across[1]};\\n}}\\n" : {outputs} : "l"({a}), "l"({b}), "r"({adds}));')
+
+
+def multiply(
+    columns: int = 64, kind: str = "f16", across: tuple[int, int] = (0, 0), adds: int = 1, *,
+    fence: str = FENCE, between: str = "", commit: str = COMMIT, wait: str = WAIT, after: str = "",
+) -> tuple[np.ndarray, np.ndarray, list[Cost]]:
+    """``c + a b`` of 64 rows with k from 32 to 47 of 48: what the kernel gives, what is right, and its costs."""
+    element, dtype = TYPES[kind]
+    a, b = (RNG.standard_normal((rows, 48)).astype(dtype) for rows in (64, columns))
+    c = RNG.standard_normal((64, columns)).astype("float32")
+    wanted = c * adds + a[:, 32:].astype("float64") @ b[:, 32:].astype("float64").T
+    images = [(across_k if turned else along_k)(x) for x, turned in zip((a, b), across, strict=True)]
+    # 16 of k are 32 bytes of a row, or 16 rows of 128 bytes; 64 rows of an MN-major operand take 48 rows of bytes
+    begin = [str(2048 * 2 if turned else 64) for turned in across]
+    at = [descriptor(f"{address} + {offset}", 48 * 128, 1024)
+          for address, offset in zip(("0", str(images[0].nbytes)), begin, strict=True)]
+    source = HEAD + f"""k({element}* __restrict__ a_ptr, {element}* __restrict__ b_ptr, float* __restrict__ c_ptr) {{
+      {SHARED}
+      {element}* shared = ({element}*)buf;
+      for (int i = threadIdx.x; i < {images[0].size}; i += 128) shared[i] = a_ptr[i];
+      for (int i = threadIdx.x; i < {images[1].size}; i += 128) shared[{images[0].size} + i] = b_ptr[i];
+      __syncthreads();
+      float d[{columns // 2}];
+      int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+      for (int i = 0; i < {columns // 2}; ++i)
+        d[i] = c_ptr[(row + i / 2 % 2 * 8) * {columns} + i / 4 * 8 + column + i % 2];
+      {fence}
+      {product(columns, kind, across, *at, adds)}
+      {commit}
+      {between}
+      {wait}
+      for (int i = 0; i < {columns // 2}; ++i)
+        c_ptr[(row + i / 2 % 2 * 8) * {columns} + i / 4 * 8 + column + i % 2] = d[i];
+      {after}
+    }}"""
+    costs = run_source(source, WARPGROUP, {"a": images[0], "b": images[1], "c": c})
+    return c, wanted, costs
+
+
+@pytest.mark.parametrize("across", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("kind", "columns"), [("f16", 64), ("bf16", 192)])
+def test_a_product_has_the_layouts_of_the_isa(kind: str, columns: int, across: tuple[int, int]) -> None:
+    got, wanted, costs = multiply(columns, kind, across)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-5)
+    read = {cost.what: cost for cost in costs if cost.what.startswith("wgmma")}
+    assert read.keys() == {"wgmma a", "wgmma b"}
+    assert [cost.requests for cost in read.values()] == [64 // 8 * 2, columns // 8 * 2]
+    assert all(cost.taken == cost.least for cost in read.values()), "swizzled pieces meet in no bank"
+
+
+def test_a_product_may_begin_a_sum() -> None:
+    got, wanted, _ = multiply(adds=0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"fence": ""}, "must come after a fence"),
+    ({"commit": ""}, "must be waited for"),
+    ({"wait": "", "after": ""}, "must be waited for"),
+])
+def test_a_missing_step_of_a_product_is_an_error(change: dict[str, str], reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        multiply(**change)
+
+
+def test_sums_are_poison_until_they_are_waited_for() -> None:
+    got, _, _ = multiply(wait=WAIT.replace(" 0;", " 1;"), after=WAIT)
+    assert np.isnan(got).all()
+
+
+def test_operands_are_read_as_late_as_they_may_be() -> None:
+    got, wanted, _ = multiply(between="__syncthreads(); for (int i = threadIdx.x; i < 8192; i += 128) buf[i] = 0;")
+    assert np.abs(got - wanted).max() > 0.1
+
+
+#: a barrier at 0, and a tile at 1024; the first thread makes the one and asks for the other
+INIT = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(0u), "r"(1));'
+INIT_FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
+EXPECT = 'asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(0u), "r"({bytes}) : "memory");'
+UNTIL = """int done; do {{ asm volatile("{{\\n.reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+  "selp.b32 %0, 1, 0, p;\\n}}\\n" : "=r"(done) : "r"(0u), "r"({parity}) : "memory"); }} while (!done);"""
+
+
+def fetched(tensor: TensorMap, x: np.ndarray, at: tuple[int, ...], **change: Any) -> np.ndarray:
+    """The bytes of shared memory behind a copy of a box, of 8 KiB at most."""
+    size = int(np.prod(tensor.box)) * tensor.bytes
+    steps = {"init": INIT, "fence": INIT_FENCE, "meet": "__syncthreads();", "bytes": size, "parity": 0, "wait": UNTIL,
+             "before": "", "after": "", **change}
+    operands = "".join(f', "r"({c})' for c in at)
+    names = ", ".join(f"%{2 + i}" for i in range(len(at)))
+    source = HEAD + f"""k(const __grid_constant__ CUtensorMap map, uchar* __restrict__ y_ptr) {{
+      {SHARED}
+      if (threadIdx.x == 0) {{ {steps["init"]} {steps["fence"]} }}
+      {steps["meet"]}
+      if (threadIdx.x == 0) {{
+        {EXPECT.format(bytes=steps["bytes"])}
+        asm volatile("cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+          "[%1, {{{names}}}], [%{2 + len(at)}];" :: "r"(1024u), "l"((unsigned long long)(&(map))){operands}, "r"(0u)
+          : "memory");
+      }}
+      {steps["before"]}
+      {steps["wait"].format(parity=steps["parity"])}
+      for (int i = threadIdx.x; i < {size}; i += 128) y_ptr[i] = buf[1024 + i];
+      {steps["after"]}
+    }}"""
+    y = np.zeros(size, "uint8")
+    run_source(source, WARPGROUP, {"x": x, "y": y}, maps={"map": tensor})
+    return y
+
+
+def rows_of(x: np.ndarray, wide: int = 64, count: int = 40) -> TensorMap:
+    return TensorMap("x", 0, 2, (x.shape[1], x.shape[0]), (2 * x.shape[1],), (wide, count))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (8, 3), (72, 30), (-5, -7), (400, 0)], ids=str)
+def test_a_box_is_swizzled_and_zero_outside(at: tuple[int, int]) -> None:
+    x = RNG.integers(1, 1 << 16, (50, 104)).astype("uint16")
+    around = np.pad(x, ((100, 100), (500, 500)))
+    wanted = around[100 + at[1] :, 500 + at[0] :][:40, :64]
+    np.testing.assert_array_equal(fetched(rows_of(x), x, at).view("uint16").reshape(40, 64), swizzled(wanted))
+
+
+def test_a_box_of_three_dimensions_without_swizzling() -> None:
+    x = RNG.integers(1, 1 << 16, (3, 20, 32)).astype("uint16")
+    tensor = TensorMap("x", 2 * 8, 2, (24, 20, 3), (64, 1280), (8, 6, 2), swizzled=False)
+    got = fetched(tensor, x, (4, 17, 2)).view("uint16").reshape(2, 6, 8)
+    wanted = np.zeros((2, 6, 8), "uint16")
+    wanted[0, :3] = x[2, 17:, 12:20]
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_box_that_is_not_waited_for_is_poison() -> None:
+    x = np.ones((40, 64), "uint16")
+    got = fetched(rows_of(x), x, (0, 0), wait="__syncthreads();", after=UNTIL.format(parity=0))
+    assert (got == 0xFF).all()
+    done = fetched(rows_of(x), x, (0, 0), parity=1, after=UNTIL.format(parity=0).replace("done", "again"))
+    assert (done == 0xFF).all(), "the phase before the first has completed"
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"init": ""}, "must be initialised before it is used"),
+    ({"fence": ""}, "must be fenced and its block meet"),
+    ({"meet": ""}, "must be fenced and its block meet"),
+    ({"bytes": 16}, "the others never reach"),
+    ({"bytes": 1 << 14}, "the others never reach"),
+    ({"wait": "__syncthreads();"}, "a copy must be waited for"),
+    ({"before": 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(0u) : "memory");'},
+     "more threads arrive at a barrier"),
+])
+def test_a_missing_step_of_a_copy_is_an_error(change: dict[str, Any], reason: str) -> None:
+    x = np.ones((40, 64), "uint16")
+    with pytest.raises(RuntimeError, match=reason):
+        fetched(rows_of(x), x, (0, 0), **change)
+
+
+def test_how_many_registers_a_thread_may_have_changes_nothing() -> None:
+    assert emulated('asm volatile("setmaxnreg.dec.sync.aligned.u32 40;" ::);') == ";"
+    with pytest.raises(ValueError, match="does not know"):
+        emulated('asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0}, %1, %2, p, 1, 1;" ::);')

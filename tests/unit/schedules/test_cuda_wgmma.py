@@ -1,0 +1,210 @@
+"""Products of warpgroups: what is in the machine code, what the emulator computes and counts, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import tvm
+from harness import check_orders, refusal
+from tvm import tirx
+
+from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
+from mlc.target import resolve
+from mlc.testing import cuda_emulator
+from mlc.testing.cases import Case
+from mlc.testing.cuda_cases import CASES, product_case
+from schedules import registry
+from schedules.cuda.product import product_of
+from schedules.cuda.warpgroups import FEW_REGISTERS, MANY_REGISTERS
+from schedules.cuda.wgmma import KNOBS, WarpgroupGemm
+from schedules.machine import GPUS
+from schedules.space import InvalidDecision, first_seed, schedule_with
+from schedules.trace import trace_json
+
+SPACE = WarpgroupGemm()
+HOPPER = resolve("cuda:sm_90a").tvm
+#: so few multiprocessors that a block takes several tiles
+SMALL = tvm.target.Target({**HOPPER.export(), "model": "sms=2"})
+OPCODES = {"float16": "HGMMA.64x{n}x16.F32", "bfloat16": "HGMMA.64x{n}x16.F32.BF16"}
+LIMITS = {"float16": 1e-3, "bfloat16": 3e-3}
+BY_NAME = {case.name: case for case in CASES}
+#: calls that keep what is asynchronous apart
+ORDERS = re.compile(
+    r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive|fence_\w+|commit_products|meet_warp)\([^;]*\);")
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+
+
+def tile(**knobs: int) -> dict[str, int]:
+    return {"block_m": 64, "block_n": 64, "block_k": 64, "consumers": 1, "stages": 3, "panel": 1, "persistent": 0,
+            **knobs}
+
+
+def case_of(m: int, n: int, k: int, dtype: str = "float16", transposed: bool = True) -> Case:
+    return product_case(f"{m}x{n}x{k}", (m, k), (n, k) if transposed else (k, n), dtype, "float32", transposed,
+                        SPACE.name)
+
+
+def scheduled(case: Case, decisions: dict[str, int], target: tvm.target.Target = HOPPER) -> tirx.PrimFunc:
+    return schedule_with(SPACE, case.func(), target, decisions).mod["main"]
+
+
+def compiled(func: tirx.PrimFunc) -> Kernel:
+    shared = DynamicShared()
+    (kernel,) = kernels(cuda_emulator.cuda_source(func, HOPPER, [shared]), "sm_90a", shared.bytes)
+    return kernel
+
+
+def check_promises(kernel: Kernel, decisions: dict[str, int], dtype: str) -> None:
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0 and not kernel.serialised
+    assert kernel.blocks and kernel.shared_bytes <= GPUS["90"].shared_bytes
+    if kernel.instructions and kernel.count("USETMAXREG"):  # what one warpgroup gives up is what the others wait for
+        assert kernel.registers * 3 >= FEW_REGISTERS + 2 * MANY_REGISTERS
+    if find_nvdisasm():
+        assert kernel.count("UTMALDG") and kernel.count(OPCODES[dtype].format(n=decisions["block_n"])), kernel
+        assert not kernel.count("LDL") and not kernel.count("STL")
+        assert not kernel.count("LDG") and not kernel.count("LDGSTS"), "operands must come in boxes"
+        assert kernel.count("STG") == kernel.count("STG.E.128")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", OPCODES)
+def test_a_seed_holds_its_instructions_and_spills_nothing(dtype: str) -> None:
+    sch, decisions = first_seed(SPACE, case_of(4096, 4096, 4096, dtype, False).func(), HOPPER)
+    check_promises(compiled(sch.mod["main"]), decisions, dtype)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (128, 768, 3072), (2048, 1024, 512), (64, 4096, 4096)], ids=str)
+def test_no_seed_spills(dtype: str, shape: tuple[int, int, int]) -> None:
+    func = case_of(*shape, dtype).func()
+    for decisions in SPACE.seeds(func, HOPPER):
+        check_promises(compiled(schedule_with(SPACE, func, HOPPER, decisions).mod["main"]), dict(decisions), dtype)
+
+
+def candidates(
+    case: Case, seed: int, target: tvm.target.Target = HOPPER
+) -> Iterator[tuple[dict[str, int], tirx.PrimFunc]]:
+    """Random decisions that can be carried out."""
+    rng = random.Random(seed)
+    while True:
+        decisions = {k.name: rng.choice(k.values) for k in KNOBS}
+        try:
+            yield decisions, scheduled(case, decisions, target)
+        except InvalidDecision:
+            continue
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_random_candidates_hold_their_instructions(dtype: str, transposed: bool) -> None:
+    drawn = candidates(case_of(2048, 1024, 1024, dtype, transposed), 1)
+    for _ in range(12):
+        decisions, func = next(drawn)
+        check_promises(compiled(func), decisions, dtype)
+
+
+def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with() -> None:
+    """A kernel that asked for more than a block may have would not start."""
+    for decisions in (tile(), tile(block_m=128, block_n=256, consumers=2, stages=4)):
+        shared = DynamicShared()
+        cuda_emulator.cuda_source(scheduled(case_of(256, 256, 256), decisions), HOPPER, [shared])
+        wide = (decisions["block_m"] + decisions["block_n"]) * decisions["block_k"] * 2
+        assert list(shared.bytes.values()) == [
+            10240 * decisions["consumers"] + 1024 + decisions["stages"] * (wide + 16)]
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048, 4096), (4096, 2048, 1024), (8192, 8192, 8192)], ids=str)
+def test_large_products_have_large_tiles(shape: tuple[int, int, int]) -> None:
+    _, first = first_seed(SPACE, case_of(*shape).func(), HOPPER)
+    assert first["block_m"] * first["block_n"] >= 128 * 256 and first["stages"] >= 4
+
+
+def test_who_takes_what() -> None:
+    func = case_of(128, 128, 128).func()
+    assert registry.find(func, HOPPER).name == SPACE.name
+    assert registry.find(case_of(128, 768, 3072).func(), HOPPER).name == "cuda.mma", "its sum is cut over idle blocks"
+    for other in ("cuda:sm_80", "cuda:sm_90", "cuda:sm_80,sm_90a"):
+        assert registry.find(func, resolve(other).tvm).name == "cuda.mma"
+    with pytest.raises(InvalidDecision, match="need sm_90a, got sm_80"):
+        scheduled(case_of(128, 128, 128), tile(), resolve("cuda:sm_80").tvm)
+    for refused in (case_of(128, 128, 132), case_of(128, 132, 128, transposed=False), BY_NAME["mma_conv3x3"],
+                    BY_NAME["mma_s8_rows_first"]):
+        assert registry.find(refused.func(), HOPPER).name == "cuda.mma", "rows must be multiples of 16 bytes apart"
+    with pytest.raises(InvalidDecision, match="at most 128 sums, got 256"):
+        scheduled(case_of(256, 256, 256), tile(block_m=256, block_n=256, consumers=2))
+
+
+def test_operands_are_read_from_the_function() -> None:
+    batched = product_of(BY_NAME["wgmma_bf16_batched"].func())
+    assert (batched.a.sizes, batched.a.strides) == ((72, 65, 2), (144, 144 * 65))
+    assert (batched.b.sizes, batched.b.strides) == ((64, 72, 2), (128, 128 * 72)) and batched.b.across
+
+
+def emulate(case: Case, func: tirx.PrimFunc) -> tuple[float, list[cuda_emulator.Cost]]:
+    inputs, outputs = case.arrays()
+    costs = cuda_emulator.run(func, HOPPER, inputs, outputs)
+    return case.error(inputs, outputs), costs
+
+
+@needs_gxx
+@pytest.mark.parametrize(("dtype", "transposed", "knobs"), [
+    ("float16", True, {"block_m": 128, "consumers": 2}), ("bfloat16", False, {"block_n": 128, "block_k": 128}),
+])
+def test_products_and_stores_meet_no_bank_twice(dtype: str, transposed: bool, knobs: dict[str, int]) -> None:
+    case = case_of(128, 128, 256, dtype, transposed)
+    error, costs = emulate(case, scheduled(case, tile(**knobs)))
+    assert error <= 1e-6, "the products are exact, and the sums those of float32"
+    products = [cost for cost in costs if cost.what.startswith("wgmma")]
+    ends = [cost for cost in costs if cost not in products]
+    assert len(products) >= 2 and ends and {cost.bytes for cost in ends} == {8, 16}
+    assert all(cost.taken == cost.least for cost in costs), costs
+
+
+#: m, n, k: prime, one more and one less than a tile; k is a multiple of 8, and n where operands run along it
+ODD = [(67, 71, 72), (65, 129, 104), (63 + 64, 127, 96), (64, 64, 64), (128, 65, 136), (70, 97, 88), (200, 68, 200),
+       (97, 131, 192), (66, 66, 1000), (101, 103, 328)]
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize("shape", ODD, ids=str)
+def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    for transposed in (True, False):
+        case = case_of(m, n if transposed else n // 8 * 8, k, dtype, transposed)
+        _, func = next(candidates(case, sum(shape), SMALL))
+        assert emulate(case, func)[0] <= LIMITS[dtype]
+
+
+@needs_gxx
+def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is left out, the results are wrong or the kernel does not end: blocks of two tiles, five steps."""
+    case = case_of(128, 128, 320)
+    func = scheduled(case, tile(persistent=1), SMALL)
+    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 14
+
+
+def test_a_trace_that_marks_what_is_no_longer_the_product_is_refused() -> None:
+    """The kernel would be made from other blocks than the function has."""
+    func = BY_NAME["wgmma_f16_gelu"].func()
+    sch = schedule_with(SPACE, func, HOPPER, tile())
+    assert not refusal(func, trace_json(sch), HOPPER)
+    instructions, decisions = json.loads(trace_json(sch))
+    (mark,) = [step for step in instructions if step[0] == "Annotate"]
+    for wrong in ([64, 64, 32, 1, 3, 1, 4], [64, 64, 64, 2, 3, 1, 4], [64, 64, 64, 1, 3, 1]):
+        mark[1][1] = wrong
+        assert "a value as search spaces give it" in refusal(func, json.dumps([instructions, decisions]), HOPPER)
+    sch.set_scope(sch.get_sblock("product"), 0, "local")
+    assert "blocks are as they were" in refusal(func, trace_json(sch), HOPPER)
