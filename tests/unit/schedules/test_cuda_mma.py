@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from harness import check_orders, refusal
 from tvm import tirx
 
@@ -92,9 +93,10 @@ def test_a_random_candidate_holds_its_instructions(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", OPCODES)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_random_candidates_hold_their_instructions(dtype: str, arch: str) -> None:
+    """With those of the other types and architectures, 504 candidates."""
     target = resolve(f"cuda:{arch}").tvm
     drawn = candidates(function(512, 512, 2048, dtype), target, 0)
-    for _ in range(12):
+    for _ in range(63):
         check_promises(compiled(next(drawn), target), dtype)
 
 
@@ -249,4 +251,4 @@ def test_float32_is_multiplied_as_tf32_only_where_it_may_be() -> None:
     assert registry.find(with_tf32(exact), AMPERE).name == SPACE.name
     assert registry.find(with_tf32(exact), resolve("cuda:sm_75").tvm).name == "cuda.gemm"
     narrow = product_case("half", (64, 64), (64, 64), "float16", "float32").func()
-    assert tvm.ir.structural_equal(with_tf32(narrow), narrow)
+    assert tvm_ffi.structural_equal(with_tf32(narrow), narrow)
