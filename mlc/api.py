@@ -101,9 +101,9 @@ def compile(
 
     ``precision`` lets operands of float32 products be rounded (:mod:`mlc.graph.precision.reduced`): ``"bf16"``
     multiplies bfloat16 with float32 sums, on CPUs that do so, and ``"f16"`` rounds constants alone, to half their
-    bytes; ``mlc compile --precision`` says what that costs the outputs. ``integers=False`` computes products of
-    quantised operands in float32, as the model spells them, even where integers are priced faster; None leaves it to
-    ``MLC_INTEGERS``.
+    bytes; on GPUs, ``"f16"``, ``"bf16"`` and ``"tf32"`` multiply on tensor cores. ``mlc compile --precision`` says
+    what that costs the outputs. ``integers=False`` computes products of quantised operands in float32, as the model
+    spells them, even where integers are priced faster; None leaves it to ``MLC_INTEGERS``.
 
     Any thread may compile or tune; the threads of a process take turns, whereas compiled models run meanwhile.
 

@@ -138,6 +138,8 @@ def _is_prefetch_of_rows(value: Any) -> bool:
 
 
 _UNROLLED = _int(0, 1024)
+#: says what a function's products may be rounded to: a trace may take it off, never put it on
+_PRECISION = "mlc.precision"
 #: what the lowering reads, and what MetaSchedule leaves for its own later steps
 _ANNOTATIONS: Mapping[str, Check] = {
     "permuted_layout": _FLAG,  # schedules.permuted refuses it where some access of a buffer lacks it
@@ -228,7 +230,7 @@ class _Reader:
     def _check_inputs(self, name: str, inputs: list[Any], attributes: list[Any]) -> None:
         if name == "Annotate":
             self._check_annotation(attributes[0], self._number(inputs[1]))
-        elif name == "Unannotate" and attributes[0] not in _ANNOTATIONS:
+        elif name == "Unannotate" and attributes[0] not in (*_ANNOTATIONS, _PRECISION):
             raise InvalidDecision(f"a trace must use the annotations of search spaces, got {attributes[0][:60]!r}")
         elif name == "TransformLayout":
             check_index_map(inputs[1])

@@ -19,7 +19,8 @@ __all__ = ["add_precision", "facts", "line", "words"]
 def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="f32",
                         help="what float32 operands may be rounded to: bf16 multiplies bfloat16 and adds up float32, "
-                             "f16 rounds weights alone, to half their bytes, tf32 is for tensor cores (default: f32)")
+                             "f16 rounds weights alone on CPUs, to half their bytes, and both operands on GPUs, whose "
+                             "tensor cores have tf32 too (default: f32)")
 
 
 def words(args: argparse.Namespace) -> list[str]:

@@ -101,6 +101,7 @@ def lowering(
     return (
         simplify.ShareConcats,
         precision.RoundConstants(options),
+        precision.NarrowOperands(target, options, (simplify.ShareCommon, simplify.SinkMovement)),
         FuseAttention(target),
         BlockedLayouts(target, options),
         PackWeights(target, options),
@@ -109,6 +110,7 @@ def lowering(
         JoinDequantised,
         DispatchSortScan(),
         Legalise(target),
+        precision.AllowTensorFloat(options),
         PlaceSlices(target),
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),

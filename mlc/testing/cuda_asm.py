@@ -89,6 +89,8 @@ def _call(statement: Statement, place: int) -> str:
     if match := re.match(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16\s*\{", text):
         transposed = "true" if match[1] else "false"
         return f"ptx::ldmatrix<{transposed}>({place}, {inputs[0]}, {', '.join(statement.outputs)});"
+    if re.fullmatch(r"cvt\.rna\.tf32\.f32 %0, %1;", text):
+        return f"ptx::to_tf32({statement.outputs[0]}, {inputs[0]});"
     return _hopper_call(statement, place) or _product(statement)
 
 

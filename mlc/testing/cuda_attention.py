@@ -12,7 +12,7 @@ from mlc.testing.cases import Case
 __all__ = ["ATTENTIONS", "TOLERANCES", "attention_case"]
 
 #: of results of such operands, relative to themselves and the largest
-TOLERANCES = {"float16": 1e-3, "bfloat16": 3e-3, "float32": 1e-5}
+TOLERANCES = {"float16": 1e-3, "bfloat16": 3e-3, "tf32": 1e-3, "float32": 1e-5}
 
 
 def attention_case(
@@ -22,14 +22,17 @@ def attention_case(
 ) -> Case:
     """Attention of ``heads`` (batch, heads) and ``sizes`` (queries, keys, depth, features), whose operands lie as
     ``[batch, token, head, feature]``. ``mask`` adds one to the scores of a key, ``groups`` heads share keys and values;
-    ``result`` is the type of the result where it is not the operands'."""
+    ``result`` is the type of the result where it is not the operands', which of ``tf32`` are float32."""
     (batch, count), (queries, keys, depth, features) = heads, sizes
-    space = "cuda.attention" + ("_f32" if dtype == "float32" else "")
+    space = "cuda.attention" + {"float32": "_f32", "tf32": "_tf32"}.get(dtype, "")
+    rtol, rounded = TOLERANCES[dtype], dtype == "tf32"
+    dtype = "float32" if rounded else dtype
 
-    def tensors() -> list[Any]:
+    def tensors() -> Any:
         from tvm import te
 
         from mlc.graph.kernels.attention import fused_attention
+        from schedules.cuda.contraction import with_tf32
 
         q = te.placeholder((batch, queries, count, depth), dtype, "q")
         k = te.placeholder((batch, keys, count // groups, depth), dtype, "k")
@@ -42,7 +45,8 @@ def attention_case(
         masked = (lambda b, _h, _i, j: added(b, 0, 0, j)) if mask else None
         made = fused_attention((batch, count), sizes, depth**-0.5, loads, masked, causal, order,
                                (dtype, result or dtype))
-        return [q, k, v, *([added] if mask else []), made]
+        built = [q, k, v, *([added] if mask else []), made]
+        return with_tf32(te.create_prim_func(built, index_dtype_override=index)) if rounded else built
 
     def attend(q: Any, k: Any, v: Any, added: Any) -> np.ndarray:
         k, v = np.repeat(k, groups, 2), np.repeat(v, groups, 2)
@@ -54,7 +58,6 @@ def attention_case(
         weights = powers / powers.sum(-1, keepdims=True)
         return np.einsum("bhij,bjhf->bhif", weights, v).transpose(order)
 
-    rtol = TOLERANCES[dtype]
     if mask:
         return Case(name, tensors, lambda q, k, v, added: attend(q, k, v, added), rtol, space=space, index=index)
     return Case(name, tensors, lambda q, k, v: attend(q, k, v, 0.0), rtol, space=space, index=index)
@@ -67,6 +70,8 @@ ATTENTIONS = (
     attention_case("attention_f16_grouped", (1, 4), (20, 36, 50, 50), groups=2, causal=16, order=(0, 1, 2, 3),
                    index="int32"),
     attention_case("attention_bf16", (1, 1), (48, 100, 128, 128), "bfloat16"),
+    attention_case("attention_tf32_odd", (1, 2), (37, 45, 50, 18), "tf32", mask=True),
+    attention_case("attention_tf32_causal", (1, 4), (40, 50, 64, 64), "tf32", causal=10, groups=2, index="int32"),
     attention_case("attention_f32_odd", (1, 2), (37, 45, 30, 18), "float32", mask=True),
     attention_case("attention_f32_causal", (1, 2), (40, 50, 64, 64), "float32", causal=10, groups=2),
 )

@@ -6,6 +6,7 @@ Shapes are small and mostly odd, so that no tile divides anything; what is regul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,12 @@ def product_case(
     name: str, a: tuple[int, int], b: tuple[int, int], dtype: str, total: str, transposed: bool = False,
     space: str = "cuda.mma",
 ) -> Case:
-    """A product of two matrices of ``dtype``, the second by columns if ``transposed``, added up in ``total``."""
+    """A product of two matrices of ``dtype``, the second by columns if ``transposed``, added up in ``total``; of
+    ``tf32``, float32 that may be rounded so."""
+    if dtype == "tf32":
+        plain = _case(name, "cuda.mma", (a, b), _product(transposed), lambda x, y: x @ (y.T if transposed else y))
+        return _tf32(plain)
+
     def reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         wide = [each.astype("int64") if total == "int32" else each for each in (x, y)]
         return wide[0] @ (wide[1].T if transposed else wide[1])
@@ -139,6 +145,16 @@ def _rounded_swish(a: Any, b: Any) -> Any:
     topi = _topi()
     y = _product(True, total="float32")(a, b)
     return topi.cast(topi.multiply(y, topi.sigmoid(y)), "float16")
+
+
+def _tf32(case: Case) -> Case:
+    """The same for tensor cores, whose operands may be rounded to tf32."""
+    def build() -> Any:
+        from schedules.cuda.contraction import with_tf32
+
+        return with_tf32(case.func())
+
+    return replace(case, build=build, rtol=1e-3)
 
 
 def _columns_first(a: Any, b: Any) -> Any:
@@ -266,6 +282,12 @@ CASES: tuple[Case, ...] = (
           lambda a, b, c: a @ b + c, ("bfloat16", "bfloat16", "float32")),
     _case("mma_s8_rows_first", "cuda.mma", ((40, 144), (144, 48)), _product(total="int32"),
           lambda a, b: a.astype("int64") @ b.astype("int64"), ("int8", "int8")),
+    _tf32(_case("mma_tf32_odd", "cuda.mma", ((67, 101), (101, 52), (52,)), _product(activation=True),
+                lambda a, b, c: _gelu(a @ b + c))),
+    _tf32(_case("mma_tf32_columns", "cuda.mma", ((48, 64), (56, 64)), _product(True), lambda a, b: a @ b.T)),
+    _tf32(_case("mma_tf32_columns_first", "cuda.mma", ((96, 64), (96, 80)), _columns_first, lambda a, b: a.T @ b,
+                index="int32")),
+    _tf32(_conv_case("mma_tf32_conv3x3", (1, 16, 9, 11), (24, 16, 3, 3), "cuda.mma", pad=1)),
     _case("mma_conv1x1", "cuda.mma", ((2, 64, 6, 10), (40, 64, 1, 1), (1, 40, 1, 1)), _conv_wide(0),
           lambda x, w, b: np.maximum(_conv(x, w) + b, 0), ("float16", "float16", "float32")),
     _case("mma_conv3x3", "cuda.mma", ((1, 16, 9, 11), (24, 16, 3, 3), (1, 24, 1, 1)), _conv_wide(1),

@@ -176,6 +176,11 @@ template <bool kTransposed, typename... Out> static void ldmatrix(int place, uns
   emulator::wait(emulator::kWarpBarrier);  // a lane that went on might write what another still has to read
 }
 
+// "cvt.rna.tf32.f32": 10 bits of mantissa, to nearest, ties away from zero; NaN is the one that NVIDIA's GPUs make.
+static void to_tf32(unsigned& to, float x) {
+  to = std::isnan(x) ? 0x7fffffff : bits_of(x) + (std::isinf(x) ? 0 : 0x1000) & 0xffffe000;
+}
+
 template <typename T> static T element(const Shown* all, unsigned lane, unsigned first, unsigned index) {
   T value;
   constexpr unsigned kPer = 4 / sizeof(T);

@@ -1,4 +1,4 @@
-"""Attention as one kernel whose scores never reach memory: on tensor cores, or in float32 without them.
+"""Attention as one kernel whose scores never reach memory: on tensor cores, or in exact float32 without them.
 
 A schedule says which queries a block of threads takes and marks the scores with the tiles; what no primitive does, the
 maximum and the total kept up to date from tile to tile of keys, is written in the lowering (:func:`expanded`).
@@ -17,13 +17,14 @@ from schedules.analysis import walk
 from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.flash import Flash, FlashTiles
 from schedules.cuda.flash_simt import SimtFlash, SimtTiles
+from schedules.cuda.flash_tf32 import TensorFloatFlash, TensorFloatTiles
 from schedules.cuda.heads import MARK, Heads, heads_of
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "available", "expanded"]
+__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "TensorFloatAttention", "available", "expanded"]
 
 #: features of a head: what a thread's registers hold the sums of
 MOST_FEATURES = 128
@@ -79,6 +80,17 @@ class Attention(CudaSpace):
         _mark(sch, heads, tiles)
 
 
+class TensorFloatAttention(Attention):
+    """Attention of float32 on tensor cores, where the function says that its operands may be rounded to tf32."""
+
+    name = "cuda.attention_tf32"
+    tiles = TensorFloatTiles
+    kernel = TensorFloatFlash
+
+    def accepts(self, heads: Heads) -> bool:
+        return heads.dtype == "float32" and heads.tf32
+
+
 class ExactAttention(Attention):
     """Attention of float32, by plain multiply-adds."""
 
@@ -87,7 +99,7 @@ class ExactAttention(Attention):
     kernel = SimtFlash
 
     def accepts(self, heads: Heads) -> bool:
-        return heads.dtype == "float32"
+        return heads.dtype == "float32" and not heads.tf32
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         return (Knob("warps", (2, 4, 8)), Knob("keys", (16, 32, 64)), Knob("stages", (2, 3)))
@@ -119,8 +131,8 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> float:
     exact = blocks / gpu.multiprocessors
     here = min(resident, max(1, round(exact)))
     points, features = tiles.queries * tiles.keys, heads.depth + heads.features
-    exactly = heads.dtype == "float32"
-    products = points * features / (gpu.lanes if exactly else min(1024, gpu.tensor_lanes))
+    exactly = heads.dtype == "float32" and not heads.tf32
+    products = points * features / (gpu.lanes if exactly else min(1024, gpu.tensor_lanes) * 16 / heads.bits)
     # a warp reads every key and value; of float32, four queries share what is read
     fetched = tiles.warps * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
     copied = tiles.keys * features * heads.bits / 8 / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
@@ -169,5 +181,5 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     heads = heads_of(func) if marks else None
     if heads is None:
         return func
-    space = ExactAttention if heads.dtype == "float32" else Attention
+    space = next(each for each in (Attention, TensorFloatAttention, ExactAttention) if each().accepts(heads))
     return space.kernel(func, heads, space.tiles(*marks[0])).function()

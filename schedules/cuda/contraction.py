@@ -14,15 +14,21 @@ from math import prod
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, describe, linear_offset, loads, remembered, uses, walk
 from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scratch, uniform
 
-__all__ = ["Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand"]
+__all__ = [
+    "PRECISION", "Contraction", "K", "M", "N", "Normal", "contraction_of", "inline_producers", "normalise", "operand",
+    "with_tf32",
+]
 
 #: what an iterator of the contraction ranges over
 BATCH, M, N, K = "b", "m", "n", "k"
+#: the annotation of a sum of products that says what its operands may be rounded to: ``tf32``
+PRECISION = "mlc.precision"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Contraction:
     bits: int  # of the wider operand's elements
     types: tuple[str, str, str]  # of the elements of A, B and C
     index: str = "int64"  # the type of the function's indices
+    #: whether operands of float32 may be rounded to tf32
+    tf32: bool = False
     run_a: str = K
     run_b: str = N
     vector_a: int = 1
@@ -50,6 +58,21 @@ class Contraction:
     def size(self, role: str) -> int:
         """Number of points along a role."""
         return prod(e for r, e in zip(self.roles, self.extents, strict=True) if r == role)
+
+
+def with_tf32(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with each of its sums of products of float32 marked: its operands may be rounded to tf32. Itself
+    where it holds none."""
+    def marked(block: s_tir.SBlock) -> s_tir.SBlock:
+        operands = describe(block).factors
+        if operands is None or any(str(load.source.dtype) != "float32" for load in operands):
+            return block
+        return s_tir.SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, block.alloc_buffers,
+            block.match_buffers, {**block.annotations, PRECISION: "tf32"},
+        )
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, marked), order="post"))
 
 
 @dataclass(frozen=True)
@@ -188,7 +211,8 @@ def _roles(info: BlockInfo, group: tuple[int, int] | None) -> Contraction | None
     windowed = any(
         len({info.reduces[i] for i in uses(index, info.variables)}) > 1 for load in operands for index in load.indices
     )
-    return Contraction(tuple(roles), extents, group, lhs_is_a, windowed, bits, types, _index_type(info))
+    tf32 = str(info.block.annotations.get(PRECISION, "")) == "tf32"
+    return Contraction(tuple(roles), extents, group, lhs_is_a, windowed, bits, types, _index_type(info), tf32)
 
 
 def _index_type(info: BlockInfo) -> str:

@@ -36,9 +36,13 @@ class Flash(Online):
     rows = 2
     joined = (1, 2)
 
+    @property
+    def kind(self) -> mma.Kind:
+        """Of the operands."""
+        return next(kind for kind in mma.KINDS if kind.operand == self.heads.dtype)
+
     def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: FlashTiles) -> None:
         super().__init__(func, heads, tiles)
-        self.kind = next(kind for kind in mma.KINDS if kind.operand == heads.dtype)
         self.queries = self.registers(self.depth // 2, heads.dtype, "queries")
         self.fragment = self.registers(8, heads.dtype, "fragment")
         self.weights = self.registers(tiles.keys // 2, heads.dtype, "weights")
@@ -72,7 +76,7 @@ class Flash(Online):
         kind, shape = self.kind, f"m16n8k{self.kind.depth}"
         return [
             call("tirx.ptx_legacy.mma", shape, "row", "col", kind.ptx, kind.ptx, "fp32", a.data, at,
-                 self.fragment.data, i32(4 * half), sums.data, to + 4 * half, False, dtype="float32")
+                 self.fragment.data, i32(kind.held // 2 * half), sums.data, to + 4 * half, False, dtype="float32")
             for half in range(2)
         ]
 

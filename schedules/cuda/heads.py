@@ -17,6 +17,7 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Call, TensorLoad
 
 from schedules.analysis import describe, loads, op_name, remembered, uses, walk
+from schedules.cuda.contraction import PRECISION
 from schedules.cuda.emit import i64, substituted
 from schedules.errors import InvalidDecision
 
@@ -71,6 +72,7 @@ class Heads:
     own: tuple[Any, ...]  # and the heads
     values: tirx.Buffer
     totals: tirx.Buffer
+    tf32: bool  # whether operands of float32 may be rounded
 
     @property
     def count(self) -> int:
@@ -214,6 +216,7 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
         tuple(batch), tuple(extents), queries, keys, depth, int(values.iter_vars[-2].dom.extent),
         str(query.element.source.dtype), query, key, value, scale or 1.0, mask, causal, i, j, held, result.body,
         (axes[-2], axes[-1]), tuple(axes[:-2]), _written(values), _written(total),
+        str(scores.annotations.get(PRECISION, "")) == "tf32",
     )
 
 

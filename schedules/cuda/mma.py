@@ -1,13 +1,15 @@
 """Matrix products on tensor cores by ``mma.sync``: 16-bit floats added up in float32, bytes in int32 (sm_80 and later).
 
+Operands of float32 are multiplied as tf32 where the function says that they may be rounded.
+
 A block of threads computes a tile of ``C``, each of its warps a part of it in registers. Tiles of ``A`` and ``B`` are
 copied asynchronously into a ring of stages in shared memory (``cp.async``), some steps of ``k`` ahead, and fragments
 are fetched (``ldmatrix``) one step ahead of the products that take them. The tiles keep the order of their operand in
 memory, so that a copy takes 16 bytes where it is aligned; 16-byte pieces of a row are permuted by the row's number, so
-that neither copies nor fetches meet in a bank of shared memory, and rows of bytes are padded instead. The sums go
-through shared memory to a store in whole vectors, with the epilogue folded in. Blocks of threads are numbered along
-narrow panels of ``C``, whose operands stay in the second cache, and the sum is cut over several blocks where the grid
-would leave most of the GPU idle. The structure is that of CUTLASS's multistage kernels (``MmaMultistage``).
+that neither copies nor fetches meet in a bank of shared memory; rows of bytes and of float32 are padded instead. The
+sums go through shared memory to a store in whole vectors, with the epilogue folded in. Blocks of threads are numbered
+along narrow panels of ``C``, whose operands stay in the second cache, and the sum is cut over several blocks where the
+grid would leave most of the GPU idle. The structure is that of CUTLASS's multistage kernels (``MmaMultistage``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from tvm import s_tir, tirx
 
 from schedules import intrin
 from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, require
-from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
+from schedules.cuda.contraction import (
+    PRECISION,
+    Contraction,
+    K,
+    M,
+    N,
+    contraction_of,
+    inline_producers,
+    normalise,
+    operand,
+)
 from schedules.cuda.gemm import Cut, pad, parts_cycles, split_sum
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
@@ -40,6 +52,8 @@ _OVERHEAD_REGISTERS = 32
 _GUARDED_BYTES = 4
 #: TVM's asynchronous copies have offsets of 32 bits
 _MOST_BYTES = 1 << 31
+#: 32-bit words that a row across ``k`` is longer: lanes of a fetch take eight neighbours of four rows
+_ACROSS_OFFSET = 8
 #: 32-bit words between rows of sums in shared memory: eight more than the banks, so that no two rows of a store meet
 _SUMS_OFFSET = 8
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, however fast other instructions are
@@ -86,11 +100,14 @@ class WarpTile:
         """Of both tiles, rows of bytes with their padding."""
         return (self.block_m + self.block_n) * self.block_k
 
-    def shared_bytes(self, kind: mma.Kind) -> int:
-        """The ring of stages, or the sums after it."""
-        padding = self.block_m + self.block_n if not _permutes(kind) else 0
+    def shared_bytes(self, kind: mma.Kind, across: tuple[bool, bool] = (False, False)) -> int:
+        """The ring of stages, or the sums after it; ``across``: whether A and B run across ``k`` in memory."""
+        padding = 0 if _permutes(kind) else sum(
+            self.depth(kind) * _ACROSS_OFFSET * 4 if kind.width == 1 and runs else block * _PIECE
+            for block, runs in zip((self.block_m, self.block_n), across, strict=True)
+        )
         sums = self.block_m * (self.block_n + _SUMS_OFFSET) * 4
-        return max(self.stages * (self.stage_bytes + padding * _PIECE), sums)
+        return max(self.stages * (self.stage_bytes + padding), sums)
 
     def blocks(self, contraction: Contraction) -> int:
         tiles = ceil_div(contraction.size(M), self.block_m) * ceil_div(contraction.size(N), self.block_n)
@@ -120,7 +137,7 @@ class _Operand:
 
 
 class TensorCoreGemm(CudaSpace):
-    """Products of 16-bit floats and of signed bytes whose sizes are worth a warp's tile."""
+    """Products of 16-bit floats, of signed bytes and of what may be tf32 whose sizes are worth a warp's tile."""
 
     name = "cuda.mma"
     tensorizes = "mma"
@@ -142,7 +159,8 @@ class TensorCoreGemm(CudaSpace):
         return (
             Knob("block_m", (64, 128, 256)),
             Knob("block_n", (64, 128, 256)),
-            Knob("block_k", (64, 128)),
+            # of padded rows of 64 bytes, a copy of one begins in the bank in which that of the next ends
+            Knob("block_k", (64, 128) if kind.width > 1 or all(_across(contraction)) else (128,)),
             Knob("warp_m", (32, 64)),
             Knob("warp_n", (32, 64)),
             Knob("stages", (2, 3, 4, 5)),
@@ -180,14 +198,19 @@ def _kind(func: tirx.PrimFunc) -> mma.Kind | None:
     contraction = contraction_of(func)
     if contraction is None or contraction.types[0] != contraction.types[1]:
         return None
-    return mma.kind_of(contraction.types[0], contraction.types[2])
+    return mma.kind_of(contraction.types[0], contraction.types[2], tf32=contraction.tf32)
 
 
 def _known(func: tirx.PrimFunc) -> tuple[Contraction, mma.Kind]:
     contraction, kind = contraction_of(func), _kind(func)
     if contraction is None or kind is None:
-        raise InvalidDecision("the function must hold one sum of products of 16-bit floats or of bytes")
+        raise InvalidDecision("the function must hold one sum of products of 16-bit floats, of bytes or of tf32")
     return contraction, kind
+
+
+def _across(contraction: Contraction) -> tuple[bool, bool]:
+    """Whether A and B run across ``k`` in memory."""
+    return contraction.run_a != K, contraction.run_b != K
 
 
 def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine) -> str | None:
@@ -196,9 +219,10 @@ def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMa
         return "the block's tile must be a multiple of the warp's"
     if not 64 <= tile.threads <= min(512, gpu.threads_per_block):
         return f"a block must have 64 to {min(512, gpu.threads_per_block)} threads, got {tile.threads}"
-    if tile.shared_bytes(kind) > gpu.shared_bytes:
-        return f"the tiles must fit {gpu.shared_bytes} bytes, got {tile.shared_bytes(kind)}"
-    if not gpu.resident(tile.threads, tile.registers, tile.shared_bytes(kind)):
+    shared = tile.shared_bytes(kind, _across(contraction))
+    if shared > gpu.shared_bytes:
+        return f"the tiles must fit {gpu.shared_bytes} bytes, got {shared}"
+    if not gpu.resident(tile.threads, tile.registers, shared):
         return f"a block must fit a multiprocessor, got {tile.registers} registers for each of {tile.threads} threads"
     if tile.steps(contraction, kind) < tile.stages:
         return f"a block must go through as many steps as it has stages, got {tile.steps(contraction, kind)}"
@@ -213,7 +237,8 @@ def estimate(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuM
     are too few warps or bytes on the way to hide latencies, times the rounds of blocks. Reckoned from data sheets, not
     measured."""
     steps, size = tile.steps(contraction, kind), 4 // kind.width
-    resident = max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes(kind)))
+    shared_bytes = tile.shared_bytes(kind, _across(contraction))
+    resident = max(1, gpu.resident(tile.threads, tile.registers, shared_bytes))
     exact = tile.blocks(contraction) / gpu.multiprocessors
     rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
     here = min(resident, ceil(exact))
@@ -254,6 +279,8 @@ def _multiply(
     sch.reverse_compute_at(out, block, preserve_unit_loops=True)
     _keep_sums(sch, keep, kind)
     _write_back(sch, out, tile, whole=tile.split_k > 1, columns=contraction.size(N))
+    if contraction.tf32:
+        sch.unannotate(main, PRECISION)  # what the intrinsic describes has none
     first = sch.decompose_reduction(main, k_o)
     *_, m_i, n_i = sch.get_loops(first)
     sch.tensorize(m_i, _use(mma.zero(kind)))
@@ -288,7 +315,7 @@ def _operands(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tuple
         transposed = run != K
         if kind.width == 4 and (transposed or not whole_k or contraction.size(role) % block):
             vector = 1 if transposed else min(vector, _GUARDED_BYTES)
-        found.append(_Operand(side, role, transposed and kind.width == 2, transposed, vector))
+        found.append(_Operand(side, role, transposed and kind.width < 4, transposed, vector))
     return found[0], found[1]
 
 
@@ -310,8 +337,10 @@ def _stage(
     _share_out(sch, sch.fuse(by_k, by_row), tile, which.vector)
     if _permutes(kind):
         sch.annotate(fetch, "permuted_layout", 1)
+    elif transposed:
+        sch.storage_align(fetch, 0, axis=-2, factor=32, offset=_ACROSS_OFFSET)
     else:
-        sch.storage_align(fetch, 0, axis=-2, factor=tile.block_k, offset=_PIECE)
+        sch.storage_align(fetch, 0, axis=-2, factor=tile.depth(kind), offset=_PIECE * kind.width // 4)
     fragment = sch.cache_read(main, index, "warp")
     sch.compute_at(fragment, k_m, preserve_unit_loops=True)
     sch.transform_layout(fragment, ("write", 0), _in_fragments(sch, fragment, which.side, kind, transposed))

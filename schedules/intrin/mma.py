@@ -13,7 +13,9 @@ elements in a register of 32 bits, ``depth`` is 8 times ``width``, and all types
   ``4 (n / 8) + 2 (m / 8) + n % 2``.
 
 Fragments are buffers ``[32, elements of a thread]`` of TVM's scope ``warp``. ``ldmatrix`` fetches four blocks of 8 rows
-of 16 bytes from shared memory, and transposes them where elements have 16 bits and memory runs along ``m`` or ``n``.
+of 16 bytes from shared memory, and transposes them where elements have 16 bits and memory runs along ``m`` or ``n``;
+elements of 32 bits are then fetched one by one. Operands of float32 are rounded to tf32 as they are fetched, to nearest
+with ties away from zero (``cvt.rna``): the tensor cores would cut off what they do not take.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from tvm.script import tirx as T
 from schedules.intrin import PREFIX, Intrinsic, declare
 
 __all__ = [
-    "KINDS", "TILE", "WARP", "Kind", "fetch_offset", "kind_of", "load", "place", "place_sum", "product", "store",
-    "zero",
+    "KINDS", "TENSOR_FLOAT", "TILE", "WARP", "Kind", "fetch_offset", "kind_of", "load", "place", "place_sum", "point",
+    "product", "rounded", "store", "zero",
 ]
 
 TILE, WARP = 16, 32
@@ -59,17 +61,42 @@ class Kind:
         """Elements of an operand's tile in a thread."""
         return TILE * self.depth // WARP
 
+    @property
+    def step(self) -> int:
+        """Elements that a tile's place in shared memory is a multiple of."""
+        return TILE if self.width > 1 else 4
 
+
+#: operands of float32, whose products are exact no more: never taken unless the function says that it may be
+TENSOR_FLOAT = Kind("float32", "float32", "tf32", "tf32", 1)
 KINDS = (
     Kind("float16", "float32", "f16", "fp16", 2),
     Kind("bfloat16", "float32", "bf16", "bf16", 2),
     Kind("int8", "int32", "s8", "int8", 4),
+    TENSOR_FLOAT,
 )
 
 
-def kind_of(operand: str, result: str) -> Kind | None:
-    """The kind that multiplies ``operand`` and adds up in ``result``; None without one."""
-    return next((k for k in KINDS if (k.operand, k.result) == (operand, result)), None)
+def kind_of(operand: str, result: str, *, tf32: bool = False) -> Kind | None:
+    """The kind that multiplies ``operand`` and adds up in ``result``; None without one. ``tf32``: whether operands of
+    float32 may be rounded."""
+    return next((k for k in KINDS if (k.operand, k.result) == (operand, result) and (tf32 or k != TENSOR_FLOAT)), None)
+
+
+_ROUND = """
+__forceinline__ __device__ float mlc_to_tf32(float x) {
+  unsigned int bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return *(float*)&bits;
+}
+"""
+
+
+def rounded(value: Any) -> Any:
+    """A float32 rounded to tf32, in a kernel's code."""
+    from tvm.backend.cuda.op import cuda_func_call
+
+    return cuda_func_call("mlc_to_tf32", value, source_code=_ROUND, return_type="float32")
 
 
 def load(kind: Kind, side: str, transposed: bool) -> str:
@@ -128,7 +155,7 @@ def _loads(kind: Kind, side: str, transposed: bool) -> tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle) -> None:
-        memory = T.match_buffer(x, (rows, columns), kind.operand, align=64, offset_factor=16, scope=_SHARED)
+        memory = T.match_buffer(x, (rows, columns), kind.operand, align=64, offset_factor=kind.step, scope=_SHARED)
         fragment = T.match_buffer(y, (WARP, kind.held), kind.operand, align=64, offset_factor=16, scope="warp")
         with T.sblock("root"):
             T.reads(memory[0:rows, 0:columns])
@@ -154,7 +181,67 @@ def fetch_offset(kind: Kind, side: str, transposed: bool, lane: Any, stride: Any
     return stride * (lane % 8 + 8 * (lane // 16)) + chunk * (lane % 16 // 8)
 
 
-def _load(kind: Kind, side: str, transposed: bool, _description: tirx.PrimFunc) -> tirx.PrimFunc:
+def point(side: str, lane: Any, i: Any) -> tuple[Any, Any]:
+    """The row and ``k`` of an element of a fragment of float32: the inverse of :func:`place`."""
+    by_row, by_k = (i % 2, i // 2) if side == "a" else (i // 2, i % 2)
+    return lane // 4 + 8 * by_row, lane % 4 + 4 * by_k
+
+
+def _load_singly(side: str, _description: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Loads of float32 from memory that runs along ``m`` or ``n``."""
+    kind = TENSOR_FLOAT
+
+    @T.prim_func(s_tir=True)
+    def implementation(x: T.handle, y: T.handle) -> None:
+        stride = T.int32()
+        one = T.int32()
+        memory = T.match_buffer(
+            x, (kind.depth, TILE), kind.operand, align=64, offset_factor=kind.step, scope=_SHARED, strides=[stride, one]
+        )
+        fragment = T.match_buffer(y, (WARP, kind.held), kind.operand, align=64, offset_factor=16, scope="warp")
+        with T.sblock("root"):
+            T.reads(memory[0 : kind.depth, 0:TILE])
+            T.writes(fragment[0:WARP, 0 : kind.held])
+            for lane in T.thread_binding(0, WARP, "threadIdx.x"):
+                for i in T.unroll(kind.held):
+                    row, k = T.meta_var(point(side, lane, i))
+                    fragment[lane, i] = rounded(memory[k, row])
+
+    return implementation
+
+
+def _load_rounded(side: str, description: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Loads of float32 from memory that runs along ``k``."""
+    kind = TENSOR_FLOAT
+    offset = partial(fetch_offset, kind, side, False)
+
+    @T.prim_func(s_tir=True)
+    def implementation(x: T.handle, y: T.handle) -> None:
+        stride = T.int32()
+        one = T.int32()
+        memory = T.match_buffer(
+            x, (TILE, kind.depth), kind.operand, align=64, offset_factor=kind.step, scope=_SHARED, strides=[stride, one]
+        )
+        fragment = T.match_buffer(y, (WARP, kind.held), kind.operand, align=64, offset_factor=16, scope="warp")
+        with T.sblock("root"):
+            T.reads(memory[0:TILE, 0 : kind.depth])
+            T.writes(fragment[0:WARP, 0 : kind.held])
+            for lane in T.thread_binding(0, WARP, "threadIdx.x"):
+                T.evaluate(
+                    T.ptx_legacy.ldmatrix(
+                        False, 4, ".b16", fragment.data, fragment.elem_offset + kind.held * lane,
+                        memory.access_ptr("r"), offset(lane, stride), dtype=kind.operand,
+                    )
+                )
+                for i in T.unroll(kind.held):
+                    fragment[lane, i] = rounded(fragment[lane, i])
+
+    return implementation
+
+
+def _load(kind: Kind, side: str, transposed: bool, description: tirx.PrimFunc) -> tirx.PrimFunc:
+    if kind == TENSOR_FLOAT:
+        return _load_singly(side, description) if transposed else _load_rounded(side, description)
     rows, columns = (kind.depth, TILE) if transposed else (TILE, kind.depth)
     offset = partial(fetch_offset, kind, side, transposed)
 
@@ -333,6 +420,16 @@ def _stored(c: np.ndarray, _old: np.ndarray) -> np.ndarray:
 _SM80 = (("sm_80",),)
 #: products of 16-bit floats are exact and their sums are not rounded to nearest (PTX ISA: "at least single precision")
 _ROUNDED = 2e-6
+#: what rounding to tf32 changes at most
+_CUT = 2.0**-11
+
+
+def _loaded_by(kind: Kind, side: str, transposed: bool) -> str:
+    """What stands in the machine code of a load."""
+    if kind == TENSOR_FLOAT:
+        return r"cvt\.rna\.tf32\.f32" if transposed else r"(?s)cvt\.rna\.tf32\.f32.*ldmatrix\.sync\.aligned\.m8n8\.x4"
+    return r"ldmatrix\.sync\.aligned\.m8n8\.x4" + (r"\.trans" if transposed else "")
+
 
 for _kind in KINDS:
     _types = (_kind.operand, _kind.operand, _kind.result)
@@ -341,7 +438,8 @@ for _kind in KINDS:
             Intrinsic(
                 PREFIX + product(_kind, b_first=_b_first), _types, _SM80, partial(_products, _kind, _b_first),
                 partial(_product, _kind), partial(_multiplied, _kind), rf"mma\.sync\.aligned\.m16n8k{_kind.depth}",
-                kind="cuda", tolerance=0.0 if _kind.result == "int32" else _ROUNDED,
+                kind="cuda",
+                tolerance={"s8": 0.0, "tf32": 4 * _CUT}.get(_kind.name, _ROUNDED),
             )
             for _b_first in (False, True)
         ),
@@ -349,9 +447,9 @@ for _kind in KINDS:
             Intrinsic(
                 PREFIX + load(_kind, _side, _transposed), _types[:2], _SM80, partial(_loads, _kind, _side, _transposed),
                 partial(_load, _kind, _side, _transposed), partial(_loaded, _kind, _side, _transposed),
-                r"ldmatrix\.sync\.aligned\.m8n8\.x4" + (r"\.trans" if _transposed else ""), kind="cuda",
+                _loaded_by(_kind, _side, _transposed), kind="cuda", tolerance=_CUT if _kind == TENSOR_FLOAT else 0.0,
             )
-            for _side in "ab" for _transposed in ((False, True) if _kind.width == 2 else (False,))
+            for _side in "ab" for _transposed in ((False, True) if _kind.width < 4 else (False,))
         ),
     )
 for _dtype in ("float32", "int32"):

@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from mlc.graph.ir.constants import array_of, constant, scalar_of
+from mlc.graph.ir.constants import array_of, constant, scalar_of, tensor_of
 from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
@@ -189,11 +189,13 @@ class _Scores:
 
 @dataclass(frozen=True)
 class _Projection:
-    """``data @ weight + bias``."""
+    """``data @ weight + bias`` by the attributes of ``product``, of the type ``kept``."""
 
     data: relax.Var
     weight: np.ndarray
     bias: np.ndarray | None
+    product: relax.Call
+    kept: str
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ class _Fuser:
             if attention is not None:
                 reader, order = self._turned(var, attention.order)
                 reader, kept = self._rounded(reader) if gpu else (reader, "float32")
+                reader, order = self._turned(reader, order) if order == attention.order else (reader, order)
                 self.found[reader] = replace(attention, order=order, kept=kept)
 
     def run(self) -> tvm.IRModule:
@@ -432,7 +435,8 @@ class _Fuser:
             parts = {
                 v.source: p for v, p in zip(views, projections, strict=True) if p is not None and p.data.same_as(data)
             }
-            if len(parts) > 1 and sum(p.weight.shape[1] for p in parts.values()) % PANEL == 0:
+            alike = len({(p.weight.dtype, p.kept) for p in parts.values()}) == 1
+            if alike and len(parts) > 1 and sum(p.weight.shape[1] for p in parts.values()) % PANEL == 0:
                 merged.update(self._product(data, parts))
         return tuple(
             replace(view, source=merged[view.source][0],
@@ -442,27 +446,35 @@ class _Fuser:
         )
 
     def _projection(self, view: View) -> _Projection | None:
-        """``data @ weight + bias`` that only ``view`` is made of; its last index counts the columns."""
-        total = self._graph.call(view.source, "add")
-        product = self._graph.call(total.args[0] if total is not None else view.source, "matmul")
+        """``data @ weight + bias`` that alone ``view`` is made of, rounded at most; its last index counts columns."""
+        cast = self._graph.call(view.source, "astype")
+        whole = view.source if cast is None else cast.args[0]
+        total = self._graph.call(whole, "add") if cast is None or self._graph.once(whole) else None
+        product = self._graph.call(total.args[0] if total is not None else whole, "matmul")
         if product is None or not view.exclusive or not isinstance(product.args[0], relax.Var):
             return None
-        weight, bias = array_of(product.args[1]), array_of(total.args[1]) if total is not None else None
-        if weight is None or weight.ndim != 2 or (total is not None and not self._graph.once(total.args[0])):
+        tensor = tensor_of(product.args[1])
+        bias = array_of(total.args[1]) if total is not None else None
+        weight = None if tensor is None or len(shape_of(product.args[1])) != 2 else tensor.numpy()
+        if weight is None or (total is not None and not self._graph.once(total.args[0])):
             return None
         if total is not None and (bias is None or bias.shape != weight.shape[1:]):
             return None
-        return _Projection(product.args[0], weight, bias)
+        return _Projection(product.args[0], weight, bias, product, dtype_of(view.source))
 
     def _product(
         self, data: relax.Var, parts: dict[relax.Expr, _Projection]
     ) -> dict[relax.Expr, tuple[relax.Expr, int]]:
         """The merged product of ``parts``, and where each of them begins in it."""
         weight = np.concatenate([p.weight for p in parts.values()], axis=1)
-        product = self._builder.emit(relax.op.matmul(replaced(data, self._image), constant(weight)))
+        first = next(iter(parts.values()))
+        arguments = [replaced(data, self._image), constant(weight)]
+        product = self._builder.emit(relax.Call(first.product.op, arguments, first.product.attrs))
         if any(p.bias is not None for p in parts.values()):
             bias = [p.bias if p.bias is not None else np.zeros(p.weight.shape[1], "float32") for p in parts.values()]
             product = self._builder.emit(relax.op.add(product, constant(np.concatenate(bias))))
+        if dtype_of(product) != first.kept:
+            product = self._builder.emit(relax.op.astype(product, first.kept))
         columns = np.cumsum([0, *(p.weight.shape[1] for p in parts.values())])
         return {source: (product, int(column)) for source, column in zip(parts, columns, strict=False)}
 

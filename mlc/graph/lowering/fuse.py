@@ -147,6 +147,8 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
     Their expansions hold their argument several times, by name; TVM's simplifier puts the value there, and takes time
     that is exponential in the depth: two nested sigmoids 0.03 s, four 1 s, eight more than 45 s.
     """
+    target = tvm.target.Target.current(allow_none=True)
+    gpu = target is not None and str(target.kind.name) == "cuda"
     depth: dict[relax.Var, int] = {}
     changed: dict[relax.Var, int] = {}
     expanded: set[relax.Var] = set()  # made by kernels with transcendental functions
@@ -161,8 +163,8 @@ def _cut_deep_chains(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.
         if pattern_of(func) > INJECTIVE:
             continue
         tensors = [param for param in func.params if not isinstance(param.ty, tvm.ir.PrimType)]
-        if any(str(tensor.dtype) == "bfloat16" for tensor in tensors) and var in expanded:
-            changed[var] = OPAQUE  # TVM cannot make float32 of bfloat16 and expand functions
+        if not gpu and any(str(tensor.dtype) == "bfloat16" for tensor in tensors) and var in expanded:
+            changed[var] = OPAQUE  # TVM cannot make float32 of bfloat16 and expand functions of CPUs
             expanded.discard(var)
             continue
         depth[var] = slow + max((depth.get(arg, 0) for arg in args), default=0)

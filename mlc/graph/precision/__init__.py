@@ -3,11 +3,13 @@
 Quantised models come as ``quantize`` and ``dequantize`` around operators of floats. :func:`Quantisation` makes integer
 kernels of them: dequantising moves past what only moves, products of 8-bit operands become integer products, and what
 is left becomes arithmetic that fuses with the kernels around it. Where the weight alone is quantised, its integers are
-what the product reads. Models of float32 may be rounded too, where the user says so (``reduced``).
+what the product reads. Models of float32 may be rounded too, where the user says so (``reduced``, on GPUs
+``operands``).
 """
 
 from mlc.graph.precision.integer import IntegerProducts
 from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
+from mlc.graph.precision.operands import AllowTensorFloat, NarrowOperands
 from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.reduced import RoundConstants, check_precision
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
@@ -15,6 +17,6 @@ from mlc.graph.precision.weight_only import WeightOnlyProducts
 from mlc.graph.precision.widened import WidenFloats, WidenSums
 
 __all__ = [
-    "IntegerProducts", "MoveQuantisation", "Quantisation", "RoundConstants", "SpellOutQuantisation",
-    "UnsignedActivations", "WeightOnlyProducts", "WidenFloats", "WidenSums", "check_precision",
+    "AllowTensorFloat", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation", "RoundConstants",
+    "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts", "WidenFloats", "WidenSums", "check_precision",
 ]

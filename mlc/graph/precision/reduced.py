@@ -10,7 +10,10 @@
     Products with a constant operand multiply bfloat16 and add up in float32, by instructions that do so. Both operands
     are rounded, relative to 2^-9. :mod:`mlc.graph.layout`, which packs the constants, says which products.
 ``tf32``
-    What GPUs' tensor cores make of float32 operands; no CPU has it.
+    What GPUs' tensor cores make of float32 operands, rounded relative to 2^-11; no CPU has it.
+
+On GPUs with tensor cores (sm_80 and later), ``f16`` and ``bf16`` round both operands of every product and of attention,
+which are added up in float32 (:mod:`mlc.graph.precision.operands`). What exceeds float16's range becomes infinite.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from mlc.graph.ir.rewrite import Rules, Scope, rewrite
 from mlc.graph.kernels.bfloat import has_bfloat_dot
 from mlc.options import CompileOptions
 from mlc.target import Target
+from schedules.cuda.attention import available as has_tensor_cores
 
 __all__ = ["RoundConstants", "check_precision"]
 
@@ -38,8 +42,11 @@ def check_precision(options: CompileOptions, target: Target) -> None:
     wanted = options.precision
     if wanted == "f32":
         return
-    if target.kind != "llvm":
-        raise UsageError(f"the precision of a GPU target must be f32 so far, got {wanted} for {target.canonical}")
+    if target.kind == "cuda":
+        if not has_tensor_cores(target.tvm):
+            raise UsageError(f"a GPU target of precision {wanted} must be sm_80 or later, but {target.canonical} is "
+                             "not; take f32")
+        return
     if wanted == "tf32":
         raise UsageError(f"a target of precision tf32 must have tensor cores, but {target.canonical} is a CPU; take "
                          "f32, f16 or bf16")

@@ -29,12 +29,12 @@ from tvm import relax
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, op_name
 
-__all__ = ["WidenFloats", "WidenSums"]
+__all__ = ["PRODUCTS", "WidenFloats", "WidenSums", "with_attrs"]
 
 _NARROW = ("float16", "bfloat16")
 _CAST = "relax.astype"
 #: sums of products, whose operands tensor cores take as they are
-_PRODUCTS = frozenset({"relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
+PRODUCTS = frozenset({"relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
 
 
 def _is_narrow(expr: relax.Expr) -> bool:
@@ -118,7 +118,7 @@ class _Widening:
             return self._wide(value)
         if op_name(value).startswith("relax.call_"):
             return self._called(value)
-        if self._products and op_name(value) in _PRODUCTS and all(map(_is_narrow, value.args)):
+        if self._products and op_name(value) in PRODUCTS and all(map(_is_narrow, value.args)):
             return self._summed(value)
         args = [self._wide(arg) for arg in value.args]
         if op_name(value) == _CAST:
@@ -128,7 +128,7 @@ class _Widening:
     def _summed(self, call: relax.Call) -> relax.Expr:
         """A product of the operands as the model has them, added up in float32."""
         args = [self._as_it_was(arg) for arg in call.args]
-        return relax.Call(call.op, args, _with_attrs(call.attrs, {"out_dtype": "float32"}), call.ty_args)
+        return relax.Call(call.op, args, with_attrs(call.attrs, {"out_dtype": "float32"}), call.ty_args)
 
     def _called(self, call: relax.Call) -> relax.Expr:
         """A tensor function that the importer made keeps its types."""
@@ -163,10 +163,11 @@ def _wide_attrs(attrs: Any) -> Any:
         return None
     fields = {field.name: getattr(attrs, field.name) for field in _fields(attrs)}
     changed = {name: "float32" for name, value in fields.items() if str(value) in _NARROW}
-    return _with_attrs(attrs, changed) if changed else attrs
+    return with_attrs(attrs, changed) if changed else attrs
 
 
-def _with_attrs(attrs: Any, changed: Mapping[str, str]) -> Any:
+def with_attrs(attrs: Any, changed: Mapping[str, str]) -> Any:
+    """An operator's attributes with others in place of some."""
     fields = {field.name: getattr(attrs, field.name) for field in _fields(attrs)}
     return tvm.ir.make_node(type(attrs).__tvm_ffi_type_info__.type_key, **{**fields, **changed})
 

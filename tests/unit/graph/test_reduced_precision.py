@@ -116,7 +116,8 @@ def test_artifacts_of_rounded_constants_take_half_the_bytes(tmp_path) -> None:
 @pytest.mark.parametrize(("precision", "target", "message"), [
     ("bf16", V3, "a target of precision bf16 must multiply bfloat16 .* llvm/x86-64-v3/2 does not; take f32 or f16"),
     ("tf32", ZEN4, "a target of precision tf32 must have tensor cores, but llvm/znver4/2 is a CPU"),
-    ("bf16", resolve("cuda:sm_80"), "the precision of a GPU target must be f32 so far, got bf16 for cuda/sm_80"),
+    ("tf32", resolve("cuda:sm_75"), "a GPU target of precision tf32 must be sm_80 or later, but cuda/sm_75 is not"),
+    ("f16", resolve("cuda:sm_75,sm_80"), "a GPU target of precision f16 must be sm_80 or later"),
 ])
 def test_targets_without_the_arithmetic_are_refused(precision: str, target: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):

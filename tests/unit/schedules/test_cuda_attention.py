@@ -18,14 +18,15 @@ from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import TOLERANCES, attention_case
 from schedules import registry
-from schedules.cuda.attention import Attention, ExactAttention, expanded
+from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, expanded
 from schedules.cuda.heads import heads_of
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
 
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
-SPACES = {"float16": Attention(), "bfloat16": Attention(), "float32": ExactAttention()}
-OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "float32": "FFMA"}
+SPACES = {"float16": Attention(), "bfloat16": Attention(), "tf32": TensorFloatAttention(), "float32": ExactAttention()}
+OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "tf32": "HMMA.1688.F32.TF32",
+           "float32": "FFMA"}
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")

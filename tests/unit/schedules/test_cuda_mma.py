@@ -7,8 +7,10 @@ import random
 import shutil
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from harness import check_orders, refusal
 from tvm import tirx
 
@@ -19,6 +21,7 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES, product_case
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
+from schedules.cuda.contraction import with_tf32
 from schedules.cuda.mma import TensorCoreGemm, WarpTile
 from schedules.intrin import mma
 from schedules.machine import GPUS
@@ -29,8 +32,9 @@ SPACE = TensorCoreGemm()
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
 BY_NAME = {case.name: case for case in CASES}
 #: the promised opcode of each type of operands
-OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "int8": "IMMA.16832.S8.S8"}
-SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
+OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "int8": "IMMA.16832.S8.S8",
+           "tf32": "HMMA.1688.F32.TF32"}
+SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "tf32": "float32"}
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
@@ -38,6 +42,10 @@ needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator
 
 def function(m: int, n: int, k: int, dtype: str = "float16") -> tirx.PrimFunc:
     return product_case("product", (m, k), (n, k), dtype, SUMS[dtype], transposed=True).func()
+
+
+def kind_of(dtype: str) -> mma.Kind:
+    return mma.TENSOR_FLOAT if dtype == "tf32" else mma.kind_of(dtype, SUMS[dtype])
 
 
 def compiled(func: tirx.PrimFunc, target: tvm.target.Target) -> list[Kernel]:
@@ -85,9 +93,10 @@ def test_a_random_candidate_holds_its_instructions(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", OPCODES)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_random_candidates_hold_their_instructions(dtype: str, arch: str) -> None:
+    """With those of the other types and architectures, 504 candidates."""
     target = resolve(f"cuda:{arch}").tvm
     drawn = candidates(function(512, 512, 2048, dtype), target, 0)
-    for _ in range(12):
+    for _ in range(63):
         check_promises(compiled(next(drawn), target), dtype)
 
 
@@ -106,7 +115,7 @@ def test_no_seed_spills(dtype: str, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("dtype", OPCODES)
 def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None:
     """A kernel that asked for more than a block may have would not start."""
-    func, kind = function(512, 512, 2048, dtype), mma.kind_of(dtype, SUMS[dtype])
+    func, kind = function(512, 512, 2048, dtype), kind_of(dtype)
     rng, knobs, compared = random.Random(3), SPACE.knobs(func, AMPERE), 0
     while compared < 2:
         decisions = {k.name: rng.choice(k.values) for k in knobs}
@@ -172,17 +181,17 @@ def emulate(case: Case, decisions: dict[str, int]) -> tuple[float, list[cuda_emu
 @needs_gxx
 @pytest.mark.parametrize(("dtype", "transposed", "knobs"), [
     ("float16", False, {"stages": 3}), ("float16", True, {"block_k": 128}), ("bfloat16", False, {"warp_m": 64}),
-    ("int8", True, {"stages": 4}),
+    ("int8", True, {"stages": 4}), ("tf32", True, {}), ("tf32", False, {"stages": 3}),
 ])
 def test_a_main_loop_meets_no_bank_twice(dtype: str, transposed: bool, knobs: dict[str, int]) -> None:
     """Copies of 16 bytes, and in shared memory as many waves as bytes take; 128 bytes of a row of bytes."""
     depth = 512 if dtype == "int8" else 256
     columns = (128, depth) if transposed else (depth, 128)
     case = product_case("even", (64, depth), columns, dtype, SUMS[dtype], transposed)
-    error, costs = emulate(case, decisions_of(**({"block_k": 128} if dtype == "int8" else {}) | knobs))
+    error, costs = emulate(case, decisions_of(**({"block_k": 128} if dtype in ("int8", "tf32") else {}) | knobs))
     assert error <= case.rtol
     loop = [cost for cost in costs if cost.what.startswith(("cp.async", "ldmatrix"))]
-    assert {cost.bytes for cost in loop} == {16} and len(loop) >= 6
+    assert {cost.bytes for cost in loop} == {16} and len(loop) >= 6 - 2 * (dtype == "tf32" and not transposed)
     assert all(cost.taken == cost.least for cost in loop), loop
     ends = [cost for cost in costs if cost not in loop]
     assert ends and sum(cost.taken for cost in ends) <= 1.1 * sum(cost.least for cost in ends), ends
@@ -211,12 +220,35 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) ->
         case = product_case(f"{shape}", (m, k), (n, k) if transposed else (k, n), dtype, SUMS[dtype], transposed)
         if k < (128 if dtype == "int8" else 64):
             continue
-        error, _ = emulate(case, decisions_of())
-        assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0}[dtype]
+        error, _ = emulate(case, decisions_of(block_k=128 if dtype == "tf32" else 64))
+        assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0, "tf32": 1e-3}[dtype]
 
 
 @needs_gxx
-def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("tf32", marks=pytest.mark.slow)])
+def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Whichever is left out, the results are wrong."""
-    case = product_case("even", (64, 160), (160, 64), "float16", "float32")
-    assert check_orders(monkeypatch, case, schedule_with(SPACE, case.func(), AMPERE, decisions_of()).mod["main"]) >= 5
+    case = product_case("even", (64, 160), (160, 64), dtype, "float32")
+    decisions = decisions_of(block_k=128 if dtype == "tf32" else 64)
+    assert check_orders(monkeypatch, case, schedule_with(SPACE, case.func(), AMPERE, decisions).mod["main"]) >= 5
+
+
+@pytest.mark.parametrize("side", "ab")
+def test_fetches_of_single_elements_meet_no_bank_twice(side: str) -> None:
+    """Of float32 that runs across ``k``, whose rows are eight words longer than a multiple of the banks."""
+    fetches = np.indices((32, 4)).reshape(2, -1)
+    rows, k = mma.point(side, *fetches)
+    threads, elements = mma.place(mma.TENSOR_FLOAT, side, rows, k)
+    np.testing.assert_array_equal([threads, elements], fetches)
+    for block in (64, 128, 256):
+        banks = ((block + 8) * k + rows).reshape(32, 4) % 32
+        assert all(len(set(each)) == 32 for each in banks.T)
+
+
+def test_float32_is_multiplied_as_tf32_only_where_it_may_be() -> None:
+    exact = product_case("exact", (64, 64), (64, 64), "float32", "").func()
+    assert registry.find(exact, AMPERE).name == "cuda.gemm"
+    assert registry.find(with_tf32(exact), AMPERE).name == SPACE.name
+    assert registry.find(with_tf32(exact), resolve("cuda:sm_75").tvm).name == "cuda.gemm"
+    narrow = product_case("half", (64, 64), (64, 64), "float16", "float32").func()
+    assert tvm_ffi.structural_equal(with_tf32(narrow), narrow)

@@ -90,6 +90,28 @@ def test_a_product_has_the_fragments_of_the_isa(kind: str) -> None:
     np.testing.assert_allclose(c, expected, rtol=0 if total is np.int32 else 1e-6, atol=0 if kind == "s8" else 1e-6)
 
 
+def test_rounding_to_tf32() -> None:
+    """To nearest with ties away from zero, at 10 bits of mantissa; reckoned with whole numbers of the last place."""
+    ties = np.float32(1) + np.float32(2.0**-11) * np.arange(32, dtype="float32")
+    x = np.concatenate([RNG.standard_normal(256).astype("float32"), ties, -ties])
+    x *= np.exp2(RNG.integers(-60, 60, 320)).astype("float32")
+    x[:3] = np.inf, -np.inf, 0.0
+    y = np.zeros_like(x)
+    source = HEAD + """k(float* __restrict__ x_ptr, float* __restrict__ y_ptr) {
+      for (int i = 0; i < 10; ++i) {
+        unsigned bits;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x_ptr[32 * i + threadIdx.x]));
+        y_ptr[32 * i + threadIdx.x] = *(float*)&bits;
+      }
+    }"""
+    run_source(source, WARP, {"x": x, "y": y})
+    mantissa, exponent = np.frexp(np.abs(x[np.isfinite(x)]).astype("float64"))
+    wanted = np.ldexp(np.floor(mantissa * 2048 + 0.5) / 2048, exponent)
+    np.testing.assert_array_equal(np.abs(y[np.isfinite(x)]), wanted)
+    np.testing.assert_array_equal(np.sign(y), np.sign(x))
+    np.testing.assert_array_equal(y[~np.isfinite(x)], x[~np.isfinite(x)])
+
+
 def draw(shape: tuple[int, int], dtype: type) -> np.ndarray:
     if np.issubdtype(dtype, np.integer):
         return RNG.integers(-128, 128, shape).astype(dtype)
