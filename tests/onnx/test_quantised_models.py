@@ -219,7 +219,8 @@ def _fused_encoder(size: int = 32, heads: int = 4) -> onnx.ModelProto:
 
 def test_dynamic_with_fused_operators(tmp_path: Path) -> None:
     onnx.save(_fused_encoder(), tmp_path / "f32.onnx")
-    quantize_dynamic(tmp_path / "f32.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8,
+    # of 7 bits: where a CPU lacks VNNI, onnxruntime's products of larger weights saturate
+    quantize_dynamic(tmp_path / "f32.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8, reduce_range=True,
                      extra_options={"DefaultTensorType": TensorProto.FLOAT})
     model = onnx.load(tmp_path / "q.onnx")
     assert {"QAttention", "QEmbedLayerNormalization", "MatMulInteger"} <= {node.op_type for node in model.graph.node}

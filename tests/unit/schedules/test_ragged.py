@@ -20,7 +20,7 @@ from schedules.ragged import whole_tiles
 from schedules.space import first_seed, schedule_with
 
 DEPTH, COLUMNS, HIGH = 32, 48, 150
-CHUNKS = {"m": 6, "n": 48, "mb": 8, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
+CHUNKS = {"m": 6, "n": 16, "mb": 8, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 0, "pack": 0}
 
 
 def _dense(usual: int, add: bool = True) -> tirx.PrimFunc:
