@@ -136,7 +136,9 @@ def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     right = ("calls", "a call", "together", "share", "of roofline", "rate")
-    return table(("function", *right, "from", "nodes", "decisions"), cells, right=right)
+    made = table(("function", *right, "from", "nodes", "decisions"), cells, right=right)
+    made.columns[0].no_wrap = True  # other columns fold before names do
+    return made
 
 
 def bench_table(results: Sequence[Mapping[str, Any]]) -> Table:

@@ -108,7 +108,7 @@ def _squeeze_excite() -> tuple[onnx.ModelProto, int]:
 def _compare(model: onnx.ModelProto, tolerance: float) -> int:
     imported = load_model(model)
     mod = optimise(imported.mod, CPU)
-    assert set(operators(mod)) <= {"call_tir", "concat", "reshape"}
+    assert set(operators(mod)) <= {"call_tir", "concat", "reshape", "strided_slice"}  # all but kernels are views
     inputs = random_inputs(imported.inputs)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run([o.name for o in imported.outputs], inputs)
@@ -128,6 +128,6 @@ def test_blocks(build: Callable[[], tuple[onnx.ModelProto, int]]) -> None:
 
 
 #: where vectors are short, one conversion of layouts less pays in SqueezeNet
-@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", (32, 33)), ("bert_tiny", (25,)), ("gpt2_tiny", (18,))])
+@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", (32, 33)), ("bert_tiny", (20,)), ("gpt2_tiny", (16,))])
 def test_networks(name: str, kernels: tuple[int, ...]) -> None:
     assert _compare(model_named(name), 1e-4) in kernels
