@@ -13,6 +13,7 @@ import tvm
 
 from cost_model.machine import machine
 from mlc.graph.kernels.blocked import windows
+from schedules.machine import cpu_machine
 
 __all__ = ["Convolution", "Estimate"]
 
@@ -81,6 +82,11 @@ class Estimate:
 
     def __init__(self, target: tvm.target.Target, weights: float) -> None:
         self.machine = machine(target)
+        #: multiply-adds of whole vectors that a core begins in the time of a load
+        self.loads = 1.0
+        if target.kind.name == "llvm":
+            cpu = cpu_machine(target)
+            self.loads = cpu.fma_per_cycle / cpu.loads_per_cycle
         near, last = self.machine.levels[-2:]
         self._cached, self._last = self.machine.cores * near.refill, last.size
         self._weights = _STREAMED * self.machine.bandwidth if weights > last.size / 2 else self._cached

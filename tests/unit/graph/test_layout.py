@@ -8,6 +8,8 @@ import tvm
 from relax_evaluation import network
 from tvm import relax, tirx
 
+from mlc.graph.algorithms.direct import DIRECT
+from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK, ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.rewrite import bindings
 from mlc.graph.layout.blocked import BlockedLayouts
@@ -250,3 +252,17 @@ def test_a_convolution_reads_shuffled_channels_where_they_are(
     after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
     moved = [name for name in _operators(after) if name == "relax.permute_dims"]
     assert len(moved) == 2  # at the model's borders only
+
+
+@pytest.mark.parametrize(("channels", "size", "filters", "half"), [(512, 13, 1000, False), (96, 56, 24, True)])
+def test_half_blocks_must_save_more_lanes_than_their_loads_take(
+    channels: int, size: int, filters: int, half: bool
+) -> None:
+    """On AVX2 half a block is one vector, so that a step of a tile of twelve sums loads thirteen values, not eight."""
+    estimate = Estimate(resolve("x86-64-v3", threads=2).tvm, 0.0)
+    seconds = {
+        block: DIRECT.seconds(Convolution(
+            1, channels, -(-filters // block) * block, (size, size), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, BLOCK,
+            block), estimate) for block in (BLOCK, BLOCK // 2)
+    }
+    assert (seconds[BLOCK // 2] < seconds[BLOCK]) == half
