@@ -37,8 +37,8 @@ __all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_INTEGER"]
 _PHASES = "conv2d_phases"
 _INTEGER, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bfloat"
 _OPS = ("conv2d_nchwc", _PHASES)
-#: the widest register tile, and the most rows and channel blocks of a parallel chunk
-_MAX_COLUMNS, _MAX_ROWS, _MAX_GROUPS = 28, 28, 64
+#: the widest register tile, and the most rows, pixels of a line and channel blocks of a parallel chunk
+_MAX_COLUMNS, _MAX_ROWS, _MAX_LINE, _MAX_GROUPS = 28, 28, 512, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
 _TILES, _SEEDS = 3, 8
 #: mispredicted branches at the begin of a row of a tile, and reads from the third level that a chunk waits for until
@@ -49,14 +49,17 @@ _TILE, _CHUNK = 2.0, 16.0
 _EXPOSED, _NEAR, _FAR = 0.5, 0.5, 0.6
 #: Reads from the third level that a tile of several rows waits for where a row begins in a block of input channels that
 #: comes from beyond the second: the waits are too short for the prefetcher. Measured on Zen 3, 192 -> 32 channels of
-#: 28x28: tiles of two rows take 1.6 times as long as those of one row with as many pixels.
+#: 28x28: tiles of two rows take 1.6 times as long as those of one row with as many pixels. So does each tile of a
+#: pointwise convolution or a line, which reads a few pixels of a block of channels, then those of the next:
+#: 1024 -> 256 channels of 64x64 take 32 ms in chunks of 16 rows, 18 ms in chunks of one, whose input stays in the second
+#: level; 512 -> 512 channels, 3 of 3199 pixels at stride 2, 38 and 19.
 _ROW = 1.0
 
 
 @dataclass(frozen=True)
 class _Shape:
     """The extents of the convolution block's axes and whether its input is padded by a block of its own. ``ic`` are
-    the steps of a block of input channels."""
+    the steps of a block of input channels. Where the output is one ``line``, its pixels count as rows of one column."""
 
     n: int
     oc_blocks: int
@@ -73,6 +76,7 @@ class _Shape:
     weight: int  # number of the parameter that holds the weights, -1 if none does
     phases: tuple[int, int] = (1, 1)  # rows and columns that a transposed convolution interleaves
     step: Step = FLOAT
+    line: bool = False
 
     @property
     def groups(self) -> int:
@@ -83,9 +87,14 @@ class _Shape:
     def flat(self) -> bool:
         """Whether the pixels that a row of tiles reads go on where the next row's begin, so that a tile may hold the
         end of one and the begin of the other."""
-        return self.kh == self.kw == self.stride == 1 and not self.padded and self.phases == (1, 1)
+        return self.line or self.kh == self.kw == self.stride == 1 and not self.padded and self.phases == (1, 1)
 
-    def line(self, rows: int) -> int:
+    @property
+    def row(self) -> int:
+        """Pixels of a row of the output as the block counts them."""
+        return self.oh if self.line else self.ow
+
+    def run(self, rows: int) -> int:
         """Pixels of the output that tiles of one row run along in a chunk of ``rows``."""
         return rows * self.ow if self.flat else self.ow
 
@@ -107,9 +116,12 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
     padded = any(b.name != block.name for b in analyse(func).producers(block))
     weights = next(a.buffer for a in block.reads if a.depends(lane))
     weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
+    line = oh == 1 < ow and phases == (1, 1)
+    if line:
+        oh, ow, kh, kw = ow, oh, kw, kh
     return _Shape(
         n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(stride) // int(data.buffer.shape[-1]), per_group,
-        weight, phases, step_of(weights),
+        weight, phases, step_of(weights), line,
     )
 
 
@@ -123,7 +135,8 @@ class Conv2d(Space):
     ``order`` which axis varies fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the
     padded input is made (0: once, 1: per chunk of rows), ``prefetch`` whether weights are fetched one tile ahead.
 
-    Of a pointwise convolution ``ow`` are pixels in a row of all the rows of a chunk.
+    Of a pointwise convolution ``ow`` are pixels in a row of all the rows of a chunk, and where the output is one line
+    ``rows`` are the pixels of a chunk.
     """
 
     name = "cpu.conv2d_nchwc"
@@ -142,10 +155,10 @@ class Conv2d(Space):
         shape = _shape(func)
         assert shape is not None
         return (
-            Knob("ow", tuple(_columns(shape.line(shape.oh)))),
+            Knob("ow", tuple(_columns(shape.run(shape.oh)))),
             Knob("oh", tuple(_tile_rows(shape))),
             Knob("oc", tuple(divisors(shape.oc_blocks, 8))),
-            Knob("rows", tuple(divisors(shape.oh, _MAX_ROWS))),
+            Knob("rows", tuple(_chunk_rows(shape))),
             Knob("groups", tuple(divisors(shape.oc_blocks, _MAX_GROUPS))),
             Knob("ic", tuple(divisors(shape.ic, 16))),
             Knob("order", (0, 1)),
@@ -173,10 +186,12 @@ class Conv2d(Space):
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
         check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll * shape.step.weights)
-        line = shape.ow
+        line = shape.row
         if shape.flat and all(is_fixed(sch, loop) for loop in sch.get_loops(out)[2:4]):
             line, rows = rows * shape.ow, 1
-            _cut_into_lines(sch, block, out, shape.ow, line)
+            _cut_into_lines(sch, block, out, shape.row, line)
+        elif shape.line:
+            rows = 1
         n, *phases, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
@@ -268,6 +283,13 @@ def _columns(ow: int) -> list[int]:
     return sorted({-(-ow // tiles) for tiles in range(-(-ow // _MAX_COLUMNS), ow + 1)})
 
 
+def _chunk_rows(shape: _Shape) -> list[int]:
+    """Rows of a parallel chunk; a line may be one, for its length may have no divisors."""
+    if shape.line:
+        return sorted({*divisors(shape.oh, _MAX_LINE), shape.oh})
+    return divisors(shape.oh, _MAX_ROWS)
+
+
 def _tile_rows(shape: _Shape) -> list[int]:
     """Rows of a register tile."""
     return [1] if shape.flat else divisors(shape.oh, 4)
@@ -337,10 +359,18 @@ class _Cost:
 
     def tiles(self, chunk: _Chunk, rate: float = float("inf")) -> float:
         """Cycles of the tiles of a chunk's pixels for one panel, the ragged ones included."""
-        line = self._shape.line(chunk.rows)
-        full, left = divmod(line, chunk.ow)
+        run = self._shape.run(chunk.rows)
+        full, left = divmod(run, chunk.ow)
         row = full * self._tile(chunk.ow, chunk, rate) + (self._tile(left, chunk, rate) if left else 0.0)
-        return chunk.rows * self._shape.ow / (line * chunk.oh) * row
+        return chunk.rows * self._shape.ow / (run * chunk.oh) * row
+
+    def _starts(self, chunk: _Chunk) -> int:
+        """Where a chunk's tiles begin to read a row of a block of input channels and no prefetcher is ahead of them."""
+        shape = self._shape
+        if shape.flat:
+            return -(-shape.run(chunk.rows) // chunk.ow)
+        later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
+        return shape.kh * later * -(-shape.ow // chunk.ow)
 
     def __call__(self, chunk: _Chunk) -> float:
         """Cycles of the whole convolution on all cores."""
@@ -355,14 +385,15 @@ class _Cost:
         first = near if kept * self._block <= room / 2 else far
         stays = data if chunk.order == 0 else self._rows(shape.oh)
         source = near if stays + panel <= room else far
-        read = chunk.rows // chunk.oh * self._rows(chunk.oh) / source + panel / first
+        tiled = data if shape.flat else chunk.rows // chunk.oh * self._rows(chunk.oh)
+        read = tiled / source + panel / first
         panels = chunk.groups // chunk.oc
         cycles = panels * (self.tiles(chunk, again) + read * _EXPOSED)
         cycles += _CHUNK * machine.l3_latency
-        later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
-        waits = shape.ic_blocks * shape.kh * later * -(-shape.ow // chunk.ow) * _ROW * machine.l3_latency
+        waits = shape.ic_blocks * self._starts(chunk) * _ROW * machine.l3_latency
         once = self._rows(shape.oh) + panel <= room  # the input stays while a core goes through its chunks
-        cycles += 0.0 if once else waits * (1 if source == near else panels)
+        lost = min(1.0, max(0.0, (stays + panel - room) / machine.l2_bytes))  # part that a panel finds gone
+        cycles += 0.0 if once else waits * (panels * lost if shape.flat else 1 + (panels - 1) * lost)
         groups = shape.oc_blocks // chunk.groups * phases
         chunks, before = shape.n * (shape.oh // chunk.rows) * groups, 0.0
         if chunk.pad:
@@ -370,7 +401,7 @@ class _Cost:
         elif shape.padded:
             copied = shape.n * self._rows(shape.oh) * shape.groups
             before = machine.launch_cycles + copied * (1 / near + 1 / far) / machine.cores
-        if once:
+        if once and not shape.flat:
             before += waits * shape.n * shape.oh / chunk.rows / machine.cores
         return before + (machine.launch_cycles if chunks > 1 else 0.0) + -(-chunks // machine.cores) * cycles
 
@@ -381,7 +412,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     vectors = vectors_in(shape.oc, machine.lanes())[0]
     tiles = [
         _Chunk(ow, oh, oc, shape.oh if shape.flat else oh, oc, 0, 0)
-        for ow in _columns(shape.line(shape.oh)) for oh in _tile_rows(shape) for oc in divisors(shape.oc_blocks, 8)
+        for ow in _columns(shape.run(shape.oh)) for oh in _tile_rows(shape) for oc in divisors(shape.oc_blocks, 8)
         if _fits(machine, ow * oh, oc, vectors, shape.step)
     ] or [_Chunk(1, 1, 1, 1, 1, 0, 0)]
     # the weights of a tile of many pixels and few channels come from a near cache: keep tiles of each width
@@ -416,7 +447,8 @@ def _kept_apart(shape: _Shape, machine: CpuMachine, tile: _Chunk) -> bool:
     if shape.weight < 0 or shape.step.form or max(divisors(shape.ic, 4)) < shape.ic:
         return False
     vectors = tile.oc * vectors_in(shape.oc, machine.lanes())[0]
-    shared = tile.ow * shape.kw - min(tile.ow * shape.kw, (tile.ow - 1) * shape.stride + shape.kw)
+    window = shape.kh if shape.line else shape.kw
+    shared = tile.ow * window - min(tile.ow * window, (tile.ow - 1) * shape.stride + window)
     return tile.ow * tile.oh * vectors + vectors + shared * tile.oh * shape.ic > machine.vector_registers
 
 
@@ -424,7 +456,7 @@ def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:
     """Every way to cut the convolution into chunks of whole register tiles."""
     places = ((0, 1), (0, 0), (1, 0)) if shape.padded else ((0, 0), (1, 0))
     for order, pad in places:
-        for rows in divisors(shape.oh, _MAX_ROWS):
+        for rows in _chunk_rows(shape):
             if rows % tile.oh:
                 continue
             groups = [g for g in divisors(shape.oc_blocks, _MAX_GROUPS) if g % tile.oc == 0]

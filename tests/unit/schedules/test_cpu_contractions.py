@@ -210,6 +210,7 @@ CONVS = {
     "stem": (1, 3, 2, 23, 23, 7, 2, (3, 3, 3, 3), 1, 1),
     "ragged width": (1, 16, 2, 5, 31, 3, 1, (1, 1, 1, 1), 1, 1),
     "one row": (2, 16, 3, 1, 53, (1, 5), (1, 2), (0, 2, 0, 2), 1, 1),
+    "a line in chunks": (2, 16, 4, 1, 97, (1, 3), (1, 2), (0, 1, 0, 1), 1, 1),
     "dilated, uneven padding": (1, 16, 1, 11, 12, 3, 1, (2, 1, 2, 3), 2, 1),
     "grouped, strided": (4, 16, 4, 10, 10, 3, 2, (1, 1, 1, 1), 1, 2),
 }
@@ -260,6 +261,16 @@ def test_tiles_of_a_pointwise_convolution_run_on_from_row_to_row(size: int) -> N
     with target, tvm.transform.PassContext(instruments=[_Lowered(lowered)]):
         tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE)
     assert lowered and not any(re.search(r"\bif \w*ax\d", text) for text in lowered)
+
+
+@pytest.mark.parametrize("lanes", TARGETS)
+def test_chunks_of_a_long_line_read_what_stays_in_the_second_cache(lanes: int) -> None:
+    """The second layer of wav2vec 2.0 reads 6.5 MB: in chunks of the whole line each panel of weights would read it
+    from the third level again."""
+    data, weight = te.placeholder((1, 32, 1, 3199, 16)), te.placeholder((32, 32, 1, 3, 16, 16))
+    func = te.create_prim_func([data, weight, conv2d_nchwc(data, weight, (1, 2), (0, 0, 0, 0), (1, 1), 1)])
+    rows = next(iter(CONV2D.seeds(func, TARGETS[lanes])))["rows"]
+    assert 6 <= rows < 1599 and (2 * rows + 1) * 512 * 4 < cpu_machine(TARGETS[lanes]).l2_bytes
 
 
 @pytest.mark.parametrize(("kernel", "stride", "apart"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (1, 1, 0)])
