@@ -111,7 +111,7 @@ def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
         relative = (fmt.factor(task.speedup), share, reached) if measured else ("-", "-", "-")
         rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
                      fmt.seconds(task.best_seconds), *relative,
-                     "-" if not measured else task.verdict if task.key in used else "not used",
+                     _verdict(task, measured, task.key in used),
                      task.stopped.partition(":")[0] or "-"))
     rest = ranked[limit:]
     if rest:
@@ -122,6 +122,12 @@ def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
     shown = fitted(("task", *right, "verdict", "stopped"), rows, right=right,
                    spare=("calls", "verdict", "untuned", "trials"))
     return Group(shown, *(Text(f"{task.name}: {task.stopped}") for task in ranked if ":" in task.stopped))
+
+
+def _verdict(task: TaskReport, measured: bool, used: bool) -> str:
+    if task.verdict == "untimed":
+        return "untimed"
+    return "-" if not measured else task.verdict if used else "not used"
 
 
 def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
