@@ -194,6 +194,8 @@ class Executable:
             machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
             return machine, self._entry(machine, "main", place)
+        except ArtifactError:  # the GPU has no room for the weights
+            raise
         except Exception as error:
             raise self._refused("load", error) from error
 

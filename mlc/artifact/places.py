@@ -10,6 +10,7 @@ import numpy as np
 
 from mlc.artifact import runtime
 from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor, is_on_gpu, page_locked
+from mlc.errors import ArtifactError
 from mlc.frontend.model import TensorSpec
 
 __all__ = ["CpuPlace", "CudaPlace", "Place", "place_of"]
@@ -104,7 +105,7 @@ class CudaPlace:
         shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
         buffer = self._buffers.get(index)
         if buffer is None or tuple(buffer.shape) != shape:
-            buffer = self._buffers[index] = empty_tensor(shape, dtype, self._device)
+            buffer = self._buffers[index] = _allocated(shape, dtype, self._device)
         self._copy(tensor if is_on_gpu(tensor) else self._page_locked(index, tensor), buffer)
         return buffer
 
@@ -112,21 +113,22 @@ class CudaPlace:
         """The same in memory that the GPU reads by itself. The call before has ended, and so have its copies."""
         staged = self._staged.get(index)
         if staged is None or tuple(staged[1].shape) != tuple(tensor.shape):
-            locked = empty_tensor(tuple(map(int, tensor.shape)), str(tensor.dtype), page_locked())
+            locked = _allocated(tuple(map(int, tensor.shape)), str(tensor.dtype), page_locked())
             staged = self._staged[index] = array_of(locked), locked
         np.copyto(staged[0], array_of(tensor))
         return staged[1]
 
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
         if not self._weights:
-            for tensor in tensors:
-                self._weights.append(empty_tensor(tuple(map(int, tensor.shape)), str(tensor.dtype), self._device))
-                self._copy(tensor, self._weights[-1])
+            there = [_allocated(tuple(map(int, each.shape)), str(each.dtype), self._device) for each in tensors]
+            for tensor, copy in zip(tensors, there, strict=True):
+                self._copy(tensor, copy)
             self.synchronise()  # whoever owns the arrays may let them go
+            self._weights = there
         return self._weights
 
     def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
-        return [empty_tensor(spec.sized(), spec.dtype, self._device) for spec in specs]
+        return [_allocated(spec.sized(), spec.dtype, self._device) for spec in specs]
 
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
         import tvm_ffi
@@ -149,6 +151,16 @@ class CudaPlace:
 
     def synchronise(self) -> None:
         self._device.sync()
+
+
+def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+    """A tensor's memory; raises :class:`ArtifactError` where there is none."""
+    try:
+        return empty_tensor(shape, dtype, device)
+    except Exception as error:  # whatever TVM raises
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise ArtifactError(f"a tensor of {dtype} and shape {list(shape)} must fit the GPU's memory, but CUDA refused "
+                            f"it ({reason}); end what else uses the GPU, or make the batch smaller") from error
 
 
 def place_of(metadata: dict[str, Any]) -> Place:

@@ -52,7 +52,7 @@ int cuGetErrorString(int, const char** text) { *text = "the emulated driver refu
 namespace {
 constexpr int kInvalid = 1, kOutOfMemory = 2, kIllegalInCapture = 900;
 using Graph = std::vector<Work>;
-struct Counts { int64_t started, graphs, replayed, copies; } counts;
+struct Counts { int64_t started, graphs, replayed, copies, held; } counts;  // `held` bytes
 std::map<char*, size_t> blocks;
 void* capturing;  // the stream whose work goes into `graph`
 Graph* graph;
@@ -102,7 +102,7 @@ int device_start(void* stream, Work* work) {
   delete work;
   return 0;
 }
-void device_counts(int64_t* into) { std::memcpy(into, &counts, sizeof counts); }
+void device_counts(int64_t* into) { counts.held = used, std::memcpy(into, &counts, sizeof counts); }
 void device_limit(size_t bytes) { limit = bytes; }
 
 int cudaGetDeviceCount(int* count) { return *count = 1, 0; }

@@ -26,12 +26,13 @@ _loaded: list[Any] = []
 
 class Counts(NamedTuple):
     """What happened since the process began: kernels ``started`` one by one, ``graphs`` launched and the kernels
-    ``replayed`` by them, and ``copies`` of memory."""
+    ``replayed`` by them, and ``copies`` of memory, of which so many bytes are ``held``."""
 
     started: int
     graphs: int
     replayed: int
     copies: int
+    held: int
 
     def since(self, before: Counts) -> Counts:
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
@@ -56,7 +57,7 @@ def install(folder: Path) -> None:
 
 def counts() -> Counts:
     """What the GPU has done so far."""
-    values = (ctypes.c_int64 * 4)()
+    values = (ctypes.c_int64 * 5)()
     _loaded[0].device_counts(values)
     return Counts(*values)
 

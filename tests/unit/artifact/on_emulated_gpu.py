@@ -128,12 +128,43 @@ def refusal(act: Callable[[], Any]) -> str:
     return ""
 
 
-def without_memory() -> str:
+def without_memory() -> list[str]:
+    """There is no room for weights, then none for inputs."""
     exe = compile_module(long_sum().mod, TARGET)
-    cuda_device.limit_memory(1 << 10)
-    return refusal(lambda: exe(*arrays(exe, 0)))
+    reasons = []
+    for size in (1 << 10, 100_000):
+        cuda_device.limit_memory(cuda_device.counts().held + size)
+        reasons.append(refusal(lambda: exe(*arrays(exe, 0))))
+    return reasons
+
+
+def transformer() -> dict[str, Any]:
+    """BERT with two layers, exact and on tensor cores, beside onnxruntime: its second call."""
+    import onnxruntime
+
+    import mlc
+    from mlc.networks.models import bert_tiny
+
+    model = bert_tiny()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng, facts = np.random.default_rng(8), {}
+    for precision in ("f32", "f16"):
+        exe = mlc.compile(model, target=TARGET, log=False, precision=precision)
+        for _ in range(2):
+            given = {spec.name: rng.integers(0, 200 if spec.name == "input_ids" else 2, spec.shape)
+                     for spec in exe.inputs}
+            given["attention_mask"][:, 0] = 1
+            found, counts = counted(lambda exe=exe, given=given: exe(**given))
+        spaces = sorted({f["space"] for f in exe.metadata["functions"]})
+        facts[precision] = {"error": error(found, session.run(None, given)), "spaces": spaces, **counts}
+    return facts
 
 
 if __name__ == "__main__":
-    facts: dict[str, Any] = {name: calls(name, make()) for name, make in PROGRAMS.items()}
-    print(json.dumps({**facts, "device": on_device(), "without_memory": without_memory()}))
+    facts: dict[str, Any] = {}
+    if sys.argv[2:] == ["transformer"]:
+        facts = transformer()
+    else:
+        facts = {name: calls(name, make()) for name, make in PROGRAMS.items()}
+        facts |= {"device": on_device(), "without_memory": without_memory()}
+    print(json.dumps(facts))

@@ -15,13 +15,17 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulato
 PROGRAMS = ("dense", "results", "scalars", "constant", "twins", "long_sum")
 
 
-@pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(folder: Path, *asked: str) -> dict[str, Any]:
     script = Path(__file__).with_name("on_emulated_gpu.py")
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("gpu"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, str(script), str(folder), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -56,4 +60,17 @@ def test_each_kernel_can_still_be_watched(facts: dict[str, Any]) -> None:
 
 
 def test_a_gpu_without_memory_is_named_in_one_line(facts: dict[str, Any]) -> None:
-    assert "out of memory" in facts["without_memory"] and "\n" not in facts["without_memory"]
+    weight, given = facts["without_memory"]
+    assert weight.startswith("a tensor of float32 and shape [1024, 24] must fit the GPU's memory, but CUDA refused it")
+    assert given.startswith("a tensor of float32 and shape [6, 1024] must fit") and "out of memory" in given
+    assert "\n" not in weight + given
+
+
+@pytest.mark.slow
+def test_a_transformer_is_one_graph_and_right(tmp_path: Path) -> None:
+    """Exact and on tensor cores, against onnxruntime."""
+    for precision, run in found(tmp_path, "transformer").items():
+        assert run["error"] <= (1e-4 if precision == "f32" else 2e-2), precision
+        assert (run["started"], run["graphs"]) == (0, 1) and run["replayed"] > 10
+        exact = precision == "f32"
+        assert {*run["spaces"]} >= ({"cuda.attention_f32", "cuda.gemm"} if exact else {"cuda.attention", "cuda.mma"})

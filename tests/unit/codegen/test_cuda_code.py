@@ -298,4 +298,4 @@ def test_every_kind_of_kernel_is_told_by_its_instructions(tmp_path: Path, monkey
     for name, opcodes in OPCODES.items():
         assert found[name]["instructions"].keys() >= {*opcodes}, name
         assert found[name]["spilled_bytes"] == found[name]["stack_bytes"] == 0 < found[name]["blocks"], name
-        assert (found[name]["shared_bytes"] > 0) == (name != "layer_norm"), name
+        assert found[name]["shared_bytes"] > 0, name
