@@ -127,7 +127,9 @@ int cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, void*
 int cudaStreamCreate(void** stream) { return *stream = stream_handles + streams++ % 64, 0; }
 int cudaStreamCreateWithFlags(void** stream, unsigned) { return cudaStreamCreate(stream); }
 int cudaStreamDestroy(void*) { return 0; }
-int cudaStreamSynchronize(void* stream) { return capturing && (stream == capturing || !stream) ? kIllegalInCapture : 0; }
+int cudaStreamSynchronize(void* stream) {
+  return capturing && (stream == capturing || !stream) ? kIllegalInCapture : 0;
+}
 int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cudaStreamBeginCapture(void* stream, int) {
   if (capturing || !stream) return kIllegalInCapture;
