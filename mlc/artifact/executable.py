@@ -101,13 +101,10 @@ class Executable:
             if self._free:
                 check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
-            given, tensors = tensors, [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
+            tensors = [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
             if self._into is None:
                 self._into = self._entry_into(main, place)
             threads.call(self._threads, self._run_into, self._into, tensors, outs, place)
-            for spec, state, tensor in zip(self.inputs, given, tensors, strict=True):
-                if spec.name in self.states and state.data_ptr() != tensor.data_ptr():
-                    place.copy(tensor, state)
 
     def empty_outputs(self) -> list[np.ndarray]:
         """Arrays that :meth:`run` can write to, with anything in them.

@@ -131,8 +131,8 @@ class _Ranked:
         best = untimed_of([*self.known, *records])
         return TaskReport(
             task.key, task.name, task.weight, self.space.space.name, len(records), seconds, math.inf, math.inf,
-            self.bound.seconds, {"build": failed} if failed else {}, stopped, "untimed", task.choice,
-            best.expected if best is not None else math.inf,
+            self.bound.seconds, {"build": failed} if failed else {}, stopped,
+            "untimed" if best is not None else "unconfirmed", task.choice, best.expected if best else math.inf,
         )
 
 

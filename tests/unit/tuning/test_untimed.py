@@ -116,6 +116,7 @@ def test_tune_without_a_gpu_then_compile(
     assert main([*command, "--trials", "1"]) == 0
     shown = capsys.readouterr()
     assert "untimed: this machine has no GPU" in shown.out and "untimed, 1 candidates compiled" in shown.err
+    assert "~ " in shown.out
 
 
 @needs_nvcc
