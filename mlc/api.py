@@ -192,22 +192,34 @@ def tune(
     be the fastest are tuned, and so are those of the graphs that rules make of the model; the best of them is then
     timed in turn with the model's own graph.
 
+    For a GPU that this machine has not, candidates are compiled and ranked by what comes of them; none is timed, and a
+    build takes what is kept only where no time is known (:mod:`mlc.tuning.untimed`).
+
     Raises subclasses of :class:`mlc.errors.MlcError`; a single candidate that fails never ends the run. Where the first
     candidates of several functions all fail alike, it ends with a ``MeasureError`` that names the likely cause.
     """
     from mlc.compilation import Compilation
     from mlc.config import user_log_path
+    from mlc.gpu import find_gpu
     from mlc.log import TuningLog
+    from mlc.target import resolve
     from mlc.tuning import TuneOptions
     from mlc.tuning.devices import devices
+    from mlc.tuning.untimed import need_compiler
 
     options = TuneOptions(trials=trials, seconds=seconds, seed=seed, resume=resume, strategy=strategy)
     with devices(executor, target, on_event) as fleet:
+        here = measurer is None and fleet.fleet is None
+        untimed = here and resolve(fleet.target).kind == "cuda" and find_gpu() is None
+        if untimed:
+            need_compiler(resolve(fleet.target))  # before the model is prepared, which may take a minute
         compilation = Compilation.of(model, fleet.target, example_inputs=example_inputs, shapes=shapes, values=values,
                                      threads=threads, winograd=winograd, substitutions=substitutions,
                                      precision=precision, integers=integers)
         path = Path(log) if log is not None else user_log_path(compilation.target.canonical, fleet.machine)
         with TuningLog(path) as records:
+            if untimed:
+                return compilation.rank(records, options, on_event=on_event)
             chosen = measurer or fleet.measurer(compilation.target.threads)
             return compilation.tune(records, options, measurer=chosen, on_event=on_event)
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -150,7 +151,19 @@ class Compilation:
             lowered = self.lowered(log, on_decision)
             origins = labelled(lowered.origins, self.model.nodes)
             meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins)
-            return compile_module(lowered.module, self.target, None if log is None else log.best, meta)
+            lookup = None if log is None else partial(_chosen, log)
+            return compile_module(lowered.module, self.target, lookup, meta)
+
+    def rank(self, log: TuningLog, options: TuneOptions, *, on_event: Listener | None = None) -> TuneReport:
+        """Compile promising schedules for a GPU and keep what the compiler says of each in ``log``; nothing is run.
+
+        Raises what :func:`mlc.tuning.untimed.rank_tasks` does.
+        """
+        from mlc.tuning.untimed import rank_tasks
+
+        self._check_fixed()
+        with _one_at_a_time():
+            return rank_tasks(self.tasks(log), self.target, log, options, on_event)
 
     def tune(
         self, log: TuningLog, options: TuneOptions, *, measurer: Measurer | None = None,
@@ -203,6 +216,13 @@ class Compilation:
             return None
         options = Options(seconds=seconds)
         return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
+
+
+def _chosen(log: LogReader, key: str) -> Record | None:
+    """The record to compile a task with: one that was timed, if there is such."""
+    from mlc.log.record import untimed_of
+
+    return log.best(key) or untimed_of(log.records(key))
 
 
 def tune_together(

@@ -72,6 +72,8 @@ class Space(abc.ABC):
     target_kind: str  # "llvm" or "cuda"
     #: what intrinsics compute of which every schedule uses one, as their names begin; empty where it needs none
     tensorizes: str = ""
+    #: opcodes of machine code of which every kernel's sums use one, as their names begin; empty where any will do
+    opcodes: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
@@ -84,6 +86,13 @@ class Space(abc.ABC):
     @abc.abstractmethod
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         """Good complete assignments from arithmetic on the machine, best first; never empty."""
+
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        """Seconds that arithmetic on the machine gives decisions; None for a space that has none but for the order of
+        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so."""
+        return None
 
     @abc.abstractmethod
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
+from mlc.artifact.capture import CaptureGraph
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates
 from mlc.artifact.schedule import last_line
 from mlc.codegen import code_generation, pipeline
@@ -32,6 +33,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     ViewSlices,
     AddEntryInto,
     transform.StaticPlanBlockMemory(),
+    CaptureGraph,
     transform.LowerAllocTensor(),
     transform.KillAfterLastUse(),
     transform.LowerRuntimeBuiltin(),
@@ -48,8 +50,7 @@ def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
     """Plan the memory of ``main`` and lower it to calls of the virtual machine; raises :class:`BuildError`."""
     try:
         with target.tvm:
-            # weights that an entry is bound to are copied to the GPU, and results come back from there anyway
-            passes = [each for each in FINALISE if each is not AddEntryInto or target.kind == "llvm"]
+            passes = [each for each in FINALISE if each is not CaptureGraph or target.kind == "cuda"]
             return tvm.transform.Sequential(passes)(mod)
     except Exception as error:
         raise BuildError(f"the calls of main must lower for {target.canonical}, but a pass failed: {last_line(error)}; "

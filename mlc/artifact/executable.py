@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -54,9 +55,10 @@ class Executable:
         self._lock = threading.Lock()
         self._free = any(spec.free for spec in self.inputs)
         self.states = frozenset(metadata.get("states", ()))
-        self._slots = [OutputSlot(spec, "state") if spec.name in self.states else InputSlot(spec)
+        gpu = metadata["kind"] == "cuda"
+        self._slots = [OutputSlot(spec, "state", gpu) if spec.name in self.states else InputSlot(spec, gpu)
                        for spec in self.inputs]
-        self._targets = [OutputSlot(spec) for spec in self.outputs]
+        self._targets = [OutputSlot(spec, gpu=gpu) for spec in self.outputs]
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._into: Callable[..., Any] | None = None
         self._machine: Any = None
@@ -69,6 +71,7 @@ class Executable:
         an array of. What is contiguous and starts at a multiple of 64 bytes (torch's and jax's do; numpy's that are
         writable and happen to) is read where it is, other memory is copied first. Outputs share memory with what
         compiled code wrote, and no later call writes to them: ``torch.from_dlpack(output)`` copies nothing either.
+        Code for GPUs takes contiguous tensors of the first GPU too; its inputs and outputs are copied.
 
         Raises :class:`mlc.errors.InputError` for arrays of a wrong name, shape or type, and
         :class:`mlc.errors.ArtifactError` where this machine cannot run the code.
@@ -84,7 +87,8 @@ class Executable:
         Inputs are as for a call. Outputs are contiguous numpy arrays or other tensors with ``__dlpack__`` that may be
         written to, of the right shape and type, start at a multiple of 64 bytes (:meth:`empty_outputs` makes such) and
         share memory with nothing else that is given. Compiled code for CPUs writes to them directly; what it cannot
-        make there (an input or a weight handed through, results of a GPU) is copied.
+        make there (an input or a weight handed through, results of a GPU, which may go to the GPU's memory) is copied.
+        What is there when this returns may be read on any stream.
 
         Raises :class:`mlc.errors.InputError` before anything is written, and :class:`mlc.errors.ArtifactError`.
         """
@@ -99,7 +103,7 @@ class Executable:
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
             tensors = [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
             if self._into is None:
-                self._into = self._entry_into(main)
+                self._into = self._entry_into(main, place)
             threads.call(self._threads, self._run_into, self._into, tensors, outs, place)
 
     def empty_outputs(self) -> list[np.ndarray]:
@@ -167,6 +171,9 @@ class Executable:
         check_machine(self.metadata)
         place = place_of(self.metadata)
         self._machine, main = self.machine(place)  # kept, since `main` does not keep it
+        if not self._free and (outs := place.outputs(self.outputs)) and self._machine.implements_function(_INTO):
+            into = self._entry(self._machine, _INTO, place)
+            main = partial(_into_same, into, outs)
         self._running = main, place
         return self._running
 
@@ -183,22 +190,24 @@ class Executable:
         try:
             machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
-            return machine, self._entry(machine, "main")
+            return machine, self._entry(machine, "main", place)
+        except ArtifactError:  # the GPU has no room for the weights
+            raise
         except Exception as error:
             raise self._refused("load", error) from error
 
-    def _entry(self, machine: Any, name: str) -> Callable[..., Any]:
+    def _entry(self, machine: Any, name: str, place: Place) -> Callable[..., Any]:
         """A function of the virtual machine with the weights bound, which are its last arguments."""
         if self._weights:
-            machine["save_function"](name, _BOUND.format(name), 1, *self._bound_weights())
+            machine["save_function"](name, _BOUND.format(name), 1, *place.weights(self._bound_weights()))
             name = _BOUND.format(name)
-        entry: Callable[..., Any] = machine[name]
-        return entry
+        return place.called(machine[name])
 
-    def _entry_into(self, main: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes inputs and outputs: code for GPUs, and what former versions compiled, has ``main`` alone."""
-        if self._machine.implements_function(_INTO):
-            return self._entry(self._machine, _INTO)
+    def _entry_into(self, main: Callable[..., Any], place: Place) -> Callable[..., Any]:
+        """What takes inputs and outputs: code for GPUs computes into memory of its own, and what former versions
+        compiled has ``main`` alone."""
+        if self.metadata["kind"] != "cuda" and self._machine.implements_function(_INTO):
+            return self._entry(self._machine, _INTO, place)
         return lambda *tensors: main(*tensors[: len(self.inputs)])
 
     @property
@@ -305,6 +314,10 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _into_same(into: Callable[..., Any], outs: Sequence[Any], /, *inputs: Any) -> Any:
+    return into(*inputs, *outs)
 
 
 def _in_order(specs: Sequence[TensorSpec], given: Sequence[Any] | Mapping[str, Any], kind: str) -> Sequence[Any]:

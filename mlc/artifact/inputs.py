@@ -1,5 +1,5 @@
 """Arrays that a caller gives, checked and handed to compiled code: inputs without a copy where that can be, outputs
-always."""
+always. What runs on a GPU takes tensors of the first GPU too (``gpu``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.artifact.runtime import ALIGNMENT, CPU, array_of, empty_tensor, tensor_of
+from mlc.artifact.runtime import ALIGNMENT, CPU, CUDA, array_of, empty_tensor, is_on_gpu, tensor_of
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
 from mlc.shapes import Free, Range, shape_text
@@ -49,8 +49,8 @@ def check_sizes(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) 
 class InputSlot:
     """One input of a compiled model. Not safe for several threads: its owner holds a lock."""
 
-    def __init__(self, spec: TensorSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: TensorSpec, gpu: bool = False) -> None:
+        self.spec, self._gpu = spec, gpu
         self._fit, self._dtype = Fit(spec), array_type(spec.dtype)
         self._staged: tuple[np.ndarray, Any] | None = None
 
@@ -61,7 +61,13 @@ class InputSlot:
         another library has ``__dlpack__``. Any other is copied into a buffer that is kept. Raises :class:`InputError`.
         """
         if type(value) is not np.ndarray:
-            tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(value, self.spec, self._fit)
+            tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(
+                value, self.spec, self._fit, gpu=self._gpu)
+            if tensor is not None and is_on_gpu(tensor):
+                if not tensor.is_contiguous():
+                    raise InputError(f"input {self.spec.name} must be contiguous, in rows, where it is on a GPU, got "
+                                     "other strides; make it so with .contiguous()")
+                return tensor
             if tensor is not None:
                 return tensor if _aligned(tensor) else self._copied(_strided(tensor, self._dtype))
             value = _as_array(value, self.spec)
@@ -86,8 +92,8 @@ class OutputSlot:
     """Memory of the caller's that a compiled model writes to: one of its outputs, or a state that it adds to, as
     ``kind`` says."""
 
-    def __init__(self, spec: TensorSpec, kind: str = "output") -> None:
-        self.spec, self._kind = spec, kind
+    def __init__(self, spec: TensorSpec, kind: str = "output", gpu: bool = False) -> None:
+        self.spec, self._kind, self._gpu = spec, kind, gpu
         self._fit = Fit(spec)
 
     def tensor(self, value: Any) -> Any:
@@ -101,14 +107,14 @@ class OutputSlot:
                                  "give a copy")
             tensor = tensor_of(value) if value.flags.c_contiguous else None
         else:
-            tensor = _imported(value, spec, self._fit, self._kind)
+            tensor = _imported(value, spec, self._fit, self._kind, self._gpu)
             if tensor is None:
                 raise InputError(f"{self._kind} {spec.name} must be an array or a tensor with __dlpack__, got "
                                  f"{type(value).__name__}; empty_outputs() makes what fits")
         if tensor is None or not tensor.is_contiguous():
             raise InputError(f"{self._kind} {spec.name} must be contiguous, in rows, got other strides; "
                              "empty_outputs() makes what fits")
-        if tensor.data_ptr() % ALIGNMENT:
+        if tensor.data_ptr() % ALIGNMENT and not is_on_gpu(tensor):  # which is copied to
             raise InputError(f"{self._kind} {spec.name} must start at a multiple of {ALIGNMENT} bytes, got memory that "
                              f"starts {tensor.data_ptr() % ALIGNMENT} bytes after one; empty_outputs() makes what fits")
         return tensor
@@ -131,7 +137,7 @@ def _bytes(spec: TensorSpec, tensor: Any) -> int:
     return math.prod(tensor.shape) * spec.itemsize if spec.free else spec.nbytes
 
 
-def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input") -> Any:
+def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", gpu: bool = False) -> Any:
     """A tensor that shares the memory of a value of another library, checked; None where the value has no DLPack."""
     import tvm_ffi
 
@@ -143,12 +149,12 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input") -> An
             raise InputError(f"{kind} {spec.name} must be a tensor that needs no gradient, since compiled code gives "
                              "none; pass tensor.detach()")
         try:
-            tensor = tvm_ffi.from_dlpack(value)
+            tensor = tvm_ffi.from_dlpack(_in_order_of_streams(value) if gpu else value)
         except Exception as error:  # a sparse tensor, one of a type that nobody else has, memory that is read-only
             if kind == "input" and hasattr(value, "__array__"):
                 return None
             raise _not_here(kind, value, spec, str(error)) from error
-    if tensor.device.dlpack_device_type() != CPU:
+    if tensor.device.dlpack_device_type() != CPU and not (gpu and is_on_gpu(tensor) and not tensor.device.index):
         raise _not_here(kind, value, spec, f"it is on {tensor.device}")
     try:
         dtype = tensor.dtype
@@ -157,6 +163,13 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input") -> An
     if dtype != spec.dtype or not fit.takes_shape(tuple(tensor.shape)):
         raise _mismatch(kind, spec, tuple(tensor.shape), dtype)
     return tensor
+
+
+def _in_order_of_streams(value: Any) -> Any:
+    """What DLPack gives of a tensor on a GPU, its producer told to have done before the default stream (1 to DLPack)
+    goes on: a model runs there."""
+    where = getattr(value, "__dlpack_device__", None)
+    return value.__dlpack__(stream=1) if where is not None and where()[0] == CUDA else value
 
 
 def _aligned(tensor: Any) -> bool:

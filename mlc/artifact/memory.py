@@ -20,17 +20,18 @@ from mlc.graph.lowering.concat import ALIGNMENT, origin, parts_of
 from mlc.graph.lowering.slices import offset_of
 from mlc.sizes import free_sizes, size_of
 
-__all__ = ["INTO", "AddEntryInto", "ViewConcats", "ViewSlices", "WriteStates"]
+__all__ = ["INTO", "VIEWS", "AddEntryInto", "ViewConcats", "ViewSlices", "WriteStates", "is_call"]
 
 #: the entry that computes into tensors of its caller: ``y = main(x, w)`` is ``main_into(x, y, w)``
 INTO = "main_into"
 
 _ALLOC = "relax.builtin.alloc_tensor"
-_VIEWS = ("relax.memory.view", "relax.memory.ensure_zero_offset", "relax.reshape")
+#: operators whose result is the memory of their first argument
+VIEWS = ("relax.memory.view", "relax.memory.ensure_zero_offset", "relax.reshape")
 
 
 def _view_concats(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    if not any(_named(b.value, "relax.concat") for b in bindings(mod["main"])):
+    if not any(is_call(b.value, "relax.concat") for b in bindings(mod["main"])):
         return mod
     return _Views(mod).rewritten()
 
@@ -53,7 +54,7 @@ def _write_states(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRM
             if var in appends:
                 image[var] = replaced(value.args[1], image)
             elif var in placed:
-                assert _named(value, _ALLOC), f"{var.name} must be made by a kernel"
+                assert is_call(value, _ALLOC), f"{var.name} must be made by a kernel"
                 image[var] = _last_rows(builder, placed[var].args[1], var)
             else:
                 image[var] = builder.emit(replaced(value, image), var.name)
@@ -70,7 +71,8 @@ def _last_rows(builder: relax.BlockBuilder, state: relax.Var, rows: relax.Var) -
     return builder.emit(relax.op.memory.ensure_zero_offset(builder.emit(view, rows.name)))
 
 
-def _named(value: relax.Expr | None, name: str) -> bool:
+def is_call(value: relax.Expr | None, name: str) -> bool:
+    """Whether a value is a call of the operator ``name``."""
     return isinstance(value, relax.Call) and op_name(value) == name
 
 
@@ -82,7 +84,7 @@ class _Views:
         self._bound: dict[relax.Var, relax.Expr] = {b.var: b.value for b in bindings(mod["main"])}
         self._place: dict[relax.Var, tuple[relax.Var, int]] = {}
         for var, value in reversed(list(self._bound.items())):
-            if _named(value, "relax.concat"):
+            if is_call(value, "relax.concat"):
                 whole, start = self._place.get(var, (var, 0))
                 for part, offset in parts_of(value):
                     source = self._made(part)
@@ -96,7 +98,7 @@ class _Views:
         if isinstance(value, relax.TupleGetItem):
             source = origin(self._bound[value.tuple_value].fields[value.index], self._bound)
             value = self._bound.get(source)
-        assert _named(value, _ALLOC) or _named(value, "relax.concat"), f"{part} must be made by a kernel"
+        assert is_call(value, _ALLOC) or is_call(value, "relax.concat"), f"{part} must be made by a kernel"
         return source
 
     def rewritten(self) -> tvm.IRModule:
@@ -106,7 +108,7 @@ class _Views:
         wholes: dict[relax.Var, relax.Expr] = {}
         with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
             for var, value in self._bound.items():
-                if var in self._place or _named(value, "relax.concat"):
+                if var in self._place or is_call(value, "relax.concat"):
                     whole, offset = self._place.get(var, (var, 0))
                     if whole not in wholes:
                         wholes[whole] = builder.emit(_allocation(whole), whole.name)
@@ -132,14 +134,14 @@ def _view(builder: relax.BlockBuilder, whole: relax.Expr, part: relax.Var, offse
 
 def _view_slices(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     func = mod["main"]
-    if not any(_named(b.value, SLICE) for b in bindings(func)):
+    if not any(is_call(b.value, SLICE) for b in bindings(func)):
         return mod
     builder = builder_of(mod)
     image: dict[relax.Var, relax.Expr] = {}
     with builder.function("main", list(func.params), attrs=dict(func.attrs or {}), pure=bool(func.is_pure)):
         for binding in bindings(func):
             value = replaced(binding.value, image)
-            if _named(binding.value, SLICE):
+            if is_call(binding.value, SLICE):
                 offset = offset_of(binding.value)
                 assert offset is not None, f"{binding.var.name} must lie in one piece"
                 image[binding.var] = _view(builder, value.args[0], binding.var, offset)
@@ -166,7 +168,7 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
     placed: dict[relax.Var, relax.Var] = {}
     for result, out in zip(results, outs, strict=True):
         source = _memory_of(result, bound)
-        if _named(bound.get(source), _ALLOC) and _bytes(source) == _bytes(out):
+        if is_call(bound.get(source), _ALLOC) and _bytes(source) == _bytes(out):
             placed.setdefault(source, out)
     count = int(func.attrs["num_input"])
     params = [*func.params[:count], *outs, *func.params[count:]]
@@ -188,7 +190,7 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
 def _memory_of(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
     """What the tensor is a view of."""
     expr = origin(expr, bound)
-    while any(_named(bound.get(expr), name) for name in _VIEWS):
+    while any(is_call(bound.get(expr), name) for name in VIEWS):
         expr = origin(bound[expr].args[0], bound)
     return expr
 

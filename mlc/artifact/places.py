@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mlc.artifact import runtime
-from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor
+from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor, is_on_gpu, page_locked
+from mlc.errors import ArtifactError
+from mlc.frontend.model import TensorSpec
 
 __all__ = ["CpuPlace", "CudaPlace", "Place", "place_of"]
 
@@ -22,13 +25,23 @@ class Place(Protocol):
     devices: tuple[int, ...]
 
     def entered(self, index: int, tensor: Any) -> Any:
-        """Input ``index`` (a tensor on the CPU) as a tensor that the code can read."""
+        """Input ``index`` as a tensor that the code can read."""
+
+    def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The weights where the code reads them; one copy, however often they are asked for."""
+
+    def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
+        """Memory that results of one shape are computed into, the same in each call; None where each call has its
+        own."""
+
+    def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the code as it is to be called."""
 
     def left(self, tensor: Any) -> np.ndarray:
         """An output as an array; it shares the tensor's memory where that is this machine's."""
 
     def copy(self, tensor: Any, out: Any) -> None:
-        """Copy an output of the code into a tensor on the CPU, and wait for the end of it."""
+        """Copy an output of the code into a tensor of the caller's, and wait for the end of it."""
 
     def synchronise(self) -> None:
         """Wait until everything that was started has ended."""
@@ -42,6 +55,15 @@ class CpuPlace:
     def entered(self, index: int, tensor: Any) -> Any:
         return tensor
 
+    def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        return tensors
+
+    def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
+        return None
+
+    def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
     def left(self, tensor: Any) -> np.ndarray:
         return array_of(tensor)
 
@@ -53,7 +75,12 @@ class CpuPlace:
 
 
 class CudaPlace:
-    """Each input has a buffer on the GPU; outputs are copied back.
+    """Inputs and outputs have buffers on the GPU, the same in each call, which is what a graph of kernels asks for
+    (:mod:`mlc.artifact.capture`).
+
+    What lies in this machine's memory goes to the GPU by way of page-locked memory, which copies need not wait for;
+    tensors of the GPU's are copied there. Everything runs on the default stream, after what the caller's current
+    stream (``tvm_ffi.use_torch_stream``) had to do, and is awaited.
 
     Raises :class:`mlc.errors.ArtifactError` where the machine has no GPU that runs code for ``archs``.
     """
@@ -66,26 +93,74 @@ class CudaPlace:
 
         self._device = require_gpu(archs)
         self._buffers: dict[int, Any] = {}
+        self._staged: dict[int, tuple[np.ndarray, Any]] = {}
+        self._weights: list[Any] = []
         self._copy = runtime.function("runtime.TVMTensorCopyFromTo")
 
     def entered(self, index: int, tensor: Any) -> Any:
-        if index not in self._buffers:
-            self._buffers[index] = empty_tensor(tuple(tensor.shape), str(tensor.dtype), self._device)
-        self._copy(tensor, self._buffers[index])
-        return self._buffers[index]
+        import tvm_ffi
+
+        if stream := tvm_ffi.get_raw_stream(self._device):
+            self._device.sync(stream)
+        shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
+        buffer = self._buffers.get(index)
+        if buffer is None or tuple(buffer.shape) != shape:
+            buffer = self._buffers[index] = _allocated(shape, dtype, self._device)
+        self._copy(tensor if is_on_gpu(tensor) else self._page_locked(index, tensor), buffer)
+        return buffer
+
+    def _page_locked(self, index: int, tensor: Any) -> Any:
+        """The same in memory that the GPU reads by itself. The call before has ended, and so have its copies."""
+        staged = self._staged.get(index)
+        if staged is None or tuple(staged[1].shape) != tuple(tensor.shape):
+            locked = _allocated(tuple(map(int, tensor.shape)), str(tensor.dtype), page_locked())
+            staged = self._staged[index] = array_of(locked), locked
+        np.copyto(staged[0], array_of(tensor))
+        return staged[1]
+
+    def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        if not self._weights:
+            there = [_allocated(tuple(map(int, each.shape)), str(each.dtype), self._device) for each in tensors]
+            for tensor, copy in zip(tensors, there, strict=True):
+                self._copy(tensor, copy)
+            self.synchronise()  # whoever owns the arrays may let them go
+            self._weights = there
+        return self._weights
+
+    def outputs(self, specs: Sequence[TensorSpec]) -> Sequence[Any] | None:
+        return [_allocated(spec.sized(), spec.dtype, self._device) for spec in specs]
+
+    def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import tvm_ffi
+
+        def on_default_stream(*tensors: Any) -> Any:
+            with tvm_ffi.use_raw_stream(self._device, 0):
+                return function(*tensors)
+
+        return on_default_stream
 
     def left(self, tensor: Any) -> np.ndarray:
-        host = empty_tensor(tuple(tensor.shape), str(tensor.dtype))
+        host = empty_tensor(tuple(map(int, tensor.shape)), str(tensor.dtype))
         self._copy(tensor, host)
-        self._device.sync()
+        self.synchronise()
         return array_of(host)
 
     def copy(self, tensor: Any, out: Any) -> None:
         self._copy(tensor, out)
-        self._device.sync()
+        self.synchronise()
 
     def synchronise(self) -> None:
         self._device.sync()
+
+
+def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+    """A tensor's memory; raises :class:`ArtifactError` where there is none."""
+    try:
+        return empty_tensor(shape, dtype, device)
+    except Exception as error:  # whatever TVM raises
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise ArtifactError(f"a tensor of {dtype} and shape {list(shape)} must fit the GPU's memory, but CUDA refused "
+                            f"it ({reason}); end what else uses the GPU, or make the batch smaller") from error
 
 
 def place_of(metadata: dict[str, Any]) -> Place:

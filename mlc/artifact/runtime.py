@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "ALIGNMENT", "CPU", "CUDA", "array_of", "empty_tensor", "function", "load_cuda", "tensor_of", "version", "view",
+    "ALIGNMENT", "CPU", "CUDA", "array_of", "empty_tensor", "function", "is_on_gpu", "load_cuda", "page_locked",
+    "tensor_of", "version", "view",
 ]
 
 #: a device type of DLPack
 CUDA = 2
+_CUDA_HOST = 3
 
 
 def load_cuda(built_for: str) -> None:
@@ -34,6 +36,18 @@ def load_cuda(built_for: str) -> None:
             f"the module was built for {built_for}, but this machine has no NVIDIA driver or CUDA runtime ({reason}); "
             "load it where `nvidia-smi` lists a GPU, or compile with --target native"
         ) from error
+
+
+def is_on_gpu(tensor: Any) -> bool:
+    """Whether a tensor's memory is an NVIDIA GPU's."""
+    return bool(tensor.device.dlpack_device_type() == CUDA)
+
+
+def page_locked() -> Any:
+    """The device that is this machine's memory, as CUDA locks it for copies."""
+    import tvm_ffi
+
+    return tvm_ffi.device(_CUDA_HOST, 0)
 
 
 def tensor_of(array: np.ndarray) -> Any:

@@ -43,13 +43,14 @@ Origins = Mapping[str, tuple[tuple[str, ...], ...]]
 @dataclass(frozen=True)
 class BuiltFunction:
     """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time,
-    ``roofline_seconds`` what the machine's peaks allow (0 where the function cannot be analysed), both of one call.
+    ``roofline_seconds`` what the machine's peaks allow, ``bytes`` what must be read and written at least (both 0 where
+    the function cannot be analysed), all of one call.
 
-    ``source``: ``log`` (a trace that was measured here), ``shipped`` (one that came with mlc; ``seconds`` only if it
-    was timed on such a machine), ``seed`` (the space's own decisions), ``plain`` (loops as they stand, where nothing
-    else compiles) or ``given`` (the function came with its schedule). ``replaced`` says what failed in code generation
-    before this schedule was taken, empty where the first one did not. ``origins`` are the model's nodes that each call
-    comes from, as far as they are known.
+    ``source``: ``log`` (a trace that was measured here), ``untimed`` (one that was ranked and not run), ``shipped``
+    (one that came with mlc; ``seconds`` only if it was timed on such a machine), ``seed`` (the space's own decisions),
+    ``plain`` (loops as they stand, where nothing else compiles) or ``given`` (the function came with its schedule).
+    ``replaced`` says what failed in code generation before this schedule was taken, empty where the first one did not.
+    ``origins`` are the model's nodes that each call comes from, as far as they are known.
     """
 
     name: str
@@ -62,6 +63,7 @@ class BuiltFunction:
     flops: float = 0.0
     decisions: dict[str, int] = field(default_factory=dict)
     roofline_seconds: float = 0.0
+    bytes: float = 0.0
     replaced: str = ""
     origins: tuple[tuple[str, ...], ...] = ()
 
@@ -131,8 +133,8 @@ def _scheduled(
                 warnings.warn(f"the log's schedule of {task.name} no longer fits it, so the untuned one is used "
                               f"({error})", stacklevel=2)
         else:
-            source = "shipped" if is_shipped(record) else "log"
-            known = record.seconds if source == "log" or record.machine == machine_id() else None
+            source = "shipped" if is_shipped(record) else "log" if record.ok else "untimed"
+            known = record.seconds if source == "log" or (record.ok and record.machine == machine_id()) else None
             return func, BuiltFunction(task.name, symbol, task.key, record.space, source, task.weight, known,
                                        record.flops, dict(record.decisions))
     try:
@@ -185,7 +187,7 @@ def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:
         bound = analyse(usual_function(task.func), task.target.tvm, task.constants, task.constant_bytes)
     except Exception:  # a figure for the report is not worth a build
         return entry
-    return replace(entry, roofline_seconds=bound.seconds, flops=entry.flops or bound.flops)
+    return replace(entry, roofline_seconds=bound.seconds, bytes=bound.bytes, flops=entry.flops or bound.flops)
 
 
 def last_line(error: BaseException) -> str:

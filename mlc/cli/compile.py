@@ -120,14 +120,16 @@ def _dumping(report: Path | None) -> Iterator[None]:
 
 
 def _kernels(report: Path, exe: Executable) -> dict[str, Any]:
-    """What the compiler made of a GPU's kernels, for the first architecture."""
+    """What the compiler made of a GPU's kernels, for the first architecture, and of which function each is a part."""
     if exe.metadata["kind"] != "cuda":
         return {}
     from mlc.codegen.inspection import dumped
 
     arch = exe.metadata["target"].partition("/")[2].partition(",")[0]
     found = dumped(Path(get("MLC_DUMP_DIR") or report / "ir"), arch)
-    return {"kernels": [kernel.to_json() for kernel in found]}
+    symbols = sorted((f["symbol"] for f in exe.metadata["functions"]), key=len, reverse=True)
+    of = {kernel.name: next((s for s in symbols if kernel.name.startswith(f"{s}_kernel")), "") for kernel in found}
+    return {"kernels": [{**kernel.to_json(), "function": of[kernel.name]} for kernel in found]}
 
 
 def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable) -> Path:
@@ -145,7 +147,7 @@ def _report(args: argparse.Namespace, document: dict[str, Any], exe: Executable)
     code = scripts(Path(get("MLC_DUMP_DIR") or args.report / "ir") / "build_scheduled.py")
     rows = [
         FunctionRow(f["name"], f["calls"], f["space"], _source(f), f["seconds"], f["flops"], len(records[f["key"]]),
-                    f["decisions"], code.get(f["symbol"], ""), f["origins"])
+                    f["decisions"], code.get(f["symbol"], ""), f["origins"], f["bytes"], f["roofline_seconds"])
         for f in functions
     ]
     rounded = [precision.line(document)] if "max_rel_err" in document else []
@@ -173,9 +175,11 @@ def _render_bundle(document: dict[str, Any], console: Console) -> None:
 
 def _render(args: argparse.Namespace, document: dict[str, Any], console: Console) -> None:
     functions = document["functions"]
-    tuned, shipped = (sum(f["source"] == source for f in functions) for source in ("log", "shipped"))
+    tuned, shipped, untimed = (sum(f["source"] == source for f in functions)
+                               for source in ("log", "shipped", "untimed"))
     replaced = sum(bool(f["replaced"]) for f in functions)
     sources = f"{tuned} from the log" + (f", {shipped} as shipped" if shipped else "")
+    sources += f", {untimed} untimed" if untimed else ""
     sources += f", {replaced} replaced since code generation failed" if replaced else ""
     console.print(
         f"{document['output']}: {fmt.bytes_(document['bytes'])} for {document['target']}, {len(functions)} functions "

@@ -77,8 +77,6 @@ def _execute(args: argparse.Namespace) -> Outcome:
     target = resolve(args.target)
     if here or args.log:
         _open_log(Path(_log_path(args, target)).expanduser())
-    if here and target.kind == "cuda":
-        _need_gpu(args.target)
     busy = load_warning() if here and target.kind == "llvm" else ""
     if busy and not args.json:
         stderr_console().print(busy, soft_wrap=True)
@@ -92,10 +90,12 @@ def _execute(args: argparse.Namespace) -> Outcome:
             substitutions=args.substitutions, precision=args.precision, integers=args.integers,
             shapes=options.shapes(args), values=options.values(args), measurer=reached.measurer(target.threads),
         )
-    refuse_nothing(report, log)
+    if not report.untimed:
+        refuse_nothing(report, log)
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(log),
-        "warning": busy, **report.to_json(), **_precision(args, model, target, here),
+        "warning": busy, **report.to_json(),
+        **({} if report.untimed else _precision(args, model, target, here)),
     }
     if report.reason == "interrupted":
         document["resume"] = resume_command(args)
@@ -136,15 +136,6 @@ def _open_log(path: Path) -> None:
         TuningLog(path).close()
 
 
-def _need_gpu(name: str) -> None:
-    """Tuning measures; compiling is the only thing that works for a device that isn't there."""
-    from mlc.artifact.features import driver_missing
-
-    if driver_missing():
-        raise MeasureError(f"tuning for {name} needs a GPU to measure on, but this machine has no NVIDIA driver; tune "
-                           "where `nvidia-smi` lists one (`mlc compile` works anywhere)")
-
-
 def resume_command(args: argparse.Namespace) -> str:
     """The command line that goes on where this run stopped."""
     words = ["mlc", "tune", args.model]
@@ -178,6 +169,13 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
     from mlc.report.tables import tuning_table
 
     console.print(tuning_table(report))
+    if report.untimed:
+        expected = f"; by arithmetic they take {fmt.seconds(report.best_latency)}" if report.best_latency else ""
+        console.print(f"{_REASONS.get(report.reason, report.reason)}: {report.trials} candidates compiled in "
+                      f"{fmt.duration(report.seconds)}, all of them untimed: this machine has no GPU{expected}",
+                      soft_wrap=True)
+        _render_end(args, report, document, console)
+        return
     together = f"functions together {fmt.seconds(report.best_latency)}"
     if report.default_latency and report.best_latency:  # not every function was measured untuned in a short run
         gain = report.default_latency / report.best_latency
@@ -188,6 +186,11 @@ def _render(args: argparse.Namespace, report: TuneReport, document: dict[str, An
     )
     if report.graph is not None and report.graph.others:
         console.print(_graphs(report.graph), soft_wrap=True)
+    _render_end(args, report, document, console)
+
+
+def _render_end(args: argparse.Namespace, report: TuneReport, document: dict[str, Any], console: Console) -> None:
+    """What failed, where the records are, and what to do next."""
     if report.failures:
         failed = ", ".join(f"{count} {reason}" for reason, count in report.failures.items())
         console.print(f"candidates that failed: {failed}", soft_wrap=True)

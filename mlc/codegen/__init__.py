@@ -31,8 +31,11 @@ def pipeline(target: tvm.target.Target) -> str:
 
 
 @contextmanager
-def code_generation(target: tvm.target.Target, instruments: Sequence[Any] = ()) -> Iterator[tvm.target.Target]:
-    """Inside this context TVM builds functions for ``target``, watched by ``instruments``.
+def code_generation(
+    target: tvm.target.Target, instruments: Sequence[Any] = (), compile_with: cuda.Compile | None = None
+) -> Iterator[tvm.target.Target]:
+    """Inside this context TVM builds functions for ``target``, watched by ``instruments``; ``compile_with`` takes the
+    place of a GPU's compiler.
 
     Yields the target to build for: TVM's code generator for GPUs reads one architecture, and what it writes for the
     least is compiled for each of several. With ``MLC_DUMP_DIR``, the CUDA source is kept there.
@@ -47,7 +50,7 @@ def code_generation(target: tvm.target.Target, instruments: Sequence[Any] = ()) 
             instruments = [*instruments, shared]
             config, archs = dict(cuda.PASS_CONFIG), cuda.architectures(target)
             target = tvm.target.Target({**target.export(), "arch": archs[0]})
-            sources = stack.enter_context(cuda.machine_code(archs))
+            sources = stack.enter_context(cuda.machine_code(archs, compile_with))
         stack.enter_context(tvm.transform.PassContext(config=config, instruments=list(instruments)))
         stack.enter_context(target)
         yield target

@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 __all__ = [
-    "PASS_CONFIG", "architectures", "find_nvcc", "has_nvcc", "legal_names", "machine_code", "nvcc", "options",
-    "run_tool",
+    "PASS_CONFIG", "Compile", "architectures", "distinct_shared", "find_nvcc", "has_nvcc", "legal_names",
+    "machine_code", "nvcc", "options", "run_tool",
 ]
 
 #: TVM's common-subexpression pass leaves its variables unused in CUDA source, and nvcc does that work itself;
 #: copies that a schedule declares asynchronous are
 PASS_CONFIG: Mapping[str, Any] = {"tirx.disable_cse_tir": True, "tirx.use_async_copy": True}
+
+#: what makes machine code of a source for architectures
+Compile = Callable[[str, Sequence[str]], bytes]
 
 _CREATE = "ffi.Module.create.cuda"
 _CALLBACK = "tvm_callback_cuda_compile"
@@ -51,6 +54,8 @@ _DRIVER_FUNCTIONS = (
     "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled",
 )
 _NO_DEVICE = 100
+#: dynamic shared memory: alignment and type, and the name
+_SHARED = re.compile(r"extern __shared__ (__align__\(\d+\) [\w ]+?) (\w+)\[\];")
 
 
 def architectures(target: tvm.target.Target) -> tuple[str, ...]:
@@ -59,24 +64,25 @@ def architectures(target: tvm.target.Target) -> tuple[str, ...]:
 
 
 @contextmanager
-def machine_code(archs: Sequence[str]) -> Iterator[list[str]]:
+def machine_code(archs: Sequence[str], compile_with: Compile | None = None) -> Iterator[list[str]]:
     """Inside this context TVM builds CUDA functions into machine code for ``archs``; yields the sources so far.
+    ``compile_with`` takes a compiler's place.
 
     Raises :class:`BuildError` on entry where there is no compiler, and :class:`CodeGenerationError` on exit where it
     refused the source.
     """
     import tvm
 
-    compile_code = _compiler()
+    compile_code = compile_with or _compiler()
     _load_runtime()
     previous = tvm.get_global_func(_CALLBACK, allow_missing=True)
     failures: list[CodeGenerationError] = []
     sources: list[str] = []
 
     def compile_source(source: str) -> bytes:
-        sources.append(source)
+        sources.append(distinct_shared(source))
         try:
-            return compile_code(source, archs)
+            return compile_code(sources[-1], archs)
         except BuildError as error:  # its type would not survive the way through TVM
             failures.append(CodeGenerationError(str(error)))
             raise
@@ -93,7 +99,21 @@ def machine_code(archs: Sequence[str]) -> Iterator[list[str]]:
             tvm.register_global_func(_CALLBACK, previous, override=True)
 
 
-def _compiler() -> Callable[..., bytes]:
+def distinct_shared(source: str) -> str:
+    """The same kernels where no two declare one name for shared memory of different types: such a declaration is one of
+    the whole source's, and kernels of several spaces call theirs alike."""
+    first, *chunks = re.split(r'(?=^extern "C" __global__ )', source, flags=re.MULTILINE)
+    declared: dict[str, str] = {}
+    parts = [first]
+    for number, chunk in enumerate(chunks):
+        for kind, name in _SHARED.findall(chunk):
+            if declared.setdefault(name, kind) != kind:
+                chunk = re.sub(rf"\b{name}\b", f"{name}_{number}", chunk)
+        parts.append(chunk)
+    return "".join(parts)
+
+
+def _compiler() -> Compile:
     """nvcc, or else NVRTC; raises :class:`BuildError` where there is neither."""
     if not has_nvcc() and nvrtc.available():
         return nvrtc.compile_source

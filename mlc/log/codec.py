@@ -31,6 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 _NAMED: tuple[tuple[str, str, Callable[[Any], str], Callable[[str], Any]], ...] = (
     ("code", "code", str, str),
     ("device", "device", str, str),
+    ("expected", "expected", "{:.6e}".format, float),
     ("shipped", "made_for", str, str),
     ("slowness", "slowness", "{:.2f}".format, float),
     ("verdict", "verdict", lambda verdict: str(verdict.value), Verdict),

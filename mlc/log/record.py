@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 
-__all__ = ["CLEARLY_FASTER", "Record", "Verdict", "best_of"]
+__all__ = ["CLEARLY_FASTER", "Record", "Verdict", "best_of", "untimed_of"]
 
 #: a single measurement outweighs an earlier comparison only if it took less than this part of its seconds
 CLEARLY_FASTER = 0.95
@@ -31,7 +31,9 @@ class Record:
     ``verdict`` is None for a trial and set for a candidate that was timed once more to be compared. ``code`` is the
     hash of the machine code, ``slowness`` how many times slower than at its best the machine was meanwhile, 0 where it
     was not disturbed, and ``made_for`` the target of a record that came with mlc, empty for all others. ``device`` is
-    the name of the one that measured, where many of ``machine`` did. ``extra`` is what nothing in mlc reads.
+    the name of the one that measured, where many of ``machine`` did. ``expected`` are the seconds that arithmetic gives
+    a candidate that was compiled for a GPU and not run, whatever was found, 0 for all others. ``extra`` is what nothing
+    in mlc reads.
     """
 
     task_key: str
@@ -55,12 +57,18 @@ class Record:
     slowness: float = 0.0
     made_for: str = ""
     device: str = ""
+    expected: float = 0.0
     extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether a time counts."""
         return not self.failure and bool(self.times)
+
+    @property
+    def untimed(self) -> bool:
+        """Whether this was compiled, found good, and not run."""
+        return not self.failure and not self.times and self.expected > 0
 
     @property
     def kept(self) -> bool:
@@ -83,3 +91,16 @@ def best_of(records: Iterable[Record]) -> Record | None:
         if record.kept or best is None or record.seconds < best.seconds * margin:
             best = record
     return best
+
+
+def untimed_of(records: Iterable[Record]) -> Record | None:
+    """The one of a task's records, oldest first, to compile it with where none has a time: of those that were not run,
+    and did not fail when others were, the one that should take least by the latest run's reckoning."""
+    found: dict[tuple[str, tuple[tuple[str, int], ...]], Record] = {}
+    for record in records:
+        which = record.space, tuple(sorted(record.decisions.items()))
+        if record.untimed:
+            found[which] = record
+        elif record.failure:
+            found.pop(which, None)
+    return min(found.values(), key=lambda record: record.expected, default=None)

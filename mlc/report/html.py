@@ -44,7 +44,7 @@ summary { cursor: pointer; } .untuned { color: var(--mute); }
 class FunctionRow:
     """One tensor function of the artifact. ``seconds`` is its logged time for one call, None where it has none.
 
-    ``source`` is where its schedule is from: ``log``, ``shipped``, ``seed`` or ``given``.
+    ``source`` is where its schedule is from: ``log``, ``untimed``, ``shipped``, ``seed`` or ``given``.
     """
 
     name: str
@@ -58,12 +58,15 @@ class FunctionRow:
     script: str = ""
     #: the model's nodes that each call comes from
     nodes: Sequence[Sequence[str]] = ()
+    #: what a call must read and write at least, and the seconds that the machine's peaks allow for it
+    bytes: float = 0.0
+    roofline_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class CompileReport:
     """What the page shows. ``facts`` stand under the title; ``records`` are the log's, for the curves; ``kernels`` are
-    :meth:`mlc.codegen.inspection.Kernel.to_json`'s."""
+    :meth:`mlc.codegen.inspection.Kernel.to_json`'s, with the ``function`` that each belongs to."""
 
     title: str
     facts: Sequence[str]
@@ -123,7 +126,8 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
         yield (f"<p>{len(known)} of {len(rows)} functions have a measured time; one run calls them for "
                f"{fmt.seconds(total)} together.</p>")
     yield ('<table><thead><tr><th>function</th><th class="n">calls</th><th class="n">time a call</th>'
-           '<th colspan="2">share</th><th class="n">work</th><th class="n">rate</th><th>space</th>'
+           '<th colspan="2">share</th><th class="n">work</th><th class="n">bytes</th><th class="n">roofline</th>'
+           '<th class="n">rate</th><th>space</th>'
            "<th>schedule from</th></tr></thead><tbody>")
     for index, row in sorted(enumerate(rows), key=lambda item: -_cost(item[1])):
         bar = f'<div class="bar" style="width:{100 * _cost(row) / largest:.1f}%"></div>' if _cost(row) else ""
@@ -136,7 +140,8 @@ def _functions(rows: Sequence[FunctionRow]) -> Iterable[str]:
         yield (
             f'<tr><td>{name}<br><code>{chosen}</code>{_nodes(row.nodes)}</td><td class="n">{row.calls}</td>'
             f'<td class="n">{fmt.seconds(row.seconds)}</td><td class="n">{share}</td><td class="share">{bar}</td>'
-            f'<td class="n">{work}</td>'
+            f'<td class="n">{work}</td><td class="n">{fmt.bytes_(int(row.bytes)) if row.bytes else "-"}</td>'
+            f'<td class="n">{fmt.seconds(row.roofline_seconds or None)}</td>'
             f'<td class="n">{fmt.rate(row.flops, row.seconds or 0.0)}</td><td>{as_html(row.space)}</td>'
             f"<td>{source}</td></tr>"
         )

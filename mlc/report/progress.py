@@ -135,6 +135,8 @@ def line(event: Event, view: SessionView) -> str:
             failed = f", failed: {_counts(event.failures)}" if event.failures else ""
             return (f"{fmt.duration(event.elapsed):>7}  {event.name}: trial {event.task_trials}, best "
                     f"{fmt.seconds(event.best_seconds)}{gain}{failed}; {_model(view)}{_left(event.eta)}")
+        case TaskStopped(reason="untimed"):
+            return f"{'':>7}  {event.name}: untimed, {event.trials} candidates compiled"
         case TaskStopped():
             return f"{'':>7}  {event.name}: stopped, {event.reason}, after {event.trials} trials"
         case TaskConfirmed():

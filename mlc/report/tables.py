@@ -99,8 +99,8 @@ def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
     used = {task.key for task in report.used}
 
     def cost(task: TaskReport) -> float:
-        counts = task.key in used and math.isfinite(task.best_seconds)
-        return task.weight * task.best_seconds if counts else 0.0
+        seconds = task.expected_seconds if task.verdict == "untimed" else task.best_seconds
+        return task.weight * seconds if task.key in used and math.isfinite(seconds) else 0.0
 
     total = sum(cost(task) for task in report.tasks) or math.inf
     ranked = sorted(report.tasks, key=lambda task: (-cost(task), task.name))
@@ -109,10 +109,11 @@ def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
         measured = math.isfinite(task.best_seconds)
         share, reached = f"{100 * cost(task) / total:.0f}%", f"{100 * task.roofline_fraction:.0f}%"
         relative = (fmt.factor(task.speedup), share, reached) if measured else ("-", "-", "-")
-        rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds),
-                     fmt.seconds(task.best_seconds), *relative,
-                     "-" if not measured else task.verdict if task.key in used else "not used",
-                     task.stopped.partition(":")[0] or "-"))
+        # what arithmetic gives where nothing was run
+        untimed = task.verdict == "untimed"
+        best = f"~ {fmt.seconds(task.expected_seconds)}" if untimed else fmt.seconds(task.best_seconds)
+        rows.append((task.name, task.weight, task.trials, fmt.seconds(task.default_seconds), best, *relative,
+                     _verdict(task, measured, task.key in used), task.stopped.partition(":")[0] or "-"))
     rest = ranked[limit:]
     if rest:
         share = f"{100 * sum(map(cost, rest)) / total:.0f}%"
@@ -122,6 +123,12 @@ def tuning_table(report: TuneReport, limit: int = 24) -> RenderableType:
     shown = fitted(("task", *right, "verdict", "stopped"), rows, right=right,
                    spare=("calls", "verdict", "untuned", "trials"))
     return Group(shown, *(Text(f"{task.name}: {task.stopped}") for task in ranked if ":" in task.stopped))
+
+
+def _verdict(task: TaskReport, measured: bool, used: bool) -> str:
+    if task.verdict == "untimed":
+        return "untimed"
+    return "-" if not measured else task.verdict if used else "not used"
 
 
 def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -84,7 +84,8 @@ class BatchMeasured(_Json):
 @dataclass(frozen=True)
 class TaskStopped(_Json):
     """No more trials for this task: ``flat`` (batches that gained nothing), ``roofline`` (next to its bound),
-    ``beaten`` (an alternative is faster), ``exhausted`` (nothing left to try), ``failing`` or ``broken: …``."""
+    ``beaten`` (an alternative is faster), ``exhausted`` (nothing left to try), ``failing``, ``untimed`` (its candidates
+    were compiled, for a GPU that is not here) or ``broken: …``."""
 
     task: str
     name: str

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 __all__ = ["GraphReport", "Outcome", "TaskReport", "TuneReport", "finite", "first_of_choices", "latency"]
 
 #: what a task's last comparison came to; see :class:`TaskReport`
-Outcome: TypeAlias = Literal["tuned", "default", "earlier", "unconfirmed"]
+Outcome: TypeAlias = Literal["tuned", "default", "earlier", "unconfirmed", "untimed"]
 
 _Choosable = TypeVar("_Choosable", bound="Choosable")
 
@@ -28,9 +28,11 @@ class TaskReport:
 
     ``default_seconds`` is what the untuned schedule takes, ``best_seconds`` what is used from now on. ``verdict``:
     ``tuned`` (a winner that beat the default when timed in turn with it), ``default`` (nothing did),
-    ``earlier`` (a schedule that an earlier run found), ``unconfirmed`` (the fastest seen, not timed against others).
+    ``earlier`` (a schedule that an earlier run found), ``unconfirmed`` (the fastest seen, not timed against others),
+    ``untimed`` (candidates were compiled and none was run).
     Tasks with an equal ``choice`` that is not empty are alternatives for the same calls: the fastest is used, and the
-    first is used untuned. ``expected_seconds`` is a guess for a task that had no trial, infinite for all others.
+    first is used untuned. ``expected_seconds`` is a guess for a task that had no trial, or what arithmetic
+    gives one that was not timed, infinite for all others.
     """
 
     key: str
@@ -98,6 +100,11 @@ class TuneReport:
     graph: GraphReport | None = None
 
     @property
+    def untimed(self) -> bool:
+        """Whether candidates were compiled and none was run, since the target's GPU is not here."""
+        return any(task.verdict == "untimed" for task in self.tasks)
+
+    @property
     def default_latency(self) -> float | None:
         """Estimated seconds of the whole model untuned; None where a task did not run."""
         return latency(
@@ -132,7 +139,8 @@ class TuneReport:
         """JSON values."""
         return {
             "reason": self.reason, "session": self.session, "trials": self.trials, "seconds": self.seconds,
-            "measured": self.measured, "default_latency": self.default_latency, "best_latency": self.best_latency,
+            "measured": self.measured, "untimed": self.untimed,
+            "default_latency": self.default_latency, "best_latency": self.best_latency,
             "failures": self.failures, "tasks": [t.to_json() for t in self.tasks],
             "graph": None if self.graph is None else asdict(self.graph),
         }

@@ -185,7 +185,8 @@ class _Run:
     def _recalled(self, task: Task) -> tuple[list[Record], Record | None]:
         """The log's records of a task and the one of them to compile with; of a fleet's machine class, where one
         measures: the times of two say nothing about each other."""
-        records, machine = list(self._journal.log.records(task.key)), self._measurer.executor.machine
+        records = [record for record in self._journal.log.records(task.key) if not record.expected]  # was never run
+        machine = self._measurer.executor.machine
         if not machine:
             return records, self._journal.log.best(task.key)
         own = [record for record in records if record.machine == machine]

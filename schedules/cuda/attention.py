@@ -48,6 +48,7 @@ class Attention(CudaSpace):
     that are kept or under way."""
 
     name = "cuda.attention"
+    opcodes: tuple[str, ...] = ("HMMA",)
     tiles: type[Tiles] = FlashTiles
     kernel: type[Online] = Flash
 
@@ -72,6 +73,12 @@ class Attention(CudaSpace):
         for tiles in sorted(fitting, key=lambda t: estimate(t, heads, gpu))[:_SEEDS]:
             yield {"warps": tiles.warps, "keys": tiles.keys, "stages": tiles.stages}
 
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        gpu, tiles = gpu_machine(target), self.tiles(decisions["warps"], decisions["keys"], decisions["stages"])
+        return estimate(tiles, _known(func), gpu, resident) / gpu.hz
+
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         heads = _known(sch.mod["main"])
         tiles = self.tiles(pick("warps"), pick("keys"), pick("stages"))
@@ -95,6 +102,7 @@ class ExactAttention(Attention):
     """Attention of float32, by plain multiply-adds."""
 
     name = "cuda.attention_f32"
+    opcodes = ("FFMA",)
     tiles = SimtTiles
     kernel = SimtFlash
 
@@ -123,11 +131,11 @@ def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
     return None
 
 
-def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> float:
+def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> float:
     """Cycles: products, shared memory or copies, whichever is slowest, and exponentials, of all tiles of keys, longer
     where few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
     blocks = heads.count * ceil_div(heads.queries, tiles.queries)
-    resident = max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
+    resident = resident or max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
     exact = blocks / gpu.multiprocessors
     here = min(resident, max(1, round(exact)))
     points, features = tiles.queries * tiles.keys, heads.depth + heads.features

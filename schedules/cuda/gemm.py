@@ -105,6 +105,15 @@ class TiledContraction(CudaSpace):
         for tile in islice(best, _SEEDS):
             yield {f.name: getattr(tile, f.name) for f in fields(Tile)}
 
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        contraction, gpu = contraction_of(func), limits(target)
+        if contraction is None:
+            return None
+        tile = Tile(**{f.name: decisions[f.name] for f in fields(Tile)})
+        return estimate(tile, contraction, gpu, resident) / _LANES / gpu.hz
+
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         contraction = contraction_of(sch.mod["main"])
         if contraction is None:
@@ -138,7 +147,7 @@ def _held(tile: Tile) -> int:
     return tile.registers * tile.threads
 
 
-def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> float:
+def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine, resident: int = 0) -> float:
     """Relative time of a tile: arithmetic with its padding, shared-memory reads, tail waves and idle threads.
 
     The unit is one multiply-add of one thread, of which an SM does :data:`_LANES` a cycle while about 15 bytes reach it
@@ -146,7 +155,7 @@ def estimate(tile: Tile, contraction: Contraction, gpu: GpuMachine) -> float:
     """
     depth = ceil_div(contraction.size(K), tile.split_k * tile.block_k) * tile.block_k
     fitting = min(gpu.threads_per_multiprocessor // tile.threads, gpu.registers_per_multiprocessor // _held(tile))
-    resident = max(1, min(fitting, gpu.blocks_per_multiprocessor))
+    resident = resident or max(1, min(fitting, gpu.blocks_per_multiprocessor))
     exact = tile.blocks(contraction) / gpu.multiprocessors
     waves = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more waves there are
     in_flight = min(resident, ceil(exact)) * tile.threads

@@ -141,6 +141,7 @@ class TensorCoreGemm(CudaSpace):
 
     name = "cuda.mma"
     tensorizes = "mma"
+    opcodes = ("HMMA", "IMMA")
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         contraction, kind = contraction_of(func), _kind(func)
@@ -176,6 +177,12 @@ class TensorCoreGemm(CudaSpace):
         fitting = [t for t in tiles if _misfit(t, contraction, kind, gpu) is None]
         for tile in islice(sorted(fitting, key=lambda t: estimate(t, contraction, kind, gpu)), _SEEDS):
             yield {f.name: getattr(tile, f.name) for f in fields(WarpTile)}
+
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        gpu = gpu_machine(target)
+        return estimate(WarpTile(**decisions), *_known(func), gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         contraction, kind = _known(sch.mod["main"])
@@ -232,13 +239,15 @@ def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMa
     return None
 
 
-def estimate(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine) -> float:
+def estimate(
+    tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine, resident: int = 0
+) -> float:
     """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where there
     are too few warps or bytes on the way to hide latencies, times the rounds of blocks. Reckoned from data sheets, not
     measured."""
     steps, size = tile.steps(contraction, kind), 4 // kind.width
     shared_bytes = tile.shared_bytes(kind, _across(contraction))
-    resident = max(1, gpu.resident(tile.threads, tile.registers, shared_bytes))
+    resident = resident or max(1, gpu.resident(tile.threads, tile.registers, shared_bytes))
     exact = tile.blocks(contraction) / gpu.multiprocessors
     rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
     here = min(resident, ceil(exact))

@@ -55,6 +55,7 @@ class WarpgroupGemm(CudaSpace):
     """Products whose operands boxes can be copied of: rows that lie multiples of 16 bytes apart."""
 
     name = "cuda.wgmma"
+    opcodes = ("HGMMA",)
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         return available(target) and super().matches(func, target) and not _is_cut(func, str(target))
@@ -75,6 +76,12 @@ class WarpgroupGemm(CudaSpace):
         for choice in sorted(fitting, key=lambda c: estimate(_tile(c), bool(c["persistent"]), product, gpu)):
             best.setdefault((choice["block_m"], choice["block_n"]), choice)
         yield from islice(best.values(), _SEEDS)
+
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        gpu = gpu_machine(target)
+        return estimate(_tile(decisions), bool(decisions["persistent"]), _known(func), gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         require(available(target), f"products of warpgroups need sm_90a, got {target.attrs['arch']}")
@@ -123,11 +130,11 @@ def _misfit(tile: GroupTile, gpu: GpuMachine) -> str | None:
     return None
 
 
-def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachine) -> float:
+def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachine, resident: int = 0) -> float:
     """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where too few
     bytes are on the way, times the rounds of blocks. Reckoned from data sheets, not measured."""
     steps, tiles = ceil_div(product.k, tile.block_k), tile.tiles(product)
-    resident = max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes))
+    resident = resident or max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes))
     exact = tiles / gpu.multiprocessors
     here = min(resident, ceil(exact))
     products = tile.block_m * tile.block_n * tile.block_k / gpu.tensor_lanes

@@ -137,7 +137,7 @@ def test_results_of_16_bits() -> None:
 
 
 def test_code_without_the_second_entry(monkeypatch: pytest.MonkeyPatch, copies: list[int]) -> None:
-    """As former versions wrote, and as code for GPUs is: the results are copied."""
+    """As former versions wrote: the results are copied."""
     monkeypatch.setattr(emit, "FINALISE", tuple(each for each in emit.FINALISE if each is not AddEntryInto))
     case = programs.many_results()
     exe = compile_module(case.mod, TARGET)

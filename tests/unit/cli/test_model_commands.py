@@ -296,10 +296,14 @@ def test_tuning_times_the_alternatives_and_compile_takes_the_fastest(wide_path, 
         capsys, "tune", wide_path, "--trials", "1", "--log", log, "--no-winograd")["tasks"])
 
 
-def test_tuning_for_a_gpu_needs_one(model_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("mlc.artifact.features.driver_missing", lambda: True)
-    assert main(["tune", str(model_path), "--target", "cuda:sm_90", "--trials", "1"]) == 1
-    assert "needs a GPU to measure on" in capsys.readouterr().err
+def test_tuning_for_a_gpu_that_is_not_here_needs_its_compiler(model_path, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("mlc.gpu.find_gpu", lambda: None)
+    monkeypatch.setenv("MLC_NVCC", "no-such-nvcc")
+    assert main(["tune", str(model_path), "--target", "cuda:sm_90", "--log", str(tmp_path / "log.db")]) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1] == (
+        "mlc: error: tuning for cuda:sm_90 without a GPU needs nvcc to say what becomes of candidates, but it was not "
+        "found; install the CUDA toolkit 13 or set MLC_NVCC, or tune where `nvidia-smi` lists a GPU")
 
 
 def test_a_run_in_which_everything_failed_is_a_failure(model_path, tmp_path, capsys, monkeypatch) -> None:

@@ -20,9 +20,12 @@ from tvm import relax, te, tirx
 
 import mlc
 from mlc.artifact import cuda as artifact_cuda
+from mlc.artifact import emit, weights
+from mlc.artifact.capture import captured
+from mlc.artifact.schedule import schedule_functions
 from mlc.cli.main import main
 from mlc.codegen import code_generation, cuda, nvrtc, pipeline, prepared
-from mlc.codegen.inspection import find_nvdisasm
+from mlc.codegen.inspection import dumped, find_nvdisasm
 from mlc.compilation import Compilation
 from mlc.errors import ArtifactError, BuildError
 from mlc.graph.pipeline import lower
@@ -125,13 +128,17 @@ def test_large_models(name: str, arch: str) -> None:
     ("resnet50", 60), pytest.param("bert_base", 100, marks=pytest.mark.slow),
 ])
 def test_launches_of_large_models(name: str, most: int) -> None:
-    """Kernels that one run starts, untuned: elementwise operators, transposes and sums of parts have none."""
+    """Kernels that one run starts, untuned: elementwise operators, transposes and sums of parts have none. All of them
+    are one CUDA graph, whose memory is allocated once."""
     compilation = Compilation.of(bert_base() if name == "bert_base" else light_model(name), "cuda:sm_90a")
-    target, count = compilation.target.tvm, 0
-    for task in compilation.lowered().tasks:
-        scheduled = best_seed(registry.find(task.func, target), task.func, target).mod["main"]
-        count += task.weight * len(list(launches(scheduled)))
+    lowered = compilation.lowered()
+    functions, built, twins = schedule_functions(lowered.module, compilation.target, lambda _key: None)
+    count = sum(entry.calls * len(list(launches(functions[entry.symbol]))) for entry in built)
     assert count <= most
+    final = emit.finalise(weights.lift(functions, twins)[0], compilation.target)
+    assert captured(final) == [sum(entry.calls for entry in built)]
+    allocated = re.findall(r"alloc_storage", final["main_into"].script())
+    assert not allocated, "the graph's memory is allocated by what is called once"
 
 
 def test_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +275,27 @@ def test_a_report_says_what_became_of_each_kernel(tmp_path: Path, capsys: pytest
         assert kernel["instructions"]["HMMA"] and kernel["instructions"]["LDGSTS"] and kernel["instructions"]["LDSM"]
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Kernels" in page and f">{kernel['registers']}</td>" in page and kernel["name"] in page
+    (function,) = [f for f in found["functions"] if f["symbol"] == kernel["function"]]
+    assert function["bytes"] == 2 * (128 * 256 + 256 * 128 + 128 * 128)
+    assert function["roofline_seconds"] >= function["bytes"] / GPUS["80"].l2_rate
+
+
+#: of Hopper's kernels: what multiplies and what copies
+OPCODES = {"wgmma_f16_gelu": ("HGMMA", "UTMALDG"), "mma_tf32_columns": ("HMMA", "LDGSTS"),
+           "attention_f16_causal": ("HMMA", "LDGSTS"), "dense_even": ("FFMA", "LDG"), "layer_norm": ("FFMA", "LDG")}
+
+
+@needs_nvcc
+@pytest.mark.skipif(shutil.which("nvcc") is not None and find_nvdisasm() is None, reason="needs nvdisasm")
+def test_every_kind_of_kernel_is_told_by_its_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_DUMP_DIR", str(tmp_path))
+    target = resolve("cuda:sm_90a")
+    functions = {name: scheduled(name, target.tvm).with_attr("global_symbol", name) for name in OPCODES}
+    with code_generation(target.tvm) as single:
+        tvm.compile(tvm.IRModule(functions), target=single, tir_pipeline=pipeline(single))
+    found = {kernel.name.partition("_kernel")[0]: kernel.to_json() for kernel in dumped(tmp_path, "sm_90a")}
+    assert found.keys() == OPCODES.keys()
+    for name, opcodes in OPCODES.items():
+        assert found[name]["instructions"].keys() >= {*opcodes}, name
+        assert found[name]["spilled_bytes"] == found[name]["stack_bytes"] == 0 < found[name]["blocks"], name
+        assert found[name]["shared_bytes"] > 0, name

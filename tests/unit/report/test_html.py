@@ -12,7 +12,8 @@ from mlc.report.html import CompileReport, FunctionRow, check_folder, page, writ
 
 ROWS = (
     FunctionRow("fused_add", 3, "elementwise", "seed"),
-    FunctionRow("fused_conv2d_relu", 2, "conv", "log", 1e-3, 2e8, 40, {"tile_m": 6, "unroll": 1}, "if a < b: pass"),
+    FunctionRow("fused_conv2d_relu", 2, "conv", "log", 1e-3, 2e8, 40, {"tile_m": 6, "unroll": 1}, "if a < b: pass",
+                bytes=4e6, roofline_seconds=5e-4),
     FunctionRow("fused_dense<b>", 1, "gemm", "shipped", 6e-3, 9e8, 12),
 )
 
@@ -58,7 +59,8 @@ def _parsed(report: CompileReport) -> _Balanced:
 def test_functions_are_sorted_by_what_they_cost_a_run() -> None:
     rows = _parsed(CompileReport("m", ["t"], ROWS)).rows[1:]
     assert [row[0].split("tile_m")[0] for row in rows] == ["fused_dense<b>", "fused_conv2d_relu", "fused_add"]
-    assert rows[1][1:3] == ["2", "1.00 ms"] and rows[1][3] == "25.0%" and rows[1][5:7] == ["200 MFLOP", "200 GFLOP/s"]
+    assert rows[1][1:3] == ["2", "1.00 ms"] and rows[1][3] == "25.0%" and rows[1][5:9] == [
+        "200 MFLOP", "4.00 MB", "500 µs", "200 GFLOP/s"]
     assert rows[2][2] == "-" and rows[2][-1] == "seed" and rows[0][-1] == "shipped" and rows[1][-1] == "log, 40 trials"
 
 

@@ -1,0 +1,170 @@
+"""Run by ``test_emulated_gpu.py`` in a process of its own: models on a GPU that is this machine's CPU. Prints what
+happened as JSON."""
+# ruff: noqa: E402 (the GPU is put in before anything loads TVM)
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlc.testing import cuda_device
+
+FOLDER = Path(sys.argv[1])
+cuda_device.install(FOLDER)
+
+import numpy as np
+import tvm_ffi
+from tvm import relax, topi
+
+from mlc.artifact import compile_module, load, runtime
+from mlc.artifact.executable import Executable
+from mlc.errors import MlcError
+from mlc.target import resolve
+from mlc.testing import programs
+
+TARGET = resolve("cuda:sm_80")
+GPU = tvm_ffi.device("cuda", 0)
+Reference = Callable[..., Sequence[np.ndarray]]
+
+
+def long_sum() -> programs.Program:
+    """A product whose sum is long enough to be cut over blocks, its softmax, and each row's mean."""
+    weight = np.random.default_rng(4).standard_normal((1024, 24), dtype=np.float32) / 32
+
+    def body(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+        product = builder.emit_te(topi.matmul, params[0], relax.const(weight))
+        return [builder.emit_te(topi.nn.softmax, product), builder.emit_te(
+            lambda a: topi.sum(a, 1) * (1 / 24), product, primfunc_name_hint="row_means")]
+
+    def reference(x: np.ndarray) -> list[np.ndarray]:
+        product = x.astype("float64") @ weight
+        powers = np.exp(product - product.max(1, keepdims=True))
+        return [powers / powers.sum(1, keepdims=True), product.mean(1)]
+
+    return programs.Program(programs.program({"x": ((6, 1024), "float32")}, body), reference)
+
+
+PROGRAMS = {"dense": programs.dense, "results": programs.many_results, "scalars": programs.scalars,
+            "constant": programs.constant_result, "twins": programs.twins, "long_sum": long_sum}
+
+
+def arrays(exe: Executable, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(spec.shape) * 3).astype(spec.dtype) for spec in exe.inputs]
+
+
+def error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    differences = [np.abs(np.asarray(f, "float64") - w).max() for f, w in zip(found, wanted, strict=True)]
+    return float(max(differences))
+
+
+def counted(act: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    before = cuda_device.counts()
+    result = act()
+    return result, cuda_device.counts().since(before)._asdict()
+
+
+def calls(name: str, program: programs.Program) -> dict[str, Any]:
+    """Three calls of what was saved and loaded, each with arrays of its own."""
+    compile_module(program.mod, TARGET).save(FOLDER / f"{name}.so")
+    exe = load(FOLDER / f"{name}.so")
+    found, kept = [], []
+    for seed in range(3):
+        given = arrays(exe, seed)
+        kept.append((exe(*given) if seed else None, program.reference(*given)))
+        results, counts = counted(lambda given=given: exe(*given))
+        found.append({"error": error(results, program.reference(*given)), **counts})
+    found[0]["later"] = max(error(results, wanted) for results, wanted in kept if results is not None)
+    return {"calls": found, "functions": sum(f["calls"] for f in exe.metadata["functions"])}
+
+
+class Producer:
+    """A tensor of another library's on the GPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.streams = tensor, []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        self.streams.append(stream)
+        return self.tensor.__dlpack__()
+
+
+def on_device() -> dict[str, Any]:
+    """Tensors that are on the GPU go in and come out there."""
+    case = programs.dense()
+    exe = compile_module(case.mod, TARGET)
+    (x,) = arrays(exe, 7)
+    exe(x)
+    copy = runtime.function("runtime.TVMTensorCopyFromTo")
+    there, out = (runtime.empty_tensor((5, 24), "float32", GPU) for _ in range(2))
+    copy(runtime.tensor_of(x), there)
+    given = Producer(there)
+    _, counts = counted(lambda: exe.run([given], [out]))
+    back = runtime.empty_tensor((5, 24), "float32")
+    copy(out, back)
+    facts = {"error": error([runtime.array_of(back)], case.reference(x)), "streams": given.streams, **counts}
+    with tvm_ffi.use_raw_stream(GPU, 12345):  # whatever stream is current, the graph runs on the default one
+        facts["other_stream"] = error(exe(there), case.reference(x))
+    flat = runtime.view(there, (24, 5), "float32")
+    facts["refused"] = [refusal(lambda: exe(flat)), refusal(lambda: exe.run([there], [there]))]
+    host = exe.empty_outputs()
+    exe.run([x], host)
+    facts["host"] = error(host, case.reference(x))
+    facts["profiled"] = sorted(exe.profile(x, repeats=2)) == sorted(f["symbol"] for f in exe.metadata["functions"])
+    return facts
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except MlcError as reason:
+        return str(reason)
+    return ""
+
+
+def without_memory() -> list[str]:
+    """There is no room for weights, then none for inputs."""
+    exe = compile_module(long_sum().mod, TARGET)
+    reasons = []
+    for size in (1 << 10, 100_000):
+        cuda_device.limit_memory(cuda_device.counts().held + size)
+        reasons.append(refusal(lambda: exe(*arrays(exe, 0))))
+    return reasons
+
+
+def transformer() -> dict[str, Any]:
+    """BERT with two layers, exact and on tensor cores, beside onnxruntime: its second call."""
+    import onnxruntime
+
+    import mlc
+    from mlc.networks.models import bert_tiny
+
+    model = bert_tiny()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng, facts = np.random.default_rng(8), {}
+    for precision in ("f32", "f16"):
+        exe = mlc.compile(model, target=TARGET, log=False, precision=precision)
+        for _ in range(2):
+            given = {spec.name: rng.integers(0, 200 if spec.name == "input_ids" else 2, spec.shape)
+                     for spec in exe.inputs}
+            given["attention_mask"][:, 0] = 1
+            found, counts = counted(lambda exe=exe, given=given: exe(**given))
+        spaces = sorted({f["space"] for f in exe.metadata["functions"]})
+        facts[precision] = {"error": error(found, session.run(None, given)), "spaces": spaces, **counts}
+    return facts
+
+
+if __name__ == "__main__":
+    facts: dict[str, Any] = {}
+    if sys.argv[2:] == ["transformer"]:
+        facts = transformer()
+    else:
+        facts = {name: calls(name, make()) for name, make in PROGRAMS.items()}
+        facts |= {"device": on_device(), "without_memory": without_memory()}
+    print(json.dumps(facts))

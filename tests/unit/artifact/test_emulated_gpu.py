@@ -1,0 +1,76 @@
+"""Artifacts for GPUs under TVM's own runtime, on a GPU that is this machine's CPU: memory, graphs, tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+PROGRAMS = ("dense", "results", "scalars", "constant", "twins", "long_sum")
+
+
+def found(folder: Path, *asked: str) -> dict[str, Any]:
+    script = Path(__file__).with_name("on_emulated_gpu.py")
+    command = [sys.executable, str(script), str(folder), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_model_is_one_graph(facts: dict[str, Any], name: str) -> None:
+    """Its kernels are started one by one in the first call, as CUDA asks for, and by a graph in each later one."""
+    first, *later = facts[name]["calls"]
+    assert all(call["error"] <= 1e-5 for call in (first, *later)) and first["later"] <= 1e-5
+    assert first["started"] >= facts[name]["functions"] > 0 == first["graphs"]
+    for call in later:
+        assert (call["started"], call["graphs"], call["replayed"]) == (0, 1, first["started"])
+
+
+def test_nothing_but_inputs_and_outputs_is_copied(facts: dict[str, Any]) -> None:
+    assert facts["dense"]["calls"][1]["copies"] == 2
+    assert facts["scalars"]["calls"][1]["copies"] == 4 + 3
+    assert facts["results"]["calls"][1]["copies"] == 1 + 5
+
+
+def test_tensors_on_the_gpu(facts: dict[str, Any]) -> None:
+    """They are read and written there; their producer waits for the default stream, which DLPack calls 1."""
+    device = facts["device"]
+    assert max(device["error"], device["host"], device["other_stream"]) <= 1e-5
+    assert (device["graphs"], device["started"], device["copies"]) == (1, 0, 2)
+    assert device["streams"] == [1]
+    shape, apart = device["refused"]
+    assert shape == "input x must have shape [5, 24], got [24, 5]; reshape it"
+    assert "output bias_relu" in apart or "must have memory of its own" in apart
+
+
+def test_each_kernel_can_still_be_watched(facts: dict[str, Any]) -> None:
+    assert facts["device"]["profiled"]
+
+
+def test_a_gpu_without_memory_is_named_in_one_line(facts: dict[str, Any]) -> None:
+    weight, given = facts["without_memory"]
+    assert weight.startswith("a tensor of float32 and shape [1024, 24] must fit the GPU's memory, but CUDA refused it")
+    assert given.startswith("a tensor of float32 and shape [6, 1024] must fit") and "out of memory" in given
+    assert "\n" not in weight + given
+
+
+@pytest.mark.slow
+def test_a_transformer_is_one_graph_and_right(tmp_path: Path) -> None:
+    """Exact and on tensor cores, against onnxruntime."""
+    for precision, run in found(tmp_path, "transformer").items():
+        assert run["error"] <= (1e-4 if precision == "f32" else 2e-2), precision
+        assert (run["started"], run["graphs"]) == (0, 1) and run["replayed"] > 10
+        exact = precision == "f32"
+        assert {*run["spaces"]} >= ({"cuda.attention_f32", "cuda.gemm"} if exact else {"cuda.attention", "cuda.mma"})
