@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Compilation", "tune_together"]
 
-_SEARCH_SECONDS = 5.0  # for other graphs of a model that no tuning run has decided about
-_TUNED_SEARCH_SECONDS = 20.0  # and for those that are tuned: what is found must not depend on the machine's load
+_SEARCH_WORK = 1.2e6  # for other graphs of a model that no tuning run has decided about: some 12 s of a core at most
+_TUNED_SEARCH_WORK = 4 * _SEARCH_WORK  # and for those that are tuned
 
 #: held by whoever compiles or tunes: TVM's builders keep their scopes in class variables, which all threads share
 _turn = threading.RLock()
@@ -132,7 +132,7 @@ class Compilation:
         """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line."""
         from mlc.graph.pipeline import lower
 
-        rules = self._rules(_SEARCH_SECONDS, log, on_decision)
+        rules = self._rules(_SEARCH_WORK, log, on_decision)
         with _one_at_a_time(), _one_line(self.model.name, self.target):
             return lower(self.model.mod, self.target, self.prices(log), self.options, substitutions=rules)
 
@@ -197,7 +197,7 @@ class Compilation:
         return times_in_turn(modules, self.target, lookup)
 
     def _rules(
-        self, seconds: float, log: LogReader | None = None, notify: Callable[[Decision], None] | None = None
+        self, work: float, log: LogReader | None = None, notify: Callable[[Decision], None] | None = None
     ) -> Substitutions | None:
         """The shipped rules with what ``log`` has decided; None where they are switched off."""
         if not self.options.substitutions:
@@ -214,8 +214,8 @@ class Compilation:
         patterns = shipped_patterns()
         if not patterns:
             return None
-        options = Options(seconds=seconds)
-        return Substitutions(patterns, options, decided=decided, notify=notify or (lambda _: None))
+        return Substitutions(patterns, Options(work=work), decided=decided, notify=notify or (lambda _: None),
+                             found_again=_TUNED_SEARCH_WORK)
 
 
 def _chosen(log: LogReader, key: str) -> Record | None:
@@ -250,7 +250,7 @@ def tune_together(
     try:
         with _one_at_a_time():
             models = [
-                TunedModel(each.model.mod, each._rules(_TUNED_SEARCH_SECONDS), each.options,
+                TunedModel(each.model.mod, each._rules(_TUNED_SEARCH_WORK), each.options,
                            each._times if timed else None, priority)
                 for each, priority in zip(compilations, priorities or [1] * len(compilations), strict=True)
             ]

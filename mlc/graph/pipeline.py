@@ -53,6 +53,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.MergeReductions,
     simplify.JoinPieces,
     simplify.DropUnread,
+    simplify.FewQueries,
     simplify.SimplifyBatchNorm,
     simplify.FoldAffine,
     simplify.FoldPadding,

@@ -16,7 +16,7 @@ from mlc.substitution.taso import read_taso
 
 __all__ = ["Derivation", "derivations"]
 
-LIMITS = Limits(rounds=20, nodes=60_000, seconds=10.0)
+LIMITS = Limits(rounds=20, nodes=60_000, work=2e6)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mlc.substitution.terms import INPUT, freeze
 __all__ = ["derivable"]
 
 #: limits of one saturation; what needs more counts as not derived
-LIMITS = Limits(rounds=13, nodes=12_000, seconds=3.0)
+LIMITS = Limits(rounds=13, nodes=12_000, work=5e5)
 #: rounds of the rules that make more operators of fewer, each when the others have nothing more to say
 _GROWTH = 4
 
@@ -98,13 +98,16 @@ class _Saturation:
                 grown += 1
 
     def _over(self) -> bool:
-        return len(self.graph) >= self.limits.nodes or time.monotonic() > self._deadline
+        return len(self.graph) >= self.limits.nodes or self._spent()
+
+    def _spent(self) -> bool:
+        return self.graph.work >= self.limits.work or time.monotonic() > self._deadline
 
     def _round(self, chosen: Sequence[bool]) -> bool:
         """Apply the chosen rewrites wherever they match what there is; whether anything was learnt."""
         learnt, found = False, []
         for place, one in enumerate(self.rewrites):
-            if chosen[place] and time.monotonic() <= self._deadline:
+            if chosen[place] and not self._spent():
                 found += [(place, match) for match in islice(one.matches(self.graph), self.limits.nodes)]
         for place, match in found:
             key = (place, *(self.graph.find(each) for each in match.classes.values()), *match.sizes.values())

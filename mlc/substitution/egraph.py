@@ -19,22 +19,27 @@ from mlc.operators.sliding import explicit
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.terms import LEAVES, Attributes, TermGraph, freeze, whole
 
-__all__ = ["COMMUTATIVE", "PRODUCTS", "EGraph", "ENode", "Limits"]
+__all__ = ["COMMUTATIVE", "PATIENCE", "PRODUCTS", "EGraph", "ENode", "Limits"]
 
 #: operators that take time, and whose places in the model are kept
 PRODUCTS = operators_where(lambda each: each.product)
 #: operators whose operands may be exchanged, which is a law of the library
 COMMUTATIVE = operators_where(lambda each: each.commutative)
 
+#: seconds after which a search is stopped that its work should have ended long before: for whoever would wait for ever
+PATIENCE = 1800.0
+
 
 @dataclass(frozen=True)
 class Limits:
-    """When a saturation stops, whichever comes first. What is found does not depend on the machine unless ``seconds``
-    end it."""
+    """When a saturation stops, whichever comes first: at so many ``nodes``, after so many ``rounds``, or when so much
+    ``work`` is done (:attr:`EGraph.work`). What is found does not depend on the machine, nor on what else it does:
+    ``seconds`` are there to end what hangs, and far beyond what the work takes."""
 
     nodes: int = 4_000
     rounds: int = 12
-    seconds: float = 10.0
+    work: float = 1e6
+    seconds: float = PATIENCE
 
 
 class ENode(NamedTuple):
@@ -72,6 +77,8 @@ class EGraph:
         self._pending: list[int] = []
         self._shape_rule: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._sizes: list[Any] = []  # those that are free
+        #: what was done so far, in comparisons of a node with an operator of a rule: the same on every machine
+        self.work = 0
         #: by class: its nodes, each with the rule that brought it (None for the model's own)
         self.nodes: dict[int, dict[ENode, str | None]] = {}
         #: by class: the nodes that read it and their classes

@@ -120,7 +120,9 @@ class Rewrite:
                 yield {**classes, ref: each}, *bound
             return
         wanted = self.source[ref[0]]
-        for node in list(graph.nodes[each]):
+        nodes = list(graph.nodes[each])
+        graph.work += len(nodes)
+        for node in nodes:
             if node.op != wanted.op or len(node.inputs) != len(wanted.inputs):
                 continue
             bound = _attributes(self._asked[ref[0]], node, sizes, known)

@@ -52,8 +52,8 @@ Timer = Callable[[Sequence[tvm.IRModule], "Callable[[str], Record | None]"], "li
 _HOPELESS = 1.15
 #: part of the budget for the first extraction's graphs; what is left is for those that are found with the log's help
 _FIRST = 0.8
-#: part of the seconds that each of the two searches may take
-_SEARCH = 0.25
+#: work that each of the two searches may do in a budget of a second: what a slow core does in a quarter of it
+_SEARCH = 0.25 * 100_000
 #: seconds of building one function for the last comparison, and the part of the budget that is kept back for it at most
 _BUILD_SECONDS, _RESERVED = 0.2, 0.2
 
@@ -109,14 +109,15 @@ class _Joint:
         return kept
 
     def found(self, reading: Reading, seconds: float | None, scale: Mapping[str, float] | None = None) -> Found:
-        """A search that leaves most of ``seconds`` for tuning. Most take a few seconds and are not cut short."""
+        """A search that leaves most of ``seconds`` for tuning, whatever else the machine does: it is bounded by work.
+        Most take a few seconds and are not cut short."""
         assert self.rules is not None
         whole = replace(self.rules.options, scale=tuple(sorted((scale or {}).items())))
-        options = whole if seconds is None else replace(whole, seconds=min(whole.seconds, _SEARCH * seconds))
+        options = whole if seconds is None else replace(whole, work=min(whole.work, _SEARCH * seconds))
         found = find(self.mod, self.target, replace(self.rules, options=options), None, self.options,
                      reading=reading)
-        self.cut |= options.seconds < whole.seconds and (
-            found.seconds > options.seconds or any(report.reason == "seconds" for report in found.reports))
+        self.cut |= found.late or (
+            options.work < whole.work and any(report.reason == "work" for report in found.reports))
         return found
 
     def price(self, task: Task) -> float | None:

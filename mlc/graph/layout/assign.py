@@ -8,6 +8,8 @@ et al., "Optimizing CNN Model Inference on CPUs" (2019), who choose blockings of
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ L = TypeVar("L", bound=Hashable)
 
 #: Nodes of the search after which the best choice found so far is taken: those of the benchmark networks are solved at
 #: the first. A limit in nodes gives the same choice on a machine that is busy; the one in seconds ends what hangs.
-_NODES, _PATIENCE = 500, 60.0
+_NODES, _PATIENCE = 500, 1800.0
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,16 @@ class _Program(Generic[L]):
         shape = (len(self._rows), len(self._costs))
         matrix = csr_array((np.array(weights), (np.array(rows), np.array(columns))), shape=shape)
         bounds = np.array([bound for _, bound in self._rows])
+        started = time.monotonic()
         found = milp(
             np.array(self._costs), integrality=np.ones(len(self._costs)), bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, -np.inf, bounds),
             options={"node_limit": _NODES, "time_limit": _PATIENCE},
         )
+        if time.monotonic() - started > _PATIENCE:
+            warnings.warn(f"a choice of layouts must take less than {_PATIENCE:g} s, but it was stopped then: the "
+                          "build may be slower than another one of the same model; build it again on a machine with "
+                          "less to do", stacklevel=2)
         if found.x is None:
             raise ValueError(f"no choice of layouts satisfies every operator ({found.message})")
         return {

@@ -7,6 +7,7 @@ from mlc.graph.simplify.broadcasts import ShrinkBroadcasts
 from mlc.graph.simplify.channel_window import ConvolveChannelWindows
 from mlc.graph.simplify.common import ShareCommon
 from mlc.graph.simplify.concat import ShareConcats
+from mlc.graph.simplify.few_queries import FewQueries
 from mlc.graph.simplify.fold_constants import FoldConstants
 from mlc.graph.simplify.gelu import RecogniseGelu
 from mlc.graph.simplify.identities import DropIdentities
@@ -24,7 +25,8 @@ from mlc.graph.simplify.variadic import UnstackReductions
 from mlc.graph.simplify.volumes import SliceVolumes
 
 __all__ = [
-    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FoldAffine", "FoldConstants",
+    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FewQueries", "FoldAffine",
+    "FoldConstants",
     "FoldPadding", "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "RecogniseGelu",
     "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
     "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",

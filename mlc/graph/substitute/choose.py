@@ -77,14 +77,14 @@ class Decision:
 @dataclass(frozen=True)
 class Substitutions:
     """What may be substituted, and who is told. ``decided`` gives what a tuning run decided about a subject, or None;
-    ``notify`` gets the decision. A search may take the seconds of ``options``, and ``found_again`` where it must find
-    what was decided for: that has been found in less time before, but perhaps on a machine with less to do."""
+    ``notify`` gets the decision. A search may do the work of ``options``, and ``found_again`` where it must find what a
+    tuning run has decided for, which may do as much."""
 
     patterns: Sequence[Pattern]
     options: Options = field(default_factory=Options)
     decided: Callable[[str], Decided | None] = lambda _subject: None
     notify: Callable[[Decision], None] = lambda _decision: None
-    found_again: float = 60.0
+    found_again: float = math.inf
 
 
 def choose(
@@ -169,8 +169,13 @@ def find(
             return own_graph(mod, reading, time.monotonic() - started)
     options = rules.options
     if decided is not None:
-        options = replace(options, scale=tuple(sorted(decided.scale.items())), seconds=rules.found_again)
-    return search(mod, rules.patterns, target.tvm, options, compile_options, reading=reading)
+        options = replace(options, scale=tuple(sorted(decided.scale.items())), work=rules.found_again)
+    found = search(mod, rules.patterns, target.tvm, options, compile_options, reading=reading)
+    if found.late:
+        warnings.warn(f"a search for other graphs of a model must take less than {options.seconds:g} s, but this one "
+                      f"was stopped after {found.seconds:.0f} s: the build may be slower than another one of the same "
+                      "model; build it again on a machine with less to do", stacklevel=3)
+    return found
 
 
 def own_graph(mod: tvm.IRModule, reading: Reading, seconds: float = 0.0) -> Found:

@@ -8,9 +8,11 @@ their cost keeps HiGHS from finding anything for long.)
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -18,10 +20,10 @@ from scipy.sparse import csr_array
 
 from mlc.graph.substitute.costs import Cost
 from mlc.graph.substitute.saturate import Choices
-from mlc.substitution.egraph import PRODUCTS, ENode
+from mlc.substitution.egraph import PATIENCE, PRODUCTS, ENode
 from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
-__all__ = ["Extraction", "Problem", "as_terms", "extract"]
+__all__ = ["Extracted", "Extraction", "Problem", "as_terms", "extract"]
 
 #: cycles that are cut off before the greedy choice has to do
 _MAX_CUTS = 40
@@ -29,6 +31,9 @@ _MAX_CUTS = 40
 _GAP = 0.005
 #: nodes of the search tree; beyond the first few the choice gains a percent and takes seconds
 _NODES = 1
+#: work of a solution, in comparisons of an e-graph's nodes, for the square of how many entries the program's matrix
+#: has: 4,000 of them take a second and a half, as 150,000 comparisons do
+_SOLVING = 0.01
 #: what each option costs besides, so that nothing is chosen for nothing; seconds
 _LEAST = 1e-10
 
@@ -44,6 +49,15 @@ class Extraction:
     pick: Pick
     seconds: float
     how: str
+
+
+class Extracted(NamedTuple):
+    """The choices that were found, the work that was done, and what stopped the program before its end: ``work`` or
+    ``seconds``, None for neither."""
+
+    choices: list[Extraction]
+    work: float
+    stopped: str | None
 
 
 class Problem:
@@ -101,25 +115,25 @@ class Problem:
         return order
 
 
-def extract(problem: Problem, *, count: int = 1, seconds: float = 10.0) -> list[Extraction]:
+def extract(problem: Problem, *, count: int = 1, work: float = math.inf, seconds: float = PATIENCE) -> Extracted:
     """Up to ``count`` choices, best first, the best no worse than the greedy one and the graph as it was.
 
     The first is the cheapest if HiGHS proves it within its limits. Each further one differs from all before in the
-    products that it computes.
+    products that it computes. ``work`` is what may be done, and ``seconds`` when to stop nonetheless, as in
+    :class:`~mlc.substitution.egraph.Limits`.
     """
     found = [Extraction(pick, problem.seconds(pick), how) for pick, how in (
         (problem.choices.original, "original"), (greedy(problem), "greedy")
     ) if _complete(problem, pick)]
-    program = _Program(problem)
-    deadline = time.monotonic() + seconds
+    program = _Program(problem, work, time.monotonic() + seconds)
     for _ in range(count):
-        pick = program.solve(deadline)
+        pick = program.solve()
         if pick is None:
             break
         found.append(Extraction(pick, problem.seconds(pick), "program"))
         program.exclude(pick)
     distinct = {_products(problem, e.pick): e for e in sorted(found, key=lambda e: -e.seconds)}
-    return sorted(distinct.values(), key=lambda e: e.seconds)[:count]
+    return Extracted(sorted(distinct.values(), key=lambda e: e.seconds)[:count], program.work, program.stopped)
 
 
 def greedy(problem: Problem) -> Pick:
@@ -170,8 +184,10 @@ def as_terms(problem: Problem, pick: Pick) -> TermGraph:
 class _Program:
     """Variables from 0 to 1: an option is taken; a constant is kept; an elementwise option is a kernel of its own."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, work: float, deadline: float) -> None:
+        self._problem, self._allowed, self._deadline = problem, work, deadline
+        self.work = 0.0
+        self.stopped: str | None = None
         self._weights: list[float] = []
         self._whole: list[int] = []
         self._rows: list[tuple[dict[int, float], float]] = []  # sum(row) <= bound
@@ -223,11 +239,15 @@ class _Program:
                     row[self._taken[each, place]] = 1.0 if (each, option) in products else -1.0
         self._rows.append((row, len(products) - 1.0))
 
-    def solve(self, deadline: float) -> Pick | None:
-        """The cheapest choice that is left, or the best that was found in time; None where there is none."""
+    def solve(self) -> Pick | None:
+        """The cheapest choice that is left; None where there is none, or where it would take more work than is left."""
         for _ in range(_MAX_CUTS):
-            left = deadline - time.monotonic()
-            found = self._solved(left / 2) if left > 0.1 else None  # the rest for the cycles that turn up
+            work = _SOLVING * sum(len(row) for row, _ in self._rows) ** 2
+            if self.work + work > self._allowed:
+                self.stopped = "work"
+                return None
+            self.work += work
+            found = self._solved()
             if found is None:
                 return None
             cycle = self._cycle(found)
@@ -236,7 +256,11 @@ class _Program:
             self._rows.append((dict.fromkeys(cycle, 1.0), len(cycle) - 1.0))
         return None
 
-    def _solved(self, seconds: float) -> Pick | None:
+    def _solved(self) -> Pick | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0.0:
+            self.stopped = "seconds"
+            return None
         rows = self._rows
         entries = [(r, column, weight) for r, (row, _) in enumerate(rows) for column, weight in row.items()]
         if not entries:
@@ -246,8 +270,10 @@ class _Program:
         found = milp(
             np.array(self._weights), integrality=np.array(self._whole), bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, -np.inf, np.array([limit for _, limit in rows])),
-            options={"time_limit": seconds, "mip_rel_gap": _GAP, "node_limit": _NODES},
+            options={"time_limit": left, "mip_rel_gap": _GAP, "node_limit": _NODES},
         )
+        if time.monotonic() > self._deadline:
+            self.stopped = "seconds"
         if found.x is None:
             return None
         return {

@@ -38,11 +38,13 @@ _PAIRS = 3
 
 @dataclass(frozen=True)
 class Report:
-    """Why it stopped (``saturated``, ``nodes``, ``rounds``, ``seconds``), sizes, and how often each rule matched."""
+    """Why it stopped (``saturated``, ``nodes``, ``rounds``, ``work``; ``seconds``: it should not have), sizes, the work
+    that was done in the units of :class:`Limits`, and how often each rule matched."""
 
     reason: str
     rounds: int
     nodes: int
+    work: float
     seconds: float
     matches: Mapping[str, int] = field(default_factory=dict)
 
@@ -108,14 +110,21 @@ class _Saturation:
             if len(self._egraph) >= self._limits.nodes:
                 reason = "nodes"
                 break
-            if time.monotonic() - started > self._limits.seconds:
-                reason = "seconds"
+            if over := self._over(started):
+                reason = over
                 break
             if not learnt and not waiting:
                 reason = "saturated"
                 break
-        report = Report(reason, number, len(self._egraph), time.monotonic() - started, dict(self._matches))
+        report = Report(reason, number, len(self._egraph), self._egraph.work, time.monotonic() - started,
+                        dict(self._matches))
         return self._choices(), report
+
+    def _over(self, started: float) -> str | None:
+        """Which limit is reached that is looked at after each rule."""
+        if self._egraph.work >= self._limits.work:
+            return "work"
+        return "seconds" if time.monotonic() - started > self._limits.seconds else None
 
     def _round(self, number: int, started: float) -> tuple[bool, bool]:
         """Whether a rule had something new to say, and whether one has to wait."""
@@ -142,7 +151,7 @@ class _Saturation:
                     break
                 self._egraph.rebuild()  # a chain goes on where it stopped
                 found = list(islice(self._fresh(place, pattern), budget))
-            if time.monotonic() - started > self._limits.seconds:
+            if self._over(started):
                 break
         return learnt, waiting
 

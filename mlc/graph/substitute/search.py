@@ -24,25 +24,29 @@ from mlc.graph.substitute.slices import merged_slices
 from mlc.graph.substitute.split import Region, joined, split
 from mlc.graph.substitute.write import write
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
-from mlc.substitution.egraph import Limits
+from mlc.substitution.egraph import PATIENCE, Limits
 from mlc.substitution.terms import TermGraph
 
 __all__ = ["Candidate", "Found", "Options", "search"]
 
 #: what folding leaves is searched where it takes at most this part of the time
 _WORTH = 0.99
-#: and it alone where it takes at most this; else joining may be better without, which gets this part of the seconds
+#: and it alone where it takes at most this; else joining may be better without, which gets this part of the work
 _DECISIVE, _OWN_PART = 0.6, 0.75
+#: part of the work that saturation may do, before extraction
+_SATURATING = 0.5
 
 
 @dataclass(frozen=True)
 class Options:
-    """``largest`` terms to a region, ``nodes`` of its e-graph, ``seconds`` for all regions together, and how many
-    graphs to propose besides the model's own. ``scale`` is as for :class:`Costs`."""
+    """``largest`` terms to a region, ``nodes`` of its e-graph, ``work`` for all regions together, and how many graphs
+    to propose besides the model's own. ``seconds`` end what hangs, as in :class:`~mlc.substitution.egraph.Limits`.
+    ``scale`` is as for :class:`Costs`. Of the networks that ship, an unrolled LSTM takes the most work, half of it."""
 
     largest: int = 300
     nodes: int = 3_000
-    seconds: float = 8.0
+    work: float = 1.2e6
+    seconds: float = PATIENCE
     candidates: int = 2
     scale: tuple[tuple[str, float], ...] = ()
 
@@ -67,6 +71,11 @@ class Found:
     reports: tuple[Report, ...]
     seconds: float
 
+    @property
+    def late(self) -> bool:
+        """Whether there was no time for what should have been searched."""
+        return any(report.reason == "seconds" for report in self.reports)
+
     def module(self, candidate: Candidate) -> tvm.IRModule:
         """The module whose main is a candidate; the module itself for its own graph."""
         if candidate.graph == self.candidates[0].graph:
@@ -80,7 +89,7 @@ def search(
 ) -> Found:
     """The graphs that ``patterns`` make of a simplified module's main and that extraction finds cheap.
 
-    What is found depends on ``seconds`` only where they run out.
+    What is found is the same on every machine, unless the ``seconds`` run out.
     """
     options, started = options or Options(), time.monotonic()
     reading = reading or read(mod["main"])
@@ -91,8 +100,9 @@ def search(
     distinct = list(dict.fromkeys(region.graph for region in regions))
     solved: dict[TermGraph, _Solved] = {}
     for number, graph in enumerate(distinct):
-        left = options.seconds - (time.monotonic() - started)
-        solved[graph] = _solve(graph, patterns, costs, options, max(0.0, left) / (len(distinct) - number))
+        left = max(0.0, options.work - sum(each.report.work for each in solved.values()))
+        solved[graph] = _solve(graph, patterns, costs, replace(
+            options, work=left / (len(distinct) - number), seconds=options.seconds - (time.monotonic() - started)))
     return Found(mod, reading, tuple(_candidates(whole, regions, solved, options.candidates)),
                  tuple(each.report for each in solved.values()), time.monotonic() - started)
 
@@ -119,25 +129,21 @@ class _Solved:
         return self.choices[min(rank, len(self.choices) - 1)] if self.choices else self.original
 
 
-def _solve(
-    graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options, seconds: float
-) -> _Solved:
+def _solve(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options) -> _Solved:
     started = time.monotonic()
-
-    def left() -> float:
-        return max(0.0, seconds - (time.monotonic() - started))
-
     if not folds(graph, patterns):
-        return _saturated(graph, patterns, costs, options, seconds)
+        return _saturated(graph, patterns, costs, options)
     folding = [pattern for pattern in patterns if not pattern.joins]
-    first = _saturated(graph, folding, costs, replace(options, candidates=1), seconds / 2)
+    first = _saturated(graph, folding, costs, replace(options, candidates=1, work=options.work / 2))
     folded = first.choices[0] if first.choices else first.original
     if folded.seconds > _WORTH * first.original.seconds:
         folded = first.original
     own = folded is first.original or folded.seconds > _DECISIVE * first.original.seconds
     report, choices = first.report, {each.graph: each for each in (first.original, folded)}
     for begin in dict.fromkeys((*([graph] if own else []), folded.graph)):
-        found = _saturated(begin, patterns, costs, options, left() * (1.0 if begin == folded.graph else _OWN_PART))
+        left = max(0.0, options.work - report.work) * (1.0 if begin == folded.graph else _OWN_PART)
+        found = _saturated(begin, patterns, costs, replace(
+            options, work=left, seconds=options.seconds - (time.monotonic() - started)))
         report = _both(report, found.report)
         for each in (choice for choice in found.choices if choice.rules):
             rules = each.rules if begin == graph else each.rules + folded.rules
@@ -149,21 +155,24 @@ def _solve(
 def _both(first: Report, second: Report) -> Report:
     """One report of two searches, of which the second goes on where the first ended."""
     matches = Counter(first.matches) + Counter(second.matches)
-    return Report(second.reason, first.rounds + second.rounds, max(first.nodes, second.nodes),
+    reason = next((each for each in ("seconds", "work") if each in (first.reason, second.reason)), second.reason)
+    return Report(reason, first.rounds + second.rounds, max(first.nodes, second.nodes), first.work + second.work,
                   first.seconds + second.seconds, dict(matches))
 
 
-def _saturated(
-    graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options, seconds: float
-) -> _Solved:
-    choices, report = saturate(graph, patterns, Limits(nodes=options.nodes, seconds=seconds / 2))
+def _saturated(graph: TermGraph, patterns: Sequence[Pattern], costs: Costs, options: Options) -> _Solved:
+    limits = Limits(nodes=options.nodes, work=options.work * _SATURATING, seconds=options.seconds)
+    choices, report = saturate(graph, patterns, limits)
     problem = Problem(choices, lambda o, s: costs.of(o, s, choices.shapes, choices.constant), costs.held)
     original = _Choice(graph, problem.seconds(choices.original), Counter())
     if not report.matches:
         return _Solved(original, [], report)
-    found = extract(problem, count=options.candidates, seconds=max(0.5, seconds - report.seconds))
+    found = extract(problem, count=options.candidates, work=options.work - report.work,
+                    seconds=options.seconds - report.seconds)
+    report = replace(report, work=report.work + found.work, reason=found.stopped or report.reason)
     return _Solved(original, [
-        _Choice(merged_slices(as_terms(problem, each.pick)), each.seconds, _rules(problem, each)) for each in found
+        _Choice(merged_slices(as_terms(problem, each.pick)), each.seconds, _rules(problem, each))
+        for each in found.choices
     ], report)
 
 

@@ -355,7 +355,7 @@ PROVED: dict[str, Body] = {
 @pytest.mark.parametrize("row", PROVED)
 def test_proved_rule(row: str) -> None:
     before = built(PROVED[row], (64, 64))
-    rules = Substitutions(shipped_patterns(), Options(seconds=20.0))
+    rules = Substitutions(shipped_patterns(), Options())
     target = resolve("x86-64-v3")
     assert len(kernels(lower(before, target).module)) > 1
     after = lower(before, target, substitutions=rules)

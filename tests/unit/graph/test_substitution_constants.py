@@ -109,7 +109,7 @@ def inputs(form: str) -> tvm.IRModule:
 
 
 def found(mod: tvm.IRModule) -> Found:
-    return search(prepared(mod), shipped_patterns(), CPU.tvm, Options(seconds=20.0))
+    return search(prepared(mod), shipped_patterns(), CPU.tvm, Options())
 
 
 def products(graph: TermGraph) -> int:
@@ -154,7 +154,7 @@ def test_nothing_folds_where_weights_are_inputs(form: str) -> None:
 def test_what_is_found_is_taken() -> None:
     decisions: list[Decision] = []
     optimise(constants("trained"), CPU, substitutions=Substitutions(
-        shipped_patterns(), Options(seconds=10.0), notify=decisions.append))
+        shipped_patterns(), Options(), notify=decisions.append))
     (decision,) = decisions
     assert decision.chosen > 0
     assert products(decision.found.candidates[decision.chosen].graph) == 1

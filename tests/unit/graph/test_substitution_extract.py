@@ -52,7 +52,7 @@ def every_choice(problem: Problem) -> float:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_program_finds_the_cheapest_choice(seed: int) -> None:
     problem = random_problem(seed)
-    found = extract(problem, seconds=10.0)[0]
+    found = extract(problem).choices[0]
     assert found.seconds == pytest.approx(every_choice(problem), rel=6e-3)
     assert found.seconds <= problem.seconds(greedy(problem)) * (1 + 1e-9)
     assert found.seconds <= problem.seconds(problem.choices.original) * (1 + 1e-9)
@@ -62,7 +62,7 @@ def test_the_program_finds_the_cheapest_choice(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_choices_differ_in_their_products_and_come_in_order(seed: int) -> None:
     problem = random_problem(seed)
-    found = extract(problem, count=3, seconds=10.0)
+    found = extract(problem, count=3).choices
     assert [e.seconds for e in found] == sorted(e.seconds for e in found)
     products = [
         frozenset((c, e.pick[c]) for c in problem.needed(e.pick) if e.pick[c].op == "matmul") for e in found
@@ -72,7 +72,7 @@ def test_choices_differ_in_their_products_and_come_in_order(seed: int) -> None:
 
 def test_some_of_these_graphs_have_cycles_and_beat_greed() -> None:
     problems = [random_problem(seed) for seed in range(40)]
-    assert any(extract(p)[0].seconds < 0.99 * p.seconds(greedy(p)) for p in problems)
+    assert any(extract(p).choices[0].seconds < 0.99 * p.seconds(greedy(p)) for p in problems)
     cyclic = 0
     for problem in problems:
         for picked in itertools.product(*(problem.options[each] for each in problem.options)):
@@ -84,8 +84,10 @@ def test_some_of_these_graphs_have_cycles_and_beat_greed() -> None:
     assert cyclic > 5
 
 
-def test_without_time_greed_or_the_model_has_to_do() -> None:
+@pytest.mark.parametrize("stopped", ["work", "seconds"])
+def test_without_work_or_time_greed_or_the_model_has_to_do(stopped: str) -> None:
     problem = random_problem(3)
-    found = extract(problem, seconds=0.0)
-    assert found[0].how in ("greedy", "original")
-    assert found[0].seconds <= problem.seconds(problem.choices.original)
+    found = extract(problem, **{stopped: 0.0})  # type: ignore[arg-type]
+    assert (found.stopped, found.work) == (stopped, 0.0 if stopped == "work" else found.work)
+    assert found.choices[0].how in ("greedy", "original")
+    assert found.choices[0].seconds <= problem.seconds(problem.choices.original)

@@ -88,7 +88,7 @@ def moved(body: Emit, shape: tuple[int, ...]) -> tuple[Candidate, Candidate]:
     """A network's own graph and the cheapest that was found, equal, and at most as cheap as was promised."""
     mod = prepared(network({"x": shape}, body))
     reading = read(mod["main"])
-    found = search(mod, shipped_patterns(), CPU.tvm, Options(seconds=20.0), reading=reading)
+    found = search(mod, shipped_patterns(), CPU.tvm, Options(), reading=reading)
     own, best = found.candidates[:2]
     assert difference(best.graph, own.graph) < 1e-9 and identical(best.graph, own.graph)
     assert_same_values(found.module(own), found.module(best), 1e-4)
@@ -102,7 +102,7 @@ def moved(body: Emit, shape: tuple[int, ...]) -> tuple[Candidate, Candidate]:
 def test_nothing_is_promised_where_a_layer_cannot_be_moved(body: Emit) -> None:
     """Products are moved before neither a mean of relu nor the largest of rows."""
     mod = prepared(network({"x": SHAPE}, body))
-    found = search(mod, shipped_patterns(), CPU.tvm, Options(seconds=20.0))
+    found = search(mod, shipped_patterns(), CPU.tvm, Options())
     assert all(rows(each.graph).count(BATCH * ROWS) == 2 for each in found.candidates)
 
 

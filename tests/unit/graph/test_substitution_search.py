@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,7 +17,7 @@ from tvm.relax import op
 
 from mlc.graph.pipeline import optimise, prepare
 from mlc.graph.substitute.check import difference, identical
-from mlc.graph.substitute.choose import Decision, Substitutions, digest
+from mlc.graph.substitute.choose import Decision, Substitutions, digest, find
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
 from mlc.graph.substitute.rules import shipped_patterns
@@ -34,7 +36,7 @@ from mlc.target import resolve
 
 CPU = resolve("x86-64-v3", threads=2)
 PATTERNS = [Pattern(each) for each in RULES]
-QUICK = Options(seconds=1.0)
+QUICK = Options()
 
 
 def network(inputs: dict[str, tuple[int, ...]], body: Callable[..., relax.Expr]) -> tvm.IRModule:
@@ -135,7 +137,7 @@ def prepared(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def searched(mod: tvm.IRModule, **options: int) -> Found:
-    return search(prepared(mod), PATTERNS, CPU.tvm, Options(**{"seconds": 1.0, **options}))  # type: ignore[arg-type]
+    return search(prepared(mod), PATTERNS, CPU.tvm, Options(**options))
 
 
 @pytest.mark.parametrize("hand", RULES, ids=lambda each: each.name)
@@ -177,7 +179,7 @@ def test_products_are_merged(name: str, products: int) -> None:
 def test_shipped_rules_join_the_products_of_gates_and_steps() -> None:
     """At most one product a step for the inputs and one for the state, of the eight that there are; and one more."""
     mod = prepared(recurrent(steps=3, width=32))
-    found = search(mod, shipped_patterns(), CPU.tvm, Options(seconds=5.0))
+    found = search(mod, shipped_patterns(), CPU.tvm, Options())
     best = min(found.candidates[1:], key=lambda c: c.estimate)
     products = [sum(term.op == "matmul" for term in c.graph.terms) for c in (best, found.candidates[0])]
     assert products[0] <= 7
@@ -240,8 +242,62 @@ def test_limits_hold() -> None:
     assert report.nodes < 720
     _, report = saturate(graph, PATTERNS, Limits(rounds=1))
     assert report.rounds == 1
+    _, report = saturate(graph, PATTERNS, Limits(work=50_000))
+    assert report.reason == "work"
+    assert 50_000 <= report.work < 100_000  # it is looked at after each rule
     _, report = saturate(graph, PATTERNS, Limits(seconds=0.0))
     assert report.reason == "seconds"
+
+
+class _Clock:
+    """Runs ``times`` as fast as it should: what takes a second takes so many on a machine that much slower."""
+
+    def __init__(self, times: float) -> None:
+        self._times, self._began = times, time.monotonic()
+
+    def monotonic(self) -> float:
+        return self._began + self._times * (time.monotonic() - self._began)
+
+
+def on_a_machine_slower(times: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("choose", "extract", "saturate", "search"):
+        monkeypatch.setattr(f"mlc.graph.substitute.{name}.time", _Clock(times))
+
+
+@pytest.mark.parametrize("work", [Options().work, 100_000.0, 20_000.0])
+@pytest.mark.parametrize("name", ["inception", "recurrent"])
+def test_a_machine_a_hundred_times_slower_finds_the_same(
+    name: str, work: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is work for all that is searched or not."""
+    mod = prepared(recurrent(steps=2, width=32) if name == "recurrent" else NETWORKS[name]())
+    found = []
+    for times in (1.0, 100.0):
+        on_a_machine_slower(times, monkeypatch)
+        found.append(search(mod, shipped_patterns(), CPU.tvm, Options(work=work)))
+    quick, slow = found
+    assert slow.seconds > 10 * quick.seconds
+    assert [(c.graph, c.rules) for c in quick.candidates] == [(c.graph, c.rules) for c in slow.candidates]
+    assert [replace(r, seconds=0.0) for r in quick.reports] == [replace(r, seconds=0.0) for r in slow.reports]
+    assert not slow.late
+
+
+def test_less_work_finds_less() -> None:
+    mod = prepared(recurrent())
+    gains = []
+    for work in (Options().work, 20_000.0, 0.0):
+        found = search(mod, shipped_patterns(), CPU.tvm, Options(work=work))
+        assert (found.reports[0].reason == "work") == (work < Options().work)
+        gains.append(found.candidates[0].estimate - min(c.estimate for c in found.candidates))
+    assert gains[0] > gains[1] >= gains[2] == 0.0
+
+
+def test_a_search_that_is_stopped_by_the_clock_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = prepared(recurrent())
+    on_a_machine_slower(1e6, monkeypatch)
+    rules = Substitutions(shipped_patterns())
+    with pytest.warns(UserWarning, match="must take less than 1800 s, but this one was stopped after"):
+        assert find(mod, CPU, rules).late
 
 
 def test_products_that_need_each_other_are_not_joined() -> None:

@@ -76,7 +76,7 @@ def searched() -> dict[str, Any]:
         builder.emit(op.square(builder.emit(op.atan(number)))),
     )))
     reading = read(mod["main"])
-    found = search(mod, [Pattern(EVEN)], TARGET.tvm, Options(seconds=1.0))
+    found = search(mod, [Pattern(EVEN)], TARGET.tvm, Options())
     best = min(found.candidates, key=lambda each: each.estimate)
     written = found.module(best)
     x = np.random.default_rng(0).standard_normal((8, 16), dtype="float32")

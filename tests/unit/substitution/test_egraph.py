@@ -147,7 +147,7 @@ def test_limits_stop_a_derivation() -> None:
     right = [Node("matmul", ("d", "e")), *(Node("matmul", (name, (place, 0))) for place, name in enumerate("cba"))]
     goal = Rule("goal", shapes, *(Graph(tuple(side), ((3, 0),)) for side in (left, right)))
     assert derivable([ASSOCIATE], [goal]) == [True]
-    for limits in (Limits(rounds=1), Limits(nodes=14), Limits(seconds=0.0)):
+    for limits in (Limits(rounds=1), Limits(nodes=14), Limits(work=4), Limits(seconds=0.0)):
         assert derivable([ASSOCIATE], [goal], limits) == [False]
 
 

@@ -28,7 +28,7 @@ from mlc.substitution.codec import load_rule
 from mlc.substitution.prove import certified
 from mlc.target import resolve
 from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted
-from mlc.tuning.joint import JointTuning, Timer, TunedModel
+from mlc.tuning.joint import _SEARCH, JointTuning, Timer, TunedModel
 from mlc.tuning.options import TuneOptions
 from mlc.tuning.report import TuneReport
 
@@ -173,19 +173,19 @@ def test_where_the_own_graph_was_decided_for_nothing_is_searched(
     assert not decision(log).found.reports
 
 
-@pytest.mark.parametrize("seconds", [8.0, 40.0])
+@pytest.mark.parametrize("seconds", [8.0, 80.0])
 def test_a_search_that_a_small_budget_cut_short_decides_nothing(
     seconds: float, log: TuningLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(*args: object, **options: object) -> Found:
         found = find(*args, **options)  # type: ignore[arg-type]
         return replace(found, candidates=found.candidates[:1],
-                       reports=tuple(replace(report, reason="seconds") for report in found.reports))
+                       reports=tuple(replace(report, reason="work") for report in found.reports))
 
     monkeypatch.setattr("mlc.tuning.joint.find", cut)
     report = run(log, ByFunction(lambda least, columns: least + 10e-6), trials=4, seconds=seconds)
     assert report.graph is not None and not report.graph.substituted
-    short = seconds / 4 < Options().seconds
+    short = _SEARCH * seconds < Options().work
     assert (decision(log).reason != "decided") == short, "a compile has more time to search than this run had"
 
 
