@@ -50,9 +50,9 @@ _EXPOSED, _NEAR, _FAR = 0.5, 0.5, 0.6
 #: Reads from the third level that a tile of several rows waits for where a row begins in a block of input channels that
 #: comes from beyond the second: the waits are too short for the prefetcher. Measured on Zen 3, 192 -> 32 channels of
 #: 28x28: tiles of two rows take 1.6 times as long as those of one row with as many pixels. So does each tile of a
-#: pointwise convolution or a line, which reads a few pixels of a block of channels, then those of the next:
-#: 1024 -> 256 channels of 64x64 take 32 ms in chunks of 16 rows, 18 ms in chunks of one, whose input stays in the second
-#: level; 512 -> 512 channels, 3 of 3199 pixels at stride 2, 38 and 19.
+#: pointwise convolution or a line, which reads a few pixels of a block of channels, then those of the next: 1024 -> 256
+#: channels of 64x64 take 32 ms in chunks of 16 rows, 18 ms in chunks of one, whose input stays in the second level;
+#: 512 -> 512 channels, 3 of 3199 pixels at stride 2, 38 and 19.
 _ROW = 1.0
 
 
@@ -87,7 +87,8 @@ class _Shape:
     def flat(self) -> bool:
         """Whether the pixels that a row of tiles reads go on where the next row's begin, so that a tile may hold the
         end of one and the begin of the other."""
-        return self.line or self.kh == self.kw == self.stride == 1 and not self.padded and self.phases == (1, 1)
+        pointwise = self.kh == self.kw == self.stride == 1 and not self.padded
+        return self.line or (pointwise and self.phases == (1, 1))
 
     @property
     def row(self) -> int:
