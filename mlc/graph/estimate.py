@@ -13,6 +13,8 @@ import tvm
 
 from cost_model.machine import machine
 from mlc.graph.kernels.blocked import windows
+from schedules.intrin import select
+from schedules.intrin.dot import WORDS, dot, dot_form
 
 __all__ = ["Convolution", "Estimate"]
 
@@ -82,6 +84,8 @@ class Estimate:
     def __init__(self, target: tvm.target.Target, weights: float) -> None:
         self.machine = machine(target)
         near, last = self.machine.levels[-2:]
+        #: whether products of 8-bit integers are those of 16-bit ones, by an instruction for them
+        self.words = dot_form(target) == WORDS and any(select(dot(WORDS, lanes), target) for lanes in (4, 8, 16))
         self._cached, self._last = self.machine.cores * near.refill, last.size
         self._weights = _STREAMED * self.machine.bandwidth if weights > last.size / 2 else self._cached
 
