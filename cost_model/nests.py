@@ -21,12 +21,11 @@ __all__ = ["Access", "Buffer", "Function", "Loop", "Nest", "read_function"]
 _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.ForKind
 _REDUCE = 2  # tirx.IterVar.CommReduce
 #: annotations of blocks whose sums run over short numbers, several products a step, and the bytes of an activation
-_SHORT = {"conv2d_nchwc_integer": 1, "dense_integer": 1, "conv2d_nchwc_bfloat": 2, "dense_bfloat": 2}
-#: types of the activations, weights and sums of an intrinsic that takes one step -> rows of weights (pairs are two, of
-#: 16-bit numbers), and activations
-_DOTS: dict[tuple[str, ...], tuple[int, int]] = {
-    ("uint8", "int8", "int32"): (1, 4), ("uint8", "int16", "int32"): (2, 4),
-    ("bfloat16", "bfloat16", "float32"): (1, 2),
+_SHORT = {"conv2d_nchwc_integer": 1, "dense_integer": 1, "conv2d_winograd_integer": 1, "conv2d_nchwc_bfloat": 2,
+          "dense_bfloat": 2}
+#: types of the activations, weights and sums of an intrinsic that takes one step -> how many activations that is
+_DOTS: dict[tuple[str, ...], int] = {
+    ("uint8", "int8", "int32"): 4, ("int16", "int16", "int32"): 2, ("bfloat16", "bfloat16", "float32"): 2,
 }
 #: bytes of a step that one lane reads of either operand at once
 _WORD = 4
@@ -230,20 +229,15 @@ class _Walk:
     def _dot(self, block: tirx.Stmt) -> bool:
         """Read an intrinsic's dot products of short numbers; False where ``block`` is something else."""
         regions = [matched.source for matched in block.match_buffers]
-        form = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
-        if form is None:
+        step = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
+        if step is None:
             return False
-        rows, step = form
         activations, weights, sums = ([evaluate(r.min, self._env) for r in region.region] for region in regions)
-        row, lane = len(self._loops), len(self._loops) + 1
-        extents = (rows, int(regions[2].region[-1].extent))
-        self._loops += [Loop(extent, kind) for extent, kind in zip(extents, ("unrolled", "vectorized"), strict=True)]
-        self._env.extents += extents
+        lane, extent = len(self._loops), int(regions[2].region[-1].extent)
+        self._loops.append(Loop(extent, "vectorized"))
+        self._env.extents.append(extent)
         sums[-1] += Affine.loop(lane)
         weights[-2] += Affine.loop(lane)
-        if rows > 1:
-            weights[-3] += Affine.loop(row)
-            self._reduction.add(row)
         activations[-1] = activations[-1].scaled(1 / step)
         stored = self._buffer(regions[2].source)
         data, weight = self._buffer(regions[0].source), self._buffer(regions[1].source)
@@ -254,8 +248,7 @@ class _Walk:
             Access(data, tuple(activations), False), Access(weight, tuple(weights[:-1]), False),
         )
         self._add(accesses, _Work(arithmetic=2.0), opaque=False)
-        del self._loops[row:], self._env.extents[row:]
-        self._reduction.discard(row)
+        del self._loops[lane:], self._env.extents[lane:]
         return True
 
     def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:

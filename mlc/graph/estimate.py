@@ -13,6 +13,8 @@ import tvm
 
 from cost_model.machine import machine
 from mlc.graph.kernels.blocked import windows
+from schedules.intrin import select
+from schedules.intrin.dot import WORDS, dot, dot_form
 from schedules.machine import cpu_machine
 
 __all__ = ["Convolution", "Estimate"]
@@ -88,6 +90,8 @@ class Estimate:
             cpu = cpu_machine(target)
             self.loads = cpu.fma_per_cycle / cpu.loads_per_cycle
         near, last = self.machine.levels[-2:]
+        #: whether products of 8-bit integers are those of 16-bit ones, by an instruction for them
+        self.words = dot_form(target) == WORDS and any(select(dot(WORDS, lanes), target) for lanes in (4, 8, 16))
         self._cached, self._last = self.machine.cores * near.refill, last.size
         self._weights = _STREAMED * self.machine.bandwidth if weights > last.size / 2 else self._cached
 

@@ -14,12 +14,13 @@ from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
 from schedules.cpu.pooling import POOLING
 from schedules.cpu.recurrent import RECURRENT
 from schedules.cpu.reduction import REDUCTION
-from schedules.cpu.winograd import WINOGRAD
+from schedules.cpu.winograd import WINOGRAD, WINOGRAD_INTEGER
 from schedules.space import Space
 
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    ATTENTION_FEW, ATTENTION, RECURRENT, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, GEMM_WEIGHT_ONLY, GEMM,
-    GEMM_INTEGER, GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    ATTENTION_FEW, ATTENTION, RECURRENT, CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT, WINOGRAD, WINOGRAD_INTEGER,
+    GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE,
+    FALLBACK,
 )

@@ -28,6 +28,7 @@ from schedules.cpu.tiling import (
     staged_input,
     vectors_in,
 )
+from schedules.intrin.dot import WORDS
 from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
@@ -37,6 +38,8 @@ __all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_INTEGER"]
 _PHASES = "conv2d_phases"
 _INTEGER, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bfloat"
 _OPS = ("conv2d_nchwc", _PHASES)
+#: bytes of a step of the sum, of the activations and of each lane's weights
+_WORD = 4
 #: the widest register tile, and the most rows, pixels of a line and channel blocks of a parallel chunk
 _MAX_COLUMNS, _MAX_ROWS, _MAX_LINE, _MAX_GROUPS = 28, 28, 512, 64
 #: register tiles of each number of channel blocks whose chunks are compared, and seeds
@@ -87,7 +90,8 @@ class _Shape:
     def flat(self) -> bool:
         """Whether the pixels that a row of tiles reads go on where the next row's begin, so that a tile may hold the
         end of one and the begin of the other."""
-        pointwise = self.kh == self.kw == self.stride == 1 and not self.padded
+        made = self.padded and self.step.form != WORDS  # a block that widens leaves pixels where they are
+        pointwise = self.kh == self.kw == self.stride == 1 and not made
         return self.line or (pointwise and self.phases == (1, 1))
 
     @property
@@ -186,7 +190,7 @@ class Conv2d(Space):
         if rows % oh_tile or groups % oc_tile:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
-        check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll * shape.step.weights)
+        check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll)
         line = shape.row
         if shape.flat and all(is_fixed(sch, loop) for loop in sch.get_loops(out)[2:4]):
             line, rows = rows * shape.ow, 1
@@ -220,9 +224,9 @@ class Conv2d(Space):
 
 
 class IntegerConv2d(Conv2d):
-    """The same for blocks annotated ``"conv2d_nchwc_integer"``, whose sums run over uint8 data and packed weights of
-    the forms of :mod:`schedules.intrin.dot`: ``[OC/c, IC/c, KH, KW, c/4, c, 4]`` or ``[OC/c, IC/c, KH, KW, c/4, 2, c,
-    2]``. ``ic`` counts steps of four channels."""
+    """The same for blocks annotated ``"conv2d_nchwc_integer"``, whose sums run over data and packed weights of the
+    forms of :mod:`schedules.intrin.dot`: uint8 and int8 ``[OC/c, IC/c, KH, KW, c/4, c, 4]``, or what a block has made
+    int16 and int16 ``[OC/c, IC/c, KH, KW, c/2, c, 2]``. ``ic`` counts steps."""
 
     name = "cpu.conv2d_integer"
     tensorizes = "dot_"
@@ -337,24 +341,22 @@ class _Cost:
         self._shape, self._machine = shape, machine
         self._vectors = vectors_in(shape.oc, machine.lanes())[0]
         self._steps = shape.ic_blocks * shape.kh * shape.kw * shape.ic
-        self._block = shape.oc * self._steps * shape.step.weight_bytes  # bytes of the weights of one channel block
+        self._block = shape.oc * self._steps * _WORD  # bytes of the weights of one channel block
         self._near, self._far = _NEAR * machine.l2_rate, _FAR * machine.l3_rate  # bytes a cycle
 
     def _rows(self, rows: int) -> int:
         """Bytes of the input that ``rows`` rows of the output read, in one group's channels."""
         shape = self._shape
         height, width = (rows - 1) * shape.stride + shape.kh, (shape.ow - 1) * shape.stride + shape.kw
-        return height * width * shape.ic_blocks * shape.ic * 4
+        return height * width * shape.ic_blocks * shape.ic * _WORD
 
     def _tile(self, columns: int, chunk: _Chunk, rate: float) -> float:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
         machine, step, vectors, pixels = self._machine, self._shape.step, chunk.oc * self._vectors, columns * chunk.oh
-        loads = vectors * step.weights + pixels * -(-chunk.oc // self._shape.per_group)
+        loads = vectors + pixels * -(-chunk.oc // self._shape.per_group)
         products = max(pixels * vectors, step.accumulators(machine)) * step.multiply
-        arithmetic = products + pixels * step.unpack + loads * step.load
         cycles = max(
-            arithmetic / machine.fma_per_cycle, loads / machine.loads_per_cycle,
-            chunk.oc * self._shape.oc * step.weight_bytes / rate,
+            products / machine.fma_per_cycle, loads / machine.loads_per_cycle, chunk.oc * self._shape.oc * _WORD / rate,
         )
         return self._steps * cycles + 2 * pixels * vectors + _TILE * machine.mispredict_cycles * chunk.oh
 
@@ -433,7 +435,7 @@ def _fetched_ahead(shape: _Shape, machine: CpuMachine) -> bool:
     """Whether the weights are too many to wait in the second level for the next tile. Measured with weights in memory:
     2048 -> 512 channels of 49 pixels gain 20%, of 784 pixels nothing, and what fits the level loses nothing."""
     steps = shape.ic_blocks * shape.ic * shape.kh * shape.kw
-    weights = prod(shape.phases) * shape.oc_blocks * shape.oc * steps * shape.step.weight_bytes
+    weights = prod(shape.phases) * shape.oc_blocks * shape.oc * steps * _WORD
     return shape.weight >= 0 and weights > machine.l2_bytes // 2
 
 

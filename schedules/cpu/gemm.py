@@ -136,7 +136,7 @@ class Gemm(Space):
         tile = Tile(**{name: pick(name) for name in names})
         stage = self.stage(sch, block, tile)
         _check(tile, shape)
-        check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k * shape.step.weights)
+        check_tile(machine, tile.chains * tile.m * -(-tile.n // lanes), tile.k)
         panels = _packed(sch, block, shape, tile.n, padded(shape, machine)) if tile.pack else None
         whole = block
         if tile.parts > 1:  # each part of the sum is a product of its own, of which there is one more batch
@@ -173,8 +173,8 @@ class Gemm(Space):
 
 
 class IntegerGemm(Gemm):
-    """The same for blocks annotated ``"dense_integer"``, of uint8 by packed weights of the forms of
-    :mod:`schedules.intrin.dot`. ``k`` counts steps of four products."""
+    """The same for blocks annotated ``"dense_integer"``, of activations by packed weights of the forms of
+    :mod:`schedules.intrin.dot`. ``k`` counts steps."""
 
     name = "cpu.gemm_integer"
     op = INTEGER

@@ -14,6 +14,8 @@ from schedules.space import Decisions
 
 __all__ = ["columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts"]
 
+#: bytes of a step of the sum, of either operand
+_WORD = 4
 #: rows of the first operand from which a copy of the second one is cheap beside the product
 _PACKED_ROWS = 256
 #: rows from which a copy pays where vectors could not run along its columns otherwise
@@ -97,7 +99,7 @@ def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """Into how many blocks a chunk may cut the sum: several where three vectors of columns overflow the second cache
     and are used often enough."""
-    if shape.m < 16 or shape.k * 3 * machine.vector_bytes * shape.step.weights <= machine.l2_bytes:
+    if shape.m < 16 or shape.k * 3 * machine.vector_bytes <= machine.l2_bytes:
         return (1,)
     return tuple(b for b in divisors(shape.k, 128) if b == 1 or _SHORTEST_SUM <= shape.k // b <= 4096)
 
@@ -148,8 +150,7 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     def steps(height: int) -> float:
         """Multiply-adds in the time of one step of the sum of a tile with so many rows."""
         products = max(float(height * vectors), busy / chains)
-        unpacked = products / vectors * (broadcast + step.unpack)
-        return products * step.multiply + unpacked + streamed * vectors * step.weights
+        return products * step.multiply + products / vectors * broadcast + streamed * vectors
 
     full, left = divmod(shape.m, m)
     cost = (full * steps(m) + (steps(left) if left else 0.0)) / (shape.m * vectors)
@@ -180,7 +181,7 @@ def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n
     a chunk of ``height`` rows, and in columns of which two fit that cache."""
     if shape.weight < 0 or n % shape.packed:
         return False
-    column = shape.k * n * shape.step.weight_bytes
+    column = shape.k * n * _WORD
     lines, steps = column // LINE_BYTES, -(-height // m) * (shape.k // k)
     large = shape.n // n * column > machine.l2_bytes
     return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
@@ -195,7 +196,7 @@ def _chunks(
     the chunks should be a multiple of the cores with at least two for each.
     """
     options = []
-    row, column, depth = 4, shape.step.weight_bytes, shape.k // parts
+    row, column, depth = _WORD, _WORD, shape.k // parts
     tile_flops = m * n * depth
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
     products = shape.batch * shape.m * shape.n * shape.k * shape.step.multiply

@@ -98,8 +98,8 @@ def gemm_shape(func: tirx.PrimFunc) -> GemmShape | None:
 
 @remembered
 def dot_shape(func: tirx.PrimFunc, op: str) -> GemmShape | None:
-    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[..., N/n, K/4, n, 4]`` or
-    ``[..., N/n, K/4, 2, n, 2]``, or of bfloat16 with ``[..., N/n, K/2, n, 2]``; None for any other function."""
+    """The extents of a product annotated ``op``: of uint8 ``[..., M, K]`` with a weight ``[..., N/n, K/4, n, 4]``, of
+    int16 or bfloat16 with ``[..., N/n, K/2, n, 2]``; None for any other function."""
     block = next((b for b in analyse(func).blocks if b.annotation == op), None)
     if block is None:
         return None

@@ -1,8 +1,9 @@
-"""What a step of a register tile's sum is: a multiply-add of float32, four of 8-bit integers or two of bfloat16.
+"""What a step of a register tile's sum is: a multiply-add of float32, four of 8-bit integers, two of 16-bit integers or
+of bfloat16.
 
-A step of integers reads four bytes of the activations and four products' weights for every lane, so that a sum of
-``K`` products is to its tile what one of ``K / 4`` float32 is: the same bytes, vectors and loops. What differs is
-written down here, in units of one float32 multiply-add of a vector.
+Any step reads four bytes of the activations and four bytes of weights for every lane, so that a sum of ``K`` products
+is to its tile what one of ``K / 4`` or ``K / 2`` float32 is: the same bytes, vectors and loops. What differs is written
+down here, in units of one float32 multiply-add of a vector.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo
 from schedules.intrin import select, use
-from schedules.intrin.dot import BFLOATS, PAIRS, QUADS, dot
+from schedules.intrin.dot import BFLOATS, QUADS, WORDS, dot
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
@@ -26,25 +27,15 @@ class Step:
     """``form`` is that of a dot product, empty for a multiply-add, and ``axes`` how many of the sum's innermost axes
     lie within a step.
 
-    ``multiply`` is the time of the vector units for each accumulator, ``unpack`` for each value that is broadcast.
-    ``weights`` are the vectors of weights for each vector of columns, ``held`` the registers for what a step makes of
-    its operands, ``busy`` the accumulators that hide the latency (0: those of a multiply-add). ``load`` is what each
-    load adds where the arithmetic leaves no slot for it.
+    ``multiply`` is the time of the vector units for each accumulator. ``held`` are the registers for what a step makes
+    of its operands, ``busy`` the accumulators that hide the latency (0: those of a multiply-add).
     """
 
     form: str = ""
     axes: int = 0
     multiply: float = 1.0
-    unpack: float = 0.0
-    weights: int = 1
     held: int = 0
     busy: int = 0
-    load: float = 0.0
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of one lane's weights."""
-        return 4 * self.weights
 
     def accumulators(self, machine: CpuMachine) -> float:
         """Vectors of independent sums that keep the units busy."""
@@ -53,24 +44,25 @@ class Step:
     def fits(self, machine: CpuMachine, accumulators: int, vectors: int) -> bool:
         """Whether a tile of ``vectors`` of columns that would stay in registers with multiply-adds still does.
 
-        Weights that several rows read must be held too. Measured on AVX2: 4 x 2 and 3 x 2 run at 0.8 of the peak, 3 x
-        3 and 2 x 4 at 0.65. With 32 registers LLVM hoists five loads of later steps: 6 x 3 and 4 x 4 do not spill.
+        Weights that several rows read must be held too. Measured on AVX2 with words: 4 x 2, 3 x 2 and 2 x 4 run at 0.85
+        of the peak, 5 x 2, which spills two vectors, at 0.78, 6 x 2 at 0.66. With 32 registers LLVM hoists five loads
+        of later steps.
         """
         free = machine.vector_registers - (5 if machine.vector_registers >= 32 else 0)
-        return not self.held or accumulators + self.weights * vectors + self.held <= free
+        return not self.held or accumulators + vectors + self.held <= free
 
 
 FLOAT = Step()
 #: a dot product of bytes is issued like a multiply-add
 _QUADS, _BFLOATS = Step(QUADS, axes=1), Step(BFLOATS, axes=1)
-#: two multiplications and two additions, of which four units take one each; additions of one cycle are all that
-#: follows one another. Loads: measured with tiles of 1 x 4, 3 x 2, 4 x 2, 2 x 4 and 1 x 8 vectors on AVX2
-_PAIRS = Step(PAIRS, axes=2, multiply=2.0, unpack=1.0, weights=2, held=3, busy=4, load=1.0)
+#: A multiplication, which two units take, and an addition of one cycle, which all take: of four units those begin in
+#: 0.61 cycles (measured on Zen 3 in any order, since additions are given to the multipliers too), of three in 0.67
+_WORDS = Step(WORDS, axes=1, multiply=1.25, held=5, busy=4)
 
 
 def step_of(weight: tirx.Buffer) -> Step:
     """The step of a block that reads weights of this type."""
-    return {"int8": _QUADS, "int16": _PAIRS, "bfloat16": _BFLOATS}.get(str(weight.dtype), FLOAT)
+    return {"int8": _QUADS, "int16": _WORDS, "bfloat16": _BFLOATS}.get(str(weight.dtype), FLOAT)
 
 
 def has_dot(block: BlockInfo, step: Step, width: int, target: tvm.target.Target) -> bool:

@@ -1,7 +1,8 @@
 """Winograd convolution in the blocked layout NCHW[c]c.
 
 The function holds the chain ``[padded] -> columns -> points -> products -> rows -> tiles -> result [-> epilogue]``
-whose products are annotated ``mlc.op = "conv2d_winograd"``: the input transform in two steps, one matrix product for
+whose products are annotated ``mlc.op = "conv2d_winograd"``, or ``"conv2d_winograd_integer"`` where they are dot
+products of 16-bit integers: the input transform in two steps, one matrix product for
 each point ``[size, size, OC/c, T, c]`` over the flattened tiles ``T``, and the output transform in two steps. Both
 transforms keep a tile of vectors in registers, the products are the register-tiled contraction of
 :mod:`schedules.cpu.tiling`, and all of it is done for a block of tiles at a time, so that what lies between the steps
@@ -21,7 +22,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import remembered
+from schedules.cpu.steps import Step, step_of, with_dots
 from schedules.cpu.tiling import (
+    OP_ANNOTATION,
     accumulate,
     accumulator_budget,
     check_tile,
@@ -30,17 +33,19 @@ from schedules.cpu.tiling import (
     find_annotated,
     vectors_in,
 )
+from schedules.intrin import select
+from schedules.intrin.dot import dot
 from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["DILATED", "SINGLE", "WINOGRAD"]
+__all__ = ["DILATED", "SINGLE", "WINOGRAD", "WINOGRAD_INTEGER"]
 
 #: annotation of the products where the number of images is free: no block of tiles holds several of them
 SINGLE = "mlc.single"
 #: annotation of the products of a dilated convolution
 DILATED = "mlc.dilated"
 
-_OPS = ("conv2d_winograd",)
+_FLOAT, _INTEGER = "conv2d_winograd", "conv2d_winograd_integer"
 
 #: tiles of one register tile at most
 _MAX_TILE = 28
@@ -48,10 +53,10 @@ _MAX_TILE = 28
 #: (a line is read first) that arithmetic does not hide; and starts of a parallel loop that one inside a block of tiles
 #: costs, whose threads wait for each other each time
 _NEAR, _FAR, _SPILLED, _MEETING = 0.96, 0.5, 2.0, 1.2
-#: factor and offset, in elements, of the distance between two points: an odd number of cache lines. A transform writes
+#: factor and offset, in bytes, of the distance between two points: an odd number of cache lines. A transform writes
 #: all points of a tile at once; at a multiple of a way, as powers of two of channels make it, they all want the same
 #: set of the first cache (up to 1.7 times as slow: 128 channels, 8 tiles)
-_SPACED = (2 * LINE_BYTES // 4, LINE_BYTES // 4)
+_SPACED = (2 * LINE_BYTES, LINE_BYTES)
 #: what a ragged register tile costs beside its idle part
 _RAGGED = 0.05
 #: part of a load's time that multiply-adds do not hide: from the first cache, or beside few uses or among many streams
@@ -79,6 +84,8 @@ class _Shape:
     dilated: bool
     single: bool
     weight: int  # the number of the parameter with the transformed weights, -1 if they are none
+    op: str
+    step: Step
 
     @property
     def tiles(self) -> int:
@@ -98,7 +105,7 @@ class _Blocks:
 
 
 def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
-    products = find_annotated(sch, _OPS)
+    products = find_annotated(sch, (_FLOAT, _INTEGER))
     if products is None:
         return None
     (points,) = sch.get_producers(products)
@@ -107,7 +114,7 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     (rows,) = sch.get_consumers(products)
     (tiles,) = sch.get_consumers(rows)
     (image,) = sch.get_consumers(tiles)
-    size, _, ob, count, o, cb, c = (int(v.dom.extent) for v in sch.get(products).iter_vars)
+    size, _, ob, count, o, cb, c = (int(v.dom.extent) for v in sch.get(products).iter_vars[:7])
     m = int(sch.get(tiles).iter_vars[0].dom.extent)
     n, _, oh, ow, _ = (int(v.dom.extent) for v in sch.get(image).iter_vars)
     th, tw = -(-oh // m), -(-ow // m)
@@ -116,8 +123,10 @@ def _read(sch: s_tir.Schedule) -> tuple[_Blocks, _Shape] | None:
     params = sch.mod["main"].params
     reads = [region.source for region in sch.get(products).reads]
     weight = next((i for i, param in enumerate(params) if any(param.same_as(read) for read in reads)), -1)
+    step = step_of(next(read for read in reads if not read.same_as(sch.get(points).writes[0].source)))
     dilated, single = (key in sch.get(products).annotations for key in (DILATED, SINGLE))
-    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), dilated, single, weight)
+    return blocks, _Shape(size, m, n, th, tw, cb, c, ob, o, bool(padding), dilated, single, weight,
+                          str(sch.get(products).annotations[OP_ANNOTATION]), step)
 
 
 @remembered
@@ -138,9 +147,14 @@ class Winograd(Space):
 
     name = "cpu.conv2d_winograd"
     target_kind = "llvm"
+    op = _FLOAT
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        return _shape(func) is not None
+        shape = _shape(func)
+        if shape is None or shape.op != self.op:
+            return False
+        width = vectors_in(shape.oc, cpu_machine(target).lanes())[1]
+        return not shape.step.form or select(dot(shape.step.form, width), target) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = _shape(func)
@@ -170,7 +184,7 @@ class Winograd(Space):
         assert found is not None
         blocks, shape = found
         machine = cpu_machine(target)
-        lanes = machine.lanes()
+        lanes, inner_lanes = machine.lanes(), machine.lanes("int16" if shape.step.form else "float32")
         images = pick("images") if shape.n > 1 and not shape.single else 1
         rows, columns, group = pick("rows"), pick("columns"), pick("group")
         t, oc, unroll, inner = pick("t"), pick("oc"), pick("k"), pick("inner")
@@ -203,26 +217,36 @@ class Winograd(Space):
         sch.compute_at(copy, groups, preserve_unit_loops=True)
         # the last tile of a group is followed by the same group of the next point
         fetched = (shape.weight, oc, oc if group > oc else shape.oc_blocks) if prefetch else None
-        start = _products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes, fetched)
+        start = _products(sch, copy, blocks.products, (t, oc, unroll, inner), lanes, fetched, shape.step)
 
         sch.compute_at(blocks.points, block, preserve_unit_loops=True)
-        sch.storage_align(blocks.points, 0, 1, *_SPACED)
+        element = machine.vector_bytes // inner_lanes
+        sch.storage_align(blocks.points, 0, 1, *(distance // element for distance in _SPACED))
         *_, i, j, tiles, cb, c = sch.get_loops(blocks.points)
         sch.reorder(cb, tiles, i, j, c)
-        _vectors(sch, c, lanes)
+        _vectors(sch, c, inner_lanes)
         sch.unroll(i)
         sch.unroll(j)
         sch.compute_at(blocks.columns, tiles, preserve_unit_loops=True)
         sch.set_scope(blocks.columns, 0, "local")
-        _registers(sch, blocks.columns, lanes)
+        _registers(sch, blocks.columns, inner_lanes)
         if blocks.padded is not None:
-            _padding(sch, blocks.padded, cb, pad_at, lanes)
+            _padding(sch, blocks.padded, cb, pad_at, inner_lanes)
         if spread:
             sch.parallel(groups)
             sch.parallel(cb if pad_at == 1 else sch.fuse(cb, tiles))
         else:
             sch.parallel(block)
-        sch.decompose_reduction(blocks.products, start)
+        with_dots(sch, blocks.products, start, shape.step, target)
+
+
+class IntegerWinograd(Winograd):
+    """The same for products annotated ``"conv2d_winograd_integer"``, of int16 by weights ``[size^2 * OC/c, IC/2, c,
+    2]`` with sums that wrap in 32 bits. ``k`` counts steps of two channels."""
+
+    name = "cpu.conv2d_winograd_integer"
+    tensorizes = "dot_words"
+    op = _INTEGER
 
 
 def _moved(sch: s_tir.Schedule, image: SBlockRV, lanes: int) -> SBlockRV:
@@ -237,7 +261,7 @@ def _moved(sch: s_tir.Schedule, image: SBlockRV, lanes: int) -> SBlockRV:
 
 def _products(
     sch: s_tir.Schedule, copy: SBlockRV, products: SBlockRV, tile: tuple[int, int, int, int], lanes: int,
-    fetched: tuple[int, int, int] | None,
+    fetched: tuple[int, int, int] | None, step: Step,
 ) -> LoopRV:
     """The matrix product of each point, in register tiles; returns the loop to initialise before."""
     t, oc, unroll, inner = tile
@@ -252,7 +276,7 @@ def _products(
     sch.unroll(tile_t)
     if ragged:
         sch.annotate(outer_t, "pragma_loop_partition_hint", True)
-    return accumulate(sch, products, order[1], 5, lanes, unroll, fetched)
+    return accumulate(sch, products, order[1], 5, lanes, unroll, fetched, step)
 
 
 def _padding(sch: s_tir.Schedule, padded: SBlockRV, cb: LoopRV, pad_at: int, lanes: int) -> None:
@@ -321,14 +345,16 @@ def _register_tile(
     for oc in divisors(group, 8):
         for t in range(1, min(tiles, _MAX_TILE) + 1):
             width = oc * vectors
-            if t * width + min(t, width) > accumulator_budget(machine) and (t, oc) != (1, 1):
+            fits = t * width + min(t, width) <= accumulator_budget(machine)
+            if (t, oc) != (1, 1) and not (fits and shape.step.fits(machine, t * width, width)):
                 continue
             again = tiles > t and oc * block > machine.l1_bytes / 2
             streamed = again and (t < _USES or oc > _STREAMS)
             loads = load * ((_STREAMED if streamed else _LOADED) / t + _LOADED / width)
             ragged = -(-tiles // t) * t / tiles + (_RAGGED if tiles % t else 0.0)
-            short = max(1.0, machine.fma_per_cycle * machine.fma_latency / (t * width))
-            cost = ragged * short * (1 + loads)
+            busy = shape.step.busy or machine.fma_per_cycle * machine.fma_latency
+            short = max(1.0, busy / (t * width))
+            cost = ragged * short * (shape.step.multiply + loads)
             best = min(best, (cost, t, oc))
     cost, t, oc = best
     return t, oc, cost
@@ -356,4 +382,4 @@ def _cost(
     return products + (memory + meetings * _MEETING * machine.launch_cycles) * machine.fma_per_cycle
 
 
-WINOGRAD = Winograd()
+WINOGRAD, WINOGRAD_INTEGER = Winograd(), IntegerWinograd()

@@ -1,16 +1,18 @@
 """Dot products of short numbers: one instruction multiplies, adds within each lane and adds to 32-bit sums.
 
-A step takes a few activations, which every lane shares, against as many weights of each lane. Of integers it takes
-four, activations uint8 and weights signed, and every sum is exact:
+A step takes a few activations, which every lane shares, against as many weights of each lane. Of integers every sum
+is exact:
 
 ``quads``
-    ``vpdpbusd`` multiplies four bytes of each lane by four (AVX512-VNNI at any width, AVX-VNNI up to 256 bits), and so
-    does ``usdot`` of aarch64. Where that has ``sdot`` alone, whose operands are both signed, 128 is taken from the
-    activations and 128 times the sum of the weights added, which is the same for all rows.
-``pairs``
-    ``pmaddwd`` multiplies two 16-bit numbers of each lane by two, on any x86. The weights are stored as int16, since
-    ``pmaddubsw``, which takes bytes, saturates. Of activations ``a0 a1 a2 a3`` in 32 bits, ``and 0x00ff00ff`` leaves
-    the words ``a0 a2`` and a shift by 8 the words ``a1 a3``: this is the order in which the weights are packed.
+    Four activations of uint8 by weights of int8. ``vpdpbusd`` multiplies four bytes of each lane by four (AVX512-VNNI
+    at any width, AVX-VNNI up to 256 bits), and so does ``usdot`` of aarch64. Where that has ``sdot`` alone, whose
+    operands are both signed, 128 is taken from the activations and 128 times the sum of the weights added, which is the
+    same for all rows.
+``words``
+    Two activations by two weights, all int16: ``pmaddwd``, on any x86 (with VNNI LLVM makes ``vpdpwssd`` of it and the
+    addition). ``pmaddubsw``, which takes bytes, saturates. To widen the activations inside of the loop would take two
+    more operations for each of them, on units that the multiplications and additions keep busy: they are widened once
+    before.
 
 Of bfloat16 it takes two:
 
@@ -31,15 +33,15 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare, select
 
-__all__ = ["BFLOATS", "PAIRS", "QUADS", "dot", "dot_form"]
+__all__ = ["BFLOATS", "QUADS", "WORDS", "dot", "dot_form"]
 
-QUADS, PAIRS, BFLOATS = "quads", "pairs", "bfloats"
+QUADS, WORDS, BFLOATS = "quads", "words", "bfloats"
 #: LLVM's names by lanes, which are also those of the VEX forms
 _QUAD_NAMES = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
-_PAIR_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+_WORD_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 _SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-#: the low byte of each 16-bit word, and the highest bit of each byte
-_LOW_BYTES, _SIGN_BITS = 0x00FF00FF, -0x7F7F7F80
+#: the highest bit of each byte
+_SIGN_BITS = -0x7F7F7F80
 #: of two products and two additions, each rounded
 _ROUNDED = 4e-7
 
@@ -54,7 +56,7 @@ def dot(form: str, lanes: int) -> str:
 
 def dot_form(target: tvm.target.Target) -> str:
     """The better form of integers that a target has: dot products of bytes, or of 16-bit numbers."""
-    return QUADS if any(select(dot(QUADS, lanes), target) for lanes in (4, 8, 16)) else PAIRS
+    return QUADS if any(select(dot(QUADS, lanes), target) for lanes in (4, 8, 16)) else WORDS
 
 
 def _products(lanes: int, count: int, activation: str, weight: str, result: str) -> tirx.PrimFunc:
@@ -96,33 +98,17 @@ def _signed_step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
     return _call("int32x4", _SDOT, sums + (of_weights << tirx.const(7, "int32x4")), signed, values)
 
 
-def _pairs(lanes: int) -> tirx.PrimFunc:
-    @T.prim_func(s_tir=True)
-    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
-        a = T.match_buffer(x, (4,), "uint8", offset_factor=1)
-        b = T.match_buffer(y, (2, lanes, 2), "int16", strides=[T.int32(), 2, 1], offset_factor=1)
-        c = T.match_buffer(z, (lanes,), "int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(c[0:lanes], a[0:4], b[0:2, 0:lanes, 0:2])
-            T.writes(c[0:lanes])
-            for i, p, k in T.grid(lanes, 2, 2):
-                with T.sblock("dot"):
-                    vi, vp, vk = T.axis.remap("SRR", [i, p, k])
-                    c[vi] = c[vi] + T.Cast("int32", a[vp + vk * 2]) * T.Cast("int32", b[vp, vi, vk])
-
-    return description
+def _words(lanes: int) -> tirx.PrimFunc:
+    return _products(lanes, 2, "int16", "int16", "int32")
 
 
-def _pair_step(lanes: int) -> _Step:
+def _word_step(lanes: int) -> _Step:
     def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
-        words = tirx.reinterpret(f"int16x{2 * lanes}", activations)
-        even = tirx.reinterpret(f"int16x{2 * lanes}", activations & tirx.const(_LOW_BYTES, f"int32x{lanes}"))
-        odd = tirx.reinterpret(f"uint16x{2 * lanes}", words) >> tirx.const(8, f"uint16x{2 * lanes}")
-        products = [
-            _call(f"int32x{lanes}", _PAIR_NAMES[lanes], values, weights.vload([row, 0, 0], f"int16x{2 * lanes}"))
-            for row, values in enumerate((even, tirx.reinterpret(f"int16x{2 * lanes}", odd)))
-        ]
-        return _fenced(sums + (products[0] + products[1]), lanes)
+        words = f"int16x{2 * lanes}"
+        shared = tirx.reinterpret(words, activations)
+        products = _call(f"int32x{lanes}", _WORD_NAMES[lanes], shared, weights.vload([0, 0], words))
+        whole = f"uint32x{lanes}"  # sums may wrap, which those of signed numbers may not in LLVM
+        return _fenced(tirx.reinterpret(whole, sums) + tirx.reinterpret(whole, products), lanes)
 
     return step
 
@@ -169,12 +155,7 @@ def _added(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return c + b.astype(c.dtype) @ a.astype(c.dtype)
 
 
-def _added_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Of weights ``[2, lanes, 2]``, the first and the last axis being the low and the high bit of the place."""
-    return c + np.einsum("pik,kp->i", b.astype(c.dtype), a.reshape(2, 2).astype(c.dtype))
-
-
-_QUAD_TYPES, _PAIR_TYPES = ("uint8", "int8", "int32"), ("uint8", "int16", "int32")
+_QUAD_TYPES, _WORD_TYPES = ("uint8", "int8", "int32"), ("int16", "int16", "int32")
 _BFLOAT_TYPES = ("bfloat16", "bfloat16", "float32")
 _VNNI, _AVX_VNNI = ("avx512vnni", "avx512vl"), ("avxvnni",)
 
@@ -185,8 +166,8 @@ for _lanes in (4, 8, 16):
             partial(_quads, _lanes), partial(_implemented, _quad_step(_lanes, _QUAD_NAMES[_lanes])), _added, "vpdpbusd",
         ),
         Intrinsic(
-            PREFIX + dot(PAIRS, _lanes), _PAIR_TYPES, (({4: "sse2", 8: "avx2", 16: "avx512bw"}[_lanes],),),
-            partial(_pairs, _lanes), partial(_implemented, _pair_step(_lanes)), _added_pairs, "pmaddwd",
+            PREFIX + dot(WORDS, _lanes), _WORD_TYPES, (({4: "sse2", 8: "avx2", 16: "avx512bw"}[_lanes],),),
+            partial(_words, _lanes), partial(_implemented, _word_step(_lanes)), _added, "pmaddwd|pdpwssd",
         ),
         Intrinsic(
             PREFIX + dot(BFLOATS, _lanes), _BFLOAT_TYPES, (("avx512bf16", "avx512vl"),), partial(_bfloats, _lanes),

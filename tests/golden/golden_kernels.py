@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, transform_integers
 from mlc.graph.kernels import bfloat, integer
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.weight_only import dense_weight_only
@@ -50,6 +51,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.contraction": _plain_convolution(),
         "cpu.conv2d_bfloat": _bfloat_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
+        "cpu.conv2d_winograd_integer": _integer_transforms(),
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_weight_only": _weight_only_product(),
@@ -87,6 +89,13 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
     weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
     sums = integer.conv2d_nchwc_integer(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero=128)
     return te.create_prim_func([data, weight, sums])
+
+
+def _integer_transforms() -> tirx.PrimFunc:
+    """3x3 over an image, 32 channels to 32, as products of transformed tiles."""
+    data, filters = te.placeholder((1, 2, 8, 8, 16), "uint8", name="data"), np.zeros((32, 32, 3, 3), "int8")
+    weight = te.placeholder(transform_integers(filters, 2).shape, "int16", name="weight")
+    return te.create_prim_func([data, weight, conv2d_winograd_integer(data, weight, 2, (1, 1, 1, 1))])
 
 
 def _weight_only_product() -> tirx.PrimFunc:

@@ -56,10 +56,25 @@ class Transforms:
     output: tuple[tuple[Fraction, ...], ...]
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a convolution by transforms computes in: the types of the transformed input and of the transformed result,
+    ``"mlc.op"`` of the products, and what makes the result of what is transformed back.
+
+    The products are of the type of ``result`` or, where that is unsigned, of signed integers of its size, which wrap.
+    """
+
+    transforms: Transforms
+    inner: str
+    result: str
+    op: str
+    finish: Callable[[tirx.Expr], tirx.Expr]
+
+
 @lru_cache(maxsize=8)
-def transforms(m: int) -> Transforms:
-    """The three matrices of ``F(m, 3)``, by Toom-Cook interpolation at fixed points."""
-    points = list(_POINTS[m])
+def transforms(m: int, points: tuple[Fraction, ...] | None = None) -> Transforms:
+    """The three matrices of ``F(m, 3)``, by Toom-Cook interpolation at ``points``, or those that round least."""
+    points = _POINTS[m] if points is None else points
     size = m + FILTER - 1
 
     def product(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
@@ -100,7 +115,13 @@ def transform_weight(weight: np.ndarray, m: int) -> np.ndarray:
     return result.reshape(-1, depth, 16)
 
 
-def _combination(coefficients: Sequence[Fraction], values: Sequence[tirx.Expr]) -> tirx.Expr:
+def _constant(value: Fraction, dtype: str) -> tirx.Expr:
+    if dtype.startswith("uint"):
+        return tirx.const(int(value) % 2 ** int(dtype[4:]), dtype)
+    return tirx.const(float(value) if dtype.startswith("float") else int(value), dtype)
+
+
+def _combination(coefficients: Sequence[Fraction], values: Sequence[tirx.Expr], dtype: str) -> tirx.Expr:
     """``sum(c * v)`` as even part plus or minus odd part, so that rows for points of opposite sign share both."""
 
     def part(start: int) -> tuple[tirx.Expr | None, int]:
@@ -112,26 +133,26 @@ def _combination(coefficients: Sequence[Fraction], values: Sequence[tirx.Expr]) 
         terms.sort(key=lambda term: term[0] != 1)
         total = None
         for c, v in terms:
-            term = v if c == 1 else v * tirx.const(float(c), "float32")
+            term = v if c == 1 else v * _constant(c, dtype)
             total = term if total is None else total + term
         return total, sign
 
     (even, even_sign), (odd, odd_sign) = part(0), part(1)
     if even is None or odd is None:
         value, sign = (odd, odd_sign) if even is None else (even, even_sign)
-        return value if sign > 0 else tirx.const(0.0, "float32") - value
+        return value if sign > 0 else _constant(Fraction(0), dtype) - value
     if even_sign == odd_sign:
         total = even + odd
-        return total if even_sign > 0 else tirx.const(0.0, "float32") - total
+        return total if even_sign > 0 else _constant(Fraction(0), dtype) - total
     return even - odd if even_sign > 0 else odd - even
 
 
 def _row(
-    index: tirx.Var, matrix: Sequence[Sequence[Fraction]], value: Callable[[int], tirx.Expr]
+    index: tirx.Var, matrix: Sequence[Sequence[Fraction]], dtype: str, value: Callable[[int], tirx.Expr]
 ) -> tirx.Expr:
     """``matrix[index] @ [value(0), value(1), ...]`` where ``index`` is a loop that will be unrolled."""
     values = [value(k) for k in range(len(matrix[0]))]
-    rows = [_combination(row, values) for row in matrix]
+    rows = [_combination(row, values, dtype) for row in matrix]
     result = rows[-1]
     for i in range(len(rows) - 2, -1, -1):
         result = tirx.Select(index == i, rows[i], result)
@@ -145,11 +166,19 @@ def conv2d_winograd(
 
     ``pads`` is ``(top, left, bottom, right)``; the result is ``[N, O/16, OH, OW, 16]`` at stride 1.
     """
-    matrices = transforms(m)
+    arithmetic = Arithmetic(transforms(m), "float32", "float32", "conv2d_winograd", lambda value: value)
+    return convolved(data, weight, m, pads, dilation, arithmetic)
+
+
+def convolved(
+    data: te.Tensor, weight: te.Tensor, m: int, pads: Sequence[int], dilation: Sequence[int], arithmetic: Arithmetic
+) -> te.Tensor:
+    """:func:`conv2d_winograd` in any ``arithmetic``; of integers, weights are ``[(m+2)^2 * O/16, I/2, 16, 2]``."""
+    matrices, inner, result = arithmetic.transforms, arithmetic.inner, arithmetic.result
     n, *fixed = data.shape
     cb, h, w, c = map(int, fixed)
     size = m + FILTER - 1
-    panels, _, o = (int(d) for d in weight.shape)
+    panels, o = int(weight.shape[0]), int(weight.shape[2])
     ob = panels // size**2
     top, left, bottom, right = (int(p) for p in pads)
     dy, dx = map(int, dilation)
@@ -164,37 +193,45 @@ def conv2d_winograd(
     def pixel(t: tirx.Var, r: int, x: tirx.Var, b: tirx.Var, lane: tirx.Var) -> tirx.Expr:
         image, y, z = tirx.indexdiv(t, th * tw), tirx.indexmod(tirx.indexdiv(t, tw), th), tirx.indexmod(t, tw)
         if (dy, dx) == (1, 1):
-            return padded[image, b, y * m + r, z * m + x, lane]
+            return padded[image, b, y * m + r, z * m + x, lane].astype(inner)
         first_y, first_x = tirx.indexmod(tirx.indexdiv(image, dx), dy), tirx.indexmod(image, dx)
-        return padded[tirx.indexdiv(image, dy * dx), b, (y * m + r) * dy + first_y, (z * m + x) * dx + first_x, lane]
+        place = (y * m + r) * dy + first_y, (z * m + x) * dx + first_x
+        return padded[(tirx.indexdiv(image, dy * dx), b, *place, lane)].astype(inner)
 
     columns = te.compute(
         (size, size, count, cb, c),
-        lambda i, x, t, b, lane: _row(i, matrices.input, lambda r: pixel(t, r, x, b, lane)), name="columns",
+        lambda i, x, t, b, lane: _row(i, matrices.input, inner, lambda r: pixel(t, r, x, b, lane)), name="columns",
     )
     points = te.compute(
         (size, size, count, cb, c),
-        lambda i, j, t, b, lane: _row(j, matrices.input, lambda r: columns[i, r, t, b, lane]), name="points",
+        lambda i, j, t, b, lane: _row(j, matrices.input, inner, lambda r: columns[i, r, t, b, lane]), name="points",
     )
-    rb, rc = te.reduce_axis((0, cb), name="rb"), te.reduce_axis((0, c), name="rc")
+    step = int(weight.shape[3]) if len(weight.shape) > 3 else 1
+    rb, rc = te.reduce_axis((0, cb), name="rb"), te.reduce_axis((0, c // step), name="rc")
+    rs = [te.reduce_axis((0, step), name="rs")] if step > 1 else []
+    summed = result.removeprefix("u")
+
+    def product(i: tirx.Var, j: tirx.Var, b: tirx.Var, t: tirx.Var, lane: tirx.Var) -> tirx.Expr:
+        place = rc * step + rs[0] if rs else rc
+        factor = weight[((i * size + j) * ob + b, rb * (c // step) + rc, lane, *rs)]
+        return te.sum(points[i, j, t, rb, place].astype(summed) * factor.astype(summed), axis=[rb, rc, *rs])
+
     products = te.compute(
-        (size, size, ob, count, o),
-        lambda i, j, b, t, lane: te.sum(
-            points[i, j, t, rb, rc] * weight[(i * size + j) * ob + b, rb * c + rc, lane], axis=[rb, rc]
-        ),
-        name="products",
+        (size, size, ob, count, o), product, name="products",
         attrs={
-            "mlc.op": "conv2d_winograd", **({} if isinstance(n, tirx.IntImm) else {SINGLE: 1}),
+            "mlc.op": arithmetic.op, **({} if isinstance(n, tirx.IntImm) else {SINGLE: 1}),
             **({} if (dy, dx) == (1, 1) else {DILATED: 1}),
         },
     )
     rows = te.compute(
         (m, size, ob, count, o),
-        lambda i, x, b, t, lane: _row(i, matrices.output, lambda r: products[r, x, b, t, lane]), name="rows",
+        lambda i, x, b, t, lane: _row(i, matrices.output, result,
+                                      lambda r: products[r, x, b, t, lane].astype(result)), name="rows",
     )
     tiles = te.compute(
         (m, m, ob, count, o),
-        lambda i, j, b, t, lane: _row(j, matrices.output, lambda r: rows[i, r, b, t, lane]), name="tiles",
+        lambda i, j, b, t, lane: arithmetic.finish(_row(j, matrices.output, result, lambda r: rows[i, r, b, t, lane])),
+        name="tiles",
     )
 
     def output(ni: tirx.Var, b: tirx.Var, y: tirx.Var, z: tirx.Var, lane: tirx.Var) -> tirx.Expr:
@@ -225,10 +262,14 @@ class Winograd(Algorithm):
         self.name, self._m, self._additions, self._error = f"winograd_{m}x{m}", m, additions, error
 
     def applicable(self, conv: Convolution) -> bool:
+        return self.fits(conv) and conv.element == 4
+
+    def fits(self, conv: Convolution) -> bool:
+        """Whether there is a kernel for a convolution of these sizes, of elements of any type."""
         return (
             conv.kernel == (FILTER, FILTER) and tuple(conv.strides) == (1, 1)
             and conv.groups == 1 and conv.channels >= BLOCK and conv.filters >= BLOCK
-            and conv.block_in == conv.block_out == BLOCK and conv.element == 4
+            and conv.block_in == conv.block_out == BLOCK
             and conv.fixed  # the kernels are made for one number of tiles an image
         )
 
@@ -247,11 +288,12 @@ class Winograd(Algorithm):
         inner, outer = self._additions
         additions = vectors * (conv.channels * inner + conv.filters * outer)
         products = vectors * conv.channels * conv.filters
-        operations = 2.0 * products / _MULTIPLYING + additions / _ADDING
+        rate, element = (estimate.machine.dot, 2.0) if conv.element == 1 else (1.0, 4.0)
+        operations = 2.0 * products / rate / _MULTIPLYING + additions / _ADDING
         images = conv.image_bytes
         if max(conv.dilation) > 1:  # the result is read and written once more
             images += 2.0 * conv.element * conv.n * conv.filters * math.prod(conv.out)
-        return estimate.kernel(operations, 4.0 * self._points * conv.filters * conv.channels, images)
+        return estimate.kernel(operations, element * self._points * conv.filters * conv.channels, images)
 
     def error_bound(self, conv: Convolution) -> float:
         return self._error * max(1.0, (conv.channels / 256) ** 0.5)

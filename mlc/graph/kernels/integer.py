@@ -2,7 +2,8 @@
 
 Activations are uint8, weights int8, results the exact int32 sums: zero points, scales and biases are the business of
 whoever reads them. Where a sum could leave int32 (more than 66,051 products), it wraps. Sums run over steps of four
-products, in the form that :func:`dot_form` names for a target; see :mod:`schedules.intrin.dot` for the instructions.
+products, or of two of 16-bit numbers, in the form that :func:`dot_form` names for a target; see
+:mod:`schedules.intrin.dot` for the instructions. The latter's activations are widened in a block before the sum.
 Where both operands are activations, as in attention, one of them is packed as a weight at run time.
 Blocked layouts are those of :mod:`mlc.graph.kernels.blocked`.
 """
@@ -26,29 +27,28 @@ __all__ = [
     "pack_dense", "packed_operand",
 ]
 
-#: products of one step of a sum
+#: what every sum's length is a multiple of: whole steps of any form
 STEP = 4
 
 
 def dot_form(target: Target | tvm.target.Target) -> str:
-    """``"quads"`` where the target has a dot product of four bytes, else ``"pairs"`` of 16-bit numbers."""
+    """``"quads"`` where the target has a dot product of four bytes, else ``"words"``, of 16-bit numbers."""
     return dot.dot_form(target.tvm if isinstance(target, Target) else target)
 
 
 def pack_dense(weight: np.ndarray, form: str) -> np.ndarray:
-    """``[K, N]`` int8 as ``[N/16, K/4, 16, 4]`` int8 for quads, ``[N/16, K/4, 2, 16, 2]`` int16 for pairs.
+    """``[K, N]`` int8 as ``[N/16, K/4, 16, 4]`` int8 for quads, ``[N/16, K/2, 16, 2]`` int16 for words.
 
-    Both extents are padded with zeros, ``K`` to whole steps and ``N`` to whole panels.
+    Both extents are padded with zeros, ``K`` to a multiple of 4 and ``N`` to whole panels.
     """
     depth, columns = weight.shape
     weight = np.pad(weight, ((0, -depth % STEP), (0, -columns % PANEL)))
-    steps = weight.reshape(-(-depth // STEP), STEP, -(-columns // PANEL), PANEL).transpose(2, 0, 1, 3)
-    return _packed(steps, form)
+    return _packed(weight.reshape(-1, -(-columns // PANEL), PANEL).transpose(1, 0, 2), form)
 
 
 def pack_conv(weight: np.ndarray, inner: int, outer: int, groups: int, form: str) -> np.ndarray:
     """``[O, I/groups, KH, KW]`` int8 as ``[O/o, I/groups/i, KH, KW, i/4, o, 4]`` int8 for quads, and
-    ``[O/o, I/groups/i, KH, KW, i/4, 2, o, 2]`` int16 for pairs.
+    ``[O/o, I/groups/i, KH, KW, i/2, o, 2]`` int16 for words.
 
     ``inner`` is ``i``, a multiple of 4, and ``outer`` is ``o``; each group's channels are padded with zeros to whole
     blocks on both sides. A weight that is in blocks already is ``[O/o, I/groups/i, KH, KW, i, o]``.
@@ -59,39 +59,47 @@ def pack_conv(weight: np.ndarray, inner: int, outer: int, groups: int, form: str
         weight = weight.reshape(groups, each, channels, height, width)
         weight = np.pad(weight, ((0, 0), (0, -each % outer), (0, -channels % inner), (0, 0), (0, 0)))
         weight = weight.reshape(-1, outer, depth, inner, height, width).transpose(0, 2, 4, 5, 3, 1)
-    *blocks, channels, lanes = weight.shape
+    channels, lanes = weight.shape[-2:]
     if (channels, lanes) != (inner, outer) or inner % STEP:
         raise ValueError(f"blocks must be [..., {inner}, {outer}] with whole steps of {STEP}, got {weight.shape}")
-    return _packed(weight.reshape(*blocks, inner // STEP, STEP, outer), form)
+    return _packed(weight, form)
 
 
 def packed_operand(data: te.Tensor, form: str) -> te.Tensor:
     """int8 ``[..., K, N]`` as :func:`pack_dense` packs constants, with the dimensions before the last two in front."""
     *batch, depth, columns = data.shape
-    steps, panels = -(-depth // STEP), -(-columns // PANEL)
+    whole, panels = -(-depth // STEP) * STEP, -(-columns // PANEL)
 
-    def element(outer: Sequence[Any], place: Any, lane: Any, dtype: str) -> tirx.Expr:
-        *front, panel, step = outer
-        k, j = step * STEP + place, panel * PANEL + lane
+    def element(outer: Sequence[Any], k: Any, lane: Any, dtype: str) -> tirx.Expr:
+        *front, panel = outer
+        j = panel * PANEL + lane
         inside = [condition for condition, ragged in ((k < depth, depth % STEP), (j < columns, columns % PANEL))
                   if ragged]
         value = data[(*front, k, j)].astype(dtype)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)) if inside else value
 
-    if form == dot.QUADS:
-        return te.compute((*batch, panels, steps, PANEL, STEP), lambda *i: element(i[:-2], i[-1], i[-2], "int8"),
-                          name="packed")
-    return te.compute((*batch, panels, steps, 2, PANEL, 2),
-                      lambda *i: element(i[:-3], i[-3] + i[-1] * 2, i[-2], "int16"), name="packed")
+    size, dtype = _step(form)
+    return te.compute((*batch, panels, whole // size, PANEL, size),
+                      lambda *i: element(i[:-3], i[-3] * size + i[-1], i[-2], dtype), name="packed")
 
 
-def _packed(steps: np.ndarray, form: str) -> np.ndarray:
-    """The four weights of a step, ``[..., 4, o]``, in the order in which the form's instruction takes them."""
-    if form == dot.QUADS:
-        return np.ascontiguousarray(steps.swapaxes(-1, -2))
-    *others, step, lanes = steps.shape
-    pairs = steps.astype(np.int16).reshape(*others, 2, step // 2, lanes)  # the pairs are (0, 2) and (1, 3)
-    return np.ascontiguousarray(np.moveaxis(pairs, -3, -1))
+def _step(form: str) -> tuple[int, str]:
+    """The products of a step, and the type of their weights."""
+    return (4, "int8") if form == dot.QUADS else (2, "int16")
+
+
+def _packed(weight: np.ndarray, form: str) -> np.ndarray:
+    """``[..., i, o]`` as the form's instruction takes it: ``[..., i/s, o, s]`` for steps of ``s``."""
+    *others, inner, lanes = weight.shape
+    size, dtype = _step(form)
+    return np.ascontiguousarray(weight.astype(dtype).reshape(*others, inner // size, size, lanes).swapaxes(-1, -2))
+
+
+def _widened(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """The activations as the instruction takes them that reads this weight."""
+    if str(weight.dtype) != "int16":
+        return data
+    return te.compute(data.shape, lambda *i: data[i].astype("int16"), name="widened")
 
 
 def conv2d_nchwc_integer(
@@ -104,14 +112,14 @@ def conv2d_nchwc_integer(
     ``pads`` is ``(top, left, bottom, right)``, filled with ``zero``, the activation's zero point. With groups, a
     group's channels fill whole blocks on both sides.
     """
-    padded = pad_spatial(data, pads, zero)
+    padded = _widened(pad_spatial(data, pads, zero), weight)
     return conv2d_nchwc_stepped(padded, weight, strides, dilation, groups, "int32", "conv2d_nchwc_integer")
 
 
 def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` or of
     :func:`packed_operand` to int32 ``[..., M, N]``, ``N`` whole panels."""
-    return dense_stepped(data, weight, "int32", "dense_integer")
+    return dense_stepped(_widened(data, weight), weight, "int32", "dense_integer")
 
 
 def depthwise_nchwc_integer(

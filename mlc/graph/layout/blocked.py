@@ -19,6 +19,7 @@ from tvm import relax, tirx
 
 from mlc.graph.algorithms.direct import DEPTHWISE, DIRECT
 from mlc.graph.algorithms.registry import Algorithm, fastest
+from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, integer_tile, transform_integers
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.constants import array_of, constant
@@ -206,6 +207,11 @@ class _Rewriter:
                 if (made := special(x, array, conv)) is not None:
                     return made
             return self._direct(DIRECT, x, array, conv)
+        tile = integer_tile(replace(conv, block_in=size), self._options, self._estimate, array)
+        if tile:
+            convolve = partial(conv2d_winograd_integer, m=tile, pads=conv.pads)
+            return self._bb.call_te(convolve, x, constant(transform_integers(array, tile)),
+                                    primfunc_name_hint=f"winograd_{tile}x{tile}")
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
                                 primfunc_name_hint=DIRECT.name)

@@ -28,6 +28,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.algorithms.registry import fastest
+from mlc.graph.algorithms.winograd_integer import seconds
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, op_name, rewrite_pass, shape_of
@@ -166,7 +167,7 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         strides, pads, dilation = (tuple(map(int, each)) for each in (attrs.strides, attrs.padding, attrs.dilation))
         conv = Convolution(n, channels, filters, (size[0], size[1]), (kernel[0], kernel[1]), strides, pads, dilation,
                            int(attrs.groups), PANEL, PANEL)
-        integers = fastest(replace(conv, element=1), options, estimate)
+        integers = seconds(replace(conv, element=1), options, estimate)
         return integers, fastest(conv, options, estimate) + estimate.copy(5.0 * prod((n, channels, *size)))
 
     def worth(call: relax.Call) -> bool:

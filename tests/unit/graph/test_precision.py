@@ -206,9 +206,10 @@ def test_other_products_stay(name: str) -> None:
 
 
 def test_integers_are_taken_where_they_are_priced_faster() -> None:
-    """Of bytes that a dot product adds up four at a time always; of pairs not where Winograd's algorithm is faster."""
-    def products(target: Target, options: CompileOptions, kernel: int) -> list[str]:
-        body = conv((256, 256, kernel, kernel), 0, padding=kernel // 2)
+    """Of bytes that a dot product adds up four at a time always; of 16-bit numbers, of which a dilated filter has no
+    transform, not where floats have one."""
+    def products(target: Target, options: CompileOptions, kernel: int, dilation: int = 1) -> list[str]:
+        body = conv((256, 256, kernel, kernel), 0, padding=kernel // 2 * dilation, dilation=dilation)
         mod = network((1, 256, 28, 28), body)
         changed = passed(mod, MoveQuantisation, IntegerProducts(priced(target, options)))
         calls = [b.value for b in bindings(changed["main"]) if isinstance(b.value, relax.Call)]
@@ -218,7 +219,8 @@ def test_integers_are_taken_where_they_are_priced_faster() -> None:
     vnni = resolve("x86-64-v4 -mattr=+avx512vnni", threads=2)
     assert products(vnni, DEFAULT_OPTIONS, 1) == products(vnni, direct, 3) == products(V3, direct, 3) == ["int32"]
     assert products(vnni, DEFAULT_OPTIONS, 3) == ["int32"] and products(V3, DEFAULT_OPTIONS, 1) == ["int32"]
-    assert products(V3, DEFAULT_OPTIONS, 3) == ["float32"]
+    assert products(V3, DEFAULT_OPTIONS, 3) == products(vnni, DEFAULT_OPTIONS, 3, 2) == ["int32"]
+    assert products(V3, DEFAULT_OPTIONS, 3, 2) == ["float32"]
 
 
 def test_integers_may_be_forbidden() -> None:

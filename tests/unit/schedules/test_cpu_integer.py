@@ -27,7 +27,7 @@ from mlc.target import resolve
 from schedules.cpu.conv import CONV2D_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.gemm import GEMM_INTEGER
-from schedules.intrin.dot import PAIRS, QUADS
+from schedules.intrin.dot import QUADS, WORDS
 from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, first_seed, schedule_with
@@ -302,14 +302,14 @@ def test_instructions_of_a_product(name: str) -> None:
     form, word = dot_form(on), TARGETS[name][0]
     loop, seed = _hot_loop(_Dense(form, m=240, n=192, k=2048), name)
     vectors = seed["n"] * 4 // {"x86-64-v2": 16, "x86-64-v3": 32, "llvm -mcpu=alderlake": 32}.get(name, 64)
-    products = seed["m"] * vectors * seed["k"] * (1 if form == QUADS else 2)
+    products = seed["m"] * vectors * seed["k"]
     count = len(re.findall(rf"\s{word}\s", loop))
     assert count
     assert count % products == 0
     assert _stored(loop) <= 1
-    if form == PAIRS:
-        assert "maddubs" not in loop
-        assert len(re.findall(r"v?psrlw\s", loop)) == count // vectors // 2, "words are unpacked once for all columns"
+    if form == WORDS:
+        assert not re.search("maddubs|psrlw|pmov|punpck|pand", loop), "nothing is widened in the loop"
+        assert len(re.findall(r"v?paddd\s", loop)) == count
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -338,7 +338,7 @@ def test_requantisation_is_vectors(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), [
-    ("x86-64", PAIRS), ("x86-64-v2", PAIRS), ("x86-64-v3", PAIRS), ("x86-64-v4", PAIRS), ("cuda:sm_90", PAIRS),
+    ("x86-64", WORDS), ("x86-64-v2", WORDS), ("x86-64-v3", WORDS), ("x86-64-v4", WORDS), ("cuda:sm_90", WORDS),
     ("x86-64-v4 -mattr=+avx512vnni", QUADS), ("llvm -mcpu=alderlake", QUADS), ("llvm -mcpu=cascadelake", QUADS),
 ])
 def test_form_of_a_target(name: str, form: str) -> None:
@@ -348,28 +348,28 @@ def test_form_of_a_target(name: str, form: str) -> None:
 def test_packed_products() -> None:
     """Element by element; what pads is zero."""
     weight = np.random.default_rng(0).integers(-128, 128, (10, 21), "int8")
-    quads, pairs = pack_dense(weight, QUADS), pack_dense(weight, PAIRS)
+    quads, words = pack_dense(weight, QUADS), pack_dense(weight, WORDS)
     assert (quads.shape, quads.dtype) == ((2, 3, 16, 4), np.int8)
-    assert (pairs.shape, pairs.dtype) == ((2, 3, 2, 16, 2), np.int16)
+    assert (words.shape, words.dtype) == ((2, 6, 16, 2), np.int16)
     for k in range(12):
         for n in range(32):
             value = weight[k, n] if k < 10 and n < 21 else 0
             assert quads[n // 16, k // 4, n % 16, k % 4] == value
-            assert pairs[n // 16, k // 4, k % 2, n % 16, k % 4 // 2] == value
+            assert words[n // 16, k // 2, n % 16, k % 2] == value
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_packed_convolutions(groups: int) -> None:
     weight = np.random.default_rng(0).integers(-128, 128, (20, 6, 2, 3), "int8")
-    quads, pairs = pack_conv(weight, 4, 8, groups, QUADS), pack_conv(weight, 4, 8, groups, PAIRS)
+    quads, words = pack_conv(weight, 4, 8, groups, QUADS), pack_conv(weight, 4, 8, groups, WORDS)
     each, blocks = 20 // groups, -(-20 // groups // 8)
     assert quads.shape == (blocks * groups, 2, 2, 3, 1, 8, 4)
-    assert pairs.shape == (blocks * groups, 2, 2, 3, 1, 2, 8, 2)
-    assert np.count_nonzero(quads) == np.count_nonzero(pairs) == np.count_nonzero(weight)
+    assert words.shape == (blocks * groups, 2, 2, 3, 2, 8, 2)
+    assert np.count_nonzero(quads) == np.count_nonzero(words) == np.count_nonzero(weight)
     for (o, i, y, x), value in np.ndenumerate(weight):
         block, lane = o // each * blocks + o % each // 8, o % each % 8
         assert quads[block, i // 4, y, x, 0, lane, i % 4] == value
-        assert pairs[block, i // 4, y, x, 0, i % 2, lane, i % 4 // 2] == value
+        assert words[block, i // 4, y, x, i % 4 // 2, lane, i % 2] == value
     if groups == 1:
         cut = np.pad(weight, ((0, 4), (0, 2), (0, 0), (0, 0))).reshape(3, 8, 2, 4, 2, 3).transpose(0, 2, 4, 5, 3, 1)
         np.testing.assert_array_equal(pack_conv(cut, 4, 8, 1, QUADS), quads)
