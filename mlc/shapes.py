@@ -15,8 +15,8 @@ from typing import Any
 from mlc.errors import UsageError
 
 __all__ = [
-    "DEFAULT_RANGE", "Free", "Range", "Shape", "from_json", "is_free", "parse_shape", "parse_shapes", "shape_text",
-    "to_json", "usual",
+    "DEFAULT_RANGE", "Free", "Linear", "Range", "Shape", "from_json", "is_free", "parse_shape", "parse_shapes",
+    "shape_text", "to_json", "usual",
 ]
 
 _TEXT = re.compile(r"\s*(-?\d+)\s*(?:\.\.\s*(-?\d+)\s*)?")
@@ -94,6 +94,58 @@ def _whole(value: Any) -> int:
 #: of a free dimension that nothing was said about
 DEFAULT_RANGE = Range(1, 512)
 
+
+@dataclass(frozen=True)
+class Linear:
+    """A size that follows from free ones: ``2 * batch + past + 1``. ``terms`` are names and their factors."""
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Linear | None:
+        """From text as exporters and TVM write it; None where it is anything else, or no more than one name.
+
+        >>> Linear.parse("2*s77 + 1"), Linear.parse("batch")
+        (Linear(terms=(('s77', 2),), constant=1), None)
+        """
+        terms: dict[str, int] = {}
+        constant = 0
+        for word in text.replace(" - ", " + -").split("+"):
+            factor, names = 1, []
+            for part in map(str.strip, word.split("*")):
+                negative, part = part.startswith("-"), part.removeprefix("-").strip()
+                if part.isdecimal():
+                    factor *= int(part)
+                elif part and not set(part) & set("()/% "):
+                    names.append(part)
+                else:
+                    return None
+                factor = -factor if negative else factor
+            if len(names) > 1:
+                return None
+            if names:
+                terms[names[0]] = terms.get(names[0], 0) + factor
+            else:
+                constant += factor
+        found = cls(tuple((name, factor) for name, factor in terms.items() if factor), constant)
+        plain = found.terms == ((text.strip(), 1),) and not constant
+        return found if found.terms and not plain else None
+
+    def of(self, sizes: Mapping[str, int]) -> int:
+        """The size where the free ones are ``sizes``."""
+        return sum(factor * sizes[name] for name, factor in self.terms) + self.constant
+
+    def within(self, ranges: Mapping[str, Range]) -> tuple[int, int]:
+        """The least and the largest it may be."""
+        ends = [sorted((f * ranges[name].low, f * ranges[name].high)) for name, f in self.terms]
+        return sum(low for low, _ in ends) + self.constant, sum(high for _, high in ends) + self.constant
+
+    def __str__(self) -> str:
+        words = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
+        return " + ".join([*words, *([str(self.constant)] if self.constant else [])])
+
+
 #: an input's shape as a user gives it
 Shape = str | Sequence[Any]
 
@@ -136,7 +188,13 @@ def is_free(shape: Iterable[int | Free]) -> bool:
 def usual(shape: Iterable[int | Free], sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
     """The shape with free sizes as ``sizes`` says by name, or the usual ones."""
     given = sizes or {}
-    return tuple(given.get(s.name, s.usual) if isinstance(s, Free) else s for s in shape)
+
+    def size(free: Free) -> int:
+        linear = None if free.name in given or not given else Linear.parse(free.name)
+        known = linear is not None and all(name in given for name, _ in linear.terms)
+        return linear.of(given) if linear is not None and known else given.get(free.name, free.usual)
+
+    return tuple(size(s) if isinstance(s, Free) else s for s in shape)
 
 
 def parse_shape(shape: Shape) -> tuple[Range, ...]:

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from schedules.analysis import walk
 from schedules.errors import InvalidDecision
 
 __all__ = ["Lockstep", "is_fixed"]
@@ -54,6 +55,8 @@ class Lockstep:
                 if name == "vectorize":
                     self._vectorise(args[0], there[0])
             else:
+                if name == "rfactor":
+                    self._check_whole(there[0])
                 made = self._taken(name, there, others)  # first: what it refuses leaves both as they were
             try:
                 result = getattr(self.usual, name)(*args, **options)
@@ -72,6 +75,14 @@ class Lockstep:
         except Exception as error:  # TVM's checks of itself, which no space expects
             raise InvalidDecision(f"{name} must be possible for free sizes, but TVM refused it: "
                                   f"{str(error).strip().splitlines()[-1]}") from error
+
+    def _check_whole(self, loop: Any) -> None:
+        """Raise :class:`InvalidDecision` for a loop whose iterations a predicate bounds: ``rfactor`` drops that, and
+        what lies behind the end would be added up, too."""
+        ragged: list[Any] = []
+        walk(self.free.get(loop), (s_tir.SBlockRealize, lambda realize: ragged.append(realize.predicate)))
+        if not all(isinstance(predicate, tirx.IntImm) for predicate in ragged):
+            raise InvalidDecision("a sum must be cut into equal parts, but they are ragged for some of its free sizes")
 
     def _possible(self, name: str, args: list[Any], options: dict[str, Any]) -> bool:
         """Whether a step that may fail half-way would succeed."""

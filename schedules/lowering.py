@@ -24,6 +24,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
+from schedules.always import settled
 from schedules.analysis import op_name, replaced, uses, walk
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
@@ -266,7 +267,7 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     }
     if not free:
         return lower(mod)
-    once = tvm.IRModule({var: _compacted(func) for var, func in free.items()}, attrs=mod.attrs)
+    once = tvm.IRModule({var: settled(_compacted(func)) for var, func in free.items()}, attrs=mod.attrs)
     rest = tvm.IRModule({var: func for var, func in mod.functions_items() if var not in free}, attrs=mod.attrs)
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_CompactedAlready()]):
         once = lower(once)

@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
+from schedules.always import Ranges
 from schedules.analysis import loads, replaced, uses, walk
 from schedules.free import SIZES, variables
 
@@ -32,7 +33,7 @@ def whole_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 if c * 96 + t * 6 + r < n:                 tile[r] += A[min(c * 96 + t * 6 + r, n - 1), k] * B[k]
                     tile[r] += A[c * 96 + t * 6 + r, k] * B[k]
     """
-    func, analyzer = _with_plain_indices(func), _analyzer(func)
+    func, analyzer = _tested(_with_plain_indices(func)), _analyzer(func)
     return _full(_clipped(func, analyzer), analyzer)
 
 
@@ -50,6 +51,21 @@ def _with_plain_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, rewritten)))
+
+
+def _tested(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Predicates without what holds for every size."""
+    ranges = Ranges.of(func)
+
+    def needed(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        parts = _parts(realize.predicate)
+        kept = [part for part in parts if not ranges.hold(part)]
+        if len(kept) == len(parts):
+            return realize
+        predicate = tirx.all(*kept) if kept else tirx.const(True, "bool")
+        return s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlockRealize, needed)))
 
 
 def _analyzer(func: tirx.PrimFunc) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from mlc.artifact.runtime import ALIGNMENT, CPU, CUDA, array_of, empty_tensor, is_on_gpu, tensor_of
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
-from mlc.shapes import Free, Range, shape_text
+from mlc.shapes import Free, Linear, Range, shape_text
 
 __all__ = ["Fit", "InputSlot", "OutputSlot", "check_apart", "check_sizes", "in_order"]
 
@@ -36,7 +37,7 @@ class Fit:
 
 
 def check_sizes(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise :class:`InputError` where inputs differ in what is one free size."""
+    """Raise :class:`InputError` where inputs differ in what is one free size, or in what follows from some."""
     known: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         for free, size in zip(spec.shape, shape, strict=True):
@@ -44,6 +45,17 @@ def check_sizes(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) 
                 other, first = known[free.name]
                 raise InputError(f"inputs must agree on {free.name}, but it is {other} in {first} and {size} in "
                                  f"{spec.name}; give arrays of one size")
+    for name, (size, spec_name) in known.items():
+        linear = _linear(name)
+        if linear is not None and all(term in known for term, _ in linear.terms):
+            sizes = {term: known[term][0] for term, _ in linear.terms}
+            if linear.of(sizes) != size:
+                listed = ", ".join(f"{term} is {each} in {known[term][1]}" for term, each in sizes.items())
+                raise InputError(f"inputs must agree on {name}, but {listed} and this is {size} in {spec_name}, not "
+                                 f"{linear.of(sizes)}; give arrays that fit together")
+
+
+_linear = lru_cache(maxsize=256)(Linear.parse)
 
 
 class InputSlot:

@@ -3,8 +3,8 @@
 One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
 that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the
 threads for, and are a part of their own where the schedule made for them is another one. The usual sizes themselves are
-a part where the log has a record of them. For few rows there may be another kind of kernel, as for attention: one row
-and a few are parts then, since such a kernel computes as many rows as its part has at most.
+a part where the log has a record of them. For few rows there may be another kind of kernel, as for attention: each
+number of them is a part then, since such a kernel holds its rows in registers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Scheduled = tuple[Any, tirx.PrimFunc]
 
 #: the schedule for a size serves sizes down to this part of it: a register tile has some ten rows
 _DOWN = 16
-#: where parts end whose rows may have another kind of kernel; four queries are half of the most that it is good for
-_FEW = (1, 4)
+#: the most rows that may have a kernel of another kind: each number of them costs half a second to compile
+_FEW = 2
 
 
 def in_pieces(
@@ -79,30 +79,29 @@ def _boxes(task: Task) -> Iterator[tuple[Box, Sequence[int]]]:
 
 
 def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[int]:
-    """Up to which sizes of one variable another kind of kernel is for; none where it is one for all of them."""
+    """The lowest sizes of one variable that another kind of kernel is for; none where it is one for all of them."""
     low, high, usual = sizes[axis]
     if not low:
         return []
     usuals = [each for *_, each in sizes]
     target = task.target.tvm
     found = []
-    for end in _FEW:
-        if not low <= end < min(high, usual):
-            continue
-        box = tuple((low, end) if i == axis else (first, last) for i, (first, last, _) in enumerate(sizes))
-        part = boxed(task.func, box, [end if i == axis else each for i, each in enumerate(usuals)])
-        if registry.find(part, target) is not registry.find(task.func, target):
-            found.append(end)
+    for size in range(low, min(_FEW, high - 1, usual - 1) + 1):
+        box = tuple((size, size) if i == axis else (first, last) for i, (first, last, _) in enumerate(sizes))
+        part = boxed(task.func, box, [size if i == axis else each for i, each in enumerate(usuals)])
+        if registry.find(part, target) is registry.find(task.func, target):
+            break
+        found.append(size)
     return found
 
 
 def bands(low: int, high: int, usual: int, few: Sequence[int] = ()) -> Iterator[tuple[int, int, int]]:
     """A range cut into bands, each with the size that it is scheduled for: ``1..4096`` with 512 as the usual size is
     ``1..2``, ``3..32`` and ``33..4096``. What begins at 0, the length of what is remembered, is not cut: other sizes
-    say how many rows are computed. ``few`` are ends of bands for few rows."""
-    for end in few:
-        yield low, end, end
-        low = end + 1
+    say how many rows are computed. ``few`` are the lowest sizes, each of which is a band of its own."""
+    for size in few:
+        yield size, size, size
+        low = size + 1
     most = usual // _DOWN
     if most < low or not low:
         yield low, high, usual

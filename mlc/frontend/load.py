@@ -30,7 +30,9 @@ def load_model(
     tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax ``IRModule`` with a static ``main``. ``shapes``
     gives the free dimensions of an ONNX model's inputs sizes or ranges: ``{"input": ((1, 32), 3, 224, 224)}``, or
     ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`. ``values`` makes constants
-    of inputs of an ONNX model, which those must be whose numbers decide shapes.
+    of inputs of an ONNX model, which those must be whose numbers decide shapes. The dimensions that a program of
+    ``torch.export`` leaves free (``torch.export.Dim``) are free too, within the ranges that it was exported for, or
+    within those that ``shapes`` says of them.
 
     Raises :class:`mlc.errors.ValuesNeededError` where such a value is missing, :class:`mlc.errors.ModelError` for a
     model that is missing, broken or outside what can be imported, and :class:`mlc.errors.UsageError` for arguments
@@ -46,9 +48,14 @@ def load_model(
         from mlc.frontend.onnx_relax import import_onnx
 
         return import_onnx(source, one_line(name or source.graph.name or "model"), shapes, values)
+    if _is(source, "torch.export", "ExportedProgram") and not values:
+        from mlc.frontend.pytorch import import_torch
+
+        return import_torch(source, None, name or type(source).__name__, shapes)
     if shapes or values:
-        raise UsageError("shapes and values are of inputs of an ONNX model only; give example_inputs as you want them")
-    if _is(source, "torch.nn", "Module") or _is(source, "torch.export", "ExportedProgram"):
+        raise UsageError("shapes and values are of inputs of an ONNX model only; give example_inputs as you want them, "
+                         "or a program of torch.export with dynamic_shapes")
+    if _is(source, "torch.nn", "Module"):
         from mlc.frontend.pytorch import import_torch
 
         return import_torch(source, example_inputs, name or type(source).__name__)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError, UsageError
-from mlc.shapes import DEFAULT_RANGE, Free, Range, is_free, usual
+from mlc.shapes import DEFAULT_RANGE, Free, Linear, Range, is_free, usual
 from mlc.shapes import shape_text as sizes_text
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tvm
 
 __all__ = [
-    "ARRAY_TYPES", "SUM", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shapes",
+    "ARRAY_TYPES", "ImportedModel", "TensorSpec", "array_type", "check_static", "imported", "merge_shapes",
     "output_types",
 ]
 
@@ -27,10 +27,6 @@ ARRAY_TYPES = frozenset({
     "bfloat16", "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
     "uint32", "uint64",
 })
-
-
-#: between the symbols of a dimension that is the sum of others, as exporters write it
-SUM = " + "
 
 
 def array_type(name: str) -> np.dtype[Any]:
@@ -159,12 +155,12 @@ def merge_shapes(
     """The inputs' shapes by name: the model's ``own``, with what is ``given`` for their free dimensions.
 
     A symbol is one size wherever it stands, so two ranges of it must be the same; where it was given none it has the
-    default range, and so has a dimension without a name. A sum of symbols (``"past + length"``) that stand alone
-    elsewhere is the sum of their sizes, and given none itself. Raises :class:`UsageError` for shapes that contradict
-    the model's or each other.
+    default range, and so has a dimension without a name. What follows from symbols that stand alone elsewhere
+    (``"past + length"``, ``"2*batch"``) is computed from their sizes, and may be given what that comes to alone.
+    Raises :class:`UsageError` for shapes that contradict the model's or each other.
     """
     alone = {d for shape in own.values() for d in shape if isinstance(d, str)}
-    sums = {d: terms for d in alone if len(terms := d.split(SUM)) > 1 and alone.issuperset(terms)}
+    linear = {d: found for d in alone if (found := Linear.parse(d)) and alone.issuperset(n for n, _ in found.terms)}
     for name, shape in given.items():
         fits = len(shape) == len(own[name]) and all(
             not isinstance(d, int) or (g.fixed and g.low == d) for g, d in zip(shape, own[name], strict=True))
@@ -174,7 +170,7 @@ def merge_shapes(
     ranges: dict[str, Range] = {}
     for name, shape in given.items():
         for d, found in zip(own[name], shape, strict=True):
-            if isinstance(d, str) and d not in sums and ranges.setdefault(d, found) != found:
+            if isinstance(d, str) and d not in linear and ranges.setdefault(d, found) != found:
                 raise UsageError(f"{d} is one size wherever it stands, but shapes say {ranges[d]} and {found} "
                                  f"({name}); give it one range")
     names = _Names()
@@ -182,22 +178,28 @@ def merge_shapes(
     def size(name: str, axis: int, d: int | str | None) -> int | Free:
         if isinstance(d, int):
             return d
-        if d in sums:
-            return _sum([size(name, axis, term) for term in sums[d]])
+        if d in linear:
+            terms = {term: size(name, axis, term) for term, _ in linear[d].terms}
+            return _combined(linear[d], terms, given[name][axis] if name in given else None)
         found = ranges.get(d, DEFAULT_RANGE) if d else given[name][axis] if name in given else DEFAULT_RANGE
         return found.low if found.fixed else Free(names.of(d or f"{name}_{axis}"), found, found.middle)
 
     return {name: tuple(size(name, axis, d) for axis, d in enumerate(shape)) for name, shape in own.items()}
 
 
-def _sum(terms: Sequence[int | Free]) -> int | Free:
-    free = [term for term in terms if isinstance(term, Free)]
-    fixed = sum(term for term in terms if isinstance(term, int))
-    if not free:
-        return fixed
-    ends = [Range(fixed, fixed), *(term.range for term in free)] if fixed else [term.range for term in free]
-    name = SUM.join([*(term.name for term in free), *([str(fixed)] if fixed else [])])
-    return Free(name, Range(sum(r.low for r in ends), sum(r.high for r in ends)), fixed + sum(f.usual for f in free))
+def _combined(linear: Linear, terms: Mapping[str, int | Free], given: Range | None) -> int | Free:
+    """What follows from the sizes ``terms``; it is ``given`` nothing else."""
+    ranges = {name: size.range if isinstance(size, Free) else Range(size, size) for name, size in terms.items()}
+    low, high = linear.within(ranges)
+    if low < 0 or (given is not None and (given.low > low or given.high < high)):
+        said = "sizes are at least 0" if given is None else f"shapes say {given}"
+        raise UsageError(f"{linear} follows from {', '.join(f'{name}={each}' for name, each in ranges.items())} and is "
+                         f"{low}..{high}, but {said}; give ranges that agree")
+    free = [(size.name, factor) for name, factor in linear.terms if isinstance(size := terms[name], Free)]
+    fixed = sum(factor * size for name, factor in linear.terms if isinstance(size := terms[name], int))
+    rest = Linear(tuple(free), linear.constant + fixed)
+    usual_sizes = {size.name: size.usual for size in terms.values() if isinstance(size, Free)}
+    return Free(str(rest), Range(low, high), rest.of(usual_sizes)) if free else rest.constant
 
 
 class _Names:

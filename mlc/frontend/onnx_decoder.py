@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_tokens import Tokens
 
 __all__ = ["DECODER", "NORMS"]
+
+_INT64 = 7  # onnx.TensorProto.INT64
 
 
 # Normalisation
@@ -128,19 +131,19 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
     if any(nodes.inputs(14)[11:]) or any(nodes.node.output[3:]):
         raise nodes.refused("it must have neither sinks nor scales, and give no scores; export the model without them")
     heads, groups = (int(attributes[name]) for name in ("num_heads", "kv_num_heads"))
-    batch, length, width = nodes.known_shape(query, "query")
+    width, tokens = nodes.fixed_size(query, 2, "query"), Tokens.of(nodes, query, key or query, past_key)
     size = width // heads if key else width // (heads + 2 * groups)
     if heads % groups or (heads if key else heads + 2 * groups) * size != width:
         raise nodes.refused(f"the {width} columns of its query must be those of {heads} heads in {groups} groups; "
                             "export the model again")
     if not key:
         query, key, value = _split(nodes, query, [heads * size, groups * size, groups * size])
-    past = nodes.known_shape(past_key, "past_key")[2] if past_key else 0
-    _check_length(nodes, total, past, past + length)
+    if tokens.known:
+        _check_length(nodes, total, tokens.past, tokens.total)
 
     def by_heads(x: str, count: int, turn: bool) -> str:
         """(batch, heads, length, size), turned to the positions."""
-        split = str(nodes("Reshape", x, nodes.constant([batch, length, count, size])))
+        split = str(nodes("Reshape", x, nodes.constant([0, 0, count, size])))
         if turn:
             angles = nodes.known_shape(cos, "cos_cache")[1]
             split = _turned(nodes, split, tables, angles, size, bool(attributes.get("rotary_interleaved", 0)))
@@ -148,12 +151,11 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
 
     rotary, tables = bool(attributes.get("do_rotary", 0)), list[str]()
     if rotary:
-        places = places or nodes.constant(np.arange(past, past + length).reshape(1, length))
+        places = places or str(nodes("Unsqueeze", tokens.places(), nodes.constant([0])))
         tables = [str(nodes("Unsqueeze", nodes("Gather", table, places), nodes.constant([2]))) for table in (cos, sin)]
-    rows = heads // groups * length
-    queries = nodes("Reshape", by_heads(query, heads, rotary), nodes.constant([batch, groups, rows, size]))
+    queries = nodes("Reshape", by_heads(query, heads, rotary), nodes.constant([0, groups, -1, size]))
     present = [by_heads(key, groups, rotary), by_heads(value, groups, False)]
-    if past:
+    if past_key and tokens.past != 0:
         present = [str(nodes("Concat", old, new, axis=2))
                    for old, new in zip((past_key, past_value), present, strict=True)]
     scale = float(attributes.get("scale", 0.0)) or size ** -0.5
@@ -164,18 +166,18 @@ def _group_query_attention(nodes: Nodes) -> list[str]:
         limit = nodes.constant(cap, query)
         scores = nodes("Mul", nodes("Tanh", nodes("Div", scores, limit)), limit)
     if added:
-        whole = nodes("Expand", added, nodes.constant([batch, heads, length, past + length]))
-        scores = nodes("Add", scores, nodes("Reshape", whole, nodes.constant([batch, groups, rows, past + length])))
-    hidden = _hidden(past, length, int(attributes.get("local_window_size", -1)))
-    if hidden.any():
-        mask = np.tile(np.where(hidden, np.finfo("float32").min, 0).astype("float32"), (heads // groups, 1))
-        scores = nodes("Add", scores, _typed(nodes, mask, query))
+        whole = nodes("Expand", added, tokens.shape(nodes.size(query, 0), heads))
+        scores = nodes("Add", scores, nodes("Reshape", whole, tokens.shape(nodes.size(query, 0), groups, -1)))
+    mask = _hidden(tokens, heads // groups, int(attributes.get("local_window_size", -1)), query)
+    if mask:
+        scores = nodes("Add", scores, mask)
     seen = nodes("MatMul", nodes("Softmax", scores, axis=3), present[1])
-    joined = nodes("Transpose", nodes("Reshape", seen, nodes.constant([batch, heads, length, size])), perm=[0, 2, 1, 3])
-    result = nodes("Reshape", joined, nodes.constant([batch, length, heads * size]))
+    joined = nodes("Transpose", nodes("Reshape", seen, nodes.constant([0, heads, -1, size])), perm=[0, 2, 1, 3])
+    result = nodes("Reshape", joined, nodes.constant([0, 0, heads * size]))
     if lengths:
-        full = nodes("Equal", nodes("Reshape", lengths, nodes.constant([-1, 1, 1])),
-                     nodes.constant(np.array(past + length - 1, "int32")))
+        told = nodes("Add", nodes("Cast", nodes("Reshape", lengths, nodes.constant([-1, 1, 1])), to=_INT64),
+                     nodes.constant(np.array(1)))
+        full = nodes("Equal", told, tokens.end())
         result = nodes("Add", result, nodes("Where", full, *(nodes.constant(x, query) for x in (0.0, np.nan))))
     return [str(result), *present]
 
@@ -197,19 +199,31 @@ def _check_length(nodes: Nodes, total: str, past: int, wanted: int) -> None:
                             "export the model with past keys of the sequence's length")
 
 
-def _hidden(past: int, length: int, window: int) -> np.ndarray:
-    """Which keys each query does not see: later ones, and with a window all but so many before it and itself."""
-    query, key = np.arange(past, past + length)[:, None], np.arange(past + length)[None]
-    return (key > query) | ((key < query - window + 1) if window > 0 else False)
+def _hidden(tokens: Tokens, heads: int, window: int, like: str) -> str:
+    """What is added to the scores of ``heads`` heads that share keys, for keys that a query does not see: later ones,
+    and with a window all but so many before it and itself. Empty where all are seen."""
+    nodes = tokens.nodes
+    if tokens.known:
+        query, key = np.arange(tokens.past, tokens.total)[:, None], np.arange(tokens.total)[None]
+        hidden = (key > query) | ((key < query - window + 1) if window > 0 else False)
+        mask = np.tile(np.where(hidden, np.finfo("float32").min, 0).astype("float32"), (heads, 1))
+        return _typed(nodes, mask, like) if hidden.any() else ""
+    queries, keys = nodes("Unsqueeze", tokens.places(), nodes.constant([1])), tokens.keys()
+    test = nodes("Greater", keys, queries)
+    if window > 0:
+        test = nodes("Or", test, nodes("Less", keys, nodes("Add", queries, nodes.constant(np.array(1 - window)))))
+    never, zero = (_typed(nodes, np.array(x, "float32"), like) for x in (np.finfo("float32").min, 0))
+    mask = str(nodes("Where", test, never, zero))
+    if heads == 1:
+        return mask
+    whole = nodes("Expand", mask, tokens.shape(nodes.constant(np.array(1)), heads))
+    return str(nodes("Reshape", whole, tokens.shape(nodes.constant(np.array(1)), 1, -1)))
 
 
 def _typed(nodes: Nodes, mask: np.ndarray, like: str) -> str:
     """The mask in the type of ``like``: the least float16 is far less than scores are."""
-    from onnx import helper
-
-    kind = nodes.types[like][0] if like in nodes.types else 1
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    return nodes.constant(np.maximum(mask, -65504).astype(dtype) if kind != 1 else mask)
+    dtype = nodes.dtype_of(like)
+    return nodes.constant(np.asarray(mask if dtype == np.float32 else np.maximum(mask, -65504).astype(dtype)))
 
 
 #: operators that onnxruntime puts into the standard domain

@@ -27,13 +27,15 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 class Nodes:
     """The standard nodes that stand for one node. Values are named by text; the empty text is one left out.
 
-    ``constant_of`` gives the elements of a value where it is constant, ``types`` element type and shape where known.
+    ``constant_of`` gives the elements of a value where it is constant, ``types`` element type and shape where known in
+    full, ``ranked`` those whose rank is known: numbers, names of free dimensions, None for what is not known.
     """
 
     node: onnx.NodeProto
     opset: int
     constant_of: Callable[[str], np.ndarray | None]
     types: Mapping[str, tuple[int, tuple[int, ...]]]
+    ranked: Mapping[str, tuple[int, tuple[int | str | None, ...]]] = field(default_factory=dict)
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -89,7 +91,8 @@ class Nodes:
         array = self.value_of(name)
         if array is not None:
             return array.dtype
-        return np.dtype(helper.tensor_dtype_to_np_dtype(self.types[name][0] if name in self.types else _FLOAT))
+        kind, _ = self.types.get(name) or self.ranked.get(name) or (_FLOAT, ())
+        return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         array = self.value_of(name)
@@ -100,6 +103,33 @@ class Nodes:
         if shape is None:
             raise self.refused(f"the shape of its {what} must be known; run onnx's shape inference on the model")
         return shape
+
+    def fixed_size(self, name: str, axis: int, what: str) -> int:
+        """A size that must be a number; raises :class:`ModelError` where it is free or not known."""
+        size = self.size_of(name, axis)
+        if size is None:
+            raise self.refused(f"axis {axis} of its {what} must be a number; export the model with that fixed")
+        return size
+
+    def rank_of(self, name: str, what: str) -> int:
+        shape = self._ranked_shape(name)
+        if shape is None:
+            raise self.refused(f"the rank of its {what} must be known; run onnx's shape inference on the model")
+        return len(shape)
+
+    def size_of(self, name: str, axis: int) -> int | None:
+        """A size that is a number; None where it is free or not known."""
+        shape = self._ranked_shape(name)
+        size = shape[axis] if shape else None
+        return size if isinstance(size, int) else None
+
+    def _ranked_shape(self, name: str) -> tuple[int | str | None, ...] | None:
+        shape = self.shape_of(name)
+        return self.ranked[name][1] if shape is None and name in self.ranked else shape
+
+    def size(self, name: str, axis: int) -> str:
+        """A size as a value without axes, for what is free; a number where it is known."""
+        return str(self("Gather", self("Shape", name), self.constant(np.array(axis)), axis=0))
 
     def refused(self, reason: str) -> ModelError:
         domain = "" if self.node.domain in ("", "ai.onnx") else f"{self.node.domain}."

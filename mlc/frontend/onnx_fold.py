@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlc.errors import ModelError, UsageError
-from mlc.frontend.model import SUM, merge_shapes
+from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
-from mlc.shapes import Free, Shape, parse_shape
+from mlc.shapes import Free, Linear, Shape, parse_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -159,7 +159,8 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
     own = {value.name: _dims(value) or () for value in graph.inputs}
     merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()})
-    graph.free = {d.name: d for shape in merged.values() for d in shape if isinstance(d, Free) and SUM not in d.name}
+    free = (d for shape in merged.values() for d in shape if isinstance(d, Free))
+    graph.free = {d.name: d for d in free if Linear.parse(d.name) is None}
     for value in graph.inputs:
         _set_dims(value, merged[value.name])
         sizes = [d for d in merged[value.name] if isinstance(d, int)]
@@ -196,7 +197,8 @@ def _set_dims(value: onnx.ValueInfoProto, dims: Sequence[int | Free]) -> None:
 def _expand(graph: Graph, name: str) -> None:
     """Replace the operators that are made of others. What an expansion must know may follow from another's result."""
     while any(expansion_of(node) for node in graph.nodes):
-        known = _infer(graph, name)
+        inferred = _infer(graph, name)
+        known = _known(inferred)
         kept: list[onnx.NodeProto] = []
         reason: ModelError | None = None
         progressed = False
@@ -206,7 +208,7 @@ def _expand(graph: Graph, name: str) -> None:
                 kept.append(node)
                 continue
             try:
-                made, constants = expanded(Nodes(node, graph.opset, graph.constant_or_none, known), expand)
+                made, constants = expanded(Nodes(node, graph.opset, graph.constant_or_none, known, inferred), expand)
             except ModelError as error:
                 kept.append(node)
                 reason = reason or error
@@ -284,8 +286,9 @@ def _inline(graph: Graph, functions: set[tuple[str, str]] | None, name: str) -> 
     graph.opsets = {o.domain: o.version for o in model.opset_import}
 
 
-def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Value -> (element type, shape) for every value whose shape is known in full."""
+def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int | str | None, ...]]]:
+    """Value -> (element type, shape) for every value whose rank is known: numbers, names of free dimensions, and None
+    for what inference cannot tell."""
     import onnx
 
     model = _as_model(graph)
@@ -298,12 +301,17 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
-    known = {}
+    found = {}
     for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
         dims = _dims(value) if value.type.HasField("tensor_type") else None
-        if dims is not None and all(isinstance(d, int) for d in dims):
-            known[value.name] = (value.type.tensor_type.elem_type, tuple(int(d) for d in dims if d is not None))
-    return known
+        if dims is not None:
+            found[value.name] = (value.type.tensor_type.elem_type, dims)
+    return found
+
+
+def _known(inferred: Mapping[str, tuple[int, tuple[Any, ...]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """The values whose shapes are known in full."""
+    return {name: found for name, found in inferred.items() if all(isinstance(size, int) for size in found[1])}
 
 
 def _has_long_vectors(graph: onnx.GraphProto) -> bool:
@@ -327,7 +335,7 @@ def _fold(graph: Graph, name: str) -> None:
     _drop_dead(graph)
     while True:
         before = (len(graph.nodes), len(graph.folded))
-        _fold_once(graph, _infer(graph, name))
+        _fold_once(graph, _known(_infer(graph, name)))
         _drop_dead(graph)
         if (len(graph.nodes), len(graph.folded)) == before:
             return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
 from mlc.frontend import onnx_sizes
-from mlc.frontend.model import ARRAY_TYPES, SUM, ImportedModel, imported
+from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_file import check_model, check_text
@@ -22,7 +22,7 @@ from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
 from mlc.frontend.origins import origins, variable_name
 from mlc.frontend.static_shapes import fold_shapes
-from mlc.shapes import Shape
+from mlc.shapes import Linear, Shape
 from mlc.sizes import attributes, scope
 
 if TYPE_CHECKING:
@@ -105,9 +105,12 @@ def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
 
 
 def _size(symbol: str, variables: Mapping[str, Any]) -> Any:
-    """The size of a dimension: a variable, or the sum of some and a number."""
-    terms = [variables[term] if term in variables else int(term) for term in symbol.split(SUM)]
-    return reduce(add, terms)
+    """The size of a dimension: a variable, or what follows from some."""
+    linear = Linear.parse(symbol)
+    if linear is None:
+        return variables[symbol]
+    terms = [variables[name] if factor == 1 else variables[name] * factor for name, factor in linear.terms]
+    return reduce(add, [*terms, *([linear.constant] if linear.constant else [])])
 
 
 class _Muted(threading.local):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,21 @@ from mlc.errors import MlcError, ModelError, UnsupportedOperators, UsageError
 from mlc.frontend.model import ImportedModel, imported
 from mlc.frontend.origins import name_by_scopes
 from mlc.frontend.static_shapes import fold_shapes
+from mlc.shapes import DEFAULT_RANGE, Linear, Range, Shape, parse_shape, shape_text
 
 if TYPE_CHECKING:
     import onnx
     import tvm
 
-__all__ = ["export_module", "import_torch", "quiet", "to_onnx"]
+__all__ = ["export_module", "exported_ranges", "import_torch", "input_shapes", "is_symbolic", "quiet", "to_onnx"]
 
 
-def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -> ImportedModel:
+def import_torch(
+    source: Any, example_inputs: Sequence[Any] | None, name: str, shapes: Mapping[str, Shape] | None = None
+) -> ImportedModel:
     """Import a ``torch.nn.Module`` in evaluation mode at the shapes of ``example_inputs``, or an exported program.
 
+    The free dimensions of a program have the ranges that it was exported for, or what ``shapes`` says of some inputs.
     Inputs are named as the parameters of ``forward``; outputs ``output_0, …`` in order, nested structures flattened.
     """
     import torch
@@ -36,9 +40,11 @@ def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -
         source = export_module(source, example_inputs, name)
     inputs = list(source.graph_signature.user_inputs)
     try:
-        through = _through_onnx(source, name)
+        through = _through_onnx(source, name, shapes)
         return replace(imported(through.mod, name, inputs), nodes=through.nodes)
     except (MlcError, ImportError) as first:
+        if isinstance(first, UsageError) or any(map(is_symbolic, input_shapes(source).values())):
+            raise
         try:
             mod = _direct(source, name)
         except UnsupportedOperators as second:
@@ -46,7 +52,9 @@ def import_torch(source: Any, example_inputs: Sequence[Any] | None, name: str) -
         return imported(mod, name, inputs)
 
 
-def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) -> Any:
+def export_module(
+    module: Any, example_inputs: Sequence[Any] | None, name: str, dynamic_shapes: Any = None
+) -> Any:
     """``torch.export`` of the module in evaluation mode; refuses what cannot be traced, in one line."""
     import torch
 
@@ -64,7 +72,7 @@ def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) 
     module.eval()
     try:
         with torch.no_grad(), quiet():
-            return torch.export.export(module, tuple(example_inputs))
+            return torch.export.export(module, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise ModelError(
             f"torch.export must be able to trace {name}, but: {_first_line(error)}; see its documentation for what a "
@@ -74,10 +82,80 @@ def export_module(module: Any, example_inputs: Sequence[Any] | None, name: str) 
         module.train(training)
 
 
-def _through_onnx(program: Any, name: str) -> ImportedModel:
+def _through_onnx(program: Any, name: str, shapes: Mapping[str, Shape] | None) -> ImportedModel:
     from mlc.frontend.onnx_relax import import_onnx
 
-    return import_onnx(name_by_scopes(to_onnx(program, name)), name)
+    return import_onnx(name_by_scopes(to_onnx(program, name)), name, exported_ranges(program, name, shapes or {}))
+
+
+def input_shapes(program: Any) -> dict[str, tuple[Any, ...]]:
+    """The shapes of the user's inputs as they were exported, in order: numbers and PyTorch's symbolic sizes."""
+    names = program.graph_signature.user_inputs
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    return {each: tuple(getattr(values.get(each), "shape", ())) for each in names if isinstance(each, str)}
+
+
+def is_symbolic(shape: Iterable[Any]) -> bool:
+    """Whether a shape has sizes that PyTorch left free."""
+    import torch
+
+    return any(isinstance(size, torch.SymInt) for size in shape)
+
+
+def exported_ranges(program: Any, name: str, given: Mapping[str, Shape]) -> dict[str, tuple[Range, ...]]:
+    """The ranges of the inputs that have free sizes: those of ``torch.export``, within which ``given`` may narrow them.
+
+    A range from 2 is one from 1: PyTorch reasons about sizes as if they were neither 0 nor 1, and takes 1 at run time.
+    One without an end goes to that of :data:`mlc.shapes.DEFAULT_RANGE`. Raises :class:`UsageError` for what was not
+    exported, and :class:`ModelError` for sizes that no input has by itself.
+    """
+    inputs = input_shapes(program)
+    alone = {str(size) for shape in inputs.values() for size in shape if is_symbolic([size])}
+    allowed = {each: [_exported_range(program, name, each, size, alone) for size in shape]
+               for each, shape in inputs.items()}
+    ranges = {each: tuple(_to_default_end(own) for own in allowed[each])
+              for each, shape in inputs.items() if is_symbolic(shape)}
+    for each, words in given.items():
+        if each not in inputs:
+            raise UsageError(f"shapes must name inputs of {name} ({', '.join(inputs)}), got {each}")
+        own, wanted = allowed[each], parse_shape(words)
+        fits = len(own) == len(wanted) and all(
+            a.low <= b.low and b.high <= a.high for a, b in zip(own, wanted, strict=True))
+        if not fits:
+            raise UsageError(f"shapes[{each!r}] must lie within what {name} was exported for, {shape_text(own)}, got "
+                             f"{shape_text(wanted)}; export it with wider dimensions (torch.export.Dim)")
+        ranges[each] = wanted
+    return ranges
+
+
+def _exported_range(program: Any, name: str, owner: str, size: Any, alone: Collection[str]) -> Range:
+    """The range of one size; of what follows from others, all that there is."""
+    if not is_symbolic([size]):
+        return Range(int(size), int(size))
+    linear = Linear.parse(str(size))
+    if linear is not None and alone.issuperset(symbol for symbol, _ in linear.terms):
+        return Range(0, _ANY)
+    if linear is not None or not str(size).isidentifier():
+        raise ModelError(f"a free size must be a whole dimension of some input, but {owner} of {name} has {size} and "
+                         "no input has what it follows from; export that dimension by itself (torch.export.Dim)")
+    found = program.range_constraints.get(size.node.expr)
+    low, high = (_bound(found.lower, 1), _bound(found.upper, _ANY)) if found is not None else (1, _ANY)
+    return Range(1 if low <= 2 else low, high)
+
+
+def _to_default_end(own: Range) -> Range:
+    """A range that goes to the end of the default one where it has none, unless it begins behind that."""
+    if own.high < _ANY or not own.low:
+        return own
+    return Range(own.low, max(DEFAULT_RANGE.high, 2 * own.low))
+
+
+_ANY = 2**31 - 1
+
+
+def _bound(value: Any, unknown: int) -> int:
+    """A bound of PyTorch's as a number; ``unknown`` for one that is infinite."""
+    return min(int(value), _ANY) if getattr(value, "is_Integer", isinstance(value, int)) else unknown
 
 
 def to_onnx(program: Any, name: str) -> onnx.ModelProto:

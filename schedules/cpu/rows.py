@@ -18,6 +18,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import Access, Nest, nest_of
 from schedules.cpu.common import attempt, divisor, parallel_work, parallelise, vectorise, work
+from schedules.lockstep import is_fixed
 from schedules.lowering import prefetch_rows
 from schedules.machine import LINE_BYTES, CpuMachine
 
@@ -91,7 +92,8 @@ def split_sum(sch: s_tir.Schedule, block: SBlockRV, lanes: int, tile: RowTile) -
     """
     nest = _fuse_reduced(sch, block)
     inner = nest.loops[-1]
-    width = _partial_width(inner.extent, lanes, tile.lanes) if inner.kind == "R" else 1
+    fixed = inner.kind == "R" and is_fixed(sch, inner.rv)  # what divides the usual size does not divide all
+    width = _partial_width(inner.extent, lanes, tile.lanes) if fixed else 1
     if width == 1:
         return []
     _, lane = sch.split(inner.rv, [None, width])

@@ -20,6 +20,8 @@ import mlc  # noqa: E402
 from mlc import torch_backend  # noqa: E402
 from mlc.errors import MlcError, TargetError, UsageError  # noqa: E402
 from mlc.networks.architectures import SMALL_ARCHITECTURES  # noqa: E402
+from mlc.shapes import Free  # noqa: E402
+from mlc.torch_backend import compiler  # noqa: E402
 
 #: architectures of which every graph is compiled
 _WHOLE = ("convnextv2", "vit", "roberta")
@@ -114,17 +116,56 @@ def test_weights_that_count_no_changes_are_inputs(compiled: list[mlc.Executable]
     assert len(compiled) == 1
 
 
-def test_free_sizes_are_compiled_one_by_one(compiled: list[mlc.Executable]) -> None:
+def test_one_artifact_serves_what_turns_out_to_be_free(compiled: list[mlc.Executable]) -> None:
     linear = nn.Linear(8, 4)
     fast = torch.compile(linear, backend="mlc")
-    for rows in (2, 3, 5, 3, 2, 5):  # the second 2 in another graph of Dynamo's
+    for rows in (2, 3, 5, 300, 3, 2):  # Dynamo sees at the second that the size is free
         x = torch.randn(rows, 8)
         _check(fast(x), linear(x))
-    assert len(compiled) == 3
+    assert [exe.inputs[0].free for exe in compiled] == [False, True]
+
+
+def test_marked_dimensions_are_free_at_once(compiled: list[mlc.Executable]) -> None:
+    model = Mixed().eval()
+    fast = torch.compile(model, backend="mlc")
+    for batch in (3, 2, 7, 16):
+        x = torch.randn(batch, 3, 8, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        _check(fast(x), model(x))
+    (exe,) = compiled
+    assert [size.name for size in exe.inputs[0].shape if isinstance(size, Free)] and len(exe.inputs) == 1
+
+
+def test_a_marked_range_is_that_of_the_artifact(compiled: list[mlc.Executable]) -> None:
+    linear = nn.Linear(8, 4)
+    fast = torch.compile(linear, backend="mlc")
+    for rows in (3, 6, 4):
+        x = torch.randn(rows, 8)
+        torch._dynamo.mark_dynamic(x, 0, min=3, max=6)
+        _check(fast(x), linear(x))
+    (exe,) = compiled
+    assert isinstance(free := exe.inputs[0].shape[0], Free) and (free.range.low, free.range.high) == (3, 6)
+
+
+def test_sizes_that_are_computed_with(compiled: list[mlc.Executable]) -> None:
+    """Two free sizes, one of them in arithmetic, in a shape, and in a result that is no tensor."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        joined = torch.cat([x, y]).view(-1, 2, 4).sum(1) / x.shape[0]
+        return joined, x.shape[0] * 3
+
+    fast = torch.compile(function, backend="mlc")
+    for first, second in ((4, 6), (3, 9), (11, 2), (4, 6)):
+        x, y = torch.randn(first, 8), torch.randn(second, 8)
+        for tensor in (x, y):
+            torch._dynamo.mark_dynamic(tensor, 0)
+        _check(fast(x, y), function(x, y))
+    assert len(compiled) == 1
 
 
 def test_too_many_sizes_run_eagerly(monkeypatch: pytest.MonkeyPatch, compiled: list[mlc.Executable]) -> None:
-    monkeypatch.setattr(torch_backend, "_MOST_SIZES", 2)
+    monkeypatch.setattr(compiler, "_MOST_SIZES", 2)
+    monkeypatch.setattr(compiler, "symbols_of", lambda _graph: {})  # as for a graph that needs numbers
     linear = nn.Linear(8, 4)
     fast = torch.compile(linear, backend="mlc", dynamic=True)
     with pytest.warns(UserWarning, match="must be called with at most 2 sets of sizes") as caught:

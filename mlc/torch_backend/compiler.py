@@ -1,14 +1,4 @@
-"""``torch.compile(model, backend="mlc")``: the graphs that Dynamo captures, compiled for inference.
-
-Dynamo breaks a model into graphs where its Python cannot be traced; each becomes a functional graph of ATen operators
-(AOTAutograd takes in-place updates and views out of it and does them around the call), and, at the first call with
-given sizes, a program of :func:`torch.export` that is imported as any other. Parameters and buffers are constants of
-the code, packed as its kernels want them; a call that brings others, or the same ones changed, compiles again (what
-changes a second time becomes an input). What cannot be compiled runs eagerly, with one warning that says why.
-
-The name is known through the entry point ``torch_dynamo_backends``; :func:`register` does the same where mlc is not
-installed.
-"""
+"""Graphs that Dynamo captures become functional ones, programs of :func:`torch.export`, and executables."""
 
 from __future__ import annotations
 
@@ -28,8 +18,12 @@ from torch._dynamo.backends.registry import lookup_backend, register_backend
 from torch._dynamo.exc import InvalidBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
+from mlc.artifact.inputs import Fit
 from mlc.errors import MlcError, ModelError, UsageError
+from mlc.shapes import Free
 from mlc.text import one_line
+from mlc.torch_backend.free import Symbols, is_symbol, ranges_of, sized, symbols_of
+from mlc.torch_backend.frozen import Frozen, composed
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
@@ -107,40 +101,70 @@ def backend(
     return compiled
 
 
-def _warn(graph: torch.fx.GraphModule, reason: str) -> None:
+def _warn(graph: torch.fx.GraphModule, reason: str, what: str = "runs eagerly") -> None:
     count = sum(node.op.startswith("call") for node in graph.graph.nodes)
-    warnings.warn(f"a graph of {count} operators runs eagerly: {reason}", stacklevel=2)
+    warnings.warn(f"a graph of {count} operators {what}: {reason}", stacklevel=2)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, MlcError) else one_line(str(error))
 
 
 class _Graph:
-    """A functional graph; it is compiled for the sizes and the weights that it is called with.
+    """A functional graph; it is compiled for the weights that it is called with, and for its sizes.
 
-    Where Dynamo made sizes free, each size is compiled when it first comes: ``_specialised`` is where one artifact for
-    a range would be made instead.
+    Where Dynamo left sizes free, one artifact serves their range; where that is impossible, each size is compiled when
+    it first comes.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
         self._graph, self._options = graph, options
         # for sizes, a program for each set of weights: Dynamo gives modules of one class the same graph; None if eager
         self._made: dict[tuple[Any, ...], tuple[_Specialised, ...] | None] = {}
+        self._ranged: tuple[_Specialised, ...] = ()  # for ranges of sizes
+        tuned = options.seconds is not None or options.trials is not None
+        self._symbols = {} if tuned else symbols_of(graph)  # what is measured has sizes
         self._changes: Counter[int] = Counter()  # of the weights in place, by argument
+        self._one_by_one = ""  # why no artifact serves a range of sizes, until that is said
         self._warned = False
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple(arg.shape if isinstance(arg, torch.Tensor) else arg for arg in args)
-        made = _found(self._made.get(key, ()), args)
+        made = self._known(key, args)
         if made is _MISSING:
             with self._lock:
-                made = _found(self._made.get(key, ()), args)
+                made = self._known(key, args)
                 if made is _MISSING:
                     made = self._specialised(key, args)
         return self._graph(*args) if made is None else made(args)
+
+    def _known(self, key: tuple[Any, ...], args: Sequence[Any]) -> Any:
+        found = _found(self._ranged, args)
+        return _found(self._made.get(key, ()), args) if found is _MISSING else found
+
+    def _forranges_of(self, args: Sequence[Any], inputs: Collection[int]) -> _Specialised | None:
+        """Compiled for all sizes that Dynamo left free; None where that is impossible, from then on."""
+        if not self._symbols:
+            return None
+        try:
+            made = _in_fresh_thread(lambda: _Specialised(self._graph, args, inputs, self._options, self._symbols))
+        except UsageError:
+            raise
+        except Exception as error:  # a size that must be a number, say: then each size is compiled for itself
+            self._symbols, self._one_by_one = {}, _reason(error)
+            return None
+        self._ranged = (made, *(each for each in self._ranged if each.current()))
+        return cast(_Specialised, made)
 
     def _specialised(self, key: tuple[Any, ...], args: Sequence[Any]) -> _Specialised | None:
         """Compiled for these sizes and weights; None where that is impossible, said once."""
         try:
             _check(self._graph, args)
+            self._changes.update({i for each in self._ranged for i in each.changed(args)})
+            ranged = self._forranges_of(args, {i for i, count in self._changes.items() if count >= _MOST_CHANGES})
+            if ranged is not None:
+                return ranged
             if key not in self._made and len(self._made) >= _MOST_SIZES:
                 raise ModelError(f"a graph must be called with at most {_MOST_SIZES} sets of sizes, each of which has "
                                  "an artifact of its own, but here is another; pad inputs to a few sizes")
@@ -154,9 +178,12 @@ class _Graph:
         except Exception as error:  # whatever PyTorch or TVM has to say of an operator that they do not know
             if not self._warned:
                 self._warned = True
-                _warn(self._graph, str(error) if isinstance(error, MlcError) else one_line(str(error)))
+                _warn(self._graph, _reason(error))
             self._made[key] = None
             return None
+        if self._one_by_one:
+            _warn(self._graph, self._one_by_one, "is compiled for each set of sizes by itself")
+            self._one_by_one = ""
         self._made[key] = (made, *(each for each in former if each.current()))
         return cast(_Specialised, made)
 
@@ -168,6 +195,7 @@ def _found(made: Sequence[_Specialised] | None, args: Sequence[Any]) -> Any:
 
 _MISSING: Any = object()
 _MOST_SIZES = 8  # of one graph, since each holds its packed weights
+_MOST_SIGNATURES = 64  # of an artifact for a range, of which it is remembered what they return
 _MOST_CHANGES = 2  # of a weight in place; then it is an input, as statistics are that each call updates
 
 
@@ -195,32 +223,52 @@ def _check(graph: torch.fx.GraphModule, args: Sequence[Any]) -> None:
     if elsewhere is not None:
         raise ModelError(f"every tensor must be in this machine's memory, but one is on {elsewhere.device}")
     for node in graph.graph.nodes:
-        if _composed(node) is None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if composed(node) is None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ModelError(f"every operator must compute the same each time, but {node.target} draws random numbers")
 
 
 class _Specialised:
-    """A graph compiled for given sizes, its weights inside but for the arguments ``given``."""
+    """A graph compiled for given sizes, its weights inside but for the arguments ``given``; or, with ``symbols``, for
+    all sizes that these leave free."""
 
     def __init__(
-        self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options
+        self, graph: torch.fx.GraphModule, args: Sequence[Any], given: Collection[int], options: Options,
+        symbols: Symbols | None = None,
     ) -> None:
         weights = [(i, arg) for i, arg in enumerate(args) if i not in given and _is_weight(arg)]
         self._weights = [(i, weakref.ref(weight), _version(weight)) for i, weight in weights]
         frozen = {i for i, _, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
+        self._graph = graph
+        self._others = [] if symbols else None  # the arguments that are no tensors and must be these
+        if symbols:
+            self._others = [(i, arg) for i, arg in enumerate(args)
+                            if not isinstance(arg, torch.Tensor) and not is_symbol(symbols.get(i))]
+        self._results_of: dict[tuple[Any, ...], list[Any]] = {}
         with torch.inference_mode(False), torch.no_grad():
-            self._results = _results(graph, args)
-            self._executable = _executable(_Frozen(graph, args, self._inputs), args, self._inputs, options)
+            results = self._results_for(args)
+            frozen_graph = Frozen(graph, args, self._inputs, symbols or {})
+            self._executable = _executable(frozen_graph, args, self._inputs, options, symbols or {})
         exe = self._executable
-        takes, gives = ([(spec.shape, spec.dtype) for spec in specs] for specs in (exe.inputs, exe.outputs))
+        sizes = {each.name: size for i, spec in zip(self._inputs, exe.inputs, strict=True)
+                 for each, size in zip(spec.shape, args[i].shape, strict=True) if isinstance(each, Free)}
+        takes = [(spec.sized(sizes), spec.dtype) for spec in exe.inputs]
+        made = [result for result in results if isinstance(result, _Result)]
+        gives = [(tuple(sized(each, sizes, now) for each, now in zip(spec.shape, result.shape, strict=True)),
+                  spec.dtype) for spec, result in zip(exe.outputs, made, strict=True)]
+        self._fits = [Fit(spec) for spec in exe.inputs] if symbols else []
         if (takes, gives) != ([_type(args[i]) for i in self._inputs],
-                              [_type(result) for result in self._results if isinstance(result, _Result)]):
+                              [_type(result) for result in made]):
             raise ModelError("the graph's inputs and outputs must be of types that arrays have, but some are complex "
                              "or of another type that is imported as something else")
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether the weights among the arguments are those inside."""
+        """Whether the weights among the arguments are those inside, and the sizes such as it was compiled for."""
+        if self._others is not None:
+            shapes = ((fit, args[i]) for fit, i in zip(self._fits, self._inputs, strict=True))
+            if not (all(args[i] == value for i, value in self._others)
+                    and all(fit.takes_shape(tuple(arg.shape)) for fit, arg in shapes)):
+                return False
         return all(args[i] is weight() and _version(args[i]) == version for i, weight, version in self._weights)
 
     def changed(self, args: Sequence[Any]) -> list[int]:
@@ -233,10 +281,22 @@ class _Specialised:
         return all(weight is not None and _version(weight) == version for weight, version in weights)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        tensors = [torch.empty(r.shape, dtype=r.dtype) for r in self._results if isinstance(r, _Result)]
+        results = self._results_for(args)
+        tensors = [torch.empty(r.shape, dtype=r.dtype) for r in results if isinstance(r, _Result)]
         self._executable.run([args[i].detach() for i in self._inputs], tensors)
         made = iter(tensors)
-        return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in self._results]
+        return [result.laid_out(next(made)) if isinstance(result, _Result) else result for result in results]
+
+    def _results_for(self, args: Sequence[Any]) -> list[Any]:
+        """What the graph returns for inputs of these sizes."""
+        if self._others is None and self._results_of:
+            return next(iter(self._results_of.values()))
+        key = tuple((arg.shape, arg.stride()) if isinstance(arg, torch.Tensor) else arg for arg in args)
+        if key not in self._results_of:
+            if len(self._results_of) >= _MOST_SIGNATURES:
+                self._results_of.clear()
+            self._results_of[key] = _results(self._graph, args)
+        return self._results_of[key]
 
 
 @dataclass(frozen=True)
@@ -271,107 +331,6 @@ def _results(graph: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     ]
 
 
-class _Frozen(torch.nn.Module):
-    """A graph that takes the tensors ``inputs`` alone; the other arguments are part of it."""
-
-    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], inputs: Sequence[int]) -> None:
-        super().__init__()
-        self.graph, constants = _bare(graph)
-        args = (*args, *constants)
-        self.inputs, self.count = inputs, len(args)
-        self.others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor)}
-        self.frozen = [i for i in range(self.count) if i not in self.others and i not in set(inputs)]
-        for i in self.frozen:
-            self.register_buffer(f"weight_{i}", args[i].detach())
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self.inputs, tensors, strict=True))
-        given.update({i: getattr(self, f"weight_{i}") for i in self.frozen})
-        given.update(self.others)
-        return tuple(v for v in self.graph(*(given[i] for i in range(self.count))) if isinstance(v, torch.Tensor))
-
-
-def _bare(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """A copy without what tracing noted at the nodes, in which fused operators are what export knows them as.
-
-    Tensors that the code itself holds become arguments after the others, since export loses those of nested modules.
-    """
-    copy, constants = torch.fx.Graph(), list[torch.Tensor]()
-    copy.output(copy.graph_copy(graph.graph, {}))
-    last = next(node for node in copy.nodes if node.op != "placeholder")
-    for node in copy.nodes:
-        node.meta = {}
-        node.target = _composed(node) or node.target
-        value = getattr(graph, node.target, None) if node.op == "get_attr" else None
-        if isinstance(value, torch.Tensor):
-            with copy.inserting_before(last):
-                node.replace_all_uses_with(copy.placeholder(f"constant_{len(constants)}"))
-            constants.append(value)
-    for node in [node for node in copy.nodes if node.op == "get_attr" and not node.users]:
-        copy.erase_node(node)
-    return torch.fx.GraphModule(graph, copy), constants
-
-
-def _composed(node: torch.fx.Node) -> Callable[..., Any] | None:
-    """What computes the same as a fused operator of PyTorch's inference, in operators that export keeps."""
-    function, drops = _COMPOSED.get(node.target, (None, None))
-    return None if drops is not None and len(node.args) > drops and node.args[drops] else function
-
-
-def _attention(
-    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None,
-    scale: float | None = None,
-) -> tuple[Any, None]:
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale), None
-
-
-def _multi_head(
-    query: Any, key: Any, value: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any,
-    mask: Any = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
-) -> tuple[Any, None]:
-    if mask is not None or need_weights:
-        raise ModelError("attention of many heads must need neither a mask nor weights to be compiled")
-
-    def parted(x: Any, i: int) -> Any:
-        one = slice(i * width, (i + 1) * width)
-        return torch.nn.functional.linear(x, weight[one], bias[one]).unflatten(-1, (heads, -1)).transpose(1, 2)
-
-    found, _ = _attention(*(parted(x, i) for i, x in enumerate((query, key, value))))
-    return torch.nn.functional.linear(found.transpose(1, 2).flatten(2), out_weight, out_bias), None
-
-
-def _encoder_layer(
-    x: Any, width: int, heads: int, weight: Any, bias: Any, out_weight: Any, out_bias: Any, gelu: bool,
-    norm_first: bool, eps: float, gain_1: Any, shift_1: Any, gain_2: Any, shift_2: Any, up: Any, up_bias: Any,
-    down: Any, down_bias: Any, mask: Any = None, mask_type: int | None = None,
-) -> Any:
-    from torch.nn import functional as F
-
-    def attend(x: Any) -> Any:
-        return _multi_head(x, x, x, width, heads, weight, bias, out_weight, out_bias, mask, False)[0]
-
-    def feed(x: Any) -> Any:
-        return F.linear((F.gelu if gelu else F.relu)(F.linear(x, up, up_bias)), down, down_bias)
-
-    def norm(x: Any, gain: Any, shift: Any) -> Any:
-        return F.layer_norm(x, (width,), gain, shift, eps)
-
-    if norm_first:
-        x = x + attend(norm(x, gain_1, shift_1))
-        return x + feed(norm(x, gain_2, shift_2))
-    x = norm(x + attend(x), gain_1, shift_1)
-    return norm(x + feed(x), gain_2, shift_2)
-
-
-#: fused operator -> what it is composed of, and which argument of it is the part that it drops at random
-_COMPOSED: dict[Any, tuple[Callable[..., Any], int | None]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 3),
-    torch.ops.aten._native_multi_head_attention.default: (_multi_head, None),
-    torch.ops.aten._transformer_encoder_layer_fwd.default: (_encoder_layer, None),
-}
-
-
 def _is_weight(arg: Any) -> bool:
     """Parameters, and the buffers of modules, which Dynamo marks as lying at a static address; but for those made in
     inference mode, which do not count the changes in place."""
@@ -387,21 +346,26 @@ def _version(tensor: torch.Tensor) -> int:
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 
 
-def _executable(frozen: _Frozen, args: Sequence[Any], inputs: Sequence[int], options: Options) -> Executable:
+def _executable(
+    frozen: Frozen, args: Sequence[Any], inputs: Sequence[int], options: Options, symbols: Symbols
+) -> Executable:
     """Compiled, or found where an equal graph with equal weights was compiled with the same options."""
     import mlc
     from mlc.frontend.pytorch import export_module
 
     examples = tuple(torch.zeros(args[i].shape, dtype=args[i].dtype) for i in inputs)
-    program = export_module(frozen, examples, "a graph of torch.compile")
-    key = _digest(program, options)
+    free = [{axis: size for axis, size in enumerate(symbols.get(i, ())) if is_symbol(size)} for i in inputs]
+    auto = (tuple(dict.fromkeys(axes, torch.export.Dim.AUTO) for axes in free),) if any(free) else None
+    program = export_module(frozen, examples, "a graph of torch.compile", auto)
+    shapes = ranges_of(program, [(args[i], axes) for i, axes in zip(inputs, free, strict=True)]) if auto else {}
+    key = f"{_digest(program, options)} {shapes}"
     found = _executables.get(key)
     if found is not None:
         return found
     where: dict[str, Any] = {"target": options.target, "threads": options.threads}
     if options.seconds is not None or options.trials is not None:
         mlc.tune(program, log=options.log, seconds=options.seconds, trials=options.trials, **where)
-    made = mlc.compile(program, log=options.log, **where)
+    made = mlc.compile(program, log=options.log, shapes=shapes or None, **where)
     _executables[key] = made
     return made
 

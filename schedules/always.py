@@ -1,0 +1,136 @@
+"""Conditions on loops that hold whatever the free sizes are, found out by trying every size of their ranges.
+
+TVM's analyzer knows bounds of single expressions. That ``ceil(n / 16) <= 2 * ceil(n / 32)`` is beyond it, and a
+predicate that it keeps is a branch for each element of a register tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Var
+
+from schedules.analysis import walk
+from schedules.free import SIZES, variables
+
+__all__ = ["Ranges", "settled"]
+
+#: combinations of sizes that are tried; a condition on more of them is not known to hold
+_MOST = 1 << 16
+
+#: the least and the largest value of an expression, for each combination of sizes
+_Ends = tuple[np.ndarray, np.ndarray]
+
+
+class Ranges:
+    """What free sizes and loops range over: ``sizes`` are the variables with their least and largest value, ``loops``
+    those of loops with their extents, all of which begin at 0."""
+
+    def __init__(self, sizes: Sequence[tuple[Var, int, int]], loops: Sequence[tuple[Var, Any]]) -> None:
+        self._sizes = list(sizes)
+        self._loops = dict(loops)
+        self._values: Mapping[Var, np.ndarray] | None = None
+        self._known: dict[Any, _Ends | None] = {}
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc) -> Ranges:
+        """Those of a function with free sizes."""
+        loops: list[tuple[Var, Any]] = []
+
+        def note(loop: tirx.For) -> None:
+            if isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0:
+                loops.append((loop.loop_var, loop.extent))
+
+        walk(func.body, (tirx.For, note))
+        sizes = zip(variables(func), func.attrs[SIZES], strict=True)
+        return cls([(var, int(low), int(high)) for var, (low, high, _) in sizes], loops)
+
+    def hold(self, condition: Any) -> bool:
+        """Whether ``a < b`` or ``a <= b`` holds for all sizes and all iterations; False for what cannot be told."""
+        if isinstance(condition, tirx.LT):
+            return self._ordered(condition.a, condition.b, np.less)
+        return isinstance(condition, tirx.LE) and self._ordered(condition.a, condition.b, np.less_equal)
+
+    def chosen(self, expr: tirx.Max | tirx.Min) -> Any:
+        """Which side of a maximum or minimum it is for all sizes and all iterations; itself where that depends."""
+        least, most = (expr.a, expr.b) if isinstance(expr, tirx.Max) else (expr.b, expr.a)
+        if self._ordered(least, most, np.less_equal):
+            return expr.b
+        return expr.a if self._ordered(most, least, np.less_equal) else expr
+
+    def _ordered(self, one: Any, other: Any, test: Any) -> bool:
+        left, right = self._ends(one), self._ends(other)
+        return left is not None and right is not None and bool(np.all(test(left[1], right[0])))
+
+    def _grid(self) -> Mapping[Var, np.ndarray] | None:
+        """Every combination of sizes; None where there are too many."""
+        if self._values is None and np.prod([high - low + 1 for _, low, high in self._sizes], dtype=float) <= _MOST:
+            grids = np.meshgrid(*(np.arange(low, high + 1, dtype=np.int64) for _, low, high in self._sizes),
+                                indexing="ij")
+            self._values = {var: grid.ravel() for (var, *_), grid in zip(self._sizes, grids, strict=True)}
+        return self._values
+
+    def _ends(self, expr: Any) -> _Ends | None:
+        if isinstance(expr, tirx.IntImm):
+            return np.array(int(expr)), np.array(int(expr))
+        if isinstance(expr, Var):
+            if expr not in self._known:
+                self._known[expr] = self._variable(expr)
+            return self._known[expr]
+        if isinstance(expr, tirx.Cast):
+            return self._ends(expr.value)
+        rule = next((rule for kind, rule in _RULES.items() if isinstance(expr, kind)), None)
+        if rule is None:
+            return None
+        left, right = self._ends(expr.a), self._ends(expr.b)
+        return None if left is None or right is None else rule(left, right)
+
+    def _variable(self, var: Var) -> _Ends | None:
+        if var in self._loops:
+            extent = self._ends(self._loops[var])
+            return None if extent is None else (np.zeros_like(extent[1]), np.maximum(extent[1] - 1, 0))
+        values = self._grid()
+        return None if values is None or var not in values else (values[var], values[var])
+
+
+def settled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with free sizes without the maxima and minima of which one side is never taken.
+
+    The places of a tile in registers are numbers then: its begin is ``max(0, i)`` to TVM, which knows no sizes.
+    """
+    ranges = Ranges.of(func)
+    kinds = [(kind, lambda expr: ranges.chosen(expr)) for kind in (tirx.Max, tirx.Min)]
+    return func.with_body(tvm_ffi.structural_map(func.body, kinds))
+
+
+def _product(left: _Ends, right: _Ends) -> _Ends | None:
+    if (left[0] < 0).any() or (right[0] < 0).any():
+        return None
+    return left[0] * right[0], left[1] * right[1]
+
+
+def _quotient(left: _Ends, right: _Ends) -> _Ends | None:
+    if (left[0] < 0).any() or (right[0] < 1).any():
+        return None
+    return left[0] // right[1], left[1] // right[0]
+
+
+def _remainder(left: _Ends, right: _Ends) -> _Ends | None:
+    if (left[0] < 0).any() or (right[0] < 1).any():
+        return None
+    return np.zeros_like(left[0]), np.minimum(left[1], right[1] - 1)
+
+
+_RULES: dict[Any, Any] = {
+    tirx.Add: lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    tirx.Sub: lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    tirx.Mul: _product,
+    tirx.FloorDiv: _quotient,
+    tirx.FloorMod: _remainder,
+    tirx.Min: lambda a, b: (np.minimum(a[0], b[0]), np.minimum(a[1], b[1])),
+    tirx.Max: lambda a, b: (np.maximum(a[0], b[0]), np.maximum(a[1], b[1])),
+}
