@@ -169,9 +169,9 @@ def merge_shapes(
             raise UsageError(f"shapes[{name!r}] must fit the model's {shape_text(own[name])}, got {got}")
     ranges: dict[str, Range] = {}
     for name, shape in given.items():
-        for d, found in zip(own[name], shape, strict=True):
-            if isinstance(d, str) and d not in linear and ranges.setdefault(d, found) != found:
-                raise UsageError(f"{d} is one size wherever it stands, but shapes say {ranges[d]} and {found} "
+        for d, wanted in zip(own[name], shape, strict=True):
+            if isinstance(d, str) and d not in linear and ranges.setdefault(d, wanted) != wanted:
+                raise UsageError(f"{d} is one size wherever it stands, but shapes say {ranges[d]} and {wanted} "
                                  f"({name}); give it one range")
     names = _Names()
 

@@ -206,8 +206,8 @@ def _hidden(tokens: Tokens, heads: int, window: int, like: str) -> str:
     if tokens.known:
         query, key = np.arange(tokens.past, tokens.total)[:, None], np.arange(tokens.total)[None]
         hidden = (key > query) | ((key < query - window + 1) if window > 0 else False)
-        mask = np.tile(np.where(hidden, np.finfo("float32").min, 0).astype("float32"), (heads, 1))
-        return _typed(nodes, mask, like) if hidden.any() else ""
+        added = np.tile(np.where(hidden, np.finfo("float32").min, 0).astype("float32"), (heads, 1))
+        return _typed(nodes, added, like) if hidden.any() else ""
     queries, keys = nodes("Unsqueeze", tokens.places(), nodes.constant([1])), tokens.keys()
     test = nodes("Greater", keys, queries)
     if window > 0:

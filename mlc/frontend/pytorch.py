@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +129,12 @@ def exported_ranges(program: Any, name: str, given: Mapping[str, Shape]) -> dict
     return ranges
 
 
-def _exported_range(program: Any, name: str, owner: str, size: Any, alone: Collection[str]) -> Range:
+def _exported_range(program: Any, name: str, owner: str, size: Any, alone: AbstractSet[str]) -> Range:
     """The range of one size; of what follows from others, all that there is."""
     if not is_symbolic([size]):
         return Range(int(size), int(size))
     linear = Linear.parse(str(size))
-    if linear is not None and alone.issuperset(symbol for symbol, _ in linear.terms):
+    if linear is not None and alone >= {symbol for symbol, _ in linear.terms}:
         return Range(0, _ANY)
     if linear is not None or not str(size).isidentifier():
         raise ModelError(f"a free size must be a whole dimension of some input, but {owner} of {name} has {size} and "

@@ -240,10 +240,10 @@ class _Specialised:
         frozen = {i for i, _, _ in self._weights}
         self._inputs = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in frozen]
         self._graph = graph
-        self._others = [] if symbols else None  # the arguments that are no tensors and must be these
-        if symbols:
-            self._others = [(i, arg) for i, arg in enumerate(args)
-                            if not isinstance(arg, torch.Tensor) and not is_symbol(symbols.get(i))]
+        # the arguments that are no tensors and must be these
+        self._others = None if not symbols else [
+            (i, arg) for i, arg in enumerate(args)
+            if not isinstance(arg, torch.Tensor) and not is_symbol(symbols.get(i))]
         self._results_of: dict[tuple[Any, ...], list[Any]] = {}
         with torch.inference_mode(False), torch.no_grad():
             results = self._results_for(args)
