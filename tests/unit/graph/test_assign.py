@@ -121,8 +121,8 @@ def test_blocks_of_two_sizes_where_vectors_are_short() -> None:
 
 def test_parts_of_a_concatenation_share_their_blocks() -> None:
     def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
-        parts = [conv(bb, x, (channels, 32, 3, 3), padding=1) for channels in (24, 40, 64)]
-        return conv(bb, bb.emit(relax.op.concat(parts, axis=1)), (32, 128, 3, 3), padding=1)
+        parts = [conv(bb, x, (channels, 32, 3, 3), padding=1) for channels in (24, 40, 56)]
+        return conv(bb, bb.emit(relax.op.concat(parts, axis=1)), (32, 120, 3, 3), padding=1)
 
     mod = network((1, 32, 40, 40), body)
     found = layouts(mod, AVX2)

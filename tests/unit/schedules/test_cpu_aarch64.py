@@ -73,8 +73,9 @@ def _assembly(func: tirx.PrimFunc, path: Path) -> str:
 
 
 def test_every_space_has_a_case() -> None:
-    bfloat = {"cpu.conv2d_bfloat", "cpu.gemm_bfloat"}  # this CPU has none
-    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - bfloat
+    # this CPU has no bfloat16, and its dot products of bytes leave nothing to transforms in 16 bits
+    others = {"cpu.conv2d_bfloat", "cpu.gemm_bfloat", "cpu.conv2d_winograd_integer"}
+    assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - others
 
 
 @pytest.mark.parametrize(("cpu", "word"), [("neoverse-n1", "sdot"), ("neoverse-n2", "usdot"), ("neoverse-n2", "bfdot")])

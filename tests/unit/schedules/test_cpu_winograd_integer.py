@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from harness import Case as ContractCase
+from harness import SpaceContract, pytest_generate_tests
 from tvm import te
 
 from mlc.artifact.features import missing_features, required_features
@@ -27,6 +29,9 @@ from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, first_seed, schedule_with
 
+__all__ = ["pytest_generate_tests"]
+
+X86 = platform.machine() in ("x86_64", "AMD64")
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SHAPE = Convolution(1, 64, 64, (28, 28), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, 16, 16, element=1)
 
@@ -74,6 +79,16 @@ CASES = {
     "least": (4, (1, 112, 6, 6), 16, (0, 0, 0, 0), (255, -128)),
     "least of 2x2": (2, (1, 512, 4, 4), 16, (0, 0, 0, 0), (255, -128)),
 }
+
+
+def _contract_case(name: str, built: Case) -> ContractCase:
+    return ContractCase(name, lambda: built.func, lambda *_: built.expected, data=lambda: built.arrays)
+
+
+@pytest.mark.skipif(not X86, reason="integers are transformed for pmaddwd, which is x86's")
+class TestWinograd(SpaceContract):
+    space = WINOGRAD_INTEGER
+    cases = tuple(_contract_case(name, Case(*CASES[name])) for name in ("2x2", "batch"))
 
 
 def built_for(name: str) -> Target:
