@@ -7,6 +7,7 @@
 // What blocks tell each other through global memory is in cuda_global.h.
 // The includer defines the kernels and calls emulate(grid, block, kernel).
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>

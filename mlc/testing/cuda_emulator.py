@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,18 +101,26 @@ def run_source(
 ) -> list[Cost]:
     """Run the kernels of CUDA source in order. A parameter ``x_ptr`` is the array ``x``, which is written in place, and
     a ``CUtensorMap`` what ``maps`` says of its name."""
+    program = _compiled(_program(source, launches, {k: a.nbytes for k, a in arrays.items()}, maps or {}))
     with tempfile.TemporaryDirectory(prefix="mlc-emulator-") as name:
         folder = Path(name)
         for key, array in arrays.items():
             array.tofile(folder / key)
-        text = _program(source, launches, {k: a.nbytes for k, a in arrays.items()}, folder, repeats, maps or {})
-        (folder / "kernels.cc").write_text(text)
-        _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{name}/kernels", f"{name}/kernels.cc")
-        _call(f"{name}/kernels")
+        _call(f"{program.name}/kernels", name, str(repeats))
         for key, array in arrays.items():
             array[...] = np.fromfile(folder / key, array.dtype).reshape(array.shape)
         rows = (line.split("\t") for line in (folder / "costs").read_text().splitlines())
         return [Cost(what, shared == "1", *map(int, numbers)) for what, shared, *numbers in rows]
+
+
+@lru_cache(maxsize=4)
+def _compiled(text: str) -> tempfile.TemporaryDirectory[str]:
+    """The folder of the program that ``text`` is; g++ takes ten times as long as most programs run."""
+    folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
+    source = Path(folder.name, "kernels.cc")
+    source.write_text(text)
+    _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{folder.name}/kernels", str(source))
+    return folder
 
 
 def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
@@ -198,21 +207,22 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
 
 
 def _program(
-    source: str, launches: Sequence[Launch], sizes: dict[str, int], folder: Path, repeats: int,
-    maps: Mapping[str, TensorMap],
+    source: str, launches: Sequence[Launch], sizes: dict[str, int], maps: Mapping[str, TensorMap]
 ) -> str:
+    """The program that takes the folder of the arrays' files and how often the kernels run."""
     kernels = list(_KERNEL.finditer(source))
     if len(kernels) != len(launches):
         raise RuntimeError(f"one kernel for each nest is needed, got {len(kernels)} for {len(launches)} nests")
     code = emulated(_in_cpp(source))
-    lines = [f'#include "{_HEADER}"', code, "int main() {"]
+    lines = [f'#include "{_HEADER}"', code, "int main(int, char** argv) {",
+             "  if (chdir(argv[1])) return 1;"]
     for key, size in sizes.items():
         lines.append(f'  char* {key}_ptr = (char*)aligned_alloc(64, {-(-size // 64) * 64});')
         lines.append(f"  emulator::arrays.push_back({{{key}_ptr, {size}}});")
     lines += [f"  CUtensorMap {key} = {tensor.in_cpp()};" for key, tensor in maps.items()]
-    lines.append(f"  for (int turn = 0; turn < {repeats}; ++turn) {{")
+    lines.append("  for (int turn = 0; turn < atoi(argv[2]); ++turn) {")
     for key, size in sizes.items():
-        lines.append(f'    {{ FILE* f = fopen("{folder / key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
+        lines.append(f'    {{ FILE* f = fopen("{key}", "rb"); fread({key}_ptr, 1, {size}, f); fclose(f); }}')
     for kernel, launch in zip(kernels, launches, strict=True):
         grid, block = (", ".join(map(str, extents)) for extents in launch)
         parameters = [p.strip() for p in kernel[2].split(",")]
@@ -221,8 +231,8 @@ def _program(
         lines.append(f"    emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }}, {weak}, turn % 2);")
     lines.append("  }")
     for key, size in sizes.items():
-        lines.append(f'  {{ FILE* f = fopen("{folder / key}", "wb"); fwrite({key}_ptr, 1, {size}, f); fclose(f); }}')
-    lines.append(f'  ptx::write_costs("{folder / "costs"}");')
+        lines.append(f'  {{ FILE* f = fopen("{key}", "wb"); fwrite({key}_ptr, 1, {size}, f); fclose(f); }}')
+    lines.append('  ptx::write_costs("costs");')
     return "\n".join([*lines, "}", ""])
 
 

@@ -23,14 +23,15 @@ from schedules.space import schedule_with
 AMPERE = resolve("cuda:sm_80").tvm
 SIMT = {"block_m": 32, "block_n": 32, "block_k": 16, "thread_m": 4, "thread_n": 4, "vector": 1, "unroll": 0}
 WARPS = {"block_m": 64, "block_n": 64, "block_k": 64, "warp_m": 32, "warp_n": 32, "stages": 2, "panel": 1}
-#: a step of what a block does when it has written its part, and what it would be without
+#: a step of what a block does when it has written its part, and the same with OUT for whether it is left out
 STEPS = {
-    "its threads meet": ("  __syncthreads();\n  int last", "  int last"),
-    "one tells what they wrote": ("__threadfence();\n    last =", "last ="),
-    "and asks what others did": ("__threadfence();\n  }\n  return", "}\n  return"),
-    "all of them add up": ("return __syncthreads_or(last);", "__syncthreads(); return last;"),
-    "the last one resets": (", 4u - 1u) == 4u - 1u;", ", ~0u) == 4u - 1u;"),
-    "the others are not last": ("== 4u - 1u;", "== 2u;"),
+    "its threads meet": ("  __syncthreads();\n  int last", "  if (!OUT) __syncthreads();\n  int last"),
+    "one tells what they wrote": ("__threadfence();\n    last =", "if (!OUT) __threadfence();\n    last ="),
+    "and asks what others did": ("__threadfence();\n  }\n  return", "if (!OUT) __threadfence();\n  }\n  return"),
+    "all of them add up": ("return __syncthreads_or(last);",
+                           "if (OUT) { __syncthreads(); return last; } return __syncthreads_or(last);"),
+    "the last one resets": (", 4u - 1u) ==", ", OUT ? ~0u : 4u - 1u) =="),
+    "the others are not last": ("== 4u - 1u;", "== (OUT ? 2u : 4u - 1u);"),
 }
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -64,11 +65,12 @@ def test_each_step_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is left out, the results of one of two runs are wrong."""
     case, scheduled = cut("float32")
     source = cuda_emulator.cuda_source(scheduled, AMPERE)
-    assert emulated_error(monkeypatch, case, scheduled, source, repeats=2) <= case.rtol
-    for step, (there, left) in STEPS.items():
+    for place, (step, (there, switched)) in enumerate(STEPS.items()):
         assert source.count(there) == 1, step
-        changed = source.replace(there, left)
-        assert emulated_error(monkeypatch, case, scheduled, changed, repeats=2) > 10 * case.rtol, step
+        source = source.replace(there, switched.replace("OUT", f"LEFT_OUT({place})"))
+    assert emulated_error(monkeypatch, case, scheduled, source, 2) <= case.rtol
+    for place, step in enumerate(STEPS):
+        assert emulated_error(monkeypatch, case, scheduled, source, 2, left_out=place) > 10 * case.rtol, step
 
 
 @needs_nvcc
