@@ -14,12 +14,14 @@ def test_there_is_a_tutorial() -> None:
     assert [path.name for path in TUTORIALS][:1] == ["01_first_model.ipynb"]
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if place else []) for place, path in
+             enumerate(TUTORIALS)])
 def test_tutorial(path, tmp_path, monkeypatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("TUTORIAL_SECONDS", "12")
+    monkeypatch.setenv("TUTORIAL_SECONDS", "6")
     monkeypatch.setenv("TUTORIAL_ROUNDS", "2")
     monkeypatch.setenv("MLC_DATA_DIR", str(tmp_path / "data"))
     notebook = nbformat.read(path, as_version=4)

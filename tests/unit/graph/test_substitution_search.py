@@ -362,6 +362,7 @@ def test_pipeline_takes_what_is_faster_and_switched_off_nothing() -> None:
     np.testing.assert_allclose(evaluate(taken, *x)[0], evaluate(plain, *x)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_decided_is_taken() -> None:
     mod, decisions = recurrent(steps=2, width=32), list[Decision]()
     optimise(mod, CPU, substitutions=Substitutions(PATTERNS, QUICK, notify=decisions.append))
