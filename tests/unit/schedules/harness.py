@@ -31,7 +31,8 @@ from schedules.space import Decisions, InvalidDecision, Space, best_seed, schedu
 from schedules.trace import replay, trace_json
 
 __all__ = [
-    "CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "check_orders", "pytest_generate_tests", "refusal",
+    "CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "check_orders", "emulate",
+    "emulated_error", "pytest_generate_tests", "refusal",
 ]
 
 CORES = 2
@@ -86,6 +87,15 @@ def check_orders(
     errors = [emulated_error(monkeypatch, case, scheduled, source, left_out=place) for place in range(len(orders))]
     assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
     return len(orders)
+
+
+def emulate(
+    case: Case, scheduled: tirx.PrimFunc, target: tvm.target.Target = CUDA
+) -> tuple[float, list[cuda_emulator.Cost]]:
+    """The error of a scheduled function's kernels on the emulator, and what each of their accesses cost."""
+    inputs, outputs = case.arrays()
+    costs = cuda_emulator.run(scheduled, target, inputs, outputs)
+    return case.error(inputs, outputs), costs
 
 
 def emulated_error(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tvm
-from harness import check_orders, refusal
+from harness import check_orders, emulate, refusal
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
@@ -102,17 +102,11 @@ def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None
     assert list(shared.bytes.values()) == [space.tiles(2, 32, 3).shared_bytes(heads)]
 
 
-def emulate(case: Case, func: tvm.tirx.PrimFunc) -> tuple[float, list[cuda_emulator.Cost]]:
-    inputs, outputs = case.arrays()
-    costs = cuda_emulator.run(func, AMPERE, inputs, outputs)
-    return case.error(inputs, outputs), costs
-
-
 @needs_gxx
 @pytest.mark.parametrize("dtype", OPCODES)
 def test_copies_and_fetches_meet_no_bank_twice(dtype: str) -> None:
     case = attention_case("even", (1, 1), (32, 128, 64, 64), dtype)
-    error, costs = emulate(case, scheduled(case, dtype, tiles(2, 32)))
+    error, costs = emulate(case, scheduled(case, dtype, tiles(2, 32)), AMPERE)
     assert error <= case.rtol
     shared = [cost for cost in costs if cost.shared and cost.bytes == 16]
     assert len(shared) >= 6
@@ -126,7 +120,7 @@ def test_tiles_that_no_query_sees_are_not_visited(dtype: str) -> None:
     copied = {}
     for causal in (None, 0):
         case = attention_case("square", (1, 1), (128, 128, 16, 16), dtype, causal=causal)
-        error, costs = emulate(case, scheduled(case, dtype, tiles(1 if dtype == "float16" else 2, 16)))
+        error, costs = emulate(case, scheduled(case, dtype, tiles(1 if dtype == "float16" else 2, 16)), AMPERE)
         assert error <= case.rtol
         copied[causal] = sum(cost.requests for cost in costs if cost.what == "cp.async to")
     queries = 8 if dtype == "float16" else 16  # requests of warps that bring them
@@ -171,7 +165,7 @@ ODD = [(1, 1, 8, 8, None, False), (1, 77, 64, 64, None, True), (17, 19, 8, 24, N
 def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int, int, int | None, bool]) -> None:
     *sizes, causal, mask = shape
     case = attention_case(f"{shape}", (1, 2), tuple(sizes), dtype, causal=causal, mask=mask)
-    assert emulate(case, next(candidates(case, dtype, AMPERE, sum(sizes))))[0] <= TOLERANCES[dtype]
+    assert emulate(case, next(candidates(case, dtype, AMPERE, sum(sizes))), AMPERE)[0] <= TOLERANCES[dtype]
 
 
 @needs_gxx

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from harness import check_orders, refusal
+from harness import check_orders, emulate, refusal
 from tvm import tirx
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
@@ -171,11 +171,8 @@ def decisions_of(**knobs: int) -> dict[str, int]:
             "panel": 1, **knobs}
 
 
-def emulate(case: Case, decisions: dict[str, int]) -> tuple[float, list[cuda_emulator.Cost]]:
-    scheduled = schedule_with(SPACE, case.func(), AMPERE, decisions).mod["main"]
-    inputs, outputs = case.arrays()
-    costs = cuda_emulator.run(scheduled, AMPERE, inputs, outputs)
-    return case.error(inputs, outputs), costs
+def function_of(case: Case, decisions: dict[str, int]) -> tirx.PrimFunc:
+    return schedule_with(SPACE, case.func(), AMPERE, decisions).mod["main"]
 
 
 @needs_gxx
@@ -188,7 +185,8 @@ def test_a_main_loop_meets_no_bank_twice(dtype: str, transposed: bool, knobs: di
     depth = 512 if dtype == "int8" else 256
     columns = (128, depth) if transposed else (depth, 128)
     case = product_case("even", (64, depth), columns, dtype, SUMS[dtype], transposed)
-    error, costs = emulate(case, decisions_of(**({"block_k": 128} if dtype in ("int8", "tf32") else {}) | knobs))
+    error, costs = emulate(case, function_of(
+        case, decisions_of(**({"block_k": 128} if dtype in ("int8", "tf32") else {}) | knobs)))
     assert error <= case.rtol
     loop = [cost for cost in costs if cost.what.startswith(("cp.async", "ldmatrix"))]
     assert {cost.bytes for cost in loop} == {16} and len(loop) >= 6 - 2 * (dtype == "tf32" and not transposed)
@@ -220,7 +218,7 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) ->
         case = product_case(f"{shape}", (m, k), (n, k) if transposed else (k, n), dtype, SUMS[dtype], transposed)
         if k < (128 if dtype == "int8" else 64):
             continue
-        error, _ = emulate(case, decisions_of(block_k=128 if dtype == "tf32" else 64))
+        error, _ = emulate(case, function_of(case, decisions_of(block_k=128 if dtype == "tf32" else 64)))
         assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0, "tf32": 1e-3}[dtype]
 
 
@@ -230,7 +228,7 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype:
     """Whichever is left out, the results are wrong."""
     case = product_case("even", (64, 160), (160, 64), dtype, "float32")
     decisions = decisions_of(block_k=128 if dtype == "tf32" else 64)
-    assert check_orders(monkeypatch, case, schedule_with(SPACE, case.func(), AMPERE, decisions).mod["main"]) >= 5
+    assert check_orders(monkeypatch, case, function_of(case, decisions)) >= 5
 
 
 @pytest.mark.parametrize("side", "ab")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import tvm
-from harness import check_orders, refusal
+from harness import check_orders, emulate, refusal
 from tvm import tirx
 
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
@@ -151,19 +151,13 @@ def test_operands_are_read_from_the_function() -> None:
     assert (batched.b.sizes, batched.b.strides) == ((64, 72, 2), (128, 128 * 72)) and batched.b.across
 
 
-def emulate(case: Case, func: tirx.PrimFunc) -> tuple[float, list[cuda_emulator.Cost]]:
-    inputs, outputs = case.arrays()
-    costs = cuda_emulator.run(func, HOPPER, inputs, outputs)
-    return case.error(inputs, outputs), costs
-
-
 @needs_gxx
 @pytest.mark.parametrize(("dtype", "transposed", "knobs"), [
     ("float16", True, {"block_m": 128, "consumers": 2}), ("bfloat16", False, {"block_n": 128, "block_k": 128}),
 ])
 def test_products_and_stores_meet_no_bank_twice(dtype: str, transposed: bool, knobs: dict[str, int]) -> None:
     case = case_of(128, 128, 256, dtype, transposed)
-    error, costs = emulate(case, scheduled(case, tile(**knobs)))
+    error, costs = emulate(case, scheduled(case, tile(**knobs)), HOPPER)
     assert error <= 1e-6, "the products are exact, and the sums those of float32"
     products = [cost for cost in costs if cost.what.startswith("wgmma")]
     ends = [cost for cost in costs if cost not in products]
@@ -185,7 +179,7 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) ->
     for transposed in (True, False):
         case = case_of(m, n if transposed else n // 8 * 8, k, dtype, transposed)
         _, func = next(candidates(case, sum(shape), SMALL))
-        assert emulate(case, func)[0] <= LIMITS[dtype]
+        assert emulate(case, func, HOPPER)[0] <= LIMITS[dtype]
 
 
 @needs_gxx
