@@ -17,7 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, analyse, remembered
-from schedules.cpu.steps import FLOAT, Step, has_dot, step_of, with_dots
+from schedules.cpu.steps import FLOAT, SATURATING, Step, has_dot, step_of, with_dots
 from schedules.cpu.tiling import (
     OP_ANNOTATION,
     accumulate,
@@ -33,10 +33,10 @@ from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_INTEGER"]
+__all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_BYTES", "CONV2D_INTEGER"]
 
 _PHASES = "conv2d_phases"
-_INTEGER, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bfloat"
+_INTEGER, _BYTES, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bytes", "conv2d_nchwc_bfloat"
 _OPS = ("conv2d_nchwc", _PHASES)
 #: bytes of a step of the sum, of the activations and of each lane's weights
 _WORD = 4
@@ -126,12 +126,12 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
         oh, ow, kh, kw = ow, oh, kw, kh
     return _Shape(
         n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(stride) // int(data.buffer.shape[-1]), per_group,
-        weight, phases, step_of(weights), line,
+        weight, phases, SATURATING if block.annotation == _BYTES else step_of(weights), line,
     )
 
 
 def _block(func: tirx.PrimFunc) -> BlockInfo | None:
-    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER, _BFLOAT)), None)
+    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER, _BYTES, _BFLOAT)), None)
 
 
 class Conv2d(Space):
@@ -231,6 +231,14 @@ class IntegerConv2d(Conv2d):
     name = "cpu.conv2d_integer"
     tensorizes = "dot_"
     ops = (_INTEGER,)
+
+
+class ByteConv2d(IntegerConv2d):
+    """The same for blocks annotated ``"conv2d_nchwc_bytes"``, whose pairs of products saturate."""
+
+    name = "cpu.conv2d_bytes"
+    tensorizes = "dot_bytes"
+    ops = (_BYTES,)
 
 
 class BfloatConv2d(Conv2d):
@@ -467,4 +475,4 @@ def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:
                 yield replace(tile, rows=rows, groups=count, order=order, pad=pad)
 
 
-CONV2D, CONV2D_INTEGER, CONV2D_BFLOAT = Conv2d(), IntegerConv2d(), BfloatConv2d()
+CONV2D, CONV2D_INTEGER, CONV2D_BYTES, CONV2D_BFLOAT = Conv2d(), IntegerConv2d(), ByteConv2d(), BfloatConv2d()

@@ -28,7 +28,7 @@ from schedules.cpu.gemm_seeds import (
     sum_chains,
     sum_parts,
 )
-from schedules.cpu.gemm_shape import BFLOAT, INTEGER, GemmShape, dot_shape, gemm_shape, read
+from schedules.cpu.gemm_shape import BFLOAT, BYTES, INTEGER, GemmShape, dot_shape, gemm_shape, read
 from schedules.cpu.steps import FLOAT, has_dot, with_dots
 from schedules.cpu.tiling import (
     accumulate,
@@ -42,7 +42,7 @@ from schedules.cpu.tiling import (
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["GEMM", "GEMM_BFLOAT", "GEMM_INTEGER", "Gemm", "Tile"]
+__all__ = ["GEMM", "GEMM_BFLOAT", "GEMM_BYTES", "GEMM_INTEGER", "Gemm", "Tile"]
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,14 @@ class IntegerGemm(Gemm):
         return staged_input(sch, block) if sch.get_producers(block) else None  # the instruction reads bytes in memory
 
 
+class ByteGemm(IntegerGemm):
+    """The same for blocks annotated ``"dense_bytes"``, whose pairs of products saturate."""
+
+    name = "cpu.gemm_bytes"
+    op = BYTES
+    tensorizes = "dot_bytes"
+
+
 class BfloatGemm(IntegerGemm):
     """The same for blocks annotated ``"dense_bfloat"``, of bfloat16 by packed weights, with steps of two products."""
 
@@ -318,4 +326,4 @@ def _packed(sch: s_tir.Schedule, block: SBlockRV, shape: GemmShape, tile: int, w
     return copied
 
 
-GEMM, GEMM_INTEGER, GEMM_BFLOAT = Gemm(), IntegerGemm(), BfloatGemm()
+GEMM, GEMM_INTEGER, GEMM_BYTES, GEMM_BFLOAT = Gemm(), IntegerGemm(), ByteGemm(), BfloatGemm()

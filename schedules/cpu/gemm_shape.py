@@ -9,12 +9,13 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, analyse, describe, remembered, uses
-from schedules.cpu.steps import FLOAT, Step, step_of
+from schedules.cpu.steps import FLOAT, SATURATING, Step, step_of
 
-__all__ = ["BFLOAT", "INTEGER", "GemmShape", "dot_shape", "gemm_shape", "read"]
+__all__ = ["BFLOAT", "BYTES", "INTEGER", "GemmShape", "dot_shape", "gemm_shape", "read"]
 
-#: the annotations of products with a packed weight that an intrinsic takes: of integers, and of bfloat16
-INTEGER, BFLOAT = "dense_integer", "dense_bfloat"
+#: the annotations of products with a packed weight that an intrinsic takes: of integers, of bytes whose
+#: pairs saturate, and of bfloat16
+INTEGER, BYTES, BFLOAT = "dense_integer", "dense_bytes", "dense_bfloat"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def dot_shape(func: tirx.PrimFunc, op: str) -> GemmShape | None:
     *batch, m, n = (block.extents[i] for i in block.spatial)
     column = block.spatial[-1]
     packed = next(a.buffer for a in block.reads if a.depends(column))
-    step, width = step_of(packed), int(packed.shape[-2])
+    step, width = SATURATING if op == BYTES else step_of(packed), int(packed.shape[-2])
     steps = int(packed.shape[-2 - step.axes])
     shared = prod(int(extent) for extent in packed.shape[: -3 - step.axes]) == 1  # by the whole batch
     weight = next((i for i, param in enumerate(func.params) if shared and param.same_as(packed)), -1)

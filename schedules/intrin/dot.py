@@ -14,6 +14,12 @@ is exact:
     more operations for each of them, on units that the multiplications and additions keep busy: they are widened once
     before.
 
+``bytes``
+    Four activations of uint8 by weights of int8 in two pairs, the sum of each of which *saturates* to 16 bits:
+    ``pmaddubsw``, and ``pmaddwd`` with ones to add both to a sum. 1.4 times as many products a cycle as words (measured
+    on Zen 3), and half the bytes. What the sums are is said in full, so that nothing is presumed about the weights;
+    that no pair saturates is the business of whoever packs them.
+
 Of bfloat16 it takes two:
 
 ``bfloats``
@@ -33,12 +39,13 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare, select
 
-__all__ = ["BFLOATS", "QUADS", "WORDS", "dot", "dot_form"]
+__all__ = ["BFLOATS", "BYTES", "QUADS", "WORDS", "dot", "dot_form"]
 
-QUADS, WORDS, BFLOATS = "quads", "words", "bfloats"
+QUADS, WORDS, BYTES, BFLOATS = "quads", "words", "bytes", "bfloats"
 #: LLVM's names by lanes, which are also those of the VEX forms
 _QUAD_NAMES = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
 _WORD_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+_BYTE_NAMES = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
 _SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 #: the highest bit of each byte
 _SIGN_BITS = -0x7F7F7F80
@@ -113,6 +120,46 @@ def _word_step(lanes: int) -> _Step:
     return step
 
 
+def _bytes(lanes: int) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
+        a = T.match_buffer(x, (4,), "uint8", offset_factor=1)
+        b = T.match_buffer(y, (lanes, 4), "int8", offset_factor=1)
+        c = T.match_buffer(z, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(c[0:lanes], a[0:4], b[0:lanes, 0:4])
+            T.writes(c[0:lanes])
+            for i, k in T.grid(lanes, 2):
+                with T.sblock("dot"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    c[vi] = c[vi] + T.max(
+                        T.min(
+                            T.Cast("int32", a[vk * 2]) * T.Cast("int32", b[vi, vk * 2])
+                            + T.Cast("int32", a[vk * 2 + 1]) * T.Cast("int32", b[vi, vk * 2 + 1]),
+                            32767,
+                        ),
+                        -32768,
+                    )
+
+    return description
+
+
+def _byte_step(lanes: int) -> _Step:
+    def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
+        words, whole = f"int16x{2 * lanes}", f"uint32x{lanes}"
+        shared = tirx.reinterpret(f"int8x{4 * lanes}", activations)
+        pairs = _call(words, _BYTE_NAMES[lanes], shared, weights.vload([0, 0], f"int8x{4 * lanes}"))
+        products = _call(f"int32x{lanes}", _WORD_NAMES[lanes], pairs, tirx.const(1, words))
+        return _fenced(tirx.reinterpret(whole, sums) + tirx.reinterpret(whole, products), lanes)
+
+    return step
+
+
+def _saturated(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    pairs = (a.astype(c.dtype) * b.astype(c.dtype)).reshape(len(b), 2, 2).sum(axis=-1)
+    return c + pairs.clip(-32768, 32767).sum(axis=-1)
+
+
 def _bfloats(lanes: int) -> tirx.PrimFunc:
     return _products(lanes, 2, "bfloat16", "bfloat16", "float32")
 
@@ -173,6 +220,13 @@ for _lanes in (4, 8, 16):
             PREFIX + dot(BFLOATS, _lanes), _BFLOAT_TYPES, (("avx512bf16", "avx512vl"),), partial(_bfloats, _lanes),
             partial(_implemented, _bfloat_step(_lanes, f"llvm.x86.avx512bf16.dpbf16ps.{32 * _lanes}")), _added,
             "vdpbf16ps", tolerance=_ROUNDED,
+        ),
+    )
+for _lanes in (8, 16):
+    declare(
+        Intrinsic(
+            PREFIX + dot(BYTES, _lanes), _QUAD_TYPES, (({8: "avx2", 16: "avx512bw"}[_lanes],),),
+            partial(_bytes, _lanes), partial(_implemented, _byte_step(_lanes)), _saturated, "pmaddubsw",
         ),
     )
 declare(  # with signed operands alone last

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, transform_integers
-from mlc.graph.kernels import bfloat, integer
+from mlc.graph.kernels import bfloat, integer, saturating
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.graph.lowering.attention import Sizes, attention
@@ -50,12 +50,15 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.attention_few": _decoding_step(),
         "cpu.contraction": _plain_convolution(),
         "cpu.conv2d_bfloat": _bfloat_convolution(),
+        "cpu.conv2d_bytes": _saturating_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
         "cpu.conv2d_winograd_integer": _integer_transforms(),
         "cpu.gemm_bfloat": _bfloat_product(),
+        "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_weight_only": _weight_only_product(),
         "cpu.recurrent": _gated_recurrence(),
+        "cpu.remainder": saturating.remainder(64, 48, 96, 192),
     }
     for task in lower(_network(), target, options=DEFAULT_OPTIONS).with_alternatives():
         found.setdefault(find(task.func, target.tvm).name, task.func)
@@ -128,6 +131,21 @@ def _integer_product(form: str) -> tirx.PrimFunc:
 
     result = te.compute(sums.shape, requantised, name="requantised")
     return te.create_prim_func([data, weight, scale, result])
+
+
+def _saturating_product() -> tirx.PrimFunc:
+    """Rows that no tile divides, and a remainder that is added."""
+    data, weight = te.placeholder((50, 64), "uint8", "data"), te.placeholder((6, 16, 16, 4), "int8", "weight")
+    rest = te.placeholder((96, 64), "int32", "rest")
+    return te.create_prim_func([data, weight, rest, saturating.dense_bytes(data, weight, rest)])
+
+
+def _saturating_convolution() -> tirx.PrimFunc:
+    """1x1, 32 channels to 64, and a remainder that is added."""
+    data = te.placeholder((1, 2, 14, 14, 16), "uint8", "data")
+    weight = te.placeholder((4, 2, 1, 1, 4, 16, 4), "int8", "weight")
+    rest = te.placeholder((64, 208), "int32", "rest")
+    return te.create_prim_func([data, weight, rest, saturating.conv2d_nchwc_bytes(data, weight, rest)])
 
 
 def _bfloat_product() -> tirx.PrimFunc:

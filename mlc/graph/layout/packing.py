@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import tvm
@@ -10,10 +11,13 @@ from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
 from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import PANEL, dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense, packed_operand
+from mlc.graph.kernels.saturating import Split, dense_bytes, has_bytes
+from mlc.graph.layout.remainders import emit_remainder, with_whole_rows
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -24,8 +28,9 @@ __all__ = ["PackWeights"]
 def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets, or as
     :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers. Of products of integers, a second operand that is
-    no constant is packed by a kernel. With precision ``bf16`` of the ``options``, products of float32 with constants
-    read both operands as bfloat16.
+    no constant is packed by a kernel, and where bytes are multiplied with saturation alone, a constant becomes two
+    (:mod:`mlc.graph.kernels.saturating`). With precision ``bf16`` of the ``options``, products of float32 with
+    constants read both operands as bfloat16.
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
     """
@@ -54,6 +59,9 @@ class _Packer(PyExprMutator):
         self._narrow = options.precision == "bf16"
         #: by the address of a weight: unrolled recurrences read one at every step
         self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
+        self._splits: dict[tuple[int, tuple[int, ...]], Split] = {}
+        #: activations as columns, for products of sparse weights
+        self._turned: dict[relax.Expr, relax.Expr] = {}
 
     def run(self) -> tvm.IRModule:
         gvar = self._mod.get_global_var("main")
@@ -65,6 +73,9 @@ class _Packer(PyExprMutator):
         if op_name(call) != "relax.matmul":
             return call
         data, weight = call.args
+        split = self._split(call)
+        if split is not None:
+            return self._saturating(data, split)
         packed = self._panels(call)
         if packed is None:
             return call
@@ -78,6 +89,38 @@ class _Packer(PyExprMutator):
         if columns % PANEL == 0:
             return product
         return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])
+
+    def _split(self, call: relax.Call) -> Split | None:
+        """The weight of an integer product in two, where that is faster."""
+        data, weight = call.args
+        array, shape = array_of(weight), shape_of(data)
+        if array is None or array.ndim != 2 or not is_integer_product(call) or not has_bytes(self._target):
+            return None
+        if not all(isinstance(extent, int) for extent in shape) or len(shape) < 2 or array.shape[1] % PANEL:
+            return None
+        place = (array.ctypes.data, array.shape)
+        if place not in self._splits:
+            self._splits[place] = Split.of(array)
+        return self._splits[place] if self._splits[place].pays(prod(shape[:-1])) else None
+
+    def _saturating(self, data: relax.Expr, split: Split) -> relax.Expr:
+        """``dense_bytes(x, W1) + remainder(x, W2)``."""
+        shape = shape_of(data)
+        whole, short = data, -shape[-1] % STEP
+        if short:
+            whole = self.builder_.emit(relax.op.nn.pad(data, [0] * (2 * len(shape) - 1) + [short]))
+        arguments: list[relax.Expr] = [whole, constant(split.panels)]
+        if split.rest.any():
+            arguments.append(self._remainder(data, split))
+        return self.builder_.call_te(dense_bytes, *arguments, primfunc_name_hint="dense",
+                                     primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _remainder(self, data: relax.Expr, split: Split) -> relax.Expr:
+        if data not in self._turned:
+            rows = self.builder_.emit(relax.op.reshape(data, [prod(shape_of(data)[:-1]), shape_of(data)[-1]]))
+            columns = self.builder_.emit(relax.op.permute_dims(rows, [1, 0]))
+            self._turned[data] = with_whole_rows(self.builder_, columns)
+        return emit_remainder(self.builder_, self._turned[data], split)
 
     def _kernel(self, call: relax.Call) -> tuple[Callable[..., te.Tensor], int]:
         """What computes a product with packed weights, and how many products a step of its sum takes."""
