@@ -131,7 +131,7 @@ bench-gpu: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_gpu
 
 bench-dynamic: $(STAMP)
-	@$(BIN)/python -m tests.performance.bench_dynamic --static --publish
+	@$(BIN)/python -m tests.performance.bench_dynamic --publish
 
 bench-torch: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_torch_compile
