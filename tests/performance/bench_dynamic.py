@@ -100,11 +100,11 @@ def _detector() -> onnx.ModelProto:
     return detector()
 
 
-_TEXTS = ((1, 1), (1, 16), (1, 32), (4, 32), (1, 128), (8, 57), (2, 384))
+_TEXTS = ((1, 1), (1, 16), (4, 32), (1, 128), (8, 57), (2, 384))
 MODELS = {
     "bert_base": Dynamic(partial(_bert, 12), "1..8,1..512", _TEXTS),
     "bert_2_layers": Dynamic(partial(_bert, 2), "1..8,1..512", _TEXTS),
-    "resnet50": Dynamic(_resnet, "1..8,3,224,224", ((1,), (2,), (3,), (4,), (5,), (8,))),
+    "resnet50": Dynamic(_resnet, "1..8,3,224,224", ((1,), (3,), (4,), (8,))),
     "detector": Dynamic(_detector, "1,3,128..512,128..512", ((128, 128), (224, 224), (256, 256), (301, 450),
                                                              (512, 512))),
 }
