@@ -25,7 +25,7 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu test-gpu clean
+.PHONY: bench-dynamic bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu test-gpu clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
 	@echo "make bench-gpu      products and models on this machine's GPU beside cuBLAS, into build/bench-gpu/results.json (ten minutes)"
+	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
@@ -128,6 +129,9 @@ test-gpu: $(STAMP)
 
 bench-gpu: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_gpu
+
+bench-dynamic: $(STAMP)
+	@$(BIN)/python -m tests.performance.bench_dynamic --publish
 
 bench-torch: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_torch_compile

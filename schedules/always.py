@@ -1,12 +1,16 @@
 """Conditions on loops that hold whatever the free sizes are, found out by trying every size of their ranges.
 
+The values of each size lie along an axis of their own, so that an expression is tried for the combinations of those
+sizes alone that it depends on: a tile's rows depend on the height of an image, not on its width.
+
 TVM's analyzer knows bounds of single expressions. That ``ceil(n / 16) <= 2 * ceil(n / 32)`` is beyond it, and a
 predicate that it keeps is a branch for each element of a register tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +24,9 @@ from schedules.free import SIZES, variables
 __all__ = ["Ranges", "settled"]
 
 #: combinations of sizes that are tried; a condition on more of them is not known to hold
-_MOST = 1 << 16
+_MOST = 1 << 18
 
-#: the least and the largest value of an expression, for each combination of sizes
+#: the least and the largest value of an expression, for each combination of the sizes in it
 _Ends = tuple[np.ndarray, np.ndarray]
 
 
@@ -31,9 +35,11 @@ class Ranges:
     those of loops with their extents, all of which begin at 0."""
 
     def __init__(self, sizes: Sequence[tuple[Var, int, int]], loops: Sequence[tuple[Var, Any]]) -> None:
-        self._sizes = list(sizes)
+        self._values = {
+            var: np.arange(low, high + 1, dtype=np.int64).reshape([-1, *[1] * (len(sizes) - 1 - axis)])
+            for axis, (var, low, high) in enumerate(sizes) if high - low < _MOST
+        }
         self._loops = dict(loops)
-        self._values: Mapping[Var, np.ndarray] | None = None
         self._known: dict[Any, _Ends | None] = {}
 
     @classmethod
@@ -63,16 +69,8 @@ class Ranges:
         return expr.a if self._ordered(most, least, np.less_equal) else expr
 
     def _ordered(self, one: Any, other: Any, test: Any) -> bool:
-        left, right = self._ends(one), self._ends(other)
-        return left is not None and right is not None and bool(np.all(test(left[1], right[0])))
-
-    def _grid(self) -> Mapping[Var, np.ndarray] | None:
-        """Every combination of sizes; None where there are too many."""
-        if self._values is None and np.prod([high - low + 1 for _, low, high in self._sizes], dtype=float) <= _MOST:
-            grids = np.meshgrid(*(np.arange(low, high + 1, dtype=np.int64) for _, low, high in self._sizes),
-                                indexing="ij")
-            self._values = {var: grid.ravel() for (var, *_), grid in zip(self._sizes, grids, strict=True)}
-        return self._values
+        both = _both(self._ends(one), self._ends(other))
+        return both is not None and bool(np.all(test(both[0][1], both[1][0])))
 
     def _ends(self, expr: Any) -> _Ends | None:
         if isinstance(expr, tirx.IntImm):
@@ -86,15 +84,22 @@ class Ranges:
         rule = next((rule for kind, rule in _RULES.items() if isinstance(expr, kind)), None)
         if rule is None:
             return None
-        left, right = self._ends(expr.a), self._ends(expr.b)
-        return None if left is None or right is None else rule(left, right)
+        both = _both(self._ends(expr.a), self._ends(expr.b))
+        return None if both is None else rule(*both)
 
     def _variable(self, var: Var) -> _Ends | None:
         if var in self._loops:
             extent = self._ends(self._loops[var])
             return None if extent is None else (np.zeros_like(extent[1]), np.maximum(extent[1] - 1, 0))
-        values = self._grid()
-        return None if values is None or var not in values else (values[var], values[var])
+        return None if var not in self._values else (self._values[var], self._values[var])
+
+
+def _both(left: _Ends | None, right: _Ends | None) -> tuple[_Ends, _Ends] | None:
+    """Both, where both are known and there are few enough combinations of the sizes in them."""
+    if left is None or right is None:
+        return None
+    shape = np.broadcast_shapes(*(each.shape for each in (*left, *right)))
+    return (left, right) if math.prod(shape) <= _MOST else None
 
 
 def settled(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -3,7 +3,9 @@
 One schedule serves sizes from a small part of the usual one upwards: chunks end with the last row, and register tiles
 that are not full cost what full ones do. Sizes far below have less than one tile, or too little work to wake the
 threads for, and are a part of their own where the schedule made for them is another one. The usual sizes themselves are
-a part where the log has a record of them. For few rows there may be another kind of kernel, as for attention: each
+a part where the log has a record of them. Where the work of one image is shared by the cores only if there are several,
+as a schedule for a batch of four may have it, odd numbers of them leave cores waiting: such sizes are a part where the
+schedule made for them is a more even one. For few rows there may be another kind of kernel, as for attention: each
 number of them is a part then, since such a kernel holds its rows in registers.
 """
 
@@ -14,12 +16,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from mlc.graph.task import Task, normalise
 from schedules import registry
 from schedules.analysis import walk
-from schedules.free import SIZES
+from schedules.balance import idle
+from schedules.free import SIZES, variables
+from schedules.machine import cpu_machine
 from schedules.pieces import Box, Piece, boxed, with_pieces
 
 __all__ = ["Scheduled", "bands", "in_pieces"]
@@ -31,6 +36,9 @@ Scheduled = tuple[Any, tirx.PrimFunc]
 _DOWN = 16
 #: the most rows that may have a kernel of another kind: each number of them costs half a second to compile
 _FEW = 2
+#: sizes are a part of their own where cores that wait make them this many times slower than their own schedule's do,
+#: and at most so many such parts are made, each of which is compiled
+_UNEVEN, _MOST_UNEVEN = 1.15, 3
 
 
 def in_pieces(
@@ -42,7 +50,7 @@ def in_pieces(
 
     ``tuned`` gives the log's schedule of the task for a part, ``seeded`` its space's; None where there is none.
     """
-    pieces = []
+    pieces = list(_evened(task, whole[1], seeded))
     for box, usual in _boxes(task):
         func = boxed(task.func, box, usual)
         part = replace(task, func=func if SIZES in func.attrs else normalise(func))
@@ -54,6 +62,37 @@ def in_pieces(
         if found is not None:
             pieces.append(Piece(box, found[1]))
     return with_pieces(whole[1], pieces)
+
+
+def _evened(
+    task: Task, whole: tirx.PrimFunc, seeded: Callable[[Task], Scheduled | None]
+) -> Iterator[Piece]:
+    """Pieces for single sizes at which ``whole`` leaves cores waiting and a schedule of their own does not."""
+    for size, waiting in _uneven(task, whole):
+        box = ((size, size),)
+        found = seeded(replace(task, func=normalise(boxed(task.func, box, [size]))))
+        own = None if found is None else idle(found[1], cpu_machine(task.target.tvm).cores)
+        if found is not None and own is not None and own * _UNEVEN <= waiting:
+            yield Piece(box, found[1])
+
+
+def _uneven(task: Task, whole: tirx.PrimFunc) -> list[tuple[int, float]]:
+    """The sizes at which ``whole`` leaves cores waiting, the worst first, each with how much that costs.
+
+    Where several sizes have as many parallel iterations, the last of these is a short one for most of them, and what
+    the cores wait for is not known.
+    """
+    if task.target.kind != "llvm" or len(task.func.attrs[SIZES]) != 1:
+        return []
+    (low, high, usual), = ([int(each) for each in size] for size in task.func.attrs[SIZES])
+    low, high, _ = list(bands(low, high, usual))[-1]
+    (var,) = variables(whole)
+    waiting = idle(whole, cpu_machine(task.target.tvm).cores, {var: np.arange(low, high + 1)})
+    if waiting is None or waiting.size < 2:
+        return []
+    alone = np.diff(waiting, prepend=np.nan) != 0, np.diff(waiting, append=np.nan) != 0
+    found = np.flatnonzero((waiting >= _UNEVEN) & alone[0] & alone[1])
+    return sorted(((low + int(at), float(waiting[at])) for at in found), key=lambda each: -each[1])[:_MOST_UNEVEN]
 
 
 def _parallel(func: tirx.PrimFunc) -> int:

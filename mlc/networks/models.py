@@ -6,7 +6,7 @@ BERT and GPT-2 are exported from ``transformers`` configurations, MobileNetV2 an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCHED_MODELS", "BENCHMARK_MODELS", "EXPORTED_MODELS", "MODELS", "Network", "bert_base", "bert_tiny",
-    "gpt2_small", "gpt2_tiny", "mobilenet_v2", "model_named", "torch_program", "vit_tiny",
+    "detector", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "model_named", "torch_program", "vit_tiny",
 ]
 
 #: models that need PyTorch
@@ -46,9 +46,10 @@ def model_named(name: str) -> onnx.ModelProto:
     return builders[name]()
 
 
-def bert_base(seq: int = 128) -> onnx.ModelProto:
-    """BERT-base: int64 ``input_ids, attention_mask, token_type_ids`` of ``(1, seq)`` to hidden states and pooled."""
-    return _bert(seq).onnx()
+def bert_base(seq: int = 128, free: bool = False, **config: Any) -> onnx.ModelProto:
+    """BERT-base: int64 ``input_ids, attention_mask, token_type_ids`` of ``(1, seq)`` to hidden states and pooled; with
+    ``free`` of ``(batch, sequence)``. ``config`` is what transformers' configuration has otherwise."""
+    return _bert(seq, **config).onnx({0: "batch", 1: "sequence"} if free else None)
 
 
 def bert_tiny(seq: int = 16) -> onnx.ModelProto:
@@ -71,6 +72,17 @@ def gpt2_tiny(seq: int = 16) -> onnx.ModelProto:
 def mobilenet_v2(batch: int = 1) -> onnx.ModelProto:
     """MobileNetV2 at width 1: f32 ``image`` of ``(batch, 3, 224, 224)`` to ``(batch, 1000)``."""
     return _mobilenet(batch).onnx()
+
+
+def detector(image: int = 320) -> onnx.ModelProto:
+    """A single-shot detector on MobileNetV2: f32 ``image`` of ``(1, 3, height, width)``, both free, to box offsets
+    ``(1, anchors, 4)`` and scores ``(1, anchors, 21)``."""
+    def build() -> Any:
+        from mlc.networks.modules import Detector
+
+        return Detector()
+
+    return Network(build, {"image": (1, 3, image, image)}, ["boxes", "scores"]).onnx({2: "height", 3: "width"})
 
 
 def vit_tiny(image: int = 224, depth: int = 12, batch: int = 1) -> onnx.ModelProto:
@@ -103,16 +115,17 @@ class Network:
     inputs: Mapping[str, tuple[int, ...]]
     outputs: Sequence[str] | None = None
 
-    def onnx(self) -> onnx.ModelProto:
-        """By ``torch.onnx``, weights inside."""
+    def onnx(self, free: Mapping[int, str] | None = None) -> onnx.ModelProto:
+        """By ``torch.onnx``, weights inside; ``free`` names the axes that all inputs leave free."""
         import torch
 
         from mlc.frontend.pytorch import quiet
 
+        dims = {axis: torch.export.Dim(name) for axis, name in (free or {}).items()}
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                self._module(), self._example(), input_names=list(self.inputs), output_names=self.outputs,
-                dynamo=True, verbose=False,
+                self._module(), self._example(dims), input_names=list(self.inputs), output_names=self.outputs,
+                dynamo=True, verbose=False, dynamic_shapes=tuple(dims for _ in self.inputs) if dims else None,
             )
         return program.model_proto
 
@@ -134,12 +147,16 @@ class Network:
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return module
 
-    def _example(self) -> tuple[Any, ...]:
+    def _example(self, free: Collection[int] = ()) -> tuple[Any, ...]:
         import torch
 
+        shapes = {  # PyTorch takes a 1 for a number that stays
+            name: [max(size, 2) if axis in free else size for axis, size in enumerate(shape)]
+            for name, shape in self.inputs.items()
+        }
         return tuple(
             torch.ones(shape, dtype=torch.int64 if name.endswith(("_ids", "_mask")) else torch.float32)
-            for name, shape in self.inputs.items()
+            for name, shape in shapes.items()
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 __all__ = [
-    "C3D", "DCGAN", "DLRM", "CSRNet", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet",
+    "C3D", "DCGAN", "DLRM", "CSRNet", "Detector", "First", "Mixer", "MobileNetV2", "TemporalConvolutions", "UNet",
     "VisionTransformer",
 ]
 
@@ -71,6 +71,35 @@ class MobileNetV2(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.classifier(self.features(image).mean((2, 3)))
         return scores
+
+
+class Detector(nn.Module):
+    """SSDLite (Sandler et al., 2018) on MobileNetV2's features at strides of 16 and 32, and two coarser levels.
+
+    f32 ``(N, 3, H, W)`` to offsets ``(N, anchors, 4)`` and scores ``(N, anchors, 21)``, six anchors at each place.
+    """
+
+    def __init__(self, classes: int = 21, anchors: int = 6) -> None:
+        super().__init__()
+        features = MobileNetV2().features
+        self.fine, self.coarse = features[:14], features[14:]
+        self.extras = nn.ModuleList([_InvertedResidual(1280, 512, 2, 1), _InvertedResidual(512, 256, 2, 1)])
+        widths = (96, 1280, 512, 256)
+        self.boxes, self.scores = (
+            nn.ModuleList(nn.Sequential(_convolution(width, width, 3, groups=width),
+                                        nn.Conv2d(width, anchors * numbers, 1)) for width in widths)
+            for numbers in (4, classes))
+        self.numbers = 4, classes
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        levels = [self.fine(image)]
+        levels.append(self.coarse(levels[0]))
+        for extra in self.extras:
+            levels.append(extra(levels[-1]))
+        return tuple(
+            torch.cat([head(level).permute(0, 2, 3, 1).reshape(level.shape[0], -1, numbers)
+                       for head, level in zip(heads, levels, strict=True)], 1)
+            for heads, numbers in zip((self.boxes, self.scores), self.numbers, strict=True))
 
 
 class _Attention(nn.Module):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+import onnxruntime
 import pytest
-from tvm import te, tirx
+import tvm
+from tvm import s_tir, te, tirx
 
 import mlc
 from mlc.artifact.pieces import Scheduled, bands, in_pieces
@@ -62,6 +66,43 @@ def test_what_the_log_knows_of_the_usual_sizes_is_a_piece_under_the_key_of_fixed
     pieces = pieces_of(in_pieces(task, _seeded(task), tuned, lambda _task: None))
     assert [piece.box for piece in pieces] == [((128, 128),)]
     assert _product(128).key in asked
+
+
+def _shared(task: Task, axis: int) -> Scheduled:
+    """A schedule whose cores share one axis of what an elementwise task writes."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": task.func}))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    sch.parallel(sch.get_loops(block)[axis])
+    return ("by hand", {"axis": axis}), sch.mod["main"]
+
+
+def test_sizes_that_leave_cores_waiting_are_pieces_of_a_more_even_schedule():
+    n = tirx.Var("n", "int64")
+    x = te.placeholder((n, 8, 64), name="x")
+    y = te.compute(x.shape, lambda *i: x(*i) + tirx.const(1.0, "float32"), name="y")
+    task = Task("add", normalise(te.create_prim_func([x, y]), {"n": Free("n", Range(1, 8), 4)}), TARGET)
+    images, rows = partial(_shared, axis=0), partial(_shared, axis=1)
+    cut = in_pieces(task, images(task), lambda _task: None, rows)
+    assert [piece.box for piece in pieces_of(cut)] == [((1, 1),), ((3, 3),), ((5, 5),)]
+    assert pieces_of(in_pieces(task, images(task), lambda _task: None, images)) == []  # no better by themselves
+    assert pieces_of(in_pieces(task, rows(task), lambda _task: None, images)) == []  # even for every batch
+
+
+def test_networks_are_right_at_every_batch_where_odd_ones_are_pieces():
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weight = (rng.standard_normal((128, 128, 3, 3)) / 34).astype(np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 128, 7, 7]) for name in "xy")
+    graph = helper.make_graph([node], "convolution", [x], [y], [numpy_helper.from_array(weight, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    exe, reference = (mlc.compile(proto, log=False, shapes={"x": "1..6,128,7,7"}),
+                      onnxruntime.InferenceSession(proto.SerializeToString()))
+    for batch in range(1, 7):
+        images = rng.standard_normal((batch, 128, 7, 7)).astype(np.float32)
+        (expected,) = reference.run(None, {"x": images})
+        np.testing.assert_allclose(exe(images)[0], expected, rtol=1e-3, atol=1e-4, err_msg=str(batch))
 
 
 def test_models_are_right_on_both_sides_of_a_cut():

@@ -33,7 +33,13 @@ def test_what_holds(condition: tirx.Expr, expected: bool) -> None:
 def test_nothing_is_said_of_what_is_not_known() -> None:
     other = tirx.Var("other", "int32")
     assert not _ranges(4).hold(other < 5) and not _ranges(other).hold(at < 5)
-    assert not Ranges([(rows, 1, 400), (heads, 1, 400)], []).hold(rows < 500), "too many combinations to try"
+    assert not Ranges([(rows, 1, 600), (heads, 1, 600)], []).hold(rows * heads < 400000), "too many combinations to try"
+
+
+def test_only_the_sizes_in_a_condition_are_combined() -> None:
+    many = Ranges([(rows, 1, 4000), (heads, 1, 4000)], [(at, tirx.floordiv(rows + 15, 16))])
+    assert many.hold(rows < 4001) and many.hold(at * 16 < rows + 15) and not many.hold(at * 16 + 15 < rows)
+    assert many.hold(heads - 4000 < rows) is False, "16 million combinations"
 
 
 @pytest.mark.parametrize("seed", range(40))
