@@ -141,11 +141,16 @@ def thread_axes(func: tirx.PrimFunc) -> list[dict[str, int]]:
     return nests
 
 
+#: tests that compile and run kernels, and which of a space's cases are not slow: the first one, every second one
+_EVERY = {"test_results_of_an_emulated_machine": 1 << 30, "test_every_seed_is_correct": 2,
+          "test_random_decisions_are_refused_or_correct": 2}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames and metafunc.cls is not None and hasattr(metafunc.cls, "cases"):
         cases: Sequence[Any] = metafunc.cls.cases
-        if metafunc.function.__name__ == "test_results_of_an_emulated_machine":
-            cases = [pytest.param(case, marks=pytest.mark.slow if i else ()) for i, case in enumerate(cases)]
+        every = _EVERY.get(metafunc.function.__name__, 1)
+        cases = [pytest.param(case, marks=pytest.mark.slow if i % every else ()) for i, case in enumerate(cases)]
         metafunc.parametrize("case", cases, ids=str)
 
 
