@@ -23,7 +23,7 @@ def _compare(model) -> None:
         assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("name", ["mobilenet-v2", "vit-tiny"])
+@pytest.mark.parametrize("name", [pytest.param("mobilenet-v2", marks=pytest.mark.slow), "vit-tiny"])
 def test_networks_of_the_command_line(name) -> None:
     _compare(find_model(name).source())
 

@@ -87,7 +87,8 @@ def test_weights_that_are_inputs() -> None:
 
 @pytest.mark.parametrize("attributes", [
     {"linear_before_reset": 0},
-    {"linear_before_reset": 1, "direction": "bidirectional", "activations": ["Sigmoid", "Tanh", "Sigmoid", "Relu"]},
+    pytest.param({"linear_before_reset": 1, "direction": "bidirectional",
+                  "activations": ["Sigmoid", "Tanh", "Sigmoid", "Relu"]}, marks=pytest.mark.slow),
 ], ids=["reset-before", "directions-differ"])
 def test_what_no_kernel_computes_is_unrolled(attributes: dict[str, Any]) -> None:
     node = Node("GRU", LONG, 2, 4, 5, attributes=attributes)

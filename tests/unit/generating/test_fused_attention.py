@@ -94,7 +94,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", [
-    "grouped", "standard", *(pytest.param(name, marks=pytest.mark.slow) for name in list(MODELS)[1::2])])
+    pytest.param(name, marks=pytest.mark.slow if place else ()) for place, name in enumerate(MODELS)])
 def test_every_step_is_that_of_onnxruntime_with_an_explicit_past(name: str) -> None:
     make, batch = MODELS[name]
     model = make()

@@ -128,6 +128,7 @@ def test_blocks(build: Callable[[], tuple[onnx.ModelProto, int]]) -> None:
 
 
 #: where vectors are short, one conversion of layouts less pays in SqueezeNet
-@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", (32, 33)), ("bert_tiny", (20,)), ("gpt2_tiny", (16,))])
+@pytest.mark.parametrize(("name", "kernels"), [("squeezenet", (32, 33)), ("bert_tiny", (20,)),
+                                               pytest.param("gpt2_tiny", (16,), marks=pytest.mark.slow)])
 def test_networks(name: str, kernels: tuple[int, ...]) -> None:
     assert _compare(model_named(name), 1e-4) in kernels
