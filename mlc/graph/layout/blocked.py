@@ -233,7 +233,7 @@ class _Rewriter:
         if not pointwise or not conv.fixed or not has_bytes(self._target):
             return None
         split = Split.of(np.ascontiguousarray(weight[:, :, 0, 0].T))
-        if not split.pays(conv.n * prod(conv.size)):
+        if not split.pays(conv.n * prod(conv.size), self._estimate):
             return None
         packed = pack_conv(split.kept.T[:, :, None, None], conv.block_in, conv.block_out, 1, QUADS)
         arguments = [x, constant(packed)]
