@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
-from mlc.graph.estimate import Estimate
 from mlc.graph.kernels.blocked import convolved
 from mlc.graph.kernels.integer import dot_form, pack_dense
 from mlc.target import Target
@@ -29,14 +28,8 @@ __all__ = ["ROWS", "Split", "conv2d_nchwc_bytes", "dense_bytes", "has_bytes", "p
 
 #: the annotation of the block that adds up a sparse weight's products
 REMAINDER = "remainder"
-#: what the rows of :func:`remainder` are a multiple of, and how many pay for it
+#: what the rows of :func:`remainder` are a multiple of
 ROWS = 16
-#: In the time of a product of 16-bit numbers: what one of bytes saves, what one of the remainder takes, and what it
-#: takes to add an element of that, which lies across (measured on Zen 3).
-_SAVED, _SPARSE, _ADDED = 1 / 3, 2.5, 16.0
-#: products of 16-bit numbers in the time of one of float32; bytes that are moved in the time in which one of the
-#: activations, which the remainder reads across, is; and what must be saved for each second that this takes
-_WORDS, _TURNED, _MARGIN = 1.37, 8.0, 1.5
 #: what the magnitudes of two weights of one sign may add up to: 255 * 128 < 2**15
 _LARGEST_PAIR = 128
 
@@ -58,16 +51,6 @@ class Split:
     def of(cls, weight: np.ndarray) -> Split:
         """The weight, split."""
         return cls(*split(weight))
-
-    def pays(self, rows: int, estimate: Estimate) -> bool:
-        """Whether a product with so many rows is faster in two, by arithmetic on what the rest has."""
-        depth, columns = self.rest.shape
-        values = np.count_nonzero(self.rest)
-        if not values or rows < ROWS:
-            return not values
-        products = rows * (columns * (depth * _SAVED - _ADDED) - values * _SPARSE)
-        spent = estimate.copy(_TURNED * depth * rows) + estimate.machine.launch_seconds
-        return 2.0 * products / (_WORDS * estimate.machine.flops) > _MARGIN * spent
 
     @cached_property
     def panels(self) -> np.ndarray:

@@ -25,6 +25,7 @@ from mlc.graph.kernels.saturating import (
     remainder,
     split,
 )
+from mlc.graph.layout.remainders import pays
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D_BYTES
 from schedules.cpu.gemm import GEMM_BYTES
@@ -83,11 +84,11 @@ def test_a_weight_is_the_sum_of_its_parts(kind: str, shape: tuple[int, int]) -> 
 def test_few_rows_and_many_remainders_stay_whole() -> None:
     rng, estimate = np.random.default_rng(0), Estimate(resolve(V3, threads=CORES).tvm, 0.0)
     usual, heavy = (Split.of(_normal(rng, (512, 512), deviation)) for deviation in (38.0, 100.0))
-    assert usual.pays(128, estimate)
-    assert not usual.pays(1, estimate)
-    assert not heavy.pays(128, estimate)
-    assert not Split.of(_normal(rng, (64, 64))).pays(128, estimate), "to begin the kernels takes longer"
-    assert Split.of(np.full((64, 64), 64, "int8")).pays(1, estimate), "nothing is left out"
+    assert pays(usual, 128, estimate)
+    assert not pays(usual, 1, estimate)
+    assert not pays(heavy, 128, estimate)
+    assert not pays(Split.of(_normal(rng, (64, 64))), 128, estimate), "to begin the kernels takes longer"
+    assert pays(Split.of(np.full((64, 64), 64, "int8")), 1, estimate), "nothing is left out"
 
 
 def test_machines_that_multiply_bytes_so() -> None:
