@@ -25,7 +25,8 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-dynamic bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu test-gpu clean
+.PHONY: bench-dynamic bench-quantised bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
+.PHONY: test-gpu clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -42,6 +43,7 @@ help:
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
 	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
+	@echo "make bench-quantised  models of 8 and 16 bits, untuned, against onnxruntime, OpenVINO and own float32 (20 minutes)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
@@ -114,6 +116,9 @@ bench-fleet: $(STAMP)
 
 bench-executors: $(STAMP)
 	@$(BIN)/python -m tests.performance.executors
+
+bench-quantised: $(STAMP)
+	@$(BIN)/python -m tests.performance.quantised --publish
 
 bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen

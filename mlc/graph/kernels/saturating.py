@@ -28,11 +28,8 @@ __all__ = ["ROWS", "Split", "conv2d_nchwc_bytes", "dense_bytes", "has_bytes", "p
 
 #: the annotation of the block that adds up a sparse weight's products
 REMAINDER = "remainder"
-#: what the rows of :func:`remainder` are a multiple of, and how many pay for it
+#: what the rows of :func:`remainder` are a multiple of
 ROWS = 16
-#: In the time of a product of 16-bit numbers: what one of bytes saves, what one of the remainder takes, and what it
-#: takes to add an element of that, which lies across (measured on Zen 3).
-_SAVED, _SPARSE, _ADDED = 1 / 3, 2.5, 16.0
 #: what the magnitudes of two weights of one sign may add up to: 255 * 128 < 2**15
 _LARGEST_PAIR = 128
 
@@ -54,12 +51,6 @@ class Split:
     def of(cls, weight: np.ndarray) -> Split:
         """The weight, split."""
         return cls(*split(weight))
-
-    def pays(self, rows: int) -> bool:
-        """Whether a product with so many rows is faster in two, by arithmetic on what the rest has."""
-        depth, columns = self.rest.shape
-        values = np.count_nonzero(self.rest) / columns
-        return not values or (rows >= ROWS and depth * _SAVED > _ADDED + values * _SPARSE)
 
     @cached_property
     def panels(self) -> np.ndarray:

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from mlc.graph.estimate import Estimate
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import dtype_of, op_name, shape_of
@@ -17,7 +18,7 @@ from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import PANEL, dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense, packed_operand
 from mlc.graph.kernels.saturating import Split, dense_bytes, has_bytes
-from mlc.graph.layout.remainders import emit_remainder, with_whole_rows
+from mlc.graph.layout.remainders import emit_remainder, pays, with_whole_rows
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -56,7 +57,7 @@ class _Packer(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, target: Target, options: CompileOptions) -> None:
         super().__init__(mod)
         self._mod, self._target = mod, target
-        self._narrow = options.precision == "bf16"
+        self._narrow, self._estimate = options.precision == "bf16", Estimate(target.tvm, 0.0)
         #: by the address of a weight: unrolled recurrences read one at every step
         self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
         self._splits: dict[tuple[int, tuple[int, ...]], Split] = {}
@@ -101,7 +102,8 @@ class _Packer(PyExprMutator):
         place = (array.ctypes.data, array.shape)
         if place not in self._splits:
             self._splits[place] = Split.of(array)
-        return self._splits[place] if self._splits[place].pays(prod(shape[:-1])) else None
+        split = self._splits[place]
+        return split if pays(split, prod(shape[:-1]), self._estimate) else None
 
     def _saturating(self, data: relax.Expr, split: Split) -> relax.Expr:
         """``dense_bytes(x, W1) + remainder(x, W2)``."""

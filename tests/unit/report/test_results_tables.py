@@ -70,7 +70,7 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("section", [
-    "models", "models-avx2", "unseen", "unseen-avx2", "tuner", "ablation", "written", "dynamic"])
+    "models", "models-avx2", "quantised", "unseen", "unseen-avx2", "tuner", "ablation", "written", "dynamic"])
 def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text(encoding="utf-8"))

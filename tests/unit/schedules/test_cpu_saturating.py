@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from tvm import te
 
 import mlc
+from mlc.graph.estimate import Estimate
 from mlc.graph.kernels.integer import pack_conv, pack_dense
 from mlc.graph.kernels.saturating import (
     Split,
@@ -24,6 +25,7 @@ from mlc.graph.kernels.saturating import (
     remainder,
     split,
 )
+from mlc.graph.layout.remainders import pays
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D_BYTES
 from schedules.cpu.gemm import GEMM_BYTES
@@ -80,11 +82,13 @@ def test_a_weight_is_the_sum_of_its_parts(kind: str, shape: tuple[int, int]) -> 
 
 
 def test_few_rows_and_many_remainders_stay_whole() -> None:
-    rng = np.random.default_rng(0)
-    usual, heavy = Split.of(_normal(rng, (256, 64))), Split.of(_normal(rng, (256, 64), 100.0))
-    assert usual.pays(128)
-    assert not usual.pays(1)
-    assert not heavy.pays(128)
+    rng, estimate = np.random.default_rng(0), Estimate(resolve(V3, threads=CORES).tvm, 0.0)
+    usual, heavy = (Split.of(_normal(rng, (512, 512), deviation)) for deviation in (38.0, 100.0))
+    assert pays(usual, 128, estimate)
+    assert not pays(usual, 1, estimate)
+    assert not pays(heavy, 128, estimate)
+    assert not pays(Split.of(_normal(rng, (64, 64))), 128, estimate), "to begin the kernels takes longer"
+    assert pays(Split.of(np.full((64, 64), 64, "int8")), 1, estimate), "nothing is left out"
 
 
 def test_machines_that_multiply_bytes_so() -> None:
@@ -177,11 +181,11 @@ def test_instructions_of_a_product() -> None:
 
 
 @needs_bytes
-@pytest.mark.parametrize(("rows", "depth"), [((2, 64), 96), ((33,), 130), ((1, 16), 64)])
+@pytest.mark.parametrize(("rows", "depth"), [((2, 96), 512), ((131,), 770)])
 def test_integer_products_of_a_model(rows: tuple[int, ...], depth: int) -> None:
     """As ONNX's reference evaluator has them, whatever the activations; the remainder's rows may be padded."""
     rng = np.random.default_rng(depth)
-    weights = [_normal(rng, (depth, 64)), _normal(rng, (depth, 32)), _normal(rng, (depth, 48))]
+    weights = [_normal(rng, (depth, columns)) for columns in (512, 32, 480)]
     weights[0][:2, 3], weights[0][:2, 4], weights[1][:] = 127, -128, np.clip(weights[1], -64, 64)
     nodes = [helper.make_node("MatMulInteger", ["x", f"w{i}", "z"], [f"y{i}"]) for i in range(3)]
     graph = helper.make_graph(
@@ -190,7 +194,7 @@ def test_integer_products_of_a_model(rows: tuple[int, ...], depth: int) -> None:
         [*(numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)),
          numpy_helper.from_array(np.array(131, "uint8"), "z")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    exe, reference = mlc.compile(model, V3, log=False), ReferenceEvaluator(model)
+    exe, reference = mlc.compile(model, V3, log=False, threads=CORES), ReferenceEvaluator(model)
     spaces = [entry["space"] for entry in exe.metadata["functions"]]
     assert spaces.count("cpu.gemm_bytes") == 3
     assert spaces.count("cpu.remainder") == 2, "the second weight has none"
@@ -200,11 +204,11 @@ def test_integer_products_of_a_model(rows: tuple[int, ...], depth: int) -> None:
 
 
 @needs_bytes
-@pytest.mark.parametrize(("images", "channels"), [((2, 9, 7), 144), ((1, 8, 8), 130)])
+@pytest.mark.parametrize(("images", "channels"), [((2, 9, 7), 528), ((1, 12, 11), 514)])
 def test_pointwise_convolutions_of_a_model(images: tuple[int, int, int], channels: int) -> None:
     """Two readers of one image share what the remainders read; channels that fill no block are padding."""
     rng, (n, *size) = np.random.default_rng(channels), images
-    weights = [_normal(rng, (filters, channels, 1, 1)) for filters in (32, 48)]
+    weights = [_normal(rng, (filters, channels, 1, 1)) for filters in (512, 528)]
     weights[0][3, :2], weights[0][4, :2] = 127, -128
     nodes = [helper.make_node("ConvInteger", ["x", f"w{i}", "z"], [f"y{i}"]) for i in range(2)]
     graph = helper.make_graph(
@@ -213,7 +217,7 @@ def test_pointwise_convolutions_of_a_model(images: tuple[int, int, int], channel
         [*(numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)),
          numpy_helper.from_array(np.array(77, "uint8"), "z")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    exe, reference = mlc.compile(model, V3, log=False), ReferenceEvaluator(model)
+    exe, reference = mlc.compile(model, V3, log=False, threads=CORES), ReferenceEvaluator(model)
     spaces = [entry["space"] for entry in exe.metadata["functions"]]
     assert spaces.count("cpu.conv2d_bytes") == spaces.count("cpu.remainder") == 2
     for x in (_ends(rng, (n, channels, *size), "uint8"), np.full((n, channels, *size), 255, "uint8")):

@@ -1,0 +1,196 @@
+"""Quantised and 16-bit models, untuned, against onnxruntime, OpenVINO and mlc's own float32, in one interleaved run.
+
+``make bench-quantised``, or ``python -m tests.performance.quantised --models resnet50-qdq,bert_base-dynamic``. A model
+is the name of a network and how onnxruntime's own tools make it smaller: ``qdq`` calibrates and quantises each channel
+of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16. Calibration data are seeded. Results
+are written after each model; those that are there already are skipped unless ``--again`` measures them anew. What was
+built stays in the folder and is timed again as it is: remove it after a change to mlc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.performance.results import Results, publish, write_whole
+from tests.performance.table import ROOT, cell, geometric_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+MODELS = (
+    "resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic", "resnet50-f16",
+    "mobilenet_v2-f16", "squeezenet-f16", "bert_base-f16",
+)
+PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
+#: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
+_OPSET = 17
+_CALIBRATED = 4
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is missing and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: all)")
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
+    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
+    parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-quantised")
+    args = parser.parse_args(argv)
+    results = Results(args.output)
+    one = partial(measure, folder=args.output, rounds=args.rounds, target=args.target)
+    for row in results.fill(args.models.split(","), one, args.again):
+        print(markdown([row]), file=sys.stderr)
+    text = markdown(list(results.rows.values()))
+    write_whole(args.output / "table.md", text)
+    if args.publish:
+        publish("quantised", text)
+    print(text)
+    return 0
+
+
+def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]:
+    """One model: built from both files, and timed in turn with its peers on the small one."""
+    from mlc import api
+    from mlc.bench import EngineSpec, Timing, run_bench
+
+    small, plain = made(name, folder)
+    built = {}
+    for path in (small, plain):
+        built[path] = path.with_suffix(f".{target.replace(':', '_').split()[0]}.so")
+        if not built[path].exists():  # the float32 model of several
+            api.compile(path, target, log=False).save(built[path])
+    own = EngineSpec("mlc-untuned", artifact=str(built[plain]))
+    engines = [EngineSpec("mlc", artifact=str(built[small])), own, *map(EngineSpec, PEERS)]
+    result = run_bench(small, engines, name=name, timing=Timing(rounds=rounds)).to_json()
+    return {**result, "bytes": small.stat().st_size / plain.stat().st_size, "when": time.time()}
+
+
+def made(name: str, folder: Path) -> tuple[Path, Path]:
+    """The files of a model and of the float32 one that it is made of; both have the same inputs."""
+    import onnx
+
+    network, _, how = name.rpartition("-")
+    plain, small = folder / f"{network}.onnx", folder / f"{name}.onnx"
+    if not plain.exists():
+        onnx.save(_float32(network), plain)
+    if not small.exists():
+        {"qdq": _static, "dynamic": _dynamic, "f16": _halved}[how](plain, small)
+    return small, plain
+
+
+def _float32(network: str) -> onnx.ModelProto:
+    from onnx import version_converter
+
+    from mlc.networks.models import model_named
+
+    model = model_named(network)
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return version_converter.convert_version(model, _OPSET) if opset < _OPSET else model
+
+
+def _static(plain: Path, small: Path) -> None:
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    from mlc.bench.engines import onnx_inputs
+    from mlc.networks.inputs import random_inputs
+
+    def feeds() -> Iterator[Mapping[str, np.ndarray]]:
+        for seed in range(_CALIBRATED):
+            yield random_inputs(onnx_inputs(str(plain)), seed=seed)
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._feeds = feeds()
+
+        def get_next(self) -> Any:
+            return next(self._feeds, None)
+
+    prepared = _prepared(plain)
+    nodes = onnx.load(prepared, load_external_data=False).graph.node
+    last = [node.name for node in nodes if node.op_type == "Softmax"] if _is_image(plain) else []
+    quantize_static(
+        prepared, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, nodes_to_exclude=last,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+    prepared.unlink()
+
+
+def _dynamic(plain: Path, small: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    prepared = _prepared(plain)
+    quantize_dynamic(prepared, small, per_channel=True, weight_type=QuantType.QInt8)
+    prepared.unlink()
+
+
+def _halved(plain: Path, small: Path) -> None:
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model = convert_float_to_float16(onnx.load(plain), keep_io_types=True)
+    _sort(model.graph)
+    onnx.save(model, small)
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Nodes after what they read: the converter puts its casts of inputs last."""
+    known = {"", *(each.name for each in (*graph.input, *graph.initializer))}
+    waiting, sorted_nodes = list(graph.node), []
+    while waiting:
+        ready = [node for node in waiting if known.issuperset(node.input)]
+        if not ready:
+            raise ValueError(f"nodes must be sortable, but {waiting[0].name!r} reads what nothing makes")
+        sorted_nodes += ready
+        known.update(name for node in ready for name in node.output)
+        waiting = [node for node in waiting if not known.issuperset(node.output)]
+    del graph.node[:]
+    graph.node.extend(sorted_nodes)
+
+
+def _prepared(plain: Path) -> Path:
+    """The model after onnxruntime's own preparation, which folds batch norms."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    logging.getLogger().setLevel(logging.ERROR)
+    prepared = plain.with_suffix(".prepared.onnx")
+    quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+    return prepared
+
+
+def _is_image(plain: Path) -> bool:
+    from mlc.bench.engines import onnx_inputs
+
+    return len(onnx_inputs(str(plain))[0].shape) == 4
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table, and what it is."""
+    columns = ("model", "mlc", "mlc, float32", *PEERS.values(), "best peer / mlc", "float32 / mlc", "size")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    against: dict[bool, list[float]] = {False: [], True: []}
+    for row in rows:
+        times = {each["engine"]: each["median_ms"] for each in row["results"]}
+        known = {name: value for name, value in times.items() if value is not None}
+        best = min(known[peer] for peer in PEERS if peer in known)
+        against[row["model"].endswith("f16")].append(best / known["mlc"])
+        cells = [cell(times, name, min(known.values())) for name in ("mlc", "mlc-untuned", *PEERS)]
+        ratios = [f"{best / known['mlc']:.2f}", f"{known['mlc-untuned'] / known['mlc']:.2f}", f"{row['bytes']:.2f}"]
+        lines.append(f"| {' | '.join([row['model'], *cells, *ratios])} |")
+    machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
+    means = "; ".join(f"{kind} {geometric_mean(found):.2f}" for kind, found in (
+        ("8 bits", against[False]), ("16 bits", against[True])) if found)
+    return "\n".join([*lines, "", f"Milliseconds, medians, untuned. {machines}. Ratios above 1 are in mlc's favour; "
+                      f"geometric means of the best peer over mlc: {means}."]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The table of models of few bits: what it says of its rows, and the models that it is made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from mlc.bench.engines import onnx_inputs
+from mlc.networks.inputs import random_inputs
+from tests.performance import quantised
+
+
+def _row(model: str, mlc: float, own: float, peers: tuple[float, float | None]) -> dict[str, object]:
+    times = {"mlc": mlc, "mlc-untuned": own, "onnxruntime": peers[0], "openvino": peers[1]}
+    return {"model": model, "machine": "here", "threads": 2, "bytes": 0.25,
+            "results": [{"engine": engine, "median_ms": ms} for engine, ms in times.items()]}
+
+
+def test_ratios_are_those_of_the_faster_peer() -> None:
+    text = quantised.markdown([_row("a-qdq", 10.0, 15.0, (12.0, 20.0)), _row("b-f16", 10.0, 9.0, (8.0, None))])
+    first, second = text.splitlines()[2:4]
+    assert first == "| a-qdq | **10** | 15 | 12 | 20 | 1.20 | 1.50 | 0.25 |"
+    assert second == "| b-f16 | 10 | 9 | **8** | failed | 0.80 | 0.90 | 0.25 |"
+    assert "8 bits 1.20; 16 bits 0.80" in text
+
+
+@pytest.mark.parametrize("how", ["qdq", "dynamic", "f16"])
+def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's tools make them small, and they still compute what the float32 model does."""
+    pytest.importorskip("onnxruntime")  # whose own kernels may saturate: they do not judge
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((64, 32), dtype="float32"), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"], "mm"), helper.make_node("Relu", ["h"], ["y"], "act")], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 32])], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    monkeypatch.setattr(quantised, "_float32", lambda _network: model)
+    small, plain = quantised.made(f"net-{how}", tmp_path)
+    types = {tensor.data_type for tensor in onnx.load(small).graph.initializer if len(tensor.dims) == 2}
+    assert types == {TensorProto.FLOAT16 if how == "f16" else TensorProto.INT8}
+    feeds = random_inputs(onnx_inputs(str(plain)), seed=0)  # of those that were calibrated with
+    got, want = (ReferenceEvaluator(onnx.load(path)).run(None, feeds)[0] for path in (small, plain))
+    assert 0 < np.abs(got - want).max() < 0.05 * np.abs(want).max()
