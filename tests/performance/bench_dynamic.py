@@ -274,7 +274,7 @@ def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _legend(rows: Mapping[str, Mapping[str, Any]], timed: Sequence[Mapping[str, Any]]) -> str:
     machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in timed}))
-    said = [f"Milliseconds, medians of one interleaved run, untuned; {machines}."]
+    said = [f"Milliseconds, medians of one interleaved run for each size, untuned; {machines}."]
     for name, known in MODELS.items():
         if f"{name} build" in rows:
             said.append(f"{name} was built for {known.shape} in {rows[f'{name} build']['seconds']:.0f} s of CPU.")
