@@ -107,7 +107,8 @@ def _list(args: argparse.Namespace) -> Outcome:
         {"name": rule.name, "area": area_of(rule.name),
          "source": graph_text(rule.source), "target": graph_text(rule.target),
          "inputs": {name: [str(size) for size in shape] for name, shape in rule.shapes.items()},
-         "conditions": [condition_text(c) for c in rule.conditions], "proved": rule.certificate is not None}
+         "conditions": [condition_text(c) for c in rule.conditions], "blocks": sorted(rule.blocks),
+         "proved": rule.certificate is not None}
         for rule in rules]}
 
     def render(out: Console) -> None:

@@ -267,10 +267,10 @@ def _rules(document: Mapping[str, Any]) -> str:
     shipped = {rule.name: rule for rule in shipped_rules()}
     rows = []
     for name in sorted({name for each in document["candidates"] for name in each["rules"]}):
-        rule = shipped.get(name.removesuffix(" turned"))
+        rule = shipped.get(name.removesuffix(" turned").partition(":")[0])
         if rule is not None:
             sides = [graph_text(rule.source), graph_text(rule.target)]
-            source, target = reversed(sides) if name != rule.name else sides
+            source, target = reversed(sides) if name.endswith(" turned") else sides
             text = f"{as_html(source)}<br>&rarr; {as_html(target)}"
             rows.append(f"<tr><td>{as_html(name)}</td><td><code>{text}</code></td></tr>")
     return f"<h2>The rules</h2><table>{''.join(rows)}</table>" if rows else ""

@@ -1,7 +1,9 @@
 """Rules as JSON that people can read: sizes and conditions are texts such as ``2*c+1`` and ``c1 == c2``.
 
 One rule is ``{"name", "inputs": {"x": ["n", "c"]}, "source": {"nodes": [{"op", "inputs", "attributes"}], "outputs"},
-"target", "conditions": [...], "certificate"}``; a ref is the name of an input or ``%2`` for the result of node 2.
+"target", "conditions": [...], "certificate"}``; a ref is the name of an input or ``%2`` for the result of node 2. A
+rule for many ranks has ``"blocks": {"n": {"s": 0}}`` besides: sizes that stand for any number of axes, and where inputs
+have axes of length 1 in their place.
 The parser of sizes knows integers, names, ``+ - * // %`` and parentheses, and evaluates nothing.
 """
 
@@ -218,6 +220,8 @@ def dump_rule(rule: Rule) -> dict[str, Any]:
         "target": _dump_graph(rule.target),
         "conditions": [condition_text(c) for c in rule.conditions],
     }
+    if rule.blocks:
+        data["blocks"] = {block: dict(places) for block, places in sorted(rule.blocks.items())}
     if rule.certificate is not None:
         data["certificate"] = rule.certificate
     return data
@@ -240,7 +244,7 @@ def load_rule(data: Any) -> Rule:
             raise ValueError(f"the names of sizes begin with letters, but got {', '.join(odd)}")
         conditions = tuple(map(parse_condition, data.get("conditions", [])))
         rule = Rule(name, inputs, _load_graph(data["source"], inputs), _load_graph(data["target"], inputs), conditions,
-                    data.get("certificate"))
+                    data.get("certificate"), _read_blocks(data.get("blocks", {})))
         known = {s for shape in inputs.values() for size in shape for s in size.symbols}
         # strides and paddings are sizes of the source that no shape tells
         known |= {s for node in rule.source.nodes for s in _symbols(tuple(node.attributes.values()))}
@@ -261,6 +265,14 @@ def load_rule(data: Any) -> Rule:
     except RecursionError:
         raise RuleError(f"rule {name}: its parts must not stand inside each other hundreds deep") from None
     return rule
+
+
+def _read_blocks(data: Any) -> dict[str, dict[str, int]]:
+    if not isinstance(data, dict) or not all(
+            isinstance(places, dict) and all(type(place) is int for place in places.values())
+            for places in data.values()):
+        raise ValueError(f"the blocks are an object with the axes of ones by input for each size, but got {data!r:.80}")
+    return {str(block): {str(name): int(place) for name, place in places.items()} for block, places in data.items()}
 
 
 def _symbols(value: Any) -> set[str]:
@@ -302,8 +314,13 @@ def graph_text(graph: Graph) -> str:
 
 
 def rule_text(rule: Rule) -> str:
-    """Name, shapes, both sides and the precondition, for people."""
-    shapes = ", ".join(f"{name}: [{', '.join(map(str, shape))}]" for name, shape in rule.shapes.items())
+    """Name, shapes, both sides and the precondition, for people; ``n...`` are the axes of a block, ``1...`` ones."""
+    def axis(name: str, place: int, size: Poly) -> str:
+        block = str(size) in rule.blocks or any(at.get(name) == place for at in rule.blocks.values())
+        return f"{size}..." if block else str(size)
+
+    shapes = ", ".join(f"{name}: [{', '.join(axis(name, *each) for each in enumerate(shape))}]"
+                       for name, shape in rule.shapes.items())
     lines = [rule.name, f"  {shapes}", f"    {graph_text(rule.source)}", f" => {graph_text(rule.target)}"]
     if rule.conditions:
         lines.append(f"  where {' and '.join(map(condition_text, rule.conditions))}")

@@ -14,6 +14,7 @@ from mlc.substitution.applicable import directions
 from mlc.substitution.egraph import EGraph, Limits
 from mlc.substitution.fingerprint import assignments
 from mlc.substitution.graph import Graph, Ref, concrete
+from mlc.substitution.ranks import RANK, instances
 from mlc.substitution.rewrite import Rewrite, relevant
 from mlc.substitution.rule import Rule
 from mlc.substitution.terms import INPUT, freeze
@@ -43,7 +44,9 @@ def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits 
         pairs.append(None if given is None else _added(graph, rule, given, place))
     graph.rebuild()
     # rules with several outputs only bring together what is apart: sliced, both sides show the same without them
-    rewrites = [one for rule in rules if len(rule.source.outputs) == 1 for one in _rewrites(rule)]
+    rank = max([RANK, *map(len, graph.shapes.values())])
+    single = [rule for rule in rules if len(rule.source.outputs) == 1]
+    rewrites = [one for rule in instances(single, rank) for one in _rewrites(rule)]
     present = {(node.op, len(graph.shapes[each])) for each, nodes in graph.nodes.items() for node in nodes}
     _Saturation(graph, relevant(rewrites, present), limits, [p for each in pairs for p in each or ()]).run()
     return [each is not None and _equal(graph, each) for each in pairs]

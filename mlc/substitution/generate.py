@@ -20,10 +20,11 @@ from mlc.substitution.codec import RuleError, content_hash, rule_text
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, pairs
 from mlc.substitution.family import Family
+from mlc.substitution.merge_ranks import general_rules
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
-from mlc.substitution.space import FAMILIES
+from mlc.substitution.space import FAMILIES, area_of
 
 __all__ = ["Generation", "Quarantined", "generate"]
 
@@ -31,6 +32,8 @@ __all__ = ["Generation", "Quarantined", "generate"]
 BATCH, ROUND = 40, 6
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
+#: the parts of the library, those that come first, whose rules are said once for all ranks
+RANKED = ("pointwise",)
 Progress = Callable[["Generation", str, float], None]
 
 
@@ -45,7 +48,7 @@ class Quarantined:
 @dataclass
 class Generation:
     """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted,
-    quarantined, near."""
+    quarantined, near, and the rules that were others of another rank."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -71,6 +74,10 @@ def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None
         if left() <= 0:
             made.complete = place + 1 == len(families) and made.complete
             break
+    ranked = [rule for rule in made.rules if area_of(rule.name) in RANKED]
+    found = general_rules(ranked)
+    made.rules = [*found, *(rule for rule in made.rules if area_of(rule.name) not in RANKED)]
+    made.states["ranks"] = len(ranked) - len(found)
     return made
 
 

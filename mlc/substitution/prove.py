@@ -8,7 +8,8 @@ with their witnesses are the certificate, bound to the rule by the hash of its c
 plays them again on its own. Elements are real numbers: rounding is not modelled. That the target is defined wherever
 the source is, is proved apart (:mod:`mlc.substitution.goal_defined`): every element that the target reads and every
 partial function that it evaluates, for an element of the output, is one that the source reads or evaluates for it. A
-tensor of which the target reads more has to be defined as a whole for the rule to be applied.
+tensor of which the target reads more has to be defined as a whole for the rule to be applied. A rule for many ranks is
+proved with one axis for each block, if :mod:`mlc.substitution.check.ranks` says that this is a proof.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from mlc.operators import ShapeError
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
 from mlc.substitution.assume import assumed, composed, plain, settled
+from mlc.substitution.check.integers import CertificateError
+from mlc.substitution.check.ranks import check_blocks
 from mlc.substitution.codec import RuleError, condition_text, content_hash
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.entailment import Facts, without_remainders
@@ -123,6 +126,11 @@ class _Prover:
         self.rule = rule
 
     def certificate(self) -> dict[str, Any]:
+        if self.rule.blocks:
+            try:
+                check_blocks(self.rule)
+            except (CertificateError, ShapeError) as error:
+                raise Stuck(f"it is no rule for many ranks: {error}") from error
         given = assumed(self.rule)
         solved = with_sizes(self.rule, given.values)
         outputs, _ = composed(solved)

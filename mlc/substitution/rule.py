@@ -23,6 +23,10 @@ class Rule:
     the sizes. Under both, source *and* target are well-formed and equal.
     ``two_way`` says that the source may replace the target as well (it reads the same inputs). ``certificate`` is what
     :mod:`mlc.substitution.check` needs to check the proof again; a rule without one is never applied.
+
+    ``blocks`` makes it a rule for many ranks: the names of sizes that stand for any number of axes, wherever such a
+    size is one of a shape as it stands. For each block, the inputs that have axes of length 1 in its place, and where
+    (an axis of size 1). Without blocks it says what the same rule says at one axis for each.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Rule:
     target: Graph
     conditions: tuple[Condition, ...] = ()
     certificate: Mapping[str, Any] | None = field(default=None, compare=False)
+    blocks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -165,8 +165,7 @@ def _one(identity: Any, rule: Rule) -> Verdict:
         return Verdict(identity, "proved", rules=(rule,))
     proof = prove(rule, refute=False)
     if isinstance(proof, Proved):
-        return Verdict(identity, "proved", rules=(Rule(rule.name, rule.shapes, rule.source, rule.target,
-                                                       rule.conditions, proof.certificate),))
+        return Verdict(identity, "proved", rules=(replace(rule, certificate=proof.certificate),))
     reason = proof.reason
     found = synthesise(rule)
     if found is not None:

@@ -8,6 +8,7 @@ from functools import cache
 from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
 from mlc.substitution.applicable import directions
+from mlc.substitution.ranks import RANK, instances
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
 
@@ -15,14 +16,14 @@ __all__ = ["patterns", "shipped_patterns"]
 
 
 @cache
-def shipped_patterns() -> tuple[Pattern, ...]:
-    """The rules of the library."""
-    return patterns(shipped_rules())
+def shipped_patterns(rank: int = RANK) -> tuple[Pattern, ...]:
+    """The rules of the library; those for many ranks for tensors of up to ``rank``."""
+    return patterns(shipped_rules(), rank)
 
 
-def patterns(rules: Iterable[Rule]) -> tuple[Pattern, ...]:
+def patterns(rules: Iterable[Rule], rank: int = RANK) -> tuple[Pattern, ...]:
     """Rules with a certificate, both ways where they are; those that leave fewer products first."""
-    found = [Pattern(rule, turned=turned) for rule in rules if rule.certificate is not None
+    found = [Pattern(rule, turned=turned) for rule in instances(rules, rank) if rule.certificate is not None
              for turned in _directions(rule)]
     return tuple(sorted(found, key=lambda pattern: pattern.benefit))
 

@@ -22,6 +22,7 @@ from mlc.substitution.check.integers import (
     translated,
 )
 from mlc.substitution.check.play import Play
+from mlc.substitution.check.ranks import check_blocks, expanded
 from mlc.substitution.check.terms import Term, fresh_name
 from mlc.substitution.check.witness import as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import RuleError, content_hash, load_rule, parse_size
@@ -46,16 +47,35 @@ def check_rule(rule: Rule) -> None:
     try:
         if not isinstance(certificate, Mapping):
             raise CertificateError("it has no certificate")
-        need(certificate.get("format") == FORMAT, f"its certificate must have the format {FORMAT}; prove it again")
-        need(certificate.get("rule") == content_hash(rule), "it was made for another rule: the hash differs")
         with bounded():
-            _Check(rule).run(certificate)
+            (_instance if "general" in certificate else _proved)(rule, certificate)
     except CertificateError as error:
         raise CertificateError(f"rule {rule.name}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuleError,
             ShapeError) as error:
         raise CertificateError(f"rule {rule.name}: the certificate is malformed: {type(error).__name__}: "
                                f"{str(error)[:200]}") from error
+
+
+def _proved(rule: Rule, certificate: Mapping[str, Any]) -> None:
+    need(certificate.get("format") == FORMAT, f"its certificate must have the format {FORMAT}; prove it again")
+    need(certificate.get("rule") == content_hash(rule), "it was made for another rule: the hash differs")
+    if rule.blocks:
+        check_blocks(rule)
+    _Check(rule).run(certificate)
+
+
+def _instance(rule: Rule, certificate: Mapping[str, Any]) -> None:
+    """The rule is a general one at the ranks that the certificate names, and shows what the general one's shows."""
+    general = load_rule(certificate["general"])
+    proof = general.certificate
+    need(isinstance(proof, Mapping) and general.blocks and not rule.blocks, "it must be of a proved rule with blocks")
+    assert proof is not None
+    _proved(general, proof)
+    need(content_hash(expanded(general, certificate["axes"])) == content_hash(rule),
+         "the general rule says something else at these ranks")
+    need(certificate["whole"] == proof["whole"] and (certificate["backward"] is None) == (proof["backward"] is None),
+         "it must claim what the general rule's certificate claims")
 
 
 @dataclass
