@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 
 import numpy as np
 import tvm
@@ -45,7 +44,6 @@ from mlc.graph.layout.regions import (
     moves_batch,
     pads_space,
 )
-from mlc.graph.layout.remainders import emit_remainder, pays, with_whole_rows
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -93,7 +91,6 @@ class _Rewriter:
         self._estimate = Estimate(target.tvm, constant_bytes(mod["main"]))
         self._bb = builder_of(mod)
         self._values: dict[relax.Var, _Value] = {}
-        self._turned: dict[relax.Expr, relax.Expr] = {}
         self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
@@ -218,40 +215,25 @@ class _Rewriter:
             convolve = partial(conv2d_winograd_integer, m=tile, pads=conv.pads)
             return self._bb.call_te(convolve, x, constant(transform_integers(array, tile)),
                                     primfunc_name_hint=f"winograd_{tile}x{tile}")
-        made = self._saturating(data, x, array, replace(conv, block_in=size))
+        made = self._saturating(x, array, replace(conv, block_in=size))
         if made is not None:
             return made
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
                                 primfunc_name_hint=DIRECT.name)
 
-    def _saturating(
-        self, data: relax.Expr, x: relax.Expr, weight: np.ndarray, conv: Convolution
-    ) -> relax.Expr | None:
-        """A pointwise convolution of integers by bytes that are multiplied with saturation, where that is faster."""
+    def _saturating(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """A pointwise convolution by bytes that are multiplied with saturation, where its weight allows no sum that
+        saturates. To add what others leave out, as products of matrices do, takes what it saves (ResNet-50)."""
         pointwise = conv.kernel == conv.strides == (1, 1) and conv.groups == 1 and not any(conv.pads)
-        if not pointwise or not conv.fixed or not has_bytes(self._target):
+        if not pointwise or not has_bytes(self._target):
             return None
         split = Split.of(np.ascontiguousarray(weight[:, :, 0, 0].T))
-        if not pays(split, conv.n * prod(conv.size), self._estimate):
-            return None
-        packed = pack_conv(split.kept.T[:, :, None, None], conv.block_in, conv.block_out, 1, QUADS)
-        arguments = [x, constant(packed)]
         if split.rest.any():
-            arguments.append(emit_remainder(self._bb, self._columns(data), split))
-        return self._bb.call_te(conv2d_nchwc_bytes, *arguments, primfunc_name_hint=DIRECT.name,
+            return None
+        packed = constant(pack_conv(weight, conv.block_in, conv.block_out, 1, QUADS))
+        return self._bb.call_te(conv2d_nchwc_bytes, x, packed, primfunc_name_hint=DIRECT.name,
                                 primfunc_attrs={"op_pattern": PRODUCT})
-
-    def _columns(self, data: relax.Expr) -> relax.Expr:
-        """Images as one row for each channel, for products of sparse weights; made once."""
-        if data not in self._turned:
-            op, emit = relax.op, self._bb.emit
-            plain = self._plain(data) if isinstance(data, relax.Var) else data
-            n, channels, height, width = shape_of(plain)
-            plain = plain if n == 1 else emit(op.permute_dims(plain, [1, 0, 2, 3]))
-            rows = emit(op.reshape(plain, [channels, n * height * width]))
-            self._turned[data] = with_whole_rows(self._bb, rows)
-        return self._turned[data]
 
     def _banded(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """The convolution, where all but a band of a 1x1 weight is zero: a block of outputs reads the channels that the
