@@ -104,7 +104,7 @@ def _whole(size: Any, blocks: Mapping[str, Any]) -> str | None:
 
 def _layouts(rule: Rule, graph: Graph, given: Mapping[str, _Layout]) -> dict[Ref, _Layout]:
     require = Requirements()
-    found: dict[Ref, _Layout] = dict(given)
+    found: dict[Ref, _Layout] = {name: layout for name, layout in given.items()}
     tensors: dict[Ref, Tensor] = {name: tensor_input(name, shape) for name, shape in rule.shapes.items()}
     for place, node in enumerate(graph.nodes):
         operands = [tensors[ref] for ref in node.inputs]
@@ -131,7 +131,7 @@ def _result(node: Node, operands: Sequence[_Layout], shapes: Sequence[tuple[Poly
     if op == "expand":
         return tuple(_repeated(axis, size, blocks) for axis, size in zip(x, shape, strict=True))
     if op == "transpose":
-        return tuple(x[axis] for axis in given["perm"])  # type: ignore[union-attr]
+        return tuple(x[axis] for axis in given["perm"])  # type: ignore[union-attr, index]
     if op in ("concat", "slice", "softmax"):
         axis = _axis(given["axis"], len(x))
         need(all(each[axis] is None for each in operands), f"{op} must be along one axis, not along a block")

@@ -207,10 +207,9 @@ def test_a_rule_that_is_not_the_general_one_is_refused(forged):
             pytest.fail(f"change {number} was accepted")
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_other_judges_agree_at_low_and_high_ranks(part):
+def test_other_judges_agree_at_low_and_high_ranks():
     """The prover finds a proof of the rule at that rank itself, Z3 and evaluation find nothing against it."""
-    chosen = at_ranks(GENERAL[part::12])
+    chosen = at_ranks(GENERAL[::9])
     assert {max(map(len, one.shapes.values())) for one in chosen} >= {1, RANK}
     for one in chosen:
         check_rule(one)
