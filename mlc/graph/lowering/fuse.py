@@ -53,6 +53,8 @@ def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
     def between_copies(var: relax.Var, value: relax.Expr) -> bool:
         if not isinstance(value, relax.Call) or op_name(value) != "relax.reshape":
             return False
+        if _divides_by_free(value):
+            return False
         source = bound.get(value.args[0])
         copied = isinstance(source, relax.Call) and op_name(source) in _COPIES and len(users[value.args[0]]) == 1
         return copied and all(
@@ -60,6 +62,12 @@ def _inner_reshapes(func: relax.Function) -> set[relax.Var]:
         )
 
     return {var for var, value in bound.items() if between_copies(var, value)}
+
+
+def _divides_by_free(reshape: relax.Call) -> bool:
+    """Whether an element's place is found by dividing by sizes that only a call knows: slow to compute, and TVM's
+    simplifier may not come to an end on it. All but the first axis of both shapes are what is divided by."""
+    return not all(isinstance(size, int) for each in (reshape.args[0], reshape) for size in shape_of(each)[1:])
 
 
 def _with_changed(mod: tvm.IRModule, chosen: set[relax.Var], change: Change) -> tvm.IRModule:
