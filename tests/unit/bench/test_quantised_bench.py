@@ -39,7 +39,7 @@ def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch
         [helper.make_node("MatMul", ["x", "w"], ["h"], "mm"), helper.make_node("Relu", ["h"], ["y"], "act")], "net",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 64])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 32])], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     monkeypatch.setattr(quantised, "_float32", lambda _network: model)
     small, plain = quantised.made(f"net-{how}", tmp_path)
     types = {tensor.data_type for tensor in onnx.load(small).graph.initializer if len(tensor.dims) == 2}

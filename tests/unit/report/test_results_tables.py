@@ -78,7 +78,7 @@ def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Pa
     once = page.read_text(encoding="utf-8")
     assert f"<!-- {section}: begin -->\nA\n<!-- {section}: end -->" in once
     assert inserted(once, section, "B\n") == inserted(PAGE.read_text(encoding="utf-8"), section, "B\n")
-    assert once.count("begin -->") == 8
+    assert once.count("begin -->") == 9
     with pytest.raises(ValueError, match="substring not found"):
         inserted(once, "elsewhere", "B\n")
 
