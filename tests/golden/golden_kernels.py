@@ -144,8 +144,7 @@ def _saturating_convolution() -> tirx.PrimFunc:
     """1x1, 32 channels to 64, and a remainder that is added."""
     data = te.placeholder((1, 2, 14, 14, 16), "uint8", "data")
     weight = te.placeholder((4, 2, 1, 1, 4, 16, 4), "int8", "weight")
-    rest = te.placeholder((64, 208), "int32", "rest")
-    return te.create_prim_func([data, weight, rest, saturating.conv2d_nchwc_bytes(data, weight, rest)])
+    return te.create_prim_func([data, weight, saturating.conv2d_nchwc_bytes(data, weight)])
 
 
 def _bfloat_product() -> tirx.PrimFunc:

@@ -116,26 +116,17 @@ def dense_bytes(data: te.Tensor, weight: te.Tensor, rest: te.Tensor | None = Non
     return te.compute(shape, total, name="with_remainder")
 
 
-def conv2d_nchwc_bytes(
-    data: te.Tensor, weight: te.Tensor, rest: te.Tensor | None = None, strides: Sequence[int] = (1, 1),
-) -> te.Tensor:
+def conv2d_nchwc_bytes(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """Convolution of uint8 ``[N, IC/i, H, W, i]`` with int8 ``[OC/o, IC/i, KH, KW, i/4, o, 4]`` to int32
-    ``[N, OC/o, OH, OW, o]``; sums of two products saturate to 16 bits. ``rest``, a :func:`remainder` of all pixels, is
-    added."""
+    ``[N, OC/o, OH, OW, o]``; sums of two products saturate to 16 bits."""
     *_, steps, lanes, size = weight.shape
     rq, rp = te.reduce_axis((0, steps), name="rq"), te.reduce_axis((0, size // 2), name="rp")
 
     def product(place: Sequence[Any], _group: Any, block: Sequence[Any], lane: Any) -> tirx.Expr:
         return _pair(data, (*place, rq * size), weight, (*block, rq, lane), rp * 2)
 
-    sums = convolved(data, weight, lanes, strides, (1, 1), 1, [rq, rp], product, "conv2d_nchwc_bytes",
+    return convolved(data, weight, lanes, (1, 1), (1, 1), 1, [rq, rp], product, "conv2d_nchwc_bytes",
                      name="conv2d_bytes")
-    if rest is None:
-        return sums
-    height, width = sums.shape[2:4]
-    return te.compute(
-        sums.shape, lambda n, b, y, x, c: sums[n, b, y, x, c] + rest[b * lanes + c, (n * height + y) * width + x],
-        name="with_remainder")
 
 
 def _pair(
