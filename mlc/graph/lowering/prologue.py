@@ -73,9 +73,8 @@ class _Folding:
     def _of_bytes(self, data: relax.Expr) -> bool:
         """Whether a kernel makes the value of tensors of its shape that are all of bytes."""
         steps = list(_steps(self._mod, self._bound.get(data)))
-        inputs = [arg for _, call in steps for arg in call.args[1].fields]
         made = {var for var, _ in steps}
-        whole = [arg for arg in inputs if shape_of(arg) == shape_of(data) and arg not in made]
+        whole = [arg for arg in _tensors(steps) if shape_of(arg) == shape_of(data) and arg not in made]
         return bool(whole) and all(dtype_of(arg) in ("uint8", "int8") for arg in whole)
 
     def _is_direct(self, func: tirx.PrimFunc) -> bool:
@@ -85,9 +84,9 @@ class _Folding:
     def _elementwise(self, data: relax.Var) -> bool:
         """Whether injective kernels make the value, of a tensor of its shape and of smaller ones."""
         steps = list(_steps(self._mod, self._bound.get(data)))
-        inputs = [arg for _, call in steps for arg in call.args[1].fields]
         patterns = [pattern_of(self._mod[call.args[0]]) for _, call in steps]
-        return bool(steps) and max(patterns) <= INJECTIVE and any(shape_of(i) == shape_of(data) for i in inputs)
+        whole = (shape_of(arg) == shape_of(data) for arg in _tensors(steps))
+        return bool(steps) and max(patterns) <= INJECTIVE and any(whole)
 
     def rewritten(self) -> tvm.IRModule:
         builder = builder_of(self._mod)
@@ -155,6 +154,11 @@ def _steps(
                 yield image[binding.var], step
             else:
                 image[binding.var] = step
+
+
+def _tensors(steps: Sequence[tuple[relax.Expr | None, relax.Call]]) -> list[relax.Expr]:
+    """The tensors that a kernel's calls read; a free size is an argument too."""
+    return [arg for _, call in steps for arg in call.args[1].fields if isinstance(arg.ty, relax.TensorType)]
 
 
 def _name(call: relax.Call) -> str:
