@@ -13,10 +13,12 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-__all__ = ["SIZES", "specialised", "usual_function", "variables"]
+__all__ = ["LEAST", "SIZES", "deciding", "least_function", "specialised", "usual_function", "variables"]
 
 #: the attribute of a function with free sizes
 SIZES = "mlc.sizes"
+#: that of a function for usual sizes which stands for a range: the function for the smallest
+LEAST = "mlc.least"
 
 
 def variables(func: tirx.PrimFunc) -> list[tirx.Var]:
@@ -34,6 +36,21 @@ def usual_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     usual = [int(size[2]) for size in func.attrs[SIZES]]
     return specialised(func, dict(zip(variables(func), usual, strict=True)))
+
+
+def deciding(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function for the usual sizes, of which :func:`least_function` gives that for the smallest; the same object
+    where nothing is free."""
+    usual = usual_function(func)
+    if usual is func:
+        return func
+    lows = [int(size[0]) for size in func.attrs[SIZES]]
+    return usual.with_attr(LEAST, specialised(func, dict(zip(variables(func), lows, strict=True))))
+
+
+def least_function(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """What :func:`deciding` has noted; None for a function that stands for one size alone."""
+    return func.attrs[LEAST] if func.attrs and LEAST in func.attrs else None
 
 
 def specialised(func: tirx.PrimFunc, sizes: Mapping[tirx.Var, int]) -> tirx.PrimFunc:

@@ -22,6 +22,9 @@ __all__ = ["Lockstep", "is_fixed"]
 #: elements of a vectorised piece of a loop of free extent: one AVX-512 or two AVX2 vectors of float32
 _WIDEST = 16
 
+#: the annotation of a loop whose ragged end lowering peels
+_HINT = "pragma_loop_partition_hint"
+
 _RANDOM = (s_tir.schedule.LoopRV, s_tir.schedule.SBlockRV, s_tir.schedule.ExprRV)
 
 
@@ -57,6 +60,8 @@ class Lockstep:
             else:
                 if name == "rfactor":
                     self._check_whole(there[0])
+                if name == "fuse":
+                    self._unhinted(there)
                 made = self._taken(name, there, others)  # first: what it refuses leaves both as they were
             try:
                 result = getattr(self.usual, name)(*args, **options)
@@ -75,6 +80,13 @@ class Lockstep:
         except Exception as error:  # TVM's checks of itself, which no space expects
             raise InvalidDecision(f"{name} must be possible for free sizes, but TVM refused it: "
                                   f"{str(error).strip().splitlines()[-1]}") from error
+
+    def _unhinted(self, loops: list[Any]) -> None:
+        """Loops without the hints of :meth:`_split`, with which TVM fuses none: nothing is peeled off what they make.
+        """
+        for loop in loops:
+            if _HINT in self.free.get(loop).annotations:
+                self.free.unannotate(loop, _HINT)
 
     def _check_whole(self, loop: Any) -> None:
         """Raise :class:`InvalidDecision` for a loop whose iterations a predicate bounds: ``rfactor`` drops that, and
@@ -114,7 +126,7 @@ class Lockstep:
         given = [loop, factors, *args[2:]]
         made = self._taken("split", given, {k: v for k, v in options.items() if k not in ("loop", "factors")})
         if any(factor not in (None, 1) for factor in factors):  # full tiles test nothing
-            self.free.annotate(made[min(1, len(made) - 2)], "pragma_loop_partition_hint", True)
+            self.free.annotate(made[min(1, len(made) - 2)], _HINT, True)
         return made
 
     def _on_free(self, value: Any) -> Any:

@@ -267,13 +267,27 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     }
     if not free:
         return lower(mod)
-    once = tvm.IRModule({var: settled(_compacted(func)) for var, func in free.items()}, attrs=mod.attrs)
+    once = tvm.IRModule({var: _bounded(settled(_compacted(func))) for var, func in free.items()}, attrs=mod.attrs)
     rest = tvm.IRModule({var: func for var, func in mod.functions_items() if var not in free}, attrs=mod.attrs)
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_CompactedAlready()]):
         once = lower(once)
     rest = lower(rest)
     rest.update(once)
     return rest
+
+
+def _bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with a condition that its sizes fulfil around all that it does: TVM's analyzers go by it.
+
+    ``for i: if 29 <= n: ..   -->   if 128 <= n <= 512: for i: ..``
+    """
+    ends = zip(variables(func), func.attrs[SIZES], strict=True)
+    inside = [bound for var, (low, high, _) in ends for bound in (var >= int(low), var <= int(high))]
+    root = func.body.block
+    body = tirx.IfThenElse(tirx.all(*inside), root.body, None)
+    block = s_tir.SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
+                         root.match_buffers, root.annotations)
+    return func.with_body(s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, block))
 
 
 @tvm.ir.instrument.pass_instrument

@@ -18,7 +18,10 @@ from tvm.ir import TensorLoad
 
 from schedules.always import Ranges
 from schedules.analysis import loads, replaced, uses, walk
+from schedules.evened import evened
 from schedules.free import SIZES, variables
+from schedules.machine import cpu_machine
+from schedules.shifted import bound_of, parts_of, shifted
 
 __all__ = ["whole_tiles"]
 
@@ -34,7 +37,11 @@ def whole_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
                     tile[r] += A[c * 96 + t * 6 + r, k] * B[k]
     """
     func, analyzer = _tested(_with_plain_indices(func)), _analyzer(func)
-    return _full(_clipped(func, analyzer), analyzer)
+    target = func.attrs.get("target")
+    func = _clipped(shifted(func, analyzer), analyzer)
+    if target is not None:
+        func = evened(func, cpu_machine(target).cores, analyzer)
+    return _full(func, analyzer)
 
 
 def _with_plain_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -58,7 +65,7 @@ def _tested(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ranges = Ranges.of(func)
 
     def needed(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
-        parts = _parts(realize.predicate)
+        parts = parts_of(realize.predicate)
         kept = [part for part in parts if not ranges.hold(part)]
         if len(kept) == len(parts):
             return realize
@@ -89,8 +96,8 @@ def _clipped(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
         end = _end(loop, analyzer) if loop.kind == tirx.ForKind.SERIAL else None
         if end is None:
             return loop
-        extent = tirx.min(loop.extent, end)
-        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body, annotations=dict(loop.annotations))
+        extent, body = tirx.min(loop.extent, end), _untested(loop, end, analyzer)
+        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, body, annotations=dict(loop.annotations))
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, clip)))
 
@@ -105,13 +112,41 @@ def _end(loop: tirx.For, analyzer: Any) -> Any:
     walk(loop.body, (tirx.For, lambda each: inner.append(each.loop_var)), (s_tir.SBlockRealize, realizes.append))
     ends: list[Any] = []
     for realize in realizes:
-        bounds = (bound for part in _parts(realize.predicate) if (bound := _bound(part)) is not None)
+        bounds = (bound for part in parts_of(realize.predicate) if (bound := bound_of(part)) is not None)
         found = [_iterations(loop, inner, analyzer, *bound) for bound in bounds]
         if all(end is None for end in found):
             return None
         ends.append(next(end for end in found if end is not None))
     same = bool(ends) and all(analyzer.can_prove_equal(ends[0], end) for end in ends[1:])
     return ends[0] if same else None
+
+
+def _untested(loop: tirx.For, end: Any, analyzer: Any) -> tirx.Stmt:
+    """The body of a loop that runs ``end`` times, without the predicates that say so alone."""
+    inner: list[tirx.For] = []
+    walk(loop.body, (tirx.For, inner.append))
+    first = {each.loop_var: tirx.const(0, str(each.loop_var.ty)) for each in inner if _number(each.extent) == 1}
+
+    def settles(part: Any) -> bool:
+        bound = bound_of(part)
+        if bound is None:
+            return False
+        value = analyzer.simplify(replaced(bound[0], first))
+        if uses(value, [each.loop_var for each in inner]):
+            return False
+        found = _iterations(loop, [], analyzer, value, bound[1])
+        return found is not None and bool(analyzer.can_prove_equal(found, end))
+
+    def without(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        kept = [part for part in parts_of(realize.predicate) if not settles(part)]
+        predicate = tirx.all(*kept) if kept else tirx.const(True, "bool")
+        return s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
+
+    return tvm_ffi.structural_map(loop.body, (s_tir.SBlockRealize, without))
+
+
+def _number(extent: Any) -> int | None:
+    return int(extent) if isinstance(extent, tirx.IntImm) else None
 
 
 def _iterations(loop: tirx.For, inner: Sequence[tirx.Var], analyzer: Any, value: Any, last: Any) -> Any:
@@ -149,8 +184,8 @@ def _full(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
         if not block.writes or any(str(region.source.scope()) != "local" for region in block.writes):
             return realize
         kept, ends = [], {}
-        for part in _parts(realize.predicate):
-            bound = _bound(part)
+        for part in parts_of(realize.predicate):
+            bound = bound_of(part)
             row = None if bound is None else _row(realize, analyzer, indices, lanes, *bound)
             if row is None or bound is None:
                 kept.append(part)
@@ -202,16 +237,3 @@ def _clamp(ends: dict[tirx.Var, Any]) -> Callable[[TensorLoad], Any]:
         return tirx.BufferLoad(load.source, [replaced(index, image) for index in load.indices])
 
     return clamp
-
-
-def _parts(predicate: Any) -> list[Any]:
-    if isinstance(predicate, tirx.And):
-        return [*_parts(predicate.a), *_parts(predicate.b)]
-    return [predicate]
-
-
-def _bound(condition: Any) -> tuple[Any, Any] | None:
-    """``(value, last)`` of a condition ``value <= last``."""
-    if isinstance(condition, tirx.LE):
-        return condition.a, condition.b
-    return (condition.a, condition.b - 1) if isinstance(condition, tirx.LT) else None

@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
-from schedules.free import usual_function
+from schedules.free import deciding, usual_function
 from schedules.lockstep import Lockstep
 from schedules.reducers import register
 
@@ -85,7 +85,8 @@ class Space(abc.ABC):
 
     @abc.abstractmethod
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        """Good complete assignments from arithmetic on the machine, best first; never empty."""
+        """Good complete assignments from arithmetic on the machine, best first; never empty. Where ``func`` stands for
+        a range of sizes, :func:`schedules.free.least_function` gives that for the smallest."""
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
@@ -140,7 +141,7 @@ def first_seed(
 ) -> tuple[s_tir.Schedule, dict[str, int]]:
     """The schedule of the first seed that can be carried out, and that seed's decisions."""
     reason: Exception | None = None
-    for decisions in space.seeds(usual_function(func), target):
+    for decisions in space.seeds(deciding(func), target):
         try:
             return schedule_with(space, func, target, decisions), dict(decisions)
         except InvalidDecision as error:
@@ -152,7 +153,7 @@ def feasible_seeds(
     space: Space, func: tirx.PrimFunc, target: tvm.target.Target
 ) -> Iterator[tuple[s_tir.Schedule, dict[str, int]]]:
     """The schedules of the seeds that can be carried out, best first, with the decisions of each."""
-    for decisions in space.seeds(usual_function(func), target):
+    for decisions in space.seeds(deciding(func), target):
         try:
             sch = schedule_with(space, func, target, decisions)
         except InvalidDecision:

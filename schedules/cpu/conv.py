@@ -28,6 +28,7 @@ from schedules.cpu.tiling import (
     staged_input,
     vectors_in,
 )
+from schedules.free import least_function
 from schedules.intrin.dot import WORDS
 from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
@@ -80,6 +81,7 @@ class _Shape:
     phases: tuple[int, int] = (1, 1)  # rows and columns that a transposed convolution interleaves
     step: Step = FLOAT
     line: bool = False
+    least: int = 0  # pixels of the shortest row where rows are of free length, and each begins with a tile of its own
 
     @property
     def groups(self) -> int:
@@ -101,6 +103,8 @@ class _Shape:
 
     def run(self, rows: int) -> int:
         """Pixels of the output that tiles of one row run along in a chunk of ``rows``."""
+        if self.least:
+            return self.row
         return rows * self.ow if self.flat else self.ow
 
 
@@ -172,8 +176,11 @@ class Conv2d(Space):
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape = _shape(func)
+        shape, least = _shape(func), least_function(func)
         assert shape is not None
+        smallest = None if least is None else _shape(least)
+        if smallest is not None and (smallest.oh, smallest.ow) != (shape.oh, shape.ow):
+            shape = replace(shape, least=smallest.row)
         yield from _seeds(shape, cpu_machine(target))
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
@@ -370,16 +377,19 @@ class _Cost:
 
     def tiles(self, chunk: _Chunk, rate: float = float("inf")) -> float:
         """Cycles of the tiles of a chunk's pixels for one panel, the ragged ones included."""
-        run = self._shape.run(chunk.rows)
+        shape, run = self._shape, self._shape.run(chunk.rows)
         full, left = divmod(run, chunk.ow)
+        if left and shape.least:  # the last tile is a whole one that begins earlier
+            full, left = full + 1, 0
         row = full * self._tile(chunk.ow, chunk, rate) + (self._tile(left, chunk, rate) if left else 0.0)
-        return chunk.rows * self._shape.ow / (run * chunk.oh) * row
+        return chunk.rows * shape.ow / (run * chunk.oh) * row
 
     def _starts(self, chunk: _Chunk) -> int:
         """Where a chunk's tiles begin to read a row of a block of input channels and no prefetcher is ahead of them."""
         shape = self._shape
         if shape.flat:
-            return -(-shape.run(chunk.rows) // chunk.ow)
+            run = shape.run(chunk.rows)
+            return chunk.rows * shape.ow // run * -(-run // chunk.ow)
         later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
         return shape.kh * later * -(-shape.ow // chunk.ow)
 
@@ -421,9 +431,11 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     """The schedules that take the fewest cycles, one for each register tile."""
     cost = _Cost(shape, machine)
     vectors = vectors_in(shape.oc, machine.lanes())[0]
+    columns = _columns(shape.run(shape.oh))
+    fitting = [ow for ow in columns if ow <= shape.least] or columns  # a tile for every size of a range
     tiles = [
         _Chunk(ow, oh, oc, shape.oh if shape.flat else oh, oc, 0, 0)
-        for ow in _columns(shape.run(shape.oh)) for oh in _tile_rows(shape) for oc in divisors(shape.oc_blocks, 8)
+        for ow in fitting for oh in _tile_rows(shape) for oc in divisors(shape.oc_blocks, 8)
         if _fits(machine, ow * oh, oc, vectors, shape.step)
     ] or [_Chunk(1, 1, 1, 1, 1, 0, 0)]
     # the weights of a tile of many pixels and few channels come from a near cache: keep tiles of each width

@@ -27,6 +27,7 @@ from schedules.cpu.common import (
     work,
 )
 from schedules.cpu.tiling import divisors
+from schedules.free import least_function
 from schedules.machine import LINE_BYTES, CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -76,6 +77,7 @@ class WindowAxes:
     #: steps of the sum that slide along the tile and are unrolled, and how many of them the next element is further on,
     #: where floats are multiplied of which none is the same for all lanes
     slide: tuple[int, int] | None = None
+    least: int | None = None  # elements of the axis ``tile`` for the smallest of a range of sizes
 
     def extent(self, position: int | None) -> int:
         return self.extents[position] if position is not None else 1
@@ -165,7 +167,8 @@ def _tiles(axes: WindowAxes, machine: CpuMachine, lanes: int) -> list[tuple[floa
     options = []
     for width in _widths(axes.extent(axes.lane), lanes):
         vectors = -(-width // lanes)
-        for tile in divisors(axes.extent(axes.tile), 12 if axes.contraction else 8):
+        most = 12 if axes.contraction else 8
+        for tile in divisors(axes.extent(axes.tile), most if axes.least is None else min(most, axes.least)):
             cost, held = _slid(axes.slide, vectors, tile, machine) if axes.slide else (1 / vectors + 1 / tile, vectors)
             live = vectors * tile + held + 2
             if live > machine.vector_registers and vectors * tile > 1 and vectors <= _MAX_VECTORS:
@@ -279,6 +282,10 @@ def _read(func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[FuncInfo, Win
     info = analyse(func)
     axes = read_window(info)
     assert axes is not None, "a space is only asked about functions that it matches"
+    least = least_function(func)
+    smallest = None if least is None else read_window(analyse(least))
+    if smallest is not None and smallest.tile == axes.tile:
+        axes = replace(axes, least=smallest.extent(smallest.tile))
     return info, axes, cpu_machine(target).lanes(str(info.reductions[0].writes[0].dtype))
 
 

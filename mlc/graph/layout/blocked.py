@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from mlc.graph.algorithms.direct import DEPTHWISE, DIRECT
 from mlc.graph.algorithms.registry import Algorithm, fastest
@@ -47,6 +47,7 @@ from mlc.graph.layout.regions import (
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.sizes import Size
 from mlc.target import Target
 from schedules.intrin.dot import QUADS
 
@@ -55,6 +56,17 @@ __all__ = ["BlockedLayouts"]
 
 #: part of the channels that a band reaches, from which on it is a kernel of its own
 _NARROW_BAND = 2
+
+
+def _unblocked(x: te.Tensor, channels: int, each: int, full: int) -> te.Tensor:
+    """``[N, C/c, H, W, c] -> [N, channels, H, W]``, of groups of ``each`` channels in ``full`` lanes."""
+    n, _, h, w, lanes = x.shape
+
+    def plain(ni, ci, hi, wi):  # type: ignore[no-untyped-def]
+        lane = ci if each == full else ci // each * full + ci % each
+        return x[ni, lane // lanes, hi, wi, lane % lanes]
+
+    return te.compute((n, channels, h, w), plain, name="unblocked")
 
 
 @dataclass
@@ -167,6 +179,8 @@ class _Rewriter:
         n, _, h, w, _ = shape_of(x)
         op = relax.op
         each, full = layout.channels // layout.groups, layout.per_group * layout.size
+        if isinstance(h, Size) or isinstance(w, Size):  # reshapes divide by them
+            return self._bb.call_te(_unblocked, x, layout.channels, each, full, primfunc_name_hint="unblocked")
         if not h == w == 1:
             x = self._bb.emit(op.permute_dims(x, [0, 1, 4, 2, 3]))
         if layout.padded:
