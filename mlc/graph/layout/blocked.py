@@ -58,6 +58,20 @@ __all__ = ["BlockedLayouts"]
 _NARROW_BAND = 2
 
 
+def _blocked(x: te.Tensor, blocks: int, size: int, each: int, full: int) -> te.Tensor:
+    """``[N, C, H, W] -> [N, blocks, H, W, size]``, of groups of ``each`` channels in ``full`` lanes."""
+    n, _, h, w = x.shape
+
+    def block(ni, bi, hi, wi, li):  # type: ignore[no-untyped-def]
+        lane = bi * size + li
+        if each == full:
+            return x[ni, lane, hi, wi]
+        zero = tirx.const(0, x.dtype)
+        return tirx.if_then_else(lane % full < each, x[ni, lane // full * each + lane % full, hi, wi], zero)
+
+    return te.compute((n, blocks, h, w, size), block, name="blocked")
+
+
 def _unblocked(x: te.Tensor, channels: int, each: int, full: int) -> te.Tensor:
     """``[N, C/c, H, W, c] -> [N, channels, H, W]``, of groups of ``each`` channels in ``full`` lanes."""
     n, _, h, w, lanes = x.shape
@@ -167,6 +181,8 @@ class _Rewriter:
         n, c, h, w = shape_of(x)
         each, full = c // layout.groups, layout.per_group * layout.size
         op = relax.op
+        if isinstance(h, Size) or isinstance(w, Size):  # reshapes divide by them
+            return self._bb.call_te(_blocked, x, layout.blocks, layout.size, each, full, primfunc_name_hint="blocked")
         if layout.padded:
             x = self._bb.emit(op.reshape(x, (n, layout.groups, each, h, w)))
             x = self._bb.emit(op.nn.pad(x, [0, 0, 0, 0, 0, full - each, 0, 0, 0, 0]))
