@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.analysis import replaced, uses, walk
+from schedules.analysis import evaluate, replaced, uses, walk
+from schedules.free import variables
 
 __all__ = ["evened"]
+
+#: as many other iterations for each chunk, times the cores, leave no core waiting for long
+_MANY = 8
 
 
 def evened(func: tirx.PrimFunc, cores: int, analyzer: Any) -> tirx.PrimFunc:
@@ -28,14 +33,71 @@ def evened(func: tirx.PrimFunc, cores: int, analyzer: Any) -> tirx.PrimFunc:
             for r in range(min(16, n - c * 16)):         -->         for r in range((c + 1) * n // m - c * n // m):
                 B[c * 16 + r] = f(A[c * 16 + r])                         B[c * n // m + r] = f(A[c * n // m + r])
     """
-    params = list(func.params)
+    params, free = list(func.params), variables(func)
 
     def even(loop: tirx.For) -> tirx.For:
-        chunks = _chunks(loop, params, analyzer) if loop.kind == tirx.ForKind.PARALLEL and cores > 1 else None
+        if loop.kind != tirx.ForKind.PARALLEL or isinstance(loop.extent, tirx.IntImm):
+            return loop
+        apart = _apart(loop, free, analyzer)
+        if apart is None or apart.others >= _MANY * cores:
+            return loop
+        chunks = _chunks(apart.loop, params, analyzer)
         made = None if chunks is None else _cut(chunks, cores)
-        return loop if made is None else made
+        return loop if made is None else apart.together(made)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, even)))
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, even))) if cores > 1 else func
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """``loop`` over chunks, and the variable of another loop of ``others`` iterations that was fused with it, inside it
+    where ``outer``, else around it."""
+
+    loop: tirx.For
+    others: int = 1
+    other: tirx.Var | None = None
+    outer: bool = True
+
+    def together(self, loop: tirx.For) -> tirx.For:
+        """The loop over other chunks, fused again."""
+        if self.other is None:
+            return loop
+        fused = tirx.Var("fused", str(loop.loop_var.ty))
+        one, two = (part(fused, self.others if self.outer else loop.extent) for part in (tirx.floordiv, tirx.floormod))
+        chunk, other = (one, two) if self.outer else (two, one)
+        body = replaced(loop.body, {loop.loop_var: chunk, self.other: other})
+        return tirx.For(fused, loop.min, loop.extent * self.others, loop.kind, body, annotations=dict(loop.annotations))
+
+
+def _apart(loop: tirx.For, free: Sequence[tirx.Var], analyzer: Any) -> _Apart | None:
+    """A parallel loop of chunks, apart from another one; None where it is of neither kind."""
+    var = loop.loop_var
+    divisions: list[Any] = []
+    walk(loop.body, (tirx.FloorDiv, divisions.append), (tirx.FloorMod, divisions.append))
+    by = next((each.b for each in divisions if each.a.same_as(var)), None)
+    if by is None:
+        return _Apart(loop)
+    if isinstance(by, tirx.IntImm):
+        others, extent, outer = int(by), analyzer.simplify(tirx.floordiv(loop.extent, by)), True
+    else:
+        some = {each: 4096 for each in free}
+        times, chunks = evaluate(loop.extent, some), evaluate(by, some)
+        others, extent, outer = int(times) // max(1, int(chunks)), by, False
+    if not analyzer.can_prove_equal(loop.extent, extent * others):
+        return None
+    chunk, other = (tirx.Var(name, str(var.ty)) for name in ("chunk", "other"))
+
+    def part(each: Any) -> Any:
+        if not each.a.same_as(var) or not tvm_ffi.structural_equal(each.b, by):
+            return each
+        return chunk if isinstance(each, tirx.FloorDiv) == outer else other
+
+    body = tvm_ffi.structural_map(loop.body, [(tirx.FloorDiv, part), (tirx.FloorMod, part)])
+    if uses(body, [var]):
+        return None
+    analyzer.bind(chunk, tvm.ir.Range.from_min_extent(tirx.const(0, str(var.ty)), extent))
+    return _Apart(tirx.For(chunk, loop.min, extent, loop.kind, body, annotations=dict(loop.annotations)), others, other,
+                  outer)
 
 
 @dataclass(frozen=True)
@@ -51,8 +113,6 @@ class _Chunks:
 
 def _chunks(loop: tirx.For, params: Sequence[Any], analyzer: Any) -> _Chunks | None:
     """None where a loop is of another kind, or what it writes is not in loops over the steps of a chunk."""
-    if isinstance(loop.extent, tirx.IntImm):
-        return None
     var, inner = loop.loop_var, _inner(loop)
     found = [(each, size, count) for each in inner if (known := _steps(each, var, analyzer)) for size, count in [known]]
     if not found:

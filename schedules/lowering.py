@@ -26,6 +26,7 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.always import settled
 from schedules.analysis import op_name, replaced, uses, walk
+from schedules.flat import restored
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
 from schedules.pieces import expanded
@@ -267,8 +268,11 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     }
     if not free:
         return lower(mod)
-    once = tvm.IRModule({var: _bounded(settled(_compacted(func))) for var, func in free.items()}, attrs=mod.attrs)
-    rest = tvm.IRModule({var: func for var, func in mod.functions_items() if var not in free}, attrs=mod.attrs)
+    once = tvm.IRModule({var: restored(_bounded(settled(_compacted(func)))) for var, func in free.items()}, attrs=mod.attrs)
+    rest = tvm.IRModule({
+        var: restored(func) if isinstance(func, tirx.PrimFunc) else func
+        for var, func in mod.functions_items() if var not in free
+    }, attrs=mod.attrs)
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_CompactedAlready()]):
         once = lower(once)
     rest = lower(rest)

@@ -84,6 +84,9 @@ def _tile(loop: tirx.For, analyzer: Any, ranges: Ranges) -> _Tile | None:
     begin, span = at(0), analyzer.simplify(at(1) - at(0))
     if not isinstance(span, tirx.IntImm) or int(span) < 1 or not ranges.hold(span <= last):
         return None
+    there = replaced(begin, {loop.loop_var: loop.loop_var + 1})
+    if not analyzer.can_prove_equal(there - begin, span + 1):
+        return None
     return _Tile(loop, realizes, inner, begin, last, int(span) + 1)
 
 
@@ -167,7 +170,11 @@ def _moved(tile: _Tile, analyzer: Any) -> tirx.For:
 
     body = tvm_ffi.structural_map(tile.loop.body, (s_tir.SBlockRealize, move))
     kept = {key: value for key, value in tile.loop.annotations.items() if key != _HINT}
-    return tirx.For(var, tile.loop.min, tile.loop.extent, tile.loop.kind, body, annotations=kept)
+    first = replaced(tile.begin, {var: tirx.const(0, str(var.ty))})
+    extent, end = tile.loop.extent, analyzer.simplify(tirx.floordiv(tile.last - first, tile.size) + 1)
+    if not analyzer.can_prove_equal(extent, end):
+        extent = tirx.min(extent, end)  # a chunk of several tiles ends with the last one
+    return tirx.For(var, tile.loop.min, extent, tile.loop.kind, body, annotations=kept)
 
 
 def parts_of(predicate: Any) -> list[Any]:

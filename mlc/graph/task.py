@@ -15,12 +15,13 @@ from mlc.graph.ir.narrow import narrowed
 from mlc.shapes import Free
 from mlc.sizes import scope
 from mlc.target import Target
+from schedules.flat import FLAT, flattened
 from schedules.free import SIZES, variables
 
 __all__ = ["Task", "normalise", "task_key"]
 
 #: attributes of a PrimFunc that change what it computes or how it must be built; the rest is naming
-_KEPT_ATTRS = ("tirx.noalias",)
+_KEPT_ATTRS = ("tirx.noalias", FLAT)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
     """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit.
 
     ``free`` are the sizes that a call decides, by the names of their variables; those of the function become an
-    attribute of it, :data:`schedules.free.SIZES`, and so part of the key.
+    attribute of it, :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become one
+    axis where nothing depends on which pixels are neighbours (:mod:`schedules.flat`).
     """
     with scope(free or {}):
         func = narrowed(func)
@@ -69,7 +71,7 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
     func = tirx.PrimFunc(func.params, func.body, func.ret_type)
     for key, value in {**kept, "tirx.noalias": True, "global_symbol": "main"}.items():
         func = func.with_attr(key, value)
-    return func
+    return flattened(func)
 
 
 def task_key(func: tirx.PrimFunc, target: Target) -> str:

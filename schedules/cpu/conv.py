@@ -198,17 +198,18 @@ class Conv2d(Space):
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         count, width = vectors_in(shape.oc, lanes)
         check_tile(cpu_machine(target), ow_tile * oh_tile * oc_tile * count, unroll)
-        line = shape.row
+        line, along = shape.row, 1
         if shape.flat and all(is_fixed(sch, loop) for loop in sch.get_loops(out)[2:4]):
             line, rows = rows * shape.ow, 1
             _cut_into_lines(sch, block, out, shape.row, line)
-        elif shape.line:
-            rows = 1
+        elif shape.line:  # whose length is free
+            along, rows = max(1, rows // ow_tile), 1
         n, *phases, ob, oh, ow, oc = sch.get_loops(out)
         chunk_oc, outer_oc, tile_oc = sch.split(ob, [None, groups // oc_tile, oc_tile])
         chunk_oh, outer_oh, tile_oh = sch.split(oh, [None, rows // oh_tile, oh_tile])
-        outer_ow, tile_ow = sch.split(ow, [None, ow_tile])
-        chunks = (chunk_oh, *phases, chunk_oc) if order == 0 else (*phases, chunk_oc, chunk_oh)
+        *lines, outer_ow, tile_ow = sch.split(ow, [None, along, ow_tile] if along > 1 else [None, ow_tile])
+        pixels = (chunk_oh, *lines)
+        chunks = (*pixels, *phases, chunk_oc) if order == 0 else (*phases, chunk_oc, *pixels)
         sch.reorder(n, *chunks, outer_oc, outer_oh, outer_ow, tile_oc, tile_oh, tile_ow, oc)
         vectors, vector = sch.split(oc, [count, width])
         sch.vectorize(vector)
@@ -218,9 +219,9 @@ class Conv2d(Space):
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched, shape.step)
         if pad is not None and pad_at == 1 and order == 0:
-            sch.compute_at(pad, chunk_oh, preserve_unit_loops=True)
+            sch.compute_at(pad, pixels[-1], preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
-            parallel = sch.fuse(n, chunk_oh)
+            parallel = sch.fuse(n, *pixels)
         else:
             if pad is not None:
                 _parallel_padding(sch, pad)
@@ -388,7 +389,7 @@ class _Cost:
         """Where a chunk's tiles begin to read a row of a block of input channels and no prefetcher is ahead of them."""
         shape = self._shape
         if shape.flat:
-            run = shape.run(chunk.rows)
+            run = min(shape.run(chunk.rows), chunk.rows * shape.ow)
             return chunk.rows * shape.ow // run * -(-run // chunk.ow)
         later = chunk.rows - chunk.rows // chunk.oh  # rows but the first of each tile
         return shape.kh * later * -(-shape.ow // chunk.ow)
