@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Var
+from tvm.ir import Call, Var
 
-from schedules.analysis import walk
+from schedules.analysis import op_name, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["Ranges", "settled"]
+__all__ = ["Ranges", "sizes_of", "settled", "untested"]
 
 #: combinations of sizes that are tried; a condition on more of them is not known to hold
 _MOST = 1 << 18
@@ -43,8 +43,8 @@ class Ranges:
         self._known: dict[Any, _Ends | None] = {}
 
     @classmethod
-    def of(cls, func: tirx.PrimFunc) -> Ranges:
-        """Those of a function with free sizes."""
+    def of(cls, func: tirx.PrimFunc, sizes: Sequence[tuple[Var, int, int]] | None = None) -> Ranges:
+        """Those of a function with free sizes, which are ``sizes`` where its parameters say so no more."""
         loops: list[tuple[Var, Any]] = []
 
         def note(loop: tirx.For) -> None:
@@ -52,8 +52,7 @@ class Ranges:
                 loops.append((loop.loop_var, loop.extent))
 
         walk(func.body, (tirx.For, note))
-        sizes = zip(variables(func), func.attrs[SIZES], strict=True)
-        return cls([(var, int(low), int(high)) for var, (low, high, _) in sizes], loops)
+        return cls(sizes_of(func) if sizes is None else sizes, loops)
 
     def hold(self, condition: Any) -> bool:
         """Whether ``a < b`` or ``a <= b`` holds for all sizes and all iterations; False for what cannot be told."""
@@ -110,6 +109,42 @@ def settled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ranges = Ranges.of(func)
     kinds = [(kind, lambda expr: ranges.chosen(expr)) for kind in (tirx.Max, tirx.Min)]
     return func.with_body(tvm_ffi.structural_map(func.body, kinds))
+
+
+def sizes_of(func: tirx.PrimFunc) -> list[tuple[Var, int, int]]:
+    """The free sizes of a function with the least and the largest value of each."""
+    return [(var, int(low), int(high)) for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True)]
+
+
+def untested(func: tirx.PrimFunc, sizes: Sequence[tuple[Var, int, int]]) -> tirx.PrimFunc:
+    """A lowered function without the conditions on elements that hold for all ``sizes`` and iterations.
+
+    What a window reads at the edge of an image is tested for each pixel of a register tile, most of which lie inside
+    whatever the sizes are: TVM's analyzer does not see that ``min(8 * i, (n - 1) // 2 - 7) * 2 + 9 < n``.
+    """
+    ranges = Ranges.of(func, sizes)
+    always = tirx.const(True, "bool")
+
+    def known(condition: Any) -> Any:
+        return always if ranges.hold(condition) else condition
+
+    def both(condition: tirx.And) -> Any:
+        held = [_is_true(part) for part in (condition.a, condition.b)]
+        return condition.b if held[0] else condition.a if held[1] else condition
+
+    def chosen(call: Call) -> Any:
+        return call.args[1] if op_name(call) == "if_then_else" and _is_true(call.args[0]) else call
+
+    kinds = [(tirx.LT, known), (tirx.LE, known), (tirx.And, both), (Call, chosen)]
+
+    def tested(call: Call) -> Any:
+        return tvm_ffi.structural_map(call, kinds) if op_name(call) == "if_then_else" else call
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (Call, tested)))
+
+
+def _is_true(condition: Any) -> bool:
+    return isinstance(condition, tirx.IntImm) and int(condition) == 1
 
 
 def _product(left: _Ends, right: _Ends) -> _Ends | None:

@@ -13,7 +13,7 @@ from memory in bursts: the first tile waits for them and the others leave the me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -24,9 +24,9 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from schedules.always import settled
+from schedules.always import settled, sizes_of, untested
 from schedules.analysis import op_name, replaced, uses, walk
-from schedules.flat import restored
+from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
 from schedules.pieces import expanded
@@ -273,11 +273,21 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
         var: restored(func) if isinstance(func, tirx.PrimFunc) else func
         for var, func in mod.functions_items() if var not in free
     }, attrs=mod.attrs)
-    with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_CompactedAlready()]):
+    config = {**ctx.config, "tirx.disable_cse_tir": True}  # what is put into variables is not seen through
+    with tvm.transform.PassContext(opt_level=ctx.opt_level, config=config, instruments=[_CompactedAlready()]):
         once = lower(once)
+    known = {str(func.attrs["global_symbol"]): sizes_of(func) for func in free.values() if FLAT not in func.attrs}
+    once = tvm.IRModule({var: _untested(func, known) for var, func in once.functions_items()}, attrs=once.attrs)
+    once = tirx.transform.CommonSubexprElim()(once)
     rest = lower(rest)
     rest.update(once)
     return rest
+
+
+def _untested(func: tirx.PrimFunc, known: Mapping[str, Sequence[tuple[tirx.Var, int, int]]]) -> tirx.PrimFunc:
+    """A lowered function by the ``known`` sizes of the one that it was made of."""
+    symbol = str(func.attrs["global_symbol"]).removeprefix("__tvm_ffi_")
+    return untested(func, known[symbol]) if symbol in known else func
 
 
 def _bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
