@@ -21,7 +21,7 @@ from tvm.ir import Call, Var
 from schedules.analysis import op_name, walk
 from schedules.free import SIZES, variables
 
-__all__ = ["Ranges", "sizes_of", "settled", "untested"]
+__all__ = ["Ranges", "settled", "sizes_of", "untested"]
 
 #: combinations of sizes that are tried; a condition on more of them is not known to hold
 _MOST = 1 << 18

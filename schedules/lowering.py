@@ -268,7 +268,8 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     }
     if not free:
         return lower(mod)
-    once = tvm.IRModule({var: restored(_bounded(settled(_compacted(func)))) for var, func in free.items()}, attrs=mod.attrs)
+    made = {var: restored(_bounded(settled(_compacted(func)))) for var, func in free.items()}
+    once = tvm.IRModule(made, attrs=mod.attrs)
     rest = tvm.IRModule({
         var: restored(func) if isinstance(func, tirx.PrimFunc) else func
         for var, func in mod.functions_items() if var not in free

@@ -59,8 +59,8 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
     """The function without names and attributes that do not change its meaning, with 32-bit indices where they fit.
 
     ``free`` are the sizes that a call decides, by the names of their variables; those of the function become an
-    attribute of it, :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become one
-    axis where nothing depends on which pixels are neighbours (:mod:`schedules.flat`).
+    attribute of it, :data:`schedules.free.SIZES`, and so part of the key. Rows and columns that are both free become
+    one axis where nothing depends on which pixels are neighbours (:mod:`schedules.flat`).
     """
     with scope(free or {}):
         func = narrowed(func)
