@@ -31,7 +31,7 @@ class Worker:
         # File, not pipe: nobody drains it, and its tail explains a crash.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (close ends it)
         self._process = subprocess.Popen(
-            children.command("mlc.bench.worker"),
+            children.command("mlc.bench.worker", torch=True),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env=children.environment(**environment),
             start_new_session=True,  # so that closing it takes its own children (a tuner's) along

@@ -136,9 +136,11 @@ def _dispatch(words: list[str]) -> Outcome | None:
     args.json, args.debug = getattr(args, "json", False), getattr(args, "debug", False)
     command = next(c for c in COMMANDS if c.name == args.command)
     if command.needs_tvm:
+        from mlc.children import import_tvm
         from mlc.installation import check_pins
 
         check_pins()
+        import_tvm()
     return command.execute(args)
 
 

@@ -46,12 +46,31 @@ def test_an_engines_worker_imports_nothing_from_the_current_folder(strays: Path)
 
 @pytest.mark.parametrize("command", [
     children.command("json.tool", "data.txt"),
-    [sys.executable, "-c", children._WITHOUT_CURRENT_FOLDER, "json.tool", "data.txt"],
+    children._command(["json.tool", "data.txt"], torch=False, has_flag=False),
 ], ids=["this Python", "3.10"])
 def test_both_ways_to_start_python(command: list[str], strays: Path) -> None:
     (strays / "data.txt").write_text('{"a": 1}')
     done = subprocess.run(command, env=children.environment(), capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["{", '"a":', "1", "}"]
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_a_child_can_import_pytorch_where_it_asks_to(torch: bool, tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import sys\nprint('torch' not in sys.modules)\n")
+    environment = children.environment(PYTHONPATH=str(tmp_path))
+    done = subprocess.run(children.command("child", torch=torch), env=environment, capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.strip() == str(torch)
+
+
+def test_a_command_has_tvm_without_pytorch_which_can_be_imported_afterwards() -> None:
+    pytest.importorskip("torch")
+    text = ("import sys; from mlc.children import import_tvm; import_tvm(); import tvm, tvm.relax; "
+            "assert 'torch' not in sys.modules; import torch; from tvm.relax.frontend.torch import "
+            "from_exported_program; x = tvm.runtime.from_dlpack(torch.arange(3)); print(x.numpy().sum())")
+    done = subprocess.run([sys.executable, "-c", text], env=children.environment(), capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.strip() == "3"
 
 
 def test_children_find_mlc_and_keep_what_the_user_put_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
