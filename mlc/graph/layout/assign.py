@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 __all__ = ["Alternative", "assign"]
 
@@ -108,6 +106,9 @@ class _Program(Generic[L]):
         return dict.fromkeys(ways, -1.0)
 
     def solve(self) -> dict[Hashable, Alternative[L]]:
+        from scipy.optimize import Bounds, LinearConstraint, milp  # takes a quarter of a second
+        from scipy.sparse import csr_array
+
         entries = [(r, column, weight) for r, (row, _) in enumerate(self._rows) for column, weight in row.items()]
         rows, columns, weights = zip(*entries, strict=True)
         shape = (len(self._rows), len(self._costs))

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from mlc.graph.substitute.costs import Cost
 from mlc.graph.substitute.saturate import Choices
@@ -265,6 +263,9 @@ class _Program:
         entries = [(r, column, weight) for r, (row, _) in enumerate(rows) for column, weight in row.items()]
         if not entries:
             return {}
+        from scipy.optimize import Bounds, LinearConstraint, milp  # takes a quarter of a second
+        from scipy.sparse import csr_array
+
         places, columns, weights = (np.array(each) for each in zip(*entries, strict=True))
         matrix = csr_array((weights, (places, columns)), shape=(len(rows), len(self._weights)))
         found = milp(
