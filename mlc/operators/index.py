@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add, mul
 from typing import Any, TypeAlias
 
@@ -57,16 +57,20 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class Poly:
     """An integer polynomial; immutable, hashable, with ``+ - * // %``."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_symbols", "terms")
 
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         kept = [(monomial, factor) for monomial, factor in terms.items() if factor]
-        self.terms = tuple(sorted(kept, key=lambda term: (len(term[0]), [str(atom) for atom in term[0]])))
+        if len(kept) > 1:
+            kept.sort(key=lambda term: (len(term[0]), [str(atom) for atom in term[0]]))
+        self.terms = tuple(kept)
         self._hash = hash(self.terms)
+        self._symbols: frozenset[str] | None = None
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def symbol(name: str) -> Poly:
         return Poly({(Symbol(name),): 1})
 
@@ -84,14 +88,16 @@ class Poly:
     @property
     def symbols(self) -> frozenset[str]:
         """The names of all symbols, those inside divisions as well."""
-        found: set[str] = set()
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                if isinstance(atom, Symbol):
-                    found.add(atom.name)
-                else:
-                    found |= atom.numerator.symbols | atom.denominator.symbols
-        return frozenset(found)
+        if self._symbols is None:
+            found: set[str] = set()
+            for monomial, _ in self.terms:
+                for atom in monomial:
+                    if isinstance(atom, Symbol):
+                        found.add(atom.name)
+                    else:
+                        found |= atom.numerator.symbols | atom.denominator.symbols
+            self._symbols = frozenset(found)
+        return self._symbols
 
     def __add__(self, other: Poly | int) -> Poly:
         total = dict(self.terms)
@@ -236,7 +242,12 @@ def integer(value: Poly | int) -> int:
 
 def as_poly(value: Poly | int) -> Poly:
     """An integer as a constant polynomial; polynomials as they are."""
-    return value if isinstance(value, Poly) else Poly({(): int(value)})
+    return value if isinstance(value, Poly) else _number(int(value))
+
+
+@lru_cache(maxsize=4096)
+def _number(value: int) -> Poly:
+    return Poly({(): value})
 
 
 @dataclass(frozen=True)

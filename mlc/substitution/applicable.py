@@ -39,13 +39,13 @@ def determined(rule: Rule) -> bool:
     return symbols_of(tuple(target)) <= known and all(each.poly.symbols <= known for each in rule.conditions)
 
 
-def _values(rule: Rule, side: Graph) -> list[Poly]:
+def _values(rule: Rule, side: Graph) -> set[Poly]:
     """The sizes of a side: of the inputs that it reads, and among its attributes."""
     values: list[Any] = [size for name in side.inputs for size in rule.shapes[name]]
     for node in side.nodes:
         for value in node.attributes.values():
             values += value if isinstance(value, tuple) else (value,)
-    return [as_poly(value) for value in values if not isinstance(value, str)]
+    return {as_poly(value) for value in values if not isinstance(value, str)}
 
 
 def _told(poly: Poly, known: set[str]) -> Iterator[str]:
@@ -53,8 +53,9 @@ def _told(poly: Poly, known: set[str]) -> Iterator[str]:
     unknown = poly.symbols - known
     if len(unknown) == 1:
         [name] = unknown
-        if all(sum(name in Poly.atom(atom).symbols for atom in monomial) <= (Symbol(name) in monomial)
-               for monomial, _ in poly.terms):
+        if poly == Poly.symbol(name) or all(
+                sum(name in Poly.atom(atom).symbols for atom in monomial) <= (Symbol(name) in monomial)
+                for monomial, _ in poly.terms):
             yield name
 
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from mlc.errors import MlcError
@@ -43,6 +44,11 @@ def parse_size(text: str | int) -> Poly:
         return _bounded(as_poly(text))
     if not isinstance(text, str) or len(text) > _MOST_LETTERS:
         raise ValueError(f"a size is an integer or a text of at most {_MOST_LETTERS} letters, but got {_short(text)}")
+    return _parsed(text)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Poly:
     tokens, place = [], 0
     text = text.rstrip()
     while place < len(text):
