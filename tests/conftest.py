@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,3 +26,16 @@ def own_random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if isinstance(getattr(request.module, "RNG", None), np.random.Generator):
         seed = zlib.crc32(request.node.nodeid.encode())
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(seed))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a function marked ``sampled(every)``, the first case of each ``every`` keeps out of the slow tests."""
+    seen: Counter[tuple[object, str]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            function = item.parent, getattr(item, "originalname", item.name)
+            if seen[function] % mark.args[0]:
+                item.add_marker("slow")
+            seen[function] += 1

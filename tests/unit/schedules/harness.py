@@ -141,16 +141,9 @@ def thread_axes(func: tirx.PrimFunc) -> list[dict[str, int]]:
     return nests
 
 
-#: tests that compile and run kernels, and which of a space's cases are not slow: the first one, every second one
-_EVERY = {"test_results_of_an_emulated_machine": 1 << 30, "test_every_seed_is_correct": 2,
-          "test_random_decisions_are_refused_or_correct": 2}
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames and metafunc.cls is not None and hasattr(metafunc.cls, "cases"):
         cases: Sequence[Any] = metafunc.cls.cases
-        every = _EVERY.get(metafunc.function.__name__, 1)
-        cases = [pytest.param(case, marks=pytest.mark.slow if i % every else ()) for i, case in enumerate(cases)]
         metafunc.parametrize("case", cases, ids=str)
 
 
@@ -202,6 +195,7 @@ class SpaceContract:
         taken = [self.space.matches(func, self.target) for func in not_its_own()]
         assert all(taken) if self.space.name.endswith(".fallback") else not all(taken)
 
+    @pytest.mark.sampled(2)
     def test_every_seed_is_correct(self, case: Case) -> None:
         func = case.func()
         names = {k.name for k in self.space.knobs(func, self.target)}
@@ -241,6 +235,7 @@ class SpaceContract:
                     code = self.code(sch.mod["main"])
                     assert all(re.search(i.instruction, code) for i in promised)
 
+    @pytest.mark.sampled(2)
     def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
         func = case.func()
         rng = random.Random(zlib.crc32(case.name.encode()))
@@ -276,6 +271,7 @@ class SpaceContract:
         if largest < 1024:
             assert tirx.ForKind.PARALLEL not in kinds
 
+    @pytest.mark.sampled(1_000_000)
     def test_results_of_an_emulated_machine(self, case: Case) -> None:
         """The code itself where this machine cannot run it: a GPU's kernels, barriers and all, or NEON."""
         func, (inputs, outputs) = case.func(), case.arrays()
