@@ -154,6 +154,35 @@ class Scope:
             return None
 
 
+class _Firing(Exception):
+    """A rule has something to add."""
+
+
+class _Look(Scope):
+    """What a rule may know about a function as it is; one that adds something ends the look."""
+
+    def __init__(self, func: relax.Function, rules: Rules, uses: Counter[relax.Var]) -> None:
+        super().__init__(relax.BlockBuilder(), rules)
+        self._bound = {binding.var: binding.value for binding in bindings(func)}
+        self._uses = uses
+
+    def value(self, expr: relax.Expr) -> relax.Expr:
+        return self._bound.get(expr, expr) if isinstance(expr, relax.Var) else expr
+
+    def emit(self, expr: relax.Expr, name: str = "") -> relax.Expr:
+        raise _Firing
+
+    def fires(self) -> bool:
+        """Whether a sweep would change something. Errs on the side of True."""
+        if any(isinstance(value, relax.Var) for value in self._bound.values()):  # a sweep sees through another name
+            return True
+        try:
+            return any(self._applied(rule, value) is not None for var, value in self._bound.items() if self._uses[var]
+                       for rule in self._rules.get(_key(value), ()))
+        except _Firing:
+            return True
+
+
 def op_name(call: relax.Call) -> str:
     """``relax.nn.conv2d``, or an empty string for a call of a function."""
     return str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
@@ -242,9 +271,8 @@ def _live_uses(func: relax.Function) -> Counter[relax.Var]:
     return uses
 
 
-def _sweep(func: relax.Function, rules: Rules) -> tuple[relax.Function, int]:
+def _sweep(func: relax.Function, rules: Rules, uses: Counter[relax.Var]) -> tuple[relax.Function, int]:
     """One pass over the function; the second value says how many rules fired."""
-    uses = _live_uses(func)
     builder = relax.BlockBuilder()
     scope = Scope(builder, rules)
     scope._uses.update({param: uses[param] for param in func.params})
@@ -265,15 +293,19 @@ def rewrite(mod: tvm.IRModule, rules: Rules) -> tvm.IRModule:
     if not any(_key(binding.value) in rules for binding in bindings(func)):
         return mod  # most passes have nothing to do in most networks, and unrolled ones have thousands of bindings
     for _ in range(_MAX_SWEEPS):
-        new, firings = _sweep(func, rules)
+        uses = _live_uses(func)
+        useless = func is not original and not all(uses[binding.var] for binding in bindings(func))
+        if not useless and not _Look(func, rules, uses).fires():  # much sooner seen than swept
+            break
+        new, firings = _sweep(func, rules, uses)
+        if firings or useless:
+            func = new
         if not firings:
             break
-        func = new
     else:
         raise AssertionError(f"rules for {sorted(rules)} did not settle in {_MAX_SWEEPS} sweeps")
     if func is original:
         return mod
-    func = new  # the last sweep left out what the one before it made useless
     mod = tvm.IRModule(mod.functions, attrs=mod.attrs, global_infos=mod.global_infos)
     mod.update_func(mod.get_global_var("main"), func)
     return relax.transform.CanonicalizeBindings()(mod)  # no alias of the result
