@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 from tvm.relax import transform
 
 from mlc.artifact.capture import CaptureGraph
+from mlc.artifact.machine_code import PARTS, generated
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates
 from mlc.artifact.schedule import last_line
 from mlc.codegen import code_generation, pipeline
-from mlc.errors import BuildError, CodeGenerationError, MlcError
+from mlc.errors import BuildError, MlcError
 from mlc.link import find_linker, link_shared
 from mlc.target import Target
 
@@ -42,8 +43,8 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.AttachGlobalSymbol(),
 )
 
-#: what TVM's export calls them: tensor functions of one target or two, and the calls between them
-_OBJECTS = ("lib0.o", "lib1.o", "devc.o")
+#: what TVM's export calls them (tensor functions of one target or two, and the calls between them), and the others
+_OBJECTS = ("lib0.o", "lib1.o", "devc.o", *(f"part{place}.o" for place in range(1, PARTS)))
 
 
 def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
@@ -58,31 +59,27 @@ def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
 
 
 def shared_library(mod: tvm.IRModule, target: Target) -> bytes:
-    """Compile and link a module of scheduled functions.
+    """Compile and link a finalised module of scheduled functions.
 
-    TVM's lowering is called without the pipelines around it, which would legalise and schedule once more. Raises
-    :class:`CodeGenerationError` where some function cannot be compiled (:func:`refusal` tells which) and
+    Raises :class:`CodeGenerationError` where some function cannot be compiled (:func:`refusal` tells which) and
     :class:`BuildError` where the code cannot be linked.
     """
     find_linker(target.architecture)  # says what is missing before minutes are spent
-    with code_generation(target.tvm) as single:
-        try:
-            executable = relax.build(mod, single, relax_pipeline=None, tir_pipeline=pipeline(single))
-        except MlcError:
-            raise
-        except Exception as error:
-            raise CodeGenerationError(f"the module must compile for {target.canonical}, but TVM refused it: "
-                                      f"{last_line(error)}; MLC_DUMP_DIR=DIR writes what it was given") from error
-        try:
-            return _linked(executable, target.architecture)
-        except MlcError:
-            raise
-        except OSError as error:
-            raise BuildError(f"the compiled code must fit into the folder for temporary files, but {error}; make room, "
-                             "or name another folder in TMPDIR") from error
-        except Exception as error:
-            raise BuildError(f"the code for {target.canonical} must be written as a library, but that failed: "
-                             f"{last_line(error)}") from error
+    try:
+        with tempfile.TemporaryDirectory(prefix="mlc-build-") as folder, _objects_in_memory(Path(folder)) as files:
+            executable, objects = generated(mod, target, Path(folder))
+            path = Path(folder, "code.so")
+            link = partial(link_shared, files=files, architecture=target.architecture)
+            executable.export_library(str(path), fcompile=link, workspace_dir=folder, addons=objects)
+            return path.read_bytes()
+    except MlcError:
+        raise
+    except OSError as error:
+        raise BuildError(f"the compiled code must fit into the folder for temporary files, but {error}; make room, "
+                         "or name another folder in TMPDIR") from error
+    except Exception as error:
+        raise BuildError(f"the code for {target.canonical} must be written as a library, but that failed: "
+                         f"{last_line(error)}") from error
 
 
 def refusal(func: tirx.PrimFunc, target: Target) -> str:
@@ -94,14 +91,6 @@ def refusal(func: tirx.PrimFunc, target: Target) -> str:
     except Exception as error:
         return last_line(error)
     return ""
-
-
-def _linked(executable: relax.VMExecutable, architecture: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="mlc-build-") as folder, _objects_in_memory(Path(folder)) as files:
-        path = Path(folder, "code.so")
-        link = partial(link_shared, files=files, architecture=architecture)
-        executable.export_library(str(path), fcompile=link, workspace_dir=folder)
-        return path.read_bytes()
 
 
 @contextmanager
