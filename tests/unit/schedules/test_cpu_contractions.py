@@ -88,6 +88,7 @@ GEMMS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GEMMS)
 def test_gemm_with_epilogue(name: str) -> None:
     kind, batch, m, n, k = GEMMS[name]
@@ -126,6 +127,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLAIN)
 def test_product_of_two_activations(name: str) -> None:
     transposed, batch, m, n, k = PLAIN[name]
@@ -216,6 +218,7 @@ CONVS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CONVS)
 def test_conv2d_with_epilogue(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -309,6 +312,7 @@ WINOGRADS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WINOGRADS)
 def test_winograd_with_epilogue(name: str, count: int) -> None:
@@ -399,6 +403,7 @@ def _scattered(x: np.ndarray, w: np.ndarray, strides: Sequence[int], groups: int
     return y
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_transposed_convolution(name: str) -> None:
     h, w, kernel, strides, pads, extra, groups = TRANSPOSED[name]

@@ -211,6 +211,7 @@ def _points(space: Space, func: tirx.PrimFunc, target: tvm.target.Target, count:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", [*DENSE, *(f"conv_{name}" for name in CONVOLUTIONS)])
 def test_sums_are_exact(case: str, target: str) -> None:

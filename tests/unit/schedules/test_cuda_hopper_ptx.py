@@ -94,6 +94,7 @@ def multiply(
     return c, wanted, costs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("across", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize(("kind", "columns"), [("f16", 64), ("bf16", 192)])
 def test_a_product_has_the_layouts_of_the_isa(kind: str, columns: int, across: tuple[int, int]) -> None:
@@ -169,6 +170,7 @@ def rows_of(x: np.ndarray, wide: int = 64, count: int = 40) -> TensorMap:
     return TensorMap("x", 0, 2, (x.shape[1], x.shape[0]), (2 * x.shape[1],), (wide, count))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at", [(0, 0), (8, 3), (72, 30), (-5, -7), (400, 0)], ids=str)
 def test_a_box_is_swizzled_and_zero_outside(at: tuple[int, int]) -> None:
     x = RNG.integers(1, 1 << 16, (50, 104)).astype("uint16")
@@ -194,6 +196,7 @@ def test_a_box_that_is_not_waited_for_is_poison() -> None:
     assert (done == 0xFF).all(), "the phase before the first has completed"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "reason"), [
     ({"init": ""}, "must be initialised before it is used"),
     ({"fence": ""}, "must be fenced and its block meet"),
