@@ -73,3 +73,11 @@ def test_wrong_outputs_end_the_benchmark(tmp_path: Path, monkeypatch: pytest.Mon
     onnx.save(other, session._path)
     with pytest.raises(ValueError, match=r"net at \(1,\) must be within"):
         session.step("net right")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detector", "resnet50", "bert_2_layers"])
+def test_a_network_is_right_at_twenty_sizes(name: str, tmp_path: Path) -> None:
+    assert bench_dynamic.main(["--models", name, "--output", str(tmp_path), "--build-only", "--no-static"]) == 0
+    rows = {row["model"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    assert len(rows[f"{name} right"]["errors"]) == (8 if name == "resnet50" else 20)
