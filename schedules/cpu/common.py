@@ -254,13 +254,13 @@ def _even_cut(extents: Sequence[int], cores: int) -> int:
 
 def _aligned(width: int, extents: Sequence[int], lanes: int) -> int:
     """The widest step up to ``width`` that no boundary of the fused ``extents`` cuts unevenly: TVM could not put the
-    index of such a step together again, and would divide for every lane."""
-    while width > lanes:
-        sizes = [prod(extents[i:]) for i in range(1, len(extents))]
-        if all(size % width == 0 or width % size == 0 for size in sizes):
-            break
-        width //= 2
-    return width
+    index of such a step together again, and would divide for every lane. Where a quarter of a register is still cut,
+    one register.
+    """
+    sizes = [prod(extents[i:]) for i in range(1, len(extents))]
+    steps = (width >> n for n in range(width.bit_length()))
+    even = (step for step in steps if all(size % step == 0 or step % size == 0 for size in sizes))
+    return next((step for step in even if 4 * step >= lanes), min(width, lanes))
 
 
 def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, tile: InjectiveTile) -> None:
@@ -296,7 +296,7 @@ def schedule_injective(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine
     if lane in nest.conditions:
         sch.vectorize(inner)
     else:
-        vectorise(sch, inner, lanes, width // lanes, guarded=ragged)
+        vectorise(sch, inner, min(lanes, width), max(1, width // lanes), guarded=ragged)
     pieces = [nest.loops[i].rv for i in sorted(nest.conditions - {lane})
               if nest.loops[i].extent <= min(_MAX_PIECES, len(nest.reads))]
     if loops:
