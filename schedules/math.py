@@ -210,6 +210,14 @@ def _extremum(node: Any, folded: Sequence[Any]) -> Any:
     return _let(a, lambda a: _kept(a, kind(a, b)), str(node.ty))
 
 
+def _to_nearest(node: tirx.Cast) -> Any:
+    """``int32(round(x))`` as one instruction; both of TVM's operators round halves to even."""
+    rounded = node.value
+    if str(node.ty) != "int32" or not isinstance(rounded, Call) or op_name(rounded) not in ("nearbyint", "round"):
+        return node
+    return tirx.call_llvm_pure_intrin("int32", "llvm.lrint", *rounded.args) if str(rounded.ty) == "float32" else node
+
+
 def _kept(a: Any, otherwise: Any) -> Any:
     number = tirx.Cast("float32", a) if str(a.ty) == "bfloat16" else a  # TVM asks no bfloat16
     return tirx.Select(tirx.isnan(number), a, otherwise)
@@ -273,6 +281,11 @@ def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         changed[0] = True
         return expansion
 
+    def cast(node: tirx.Cast) -> Any:
+        result = _to_nearest(node)
+        changed[0] = changed[0] or not result.same_as(node)
+        return result
+
     folded = _folded(func)
 
     def extremum(node: Any) -> Any:
@@ -280,5 +293,6 @@ def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         changed[0] = changed[0] or not result.same_as(node)
         return result
 
-    body = tvm_ffi.structural_map(func.body, [(Call, call), ((tirx.Max, tirx.Min), extremum)])
+    body = tvm_ffi.structural_map(func.body, (tirx.Cast, cast))
+    body = tvm_ffi.structural_map(body, [(Call, call), ((tirx.Max, tirx.Min), extremum)])
     return func.with_body(body) if changed[0] else func

@@ -1,14 +1,17 @@
 """Quantising what a product of integers gives, as arithmetic that scales and shifts are folded into.
 
-``quantize(relu(float(total) * a), s, z)``   -->   ``integer(clip(round(relu(float(total) * a) * (1 / s) + z)))``
+``quantize(relu(float(total) * a), s, z)``   -->   ``integer(clip(int32(round(relu(float(total) * a) * (1 / s) + z))))``
 
-The right side is one multiply-add, a rounding to even and two comparisons once constants are folded; a division takes
-as long as sixteen multiplications. It differs from the left side by float32's rounding, before quantising, as the sum
+The right side is one multiply-add and a rounding to an integer once constants are folded, and comparisons of integers
+that the last conversion does (where what is rounded could leave int32, they come before); a division takes as long as
+sixteen multiplications. It differs from the left side by float32's rounding, before quantising, as the sum
 itself differs from the model's: the result by one step at most. Other quantising stays as it is, and is bit-exact: sums
 and means of integers often lie half-way between two steps, where any other rounding would show.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from tvm import relax
@@ -21,6 +24,8 @@ from mlc.graph.precision.affine import affine_of, spread
 __all__ = ["SpellOutQuantisation"]
 
 _INTEGERS = ("uint8", "int8")
+#: from where on a number is not surely an int32, rounding errors of what says so included
+_INT32 = 2.0**31 * 0.999
 #: operators of an epilogue that the scale of what they give moves past, or that stop nothing
 _EPILOGUE = ("add", "clip", "maximum", "minimum", "multiply", "nn.relu", "reshape", "subtract")
 
@@ -35,8 +40,30 @@ def quantise(call: relax.Call, scope: Scope) -> relax.Expr | None:
     zero = spread(affine.zero.astype(np.float32), affine.axis, rank)
     x = scope.emit(op.multiply(call.args[0], constant(scale)))
     x = scope.emit(op.add(x, constant(zero))) if zero.any() else x
+    rounded = scope.emit(op.round(x))
+    if _largest(x, scope) < _INT32:
+        rounded = scope.emit(op.astype(rounded, "int32"))
     limits = np.iinfo(dtype)
-    return op.astype(scope.emit(op.clip(scope.emit(op.round(x)), float(limits.min), float(limits.max))), dtype)
+    return op.astype(scope.emit(op.clip(rounded, float(limits.min), float(limits.max))), dtype)
+
+
+def _largest(expr: relax.Expr, scope: Scope) -> float:
+    """What the magnitude of ``expr``, the epilogue of a product, does not exceed."""
+    call = scope.call(expr, "astype", "dequantize", "nn.conv2d", "matmul", *_EPILOGUE)
+    if call is None or dtype_of(expr) not in ("float32", "int32"):
+        array = array_of(expr)
+        return float(np.abs(array.astype(np.float64)).max(initial=0.0)) if array is not None else float("inf")
+    name = str(call.op.name).removeprefix("relax.")
+    if name in ("nn.conv2d", "matmul"):
+        weight = shape_of(call.args[1])
+        return 255.0 * 128.0 * (np.prod(weight[1:], dtype=float) if name == "nn.conv2d" else float(weight[-2]))
+    if name == "dequantize":
+        affine, integers = affine_of(call), array_of(call.args[0])
+        if affine is None or integers is None:
+            return float("inf")
+        return (np.abs(integers.astype(float)).max(initial=0.0) + np.abs(affine.zero).max()) * affine.scale.max()
+    first, *others = (_largest(arg, scope) for arg in call.args if isinstance(arg.ty, relax.TensorType))
+    return first * math.prod(others) if name == "multiply" else first + sum(others)
 
 
 def _of_product(expr: relax.Expr, scope: Scope) -> bool:

@@ -133,6 +133,22 @@ def test_rounding_is_one_vector_instruction() -> None:
     assert "vroundps" in assembly and "vroundss" not in assembly
 
 
+def test_what_is_rounded_becomes_an_integer_in_one_instruction() -> None:
+    a = te.placeholder((64,), "float32")
+    func = te.create_prim_func([a, te.compute(a.shape, lambda i: tirx.round(a[i]).astype("int32"), name="b")])
+    sch = s_tir.Schedule(tvm.IRModule({"main": func}))
+    _, inner = sch.split(sch.get_loops(sch.get_sblock("b"))[0], [None, 8])
+    sch.vectorize(inner)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+    library = tvm.compile(tvm.IRModule({"main": expand_math(sch.mod["main"])}), target=target)
+    assembly = library.mod.inspect_source("s")
+    assert "vcvtps2dq" in assembly and "vround" not in assembly and "vcvttps2dq" not in assembly
+    values = np.concatenate([np.arange(-8, 8) + 0.5, np.linspace(-2.0**31, 2.0**30, 48)]).astype("float32")
+    out = tvm.runtime.tensor(np.zeros(64, "int32"))
+    library["main"](tvm.runtime.tensor(values), out)
+    np.testing.assert_array_equal(out.numpy(), np.rint(values).astype("int32"))
+
+
 def test_the_list_of_operators_is_what_the_cases_cover() -> None:
     assert {name.partition("_")[0] for name in CASES} == set(EXPANDED)
 
