@@ -12,11 +12,13 @@ from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
 from mlc.graph.precision.operands import AllowTensorFloat, NarrowOperands
 from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.reduced import RoundConstants, check_precision
+from mlc.graph.precision.rescaled import Rescale
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
 from mlc.graph.precision.weight_only import WeightOnlyProducts
 from mlc.graph.precision.widened import WidenFloats, WidenSums
 
 __all__ = [
-    "AllowTensorFloat", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation", "RoundConstants",
-    "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts", "WidenFloats", "WidenSums", "check_precision",
+    "AllowTensorFloat", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation", "Rescale",
+    "RoundConstants", "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts", "WidenFloats", "WidenSums",
+    "check_precision",
 ]

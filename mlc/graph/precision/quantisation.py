@@ -8,6 +8,7 @@ from tvm import relax
 from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.precision.integer import IntegerProducts, priced
 from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
+from mlc.graph.precision.rescaled import Rescale
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -30,7 +31,7 @@ def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> t
         if not any(isinstance(value, relax.Call) and op_name(value) in _CALLS for value in values):
             return mod
         integers = target.kind == "llvm" and options.integers
-        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation) if integers else ()
+        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation, Rescale) if integers else ()
         for each in (UnsignedActivations, MoveQuantisation, *products):
             mod = each(mod)
         return mod

@@ -4,7 +4,7 @@
 before                                                                after
 ====================================================================  ===============================================
 ``quantize(dequantize(p, r, x), s, z)``                               ``integer(clip(int32(round(a * m)) + z))`` with
-``quantize(dequantize(p, r, x) + dequantize(q, t, y), s, z)``         what is quantised for ``a`` and ``1 / s`` for ``m``
+``quantize(dequantize(p, r, x) + dequantize(q, t, y), s, z)``         what is quantised for ``a``, ``1 / s`` for ``m``
 ====================================================================  ===============================================
 
 A division takes as long as ten multiplications, but rounds once where ``a * m`` rounds twice. 8-bit operands have few

@@ -20,6 +20,7 @@ from mlc.graph.pipeline import lower
 from mlc.graph.precision import (
     IntegerProducts,
     MoveQuantisation,
+    Rescale,
     SpellOutQuantisation,
     UnsignedActivations,
     WeightOnlyProducts,
@@ -248,6 +249,28 @@ def test_what_integer_products_give_is_quantised_within_one_step() -> None:
     x = numbers(2, 8, 9, 7)
     (before,), (after,) = evaluate(mod, x), evaluate(integers, x)
     assert before.std() > 0 and np.abs(before.astype(int) - after).max() <= 1
+
+
+@pytest.mark.parametrize(("first", "second", "scale", "taken"), [
+    ((0.031, 3), None, 0.0173, True), ((0.031, 3), (0.0177, 250), 0.0413, True), ((0.5, 128), (0.25, 0), 1.0, True),
+    ((0.3, 7), (0.3, 0), 0.6, False), ((1e-30, 3), None, 1e-36, True), ((1e30, 3), None, 1e-30, False),
+])
+def test_quantising_of_few_values_multiplies_where_that_gives_the_same(
+    first: tuple[float, int], second: tuple[float, int] | None, scale: float, taken: bool
+) -> None:
+    """All 65536 pairs. Of the fourth, halves between two steps are rounded the other way."""
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        one, *other = (
+            dequantise(b, b.emit(op.astype(b.emit(op.strided_slice(x, [0], [place], [place + 1])), "uint8")), *affine)
+            for place, affine in enumerate((first, second)) if affine is not None
+        )
+        return quantise(b, b.emit(op.add(one, *other)) if other else one, scale, 11)
+
+    mod = network((2, 256, 256), body)
+    changed = Rescale(mod)
+    assert ("quantize" not in operators(changed)) == taken
+    x = np.stack(np.meshgrid(np.arange(256.0), np.arange(256.0))).astype("float32")
+    assert_same(mod, changed, x)
 
 
 def test_sums_of_dequantised_tensors_read_integers() -> None:
