@@ -22,7 +22,7 @@ _KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")  # by tirx.F
 _REDUCE = 2  # tirx.IterVar.CommReduce
 #: annotations of blocks whose sums run over short numbers, several products a step, and the bytes of an activation
 _SHORT = {"conv2d_nchwc_integer": 1, "conv2d_nchwc_bytes": 1, "dense_integer": 1, "dense_bytes": 1,
-          "conv2d_winograd_integer": 1, "conv2d_nchwc_bfloat": 2, "dense_bfloat": 2}
+          "conv2d_winograd_integer": 1, "depthwise_nchwc_taps": 1, "conv2d_nchwc_bfloat": 2, "dense_bfloat": 2}
 #: types of the activations, weights and sums of an intrinsic that takes one step -> how many activations that is
 _DOTS: dict[tuple[str, ...], int] = {
     ("uint8", "int8", "int32"): 4, ("int16", "int16", "int32"): 2, ("bfloat16", "bfloat16", "float32"): 2,

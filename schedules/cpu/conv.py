@@ -17,7 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo, analyse, remembered
-from schedules.cpu.steps import FLOAT, SATURATING, Step, has_dot, step_of, with_dots
+from schedules.cpu.steps import FLOAT, SATURATING, TAPPED, Step, has_dot, step_of, with_dots
 from schedules.cpu.tiling import (
     OP_ANNOTATION,
     accumulate,
@@ -34,11 +34,13 @@ from schedules.lockstep import is_fixed
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_BYTES", "CONV2D_INTEGER"]
+__all__ = ["CONV2D", "CONV2D_BFLOAT", "CONV2D_BYTES", "CONV2D_INTEGER", "DEPTHWISE_INTEGER"]
 
 _PHASES = "conv2d_phases"
 _INTEGER, _BYTES, _BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bytes", "conv2d_nchwc_bfloat"
+_TAPPED = "depthwise_nchwc_taps"
 _OPS = ("conv2d_nchwc", _PHASES)
+_ALL = (*_OPS, _INTEGER, _BYTES, _BFLOAT, _TAPPED)
 #: bytes of a step of the sum, of the activations and of each lane's weights
 _WORD = 4
 #: the widest register tile, and the most rows, pixels of a line and channel blocks of a parallel chunk
@@ -97,6 +99,16 @@ class _Shape:
         return self.line or (pointwise and self.phases == (1, 1))
 
     @property
+    def apart(self) -> bool:
+        """Whether no two output blocks read the same channels, so that each chunk may pad what it reads."""
+        return self.step is TAPPED
+
+    @property
+    def pixel(self) -> int:
+        """Bytes of a pixel of the input, in one group's channels."""
+        return self.oc if self.apart else self.ic_blocks * self.ic * _WORD
+
+    @property
     def row(self) -> int:
         """Pixels of a row of the output as the block counts them."""
         return self.oh if self.line else self.ow
@@ -117,25 +129,26 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
     n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = (block.extents[0], *block.extents[1 + extra :][:8])
     phases = (block.extents[1], block.extents[2]) if extra else (1, 1)
     output, column, lane = (position + extra for position in (1, 3, 4))
-    data = next(a for a in block.reads if not a.depends(lane))
+    tapped = block.annotation == _TAPPED  # where lanes share no pixels
+    data = next(a for a in block.reads if (str(a.buffer.dtype) == "uint8" if tapped else not a.depends(lane)))
     stride = data.strides[column] or data.buffer.shape[-1]
     # the blocks of a group read the same channels: the index stays until the next group
     stays = data.strides[output] == 0
-    per_group = oc_blocks if stays else data.periods[output] or 1
+    per_group = 1 if tapped else oc_blocks if stays else data.periods[output] or 1
     padded = any(b.name != block.name for b in analyse(func).producers(block))
-    weights = next(a.buffer for a in block.reads if a.depends(lane))
+    weights = next(a.buffer for a in block.reads if a.depends(lane) and a is not data)
     weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
     line = oh == 1 < ow and phases == (1, 1)
     if line:
         oh, ow, kh, kw = ow, oh, kw, kh
     return _Shape(
         n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(stride) // int(data.buffer.shape[-1]), per_group,
-        weight, phases, SATURATING if block.annotation == _BYTES else step_of(weights), line,
+        weight, phases, {_BYTES: SATURATING, _TAPPED: TAPPED}.get(block.annotation) or step_of(weights), line,
     )
 
 
 def _block(func: tirx.PrimFunc) -> BlockInfo | None:
-    return next((b for b in analyse(func).blocks if b.annotation in (*_OPS, _INTEGER, _BYTES, _BFLOAT)), None)
+    return next((b for b in analyse(func).blocks if b.annotation in _ALL), None)
 
 
 class Conv2d(Space):
@@ -218,10 +231,11 @@ class Conv2d(Space):
         if line % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched, shape.step)
-        if pad is not None and pad_at == 1 and order == 0:
-            sch.compute_at(pad, pixels[-1], preserve_unit_loops=True)
+        if pad is not None and pad_at == 1 and (order == 0 or shape.apart):
+            at = chunks[-1] if shape.apart else pixels[-1]
+            sch.compute_at(pad, at, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
-            parallel = sch.fuse(n, *pixels)
+            parallel = sch.fuse(n, *chunks[: chunks.index(at) + 1])
         else:
             if pad is not None:
                 _parallel_padding(sch, pad)
@@ -247,6 +261,15 @@ class ByteConv2d(IntegerConv2d):
     name = "cpu.conv2d_bytes"
     tensorizes = "dot_bytes"
     ops = (_BYTES,)
+
+
+class TappedConv2d(IntegerConv2d):
+    """The same for blocks annotated ``"depthwise_nchwc_taps"``, of which each channel is a group of its own: uint8
+    pixels with weights ``[C/c, 1, KH, KW/4, 1, c, 4]``, whose columns go in steps of four."""
+
+    name = "cpu.depthwise_integer"
+    tensorizes = "dot_taps"
+    ops = (_TAPPED,)
 
 
 class BfloatConv2d(Conv2d):
@@ -364,7 +387,7 @@ class _Cost:
         """Bytes of the input that ``rows`` rows of the output read, in one group's channels."""
         shape = self._shape
         height, width = (rows - 1) * shape.stride + shape.kh, (shape.ow - 1) * shape.stride + shape.kw
-        return height * width * shape.ic_blocks * shape.ic * _WORD
+        return height * width * shape.pixel
 
     def _tile(self, columns: int, chunk: _Chunk, rate: float) -> float:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
@@ -418,7 +441,9 @@ class _Cost:
         cycles += 0.0 if once else waits * (panels * lost if shape.flat else 1 + (panels - 1) * lost)
         groups = shape.oc_blocks // chunk.groups * phases
         chunks, before = shape.n * (shape.oh // chunk.rows) * groups, 0.0
-        if chunk.pad:
+        if chunk.pad and shape.apart:
+            cycles += data * chunk.groups / near
+        elif chunk.pad:
             chunks, cycles = chunks // groups, cycles * groups + data * shape.groups / near
         elif shape.padded:
             copied = shape.n * self._rows(shape.oh) * shape.groups
@@ -484,8 +509,9 @@ def _chunks(shape: _Shape, tile: _Chunk) -> Iterator[_Chunk]:
             if rows % tile.oh:
                 continue
             groups = [g for g in divisors(shape.oc_blocks, _MAX_GROUPS) if g % tile.oc == 0]
-            for count in groups[-1:] if pad else groups:
+            for count in groups[-1:] if pad and not shape.apart else groups:
                 yield replace(tile, rows=rows, groups=count, order=order, pad=pad)
 
 
 CONV2D, CONV2D_INTEGER, CONV2D_BYTES, CONV2D_BFLOAT = Conv2d(), IntegerConv2d(), ByteConv2d(), BfloatConv2d()
+DEPTHWISE_INTEGER = TappedConv2d()

@@ -15,11 +15,11 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import BlockInfo
 from schedules.intrin import select, use
-from schedules.intrin.dot import BFLOATS, BYTES, QUADS, WORDS, dot
+from schedules.intrin.dot import BFLOATS, BYTES, QUADS, TAPS, WORDS, dot
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
-__all__ = ["FLOAT", "SATURATING", "Step", "has_dot", "step_of", "with_dots"]
+__all__ = ["FLOAT", "SATURATING", "TAPPED", "Step", "has_dot", "step_of", "with_dots"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Step:
 FLOAT = Step()
 #: a dot product of bytes is issued like a multiply-add
 _QUADS, _BFLOATS = Step(QUADS, axes=1), Step(BFLOATS, axes=1)
+#: beside a shuffle of what a step reads, on another unit
+TAPPED = Step(TAPS, axes=1)
 #: A multiplication, which two units take, and an addition of one cycle, which all take: of four units those begin in
 #: 0.61 cycles (measured on Zen 3 in any order, since additions are given to the multipliers too), of three in 0.67
 _WORDS = Step(WORDS, axes=1, multiply=1.25, held=5, busy=4)

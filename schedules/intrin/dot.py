@@ -20,6 +20,10 @@ is exact:
     on Zen 3), and half the bytes. What the sums are is said in full, so that nothing is presumed about the weights;
     that no pair saturates is the business of whoever packs them.
 
+``taps``
+    Four pixels of uint8, of which each lane takes those of its own channel, by weights of int8: a row of a depthwise
+    convolution's window. The pixels lie as they are stored; one shuffle makes quads of them (``vpermb``, or two).
+
 Of bfloat16 it takes two:
 
 ``bfloats``
@@ -28,7 +32,7 @@ Of bfloat16 it takes two:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,9 +43,9 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare, select
 
-__all__ = ["BFLOATS", "BYTES", "QUADS", "WORDS", "dot", "dot_form"]
+__all__ = ["BFLOATS", "BYTES", "QUADS", "TAPS", "WORDS", "dot", "dot_form"]
 
-QUADS, WORDS, BYTES, BFLOATS = "quads", "words", "bytes", "bfloats"
+QUADS, WORDS, BYTES, TAPS, BFLOATS = "quads", "words", "bytes", "taps", "bfloats"
 #: LLVM's names by lanes, which are also those of the VEX forms
 _QUAD_NAMES = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
 _WORD_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
@@ -160,6 +164,39 @@ def _saturated(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return c + pairs.clip(-32768, 32767).sum(axis=-1)
 
 
+def _taps(lanes: int) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
+        a = T.match_buffer(x, (4, lanes), "uint8", offset_factor=1)
+        b = T.match_buffer(y, (lanes, 4), "int8", offset_factor=1)
+        c = T.match_buffer(z, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(c[0:lanes], a[0:4, 0:lanes], b[0:lanes, 0:4])
+            T.writes(c[0:lanes])
+            for i, k in T.grid(lanes, 4):
+                with T.sblock("dot"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    c[vi] = c[vi] + T.Cast("int32", a[vk, vi]) * T.Cast("int32", b[vi, vk])
+
+    return description
+
+
+def _taps_taken(name: str, description: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function that adds the products of four pixels, shuffled into one quad for each lane."""
+    sums, pixels, weights = (region.source for region in description.body.block.reads)
+    lanes = int(sums.shape[0])
+    stored = tirx.reinterpret(f"int8x{4 * lanes}", pixels.vload([0, 0], f"uint8x{4 * lanes}"))
+    order = [tirx.const(tap * lanes + lane, "int32") for lane in range(lanes) for tap in range(4)]
+    quads, index = tirx.Shuffle([stored], order), [tirx.Ramp(0, 1, lanes)]
+    values = weights.vload([0, 0], f"int8x{4 * lanes}")
+    return _stored(description, _call(f"int32x{lanes}", name, tirx.BufferLoad(sums, index), quads, values), index)
+
+
+def _of_taps(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Of pixels ``[4, lanes]`` and weights ``[lanes, 4]``."""
+    return c + (a.T.astype(c.dtype) * b.astype(c.dtype)).sum(axis=-1)
+
+
 def _bfloats(lanes: int) -> tirx.PrimFunc:
     return _products(lanes, 2, "bfloat16", "bfloat16", "float32")
 
@@ -192,7 +229,13 @@ def _implemented(step: _Step, description: tirx.PrimFunc) -> tirx.PrimFunc:
     lanes, taken = int(sums.shape[0]), int(activations.shape[0])
     word = tirx.reinterpret("int32", activations.vload([0], f"{activations.dtype}x{taken}"))
     index = [tirx.Ramp(0, 1, lanes)]
-    store = tirx.BufferStore(sums, step(tirx.BufferLoad(sums, index), tirx.Broadcast(word, lanes), weights), index)
+    return _stored(description, step(tirx.BufferLoad(sums, index), tirx.Broadcast(word, lanes), weights), index)
+
+
+def _stored(description: tirx.PrimFunc, sums: Any, index: Sequence[Any]) -> tirx.PrimFunc:
+    """The described function that has the new ``sums`` already."""
+    block = description.body.block
+    store = tirx.BufferStore(block.writes[0].source, sums, index)
     body = s_tir.SBlock([], block.reads, block.writes, "root", store)
     return description.with_body(s_tir.SBlockRealize([], True, body))
 
@@ -224,6 +267,10 @@ for _lanes in (4, 8, 16):
     )
 for _lanes in (8, 16):
     declare(
+        Intrinsic(
+            PREFIX + dot(TAPS, _lanes), _QUAD_TYPES, (_VNNI,), partial(_taps, _lanes),
+            partial(_taps_taken, _QUAD_NAMES[_lanes]), _of_taps, "vpdpbusd",
+        ),
         Intrinsic(
             PREFIX + dot(BYTES, _lanes), _QUAD_TYPES, (({8: "avx2", 16: "avx512bw"}[_lanes],),),
             partial(_bytes, _lanes), partial(_implemented, _byte_step(_lanes)), _saturated, "pmaddubsw",

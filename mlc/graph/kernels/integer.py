@@ -17,14 +17,14 @@ import numpy as np
 import tvm
 from tvm import te, tirx
 
-from mlc.graph.kernels.blocked import PANEL, depthwise_nchwc, pad_spatial
+from mlc.graph.kernels.blocked import PANEL, depthwise_nchwc, pad_spatial, windows
 from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
 from mlc.target import Target
-from schedules.intrin import dot
+from schedules.intrin import dot, select
 
 __all__ = [
-    "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "dot_form", "pack_conv",
-    "pack_dense", "packed_operand",
+    "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "depthwise_nchwc_taps", "dot_form",
+    "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
 ]
 
 #: what every sum's length is a multiple of: whole steps of any form
@@ -132,3 +132,41 @@ def depthwise_nchwc_integer(
     LLVM multiplies what fits 16 bits by ``pmaddwd``.
     """
     return depthwise_nchwc(data, weight, strides, pads, dilation, zero, "int32", "depthwise_nchwc_integer")
+
+
+def has_taps(target: Target, lanes: int) -> bool:
+    """Whether the target multiplies four pixels of each of ``lanes`` channels at once."""
+    return select(dot.dot(dot.TAPS, lanes), target.tvm) is not None
+
+
+def pack_taps(weight: np.ndarray, lanes: int) -> np.ndarray:
+    """``[C, 1, KH, KW]`` int8, ``C`` whole blocks of ``lanes``, as ``[C/c, 1, KH, KW/4, 1, c, 4]``, ``KW`` padded with
+    zeros to a multiple of 4."""
+    channels, _, height, width = weight.shape
+    weight = np.pad(weight[:, 0], ((0, 0), (0, 0), (0, -width % STEP)))
+    packed = weight.reshape(channels // lanes, lanes, height, -1, STEP).transpose(0, 2, 3, 1, 4)
+    return np.ascontiguousarray(packed[:, None, :, :, None])
+
+
+def depthwise_nchwc_taps(
+    data: te.Tensor, weight: te.Tensor, width: int, strides: Sequence[int], pads: Sequence[int], zero: int,
+) -> te.Tensor:
+    """Depthwise convolution of a window ``width`` pixels wide: uint8 ``[N, C/c, H, W, c]`` with a weight of
+    :func:`pack_taps` to int32 ``[N, C/c, OH, OW, c]``; ``zero`` fills the ``pads``. The image is padded further where
+    whole steps reach, for what weights of zero multiply."""
+    n, blocks, h, w, lanes = data.shape
+    kh, quads = weight.shape[2:4]
+    (sh, sw), (top, left, bottom, right) = strides, pads
+    rows, columns = windows(h + top + bottom, kh, sh, 1), windows(w + left + right, width, sw, 1)
+    reached = (int(columns) - 1) * sw + int(quads) * STEP
+    padded = pad_spatial(data, (top, left, bottom, max(right, reached - int(w) - left)), zero)
+    rb, rh, rw = (te.reduce_axis((0, extent), name=name) for extent, name in ((1, "rb"), (kh, "rh"), (quads, "rw")))
+    rq, re = te.reduce_axis((0, 1), name="rq"), te.reduce_axis((0, STEP), name="re")
+
+    def product(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
+        value = padded[ni, bi + rb, hi * sh + rh, wi * sw + rw * STEP + re, ci]
+        return te.sum(value.astype("int32") * weight[bi, rb, rh, rw, rq, ci, re].astype("int32"),
+                      axis=[rb, rh, rw, rq, re])
+
+    return te.compute((n, blocks, rows, columns, lanes), product, name="depthwise",
+                      attrs={"mlc.op": "depthwise_nchwc_taps"})

@@ -27,7 +27,16 @@ from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, replaced, shape_of
 from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, conv2d_nchwc
-from mlc.graph.kernels.integer import STEP, conv2d_nchwc_integer, depthwise_nchwc_integer, dot_form, pack_conv
+from mlc.graph.kernels.integer import (
+    STEP,
+    conv2d_nchwc_integer,
+    depthwise_nchwc_integer,
+    depthwise_nchwc_taps,
+    dot_form,
+    has_taps,
+    pack_conv,
+    pack_taps,
+)
 from mlc.graph.kernels.saturating import Split, conv2d_nchwc_bytes, has_bytes
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
 from mlc.graph.layout.convolutions import CONVOLUTIONS, convolution, is_depthwise, name_of, transposed_axes
@@ -217,6 +226,8 @@ class _Rewriter:
             array = out.cut(array, 0).reshape(-1, *array.shape[1:])  # lanes that pad lie where the layout has them
             if not integer:
                 return self._direct(DEPTHWISE, self._as(data, out), array, conv)
+            if (tapped := self._tapped(self._as(data, out), array, conv)) is not None:
+                return tapped
             packed = constant(DEPTHWISE.pack(array, conv))
             return self._bb.call_te(depthwise_nchwc_integer, self._as(data, out), packed, conv.strides, conv.pads,
                                     conv.dilation, 0, primfunc_name_hint=DEPTHWISE.name)
@@ -251,6 +262,16 @@ class _Rewriter:
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
                                 primfunc_name_hint=DIRECT.name)
+
+    def _tapped(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """A depthwise convolution of integers by dot products of the pixels of a row, where it has several."""
+        width, sizes = conv.kernel[1], shape_of(x)
+        fixed = all(isinstance(size, int) for size in sizes)
+        if not fixed or conv.dilation != (1, 1) or width < STEP - 1 or not has_taps(self._target, sizes[-1]):
+            return None
+        packed = constant(pack_taps(weight, sizes[-1]))
+        return self._bb.call_te(depthwise_nchwc_taps, x, packed, width, conv.strides, conv.pads, 0,
+                                primfunc_name_hint=DEPTHWISE.name)
 
     def _saturating(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """A pointwise convolution by bytes that are multiplied with saturation, where its weight allows no sum that

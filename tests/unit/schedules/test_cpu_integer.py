@@ -19,12 +19,15 @@ from mlc.graph.kernels.integer import (
     conv2d_nchwc_integer,
     dense_integer,
     depthwise_nchwc_integer,
+    depthwise_nchwc_taps,
     dot_form,
+    has_taps,
     pack_conv,
     pack_dense,
+    pack_taps,
 )
 from mlc.target import resolve
-from schedules.cpu.conv import CONV2D_INTEGER
+from schedules.cpu.conv import CONV2D_INTEGER, DEPTHWISE_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.gemm import GEMM_INTEGER
 from schedules.intrin.dot import QUADS, WORDS
@@ -421,4 +424,28 @@ def test_depthwise(name: str, stride: int, kernel: int, zero: int) -> None:
         out = tvm.runtime.tensor(np.zeros(expected.shape, "int32"))
         arrays = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in (blocked, packed)]
         tvm.compile(sch.mod, target=on, tir_pipeline=PIPELINE)["main"](*arrays, out)
+        np.testing.assert_array_equal(out.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("stride", "kernel", "zero"), [(1, (3, 3), 255), (2, (3, 3), 0), (1, (5, 5), 7), (1, (2, 4), 0)])
+def test_depthwise_by_dot_products(stride: int, kernel: tuple[int, int], zero: int) -> None:
+    name = "x86-64-v4 -mattr=+avx512vnni"
+    if not _runs(name):
+        pytest.skip(f"this machine has no {TARGETS[name][0]}")
+    on, rng = _target(name), np.random.default_rng(kernel[0])
+    assert has_taps(resolve(name), 16) and not has_taps(resolve("x86-64-v3"), 16)
+    pads = (kernel[0] // 2, kernel[1] // 2) * 2 if kernel[0] % 2 else (0, 0, 0, 0)
+    data, weight = _extreme(rng, (1, 32, 15, 17), "uint8"), _extreme(rng, (32, 1, *kernel), "int8")
+    packed, blocked = pack_taps(weight, 16), _blocked(data, 16)
+    x, w = te.placeholder(blocked.shape, "uint8", name="x"), te.placeholder(packed.shape, "int8", name="w")
+    func = te.create_prim_func([x, w, depthwise_nchwc_taps(x, w, kernel[1], (stride, stride), pads, zero)])
+    assert find(func, on) is DEPTHWISE_INTEGER
+    expected = _blocked(_convolved(data, weight, (stride, stride), pads, (1, 1), 32, zero), 16)
+    points = [schedule_with(DEPTHWISE_INTEGER, func, on, dict(found)) for found in DEPTHWISE_INTEGER.seeds(func, on)]
+    for sch in [*points[:1], *_points(DEPTHWISE_INTEGER, func, on, 2)]:
+        library = tvm.compile(sch.mod, target=on, tir_pipeline=PIPELINE)
+        assert "vpdpbusd" in library.mod.inspect_source("s")
+        out = tvm.runtime.tensor(np.zeros(expected.shape, "int32"))
+        library["main"](*map(tvm.runtime.tensor, (np.ascontiguousarray(blocked), packed)), out)
         np.testing.assert_array_equal(out.numpy(), expected)
