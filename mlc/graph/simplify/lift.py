@@ -1,10 +1,12 @@
-"""Convolutions and pooling over one axis run along the rows of an image of height one.
+"""Convolutions and pooling over one axis run along the rows of an image of height one, and what becomes of images stays
+images.
 
 =============================================  ======================================================
 before                                         after
 =============================================  ======================================================
 ``conv1d(x[N, C, W], K)``, pooling             ``reshape(conv2d(reshape(x, [N, C, 1, W]), K'))``
 ``conv2d(x[N, C, H, 1], K[.., k, 1])``         ``reshape(conv2d(reshape(x, [N, C, 1, H]), K'))``
+``mean(x[N, C, H, W], [2, 3])``                ``reshape(mean(x, [2, 3], keepdims))``
 =============================================  ======================================================
 
 Everything that is known about images then holds for them: blocked layouts, register tiles along the row. Reshapes are
@@ -95,7 +97,18 @@ def column(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return _flat(image, call, scope)
 
 
+def mean(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``mean(x[N, C, H, W], [2, 3]) --> reshape(mean(x, [2, 3], keepdims))``."""
+    attrs = call.attrs
+    if attrs.keepdims or attrs.axis is None or len(shape_of(call.args[0])) != 4:
+        return None
+    if sorted(int(axis) % 4 for axis in attrs.axis) != [2, 3]:
+        return None
+    return _flat(op.mean(call.args[0], [2, 3], keepdims=True), call, scope)
+
+
 RULES: Rules = {
+    "relax.mean": (mean,),
     "relax.nn.conv1d": (convolution,),
     "relax.nn.conv1d_transpose": (transposed,),
     "relax.nn.max_pool1d": (pooling,),
