@@ -2,7 +2,8 @@
 
 ``make bench-quantised``, or ``python -m tests.performance.quantised --models resnet50-qdq,bert_base-dynamic``. A model
 is the name of a network and how onnxruntime's own tools make it smaller: ``qdq`` calibrates and quantises each channel
-of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16. Calibration data are seeded. Results
+of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16, ``bf16`` that to bfloat16. Machines
+with 8-bit dot products publish a table of their own. Calibration data are seeded. Results
 are written after each model; those that are there already are skipped unless ``--again`` measures them anew. What was
 built stays in the folder and is timed again as it is: remove it after a change to mlc.
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 MODELS = (
     "resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic", "resnet50-f16",
-    "mobilenet_v2-f16", "squeezenet-f16", "bert_base-f16",
+    "mobilenet_v2-f16", "squeezenet-f16", "bert_base-f16", "resnet50-bf16", "mobilenet_v2-bf16", "bert_base-bf16",
 )
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 #: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
@@ -49,12 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = partial(measure, folder=args.output, rounds=args.rounds, target=args.target)
     for row in results.fill(args.models.split(","), one, args.again):
         print(markdown([row]), file=sys.stderr)
-    text = markdown(list(results.rows.values()))
+    text = markdown([results.rows[name] for name in sorted(results.rows, key=_place)])
     write_whole(args.output / "table.md", text)
     if args.publish:
-        publish("quantised", text)
+        publish(_section(args.target), text)
     print(text)
     return 0
+
+
+def _place(name: str) -> int:
+    return MODELS.index(name) if name in MODELS else len(MODELS)
+
+
+def _section(target: str) -> str:
+    """The table for machines like this one."""
+    from mlc.graph.kernels.integer import dot_form
+    from mlc.target import resolve
+
+    return "quantised-vnni" if dot_form(resolve(target)) == "quads" else "quantised"
 
 
 def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]:
@@ -83,7 +96,7 @@ def made(name: str, folder: Path) -> tuple[Path, Path]:
     if not plain.exists():
         onnx.save(_float32(network), plain)
     if not small.exists():
-        {"qdq": _static, "dynamic": _dynamic, "f16": _halved}[how](plain, small)
+        {"qdq": _static, "dynamic": _dynamic, "f16": _halved, "bf16": _bfloats}[how](plain, small)
     return small, plain
 
 
@@ -138,6 +151,35 @@ def _halved(plain: Path, small: Path) -> None:
 
     model = convert_float_to_float16(onnx.load(plain), keep_io_types=True)
     _sort(model.graph)
+    onnx.save(model, small)
+
+
+def _bfloats(plain: Path, small: Path) -> None:
+    """The model in float16, with bfloat16 in its place."""
+    import ml_dtypes
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    _halved(plain, small)
+    model = onnx.load(small)
+
+    def renewed(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == TensorProto.FLOAT16:
+            array = numpy_helper.to_array(tensor).astype(np.float32).astype(ml_dtypes.bfloat16)
+            raw = array.view(np.uint16).tobytes()
+            tensor.CopyFrom(TensorProto(name=tensor.name, dims=tensor.dims, data_type=TensorProto.BFLOAT16,
+                                        raw_data=raw))
+
+    for tensor in model.graph.initializer:
+        renewed(tensor)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.BFLOAT16
+            if attribute.HasField("t"):
+                renewed(attribute.t)
+    del model.graph.value_info[:]
     onnx.save(model, small)
 
 

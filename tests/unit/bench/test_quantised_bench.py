@@ -29,7 +29,7 @@ def test_ratios_are_those_of_the_faster_peer() -> None:
     assert "8 bits 1.20; 16 bits 0.80" in text
 
 
-@pytest.mark.parametrize("how", ["qdq", "dynamic", "f16"])
+@pytest.mark.parametrize("how", ["qdq", "dynamic", "f16", "bf16"])
 def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime's tools make them small, and they still compute what the float32 model does."""
     pytest.importorskip("onnxruntime")  # whose own kernels may saturate: they do not judge
@@ -43,7 +43,7 @@ def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(quantised, "_float32", lambda _network: model)
     small, plain = quantised.made(f"net-{how}", tmp_path)
     types = {tensor.data_type for tensor in onnx.load(small).graph.initializer if len(tensor.dims) == 2}
-    assert types == {TensorProto.FLOAT16 if how == "f16" else TensorProto.INT8}
+    assert types == {{"f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}.get(how, TensorProto.INT8)}
     feeds = random_inputs(onnx_inputs(str(plain)), seed=0)  # of those that were calibrated with
     got, want = (ReferenceEvaluator(onnx.load(path)).run(None, feeds)[0] for path in (small, plain))
     assert 0 < np.abs(got - want).max() < 0.05 * np.abs(want).max()

@@ -70,7 +70,8 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("section", [
-    "models", "models-avx2", "quantised", "unseen", "unseen-avx2", "tuner", "ablation", "written", "dynamic"])
+    "models", "models-avx2", "quantised", "quantised-vnni", "unseen", "unseen-avx2", "tuner", "ablation", "written",
+    "dynamic"])
 def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text(encoding="utf-8"))
@@ -78,7 +79,7 @@ def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Pa
     once = page.read_text(encoding="utf-8")
     assert f"<!-- {section}: begin -->\nA\n<!-- {section}: end -->" in once
     assert inserted(once, section, "B\n") == inserted(PAGE.read_text(encoding="utf-8"), section, "B\n")
-    assert once.count("begin -->") == 9
+    assert once.count("begin -->") == 10
     with pytest.raises(ValueError, match="substring not found"):
         inserted(once, "elsewhere", "B\n")
 
