@@ -26,7 +26,10 @@ __all__ = ["CPU_TARGETS", "CUDA_TARGET", "NEEDS", "function_of", "target_named"]
 CPU_TARGETS = ("x86-64-v3", "x86-64-v4")
 CUDA_TARGET = "cuda:sm_80"
 #: spaces for instructions that none of those has, with a CPU or a GPU that does
-NEEDS = {"cpu.conv2d_bfloat": "llvm -mcpu=znver4", "cpu.gemm_bfloat": "llvm -mcpu=znver4", "cuda.wgmma": "cuda:sm_90a"}
+NEEDS = {
+    **dict.fromkeys(("cpu.conv2d_bfloat", "cpu.depthwise_integer", "cpu.gemm_bfloat"), "llvm -mcpu=znver4"),
+    "cuda.wgmma": "cuda:sm_90a",
+}
 _THREADS = 2
 
 
@@ -53,6 +56,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.conv2d_bytes": _saturating_convolution(),
         "cpu.conv2d_integer": _integer_convolution(form),
         "cpu.conv2d_winograd_integer": _integer_transforms(),
+        "cpu.depthwise_integer": _integer_depthwise(),
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_integer": _integer_product(form),
@@ -92,6 +96,14 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
     weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
     sums = integer.conv2d_nchwc_integer(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero=128)
     return te.create_prim_func([data, weight, sums])
+
+
+def _integer_depthwise() -> tirx.PrimFunc:
+    """3x3 over a padded image of 32 channels."""
+    data = te.placeholder((1, 2, 14, 14, 16), "uint8", name="data")
+    weight = te.placeholder((2, 1, 3, 1, 1, 16, 4), "int8", name="weight")
+    return te.create_prim_func(
+        [data, weight, integer.depthwise_nchwc_taps(data, weight, 3, (1, 1), (1, 1, 1, 1), zero=128)])
 
 
 def _integer_transforms() -> tirx.PrimFunc:

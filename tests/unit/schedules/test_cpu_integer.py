@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from functools import partial
+from itertools import starmap
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,7 +31,8 @@ from mlc.target import resolve
 from schedules.cpu.conv import CONV2D_INTEGER, DEPTHWISE_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.gemm import GEMM_INTEGER
-from schedules.intrin.dot import QUADS, WORDS
+from schedules.intrin import select
+from schedules.intrin.dot import QUADS, TAPS, WORDS, dot
 from schedules.lowering import PIPELINE
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, first_seed, schedule_with
@@ -427,25 +429,30 @@ def test_depthwise(name: str, stride: int, kernel: int, zero: int) -> None:
         np.testing.assert_array_equal(out.numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    ("stride", "kernel", "zero"), [(1, (3, 3), 255), (2, (3, 3), 0), (1, (5, 5), 7), (1, (2, 4), 0)])
-def test_depthwise_by_dot_products(stride: int, kernel: tuple[int, int], zero: int) -> None:
-    name = "x86-64-v4 -mattr=+avx512vnni"
-    if not _runs(name):
-        pytest.skip(f"this machine has no {TARGETS[name][0]}")
-    on, rng = _target(name), np.random.default_rng(kernel[0])
-    assert has_taps(resolve(name), 16) and not has_taps(resolve("x86-64-v3"), 16)
+def _tapped(stride: int, kernel: tuple[int, int], zero: int) -> Case:
+    rng = np.random.default_rng(kernel[0])
     pads = (kernel[0] // 2, kernel[1] // 2) * 2 if kernel[0] % 2 else (0, 0, 0, 0)
     data, weight = _extreme(rng, (1, 32, 15, 17), "uint8"), _extreme(rng, (32, 1, *kernel), "int8")
-    packed, blocked = pack_taps(weight, 16), _blocked(data, 16)
+    packed, blocked = pack_taps(weight, 16), np.ascontiguousarray(_blocked(data, 16))
     x, w = te.placeholder(blocked.shape, "uint8", name="x"), te.placeholder(packed.shape, "int8", name="w")
     func = te.create_prim_func([x, w, depthwise_nchwc_taps(x, w, kernel[1], (stride, stride), pads, zero)])
-    assert find(func, on) is DEPTHWISE_INTEGER
     expected = _blocked(_convolved(data, weight, (stride, stride), pads, (1, 1), 32, zero), 16)
-    points = [schedule_with(DEPTHWISE_INTEGER, func, on, dict(found)) for found in DEPTHWISE_INTEGER.seeds(func, on)]
-    for sch in [*points[:1], *_points(DEPTHWISE_INTEGER, func, on, 2)]:
-        library = tvm.compile(sch.mod, target=on, tir_pipeline=PIPELINE)
-        assert "vpdpbusd" in library.mod.inspect_source("s")
-        out = tvm.runtime.tensor(np.zeros(expected.shape, "int32"))
-        library["main"](*map(tvm.runtime.tensor, (np.ascontiguousarray(blocked), packed)), out)
-        np.testing.assert_array_equal(out.numpy(), expected)
+    return Case(f"{kernel}/{stride}", lambda: func, lambda *_: expected, data=lambda: [blocked, packed])
+
+
+TAPPED = tuple(starmap(_tapped, [(1, (3, 3), 255), (2, (3, 3), 0), (1, (5, 5), 7), (1, (2, 4), 0)]))
+
+
+@pytest.mark.skipif(not X86 or select(dot(TAPS, 16), TARGET) is None, reason="this machine has no dot product of taps")
+class TestDepthwise(SpaceContract):
+    space = DEPTHWISE_INTEGER
+    cases = TAPPED
+
+
+def test_depthwise_windows_take_dot_products_where_there_are_some() -> None:
+    on = _target("x86-64-v4 -mattr=+avx512vnni")
+    assert has_taps(resolve("x86-64-v4 -mattr=+avx512vnni"), 16) and not has_taps(resolve("x86-64-v3"), 16)
+    for case in TAPPED:
+        assert find(case.func(), on) is DEPTHWISE_INTEGER
+        sch, _ = first_seed(DEPTHWISE_INTEGER, case.func(), on)
+        assert "vpdpbusd" in tvm.compile(sch.mod, target=on, tir_pipeline=PIPELINE).mod.inspect_source("s")
