@@ -104,11 +104,6 @@ class _Shape:
         return self.step is TAPPED
 
     @property
-    def pixel(self) -> int:
-        """Bytes of a pixel of the input, in one group's channels."""
-        return self.oc if self.apart else self.ic_blocks * self.ic * _WORD
-
-    @property
     def row(self) -> int:
         """Pixels of a row of the output as the block counts them."""
         return self.oh if self.line else self.ow
@@ -387,7 +382,7 @@ class _Cost:
         """Bytes of the input that ``rows`` rows of the output read, in one group's channels."""
         shape = self._shape
         height, width = (rows - 1) * shape.stride + shape.kh, (shape.ow - 1) * shape.stride + shape.kw
-        return height * width * shape.pixel
+        return height * width * (shape.oc if shape.apart else shape.ic_blocks * shape.ic * _WORD)
 
     def _tile(self, columns: int, chunk: _Chunk, rate: float) -> float:
         """Cycles of one register tile whose weights arrive at ``rate`` bytes a cycle."""
