@@ -56,7 +56,7 @@ def _largest(expr: relax.Expr, scope: Scope) -> float:
     name = str(call.op.name).removeprefix("relax.")
     if name in ("nn.conv2d", "matmul"):
         weight = shape_of(call.args[1])
-        return 255.0 * 128.0 * (np.prod(weight[1:], dtype=float) if name == "nn.conv2d" else float(weight[-2]))
+        return 255.0**2 * (np.prod(weight[1:], dtype=float) if name == "nn.conv2d" else float(weight[-2]))
     if name == "dequantize":
         affine, integers = affine_of(call), array_of(call.args[0])
         if affine is None or integers is None:
