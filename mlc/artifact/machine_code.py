@@ -48,13 +48,13 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
     with ThreadPoolExecutor(physical_cores(), "mlc-code") as pool:
         others = [pool.submit(_object, *each, target) for each in zip(parts[1:], objects, strict=True)]
         try:
-            first = [_library(part, target) for part in parts[:1]]
+            first = _library(parts[0], target) if parts else None
             for other in others:
                 other.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     try:
-        return vm_build._vmlink(builder, target.tvm, ext_libs=first), objects
+        return relax.VMExecutable(vm_build._ffi_api.VMLink(builder, target.tvm, first, [], {})), objects
     except Exception as error:
         raise _refused(target, error) from error
 
