@@ -22,10 +22,13 @@ from schedules.space import Decisions, Knob, Pick, Space
 
 __all__ = ["RECURRENT"]
 
-#: hand-overs of a parallel loop that sharing out a step must save. Measured on two cores: a megabyte of weights takes
-#: as long on both as on one, though half of the reading time is two hand-overs, since each core waits for the other's
-#: part of the state too; where the other core is busy, every step waits for that
-_HAND_OVERS = 4
+#: launches of a parallel loop that sharing out a step must save. Measured on two cores of Zen 4: a step takes two more,
+#: since each core waits for the other's part of the state too; a third, since where the other core is busy, every step
+#: waits for that
+_HAND_OVERS = 3
+#: part of a cache that weights may take and still be found there in the next step: a megabyte of them does not stay in
+#: a second level of one
+_ROOM = 0.75
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,8 @@ def _vectors(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, lanes: int) -> No
 def _step_seconds(shape: _Shape, machine: CpuMachine, cores: int) -> float:
     """A step's product on some cores: its arithmetic, or reading each core's weights from the cache that holds them."""
     held = shape.weight_bytes / cores
-    rate = machine.l1_rate if held <= machine.l1_bytes else machine.l2_rate if held <= machine.l2_bytes else \
-        machine.l3_rate
+    levels = ((machine.l1_bytes, machine.l1_rate), (machine.l2_bytes, machine.l2_rate))
+    rate = next((rate for size, rate in levels if held <= _ROOM * size), machine.l3_rate)
     return max(shape.products / cores / machine.macs_per_cycle(), held / rate) / machine.hz
 
 

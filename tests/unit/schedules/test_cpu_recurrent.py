@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from harness import Case, SpaceContract, pytest_generate_tests
 from tvm import tirx
@@ -14,7 +16,8 @@ from mlc.graph.ir.narrow import narrowed
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.lowering.recurrent import _shares
 from mlc.target import resolve
-from schedules.cpu.recurrent import RECURRENT
+from schedules.cpu.recurrent import _HAND_OVERS, RECURRENT, _saved, _Shape
+from schedules.machine import cpu_machine
 
 __all__ = ["TestRecurrent", "pytest_generate_tests"]
 
@@ -115,3 +118,13 @@ def test_every_other_step_begins_where_the_one_before_ended() -> None:
 def test_a_step_is_shared_out_in_whole_runs_of_panels() -> None:
     target = resolve("x86-64-v3", threads=2)
     assert [_shares(target, *sizes) for sizes in ((256, 1), (240, 1), (256, 2))] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("level", "shared"), [(1 << 19, 1), (1 << 20, 1), (1 << 21, 0)])
+def test_weights_stay_in_a_cache_that_has_room_beside_them(level: int, shared: int) -> None:
+    """A megabyte of them, on two cores: each step reads half of them from its own second level, or all from there."""
+    shape = _Shape(rows=1, panels=16, gates=4, width=16, depth=256, states=2, shared=False)
+    machine = replace(cpu_machine(resolve("x86-64-v4", threads=2).tvm), hz=4.2e9, l2_bytes=level, l2_rate=32.0,
+                      l3_rate=20.0)
+    assert shape.weight_bytes == 1 << 20
+    assert (_saved(shape, machine) > _HAND_OVERS * machine.launch_seconds) == shared
