@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from conftest import pytest_collection_modifyitems
 
 TESTS = Path(__file__).parent
 
@@ -18,3 +19,23 @@ def test_every_test_file_is_collected(request: pytest.FixtureRequest) -> None:
     ]
     assert hidden == []
     assert "build" in passed_over  # the name that once hid 56 tests: the list is really pytest's
+
+
+class _Item:
+    """As much of a collected test as the hook looks at."""
+
+    def __init__(self, function: str, every: int | None) -> None:
+        self.parent, self.name, self.originalname, self._every, self.slow = "file", function, function, every, False
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return None if self._every is None else getattr(pytest.mark, name)(self._every).mark
+
+    def add_marker(self, name: str) -> None:
+        self.slow = name == "slow"
+
+
+def test_of_a_sampled_functions_cases_every_so_many_is_not_slow() -> None:
+    items = [_Item("a", 3) if i % 2 else _Item("b", None) for i in range(16)]
+    pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert [item.slow for item in items if item.name == "a"] == [i % 3 > 0 for i in range(8)]
+    assert not any(item.slow for item in items if item.name == "b")

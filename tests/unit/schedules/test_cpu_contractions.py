@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tvm
+from contractions import NATIVE, TARGETS, check, random
 from harness import Case, SpaceContract, pytest_generate_tests
-from numpy.lib.stride_tricks import sliding_window_view
 from tvm import s_tir, te, tirx
 
-from mlc.graph.algorithms.winograd import conv2d_winograd, transform_weight
 from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
 from mlc.graph.kernels.transposed import axes, conv2d_transpose_nchwc, phase_weight
 from mlc.target import resolve
@@ -27,52 +26,6 @@ from schedules.space import Decisions, InvalidDecision, Space, schedule_with
 __all__ = ["pytest_generate_tests"]
 
 RNG = np.random.default_rng(3)
-#: one for each width of vectors: where ``native`` is an AVX2 machine it stands for ``x86-64-v3`` too
-TARGETS = {cpu_machine(target).lanes(): target
-           for target in (resolve(name).tvm for name in ("x86-64-v2", "x86-64-v3", "native"))}
-NATIVE = resolve("native").tvm
-
-
-def _random(tensor: te.Tensor) -> np.ndarray:
-    return RNG.standard_normal([int(d) for d in tensor.shape]).astype("float32")
-
-
-Arrays = Sequence[np.ndarray]
-
-
-def _run(sch: s_tir.Schedule, target: tvm.target.Target, arrays: Arrays, shape: tuple[int, ...]) -> np.ndarray:
-    out = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
-    tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE)["main"](*[tvm.runtime.tensor(a) for a in arrays], out)
-    return out.numpy()
-
-
-def _decisions(space: Space, func: tirx.PrimFunc, target: tvm.target.Target, count: int) -> list[Decisions]:
-    """The first seeds, and as many random points that the program accepts."""
-    chosen: list[Decisions] = [d for d, _ in zip(space.seeds(func, target), range(2), strict=False)]
-    knobs = space.knobs(func, target)
-    for _ in range(400):
-        if len(chosen) == 2 + count:
-            break
-        point = {k.name: int(RNG.choice(k.values)) for k in knobs}
-        tile = np.prod([point.get(n, 1) for n in ("ow", "oh", "oc", "m", "n", "ic", "k")])
-        try:
-            if tile <= 512:  # code size, hence build time
-                schedule_with(space, func, target, point)
-                chosen.append(point)
-        except InvalidDecision:
-            continue
-    assert len(chosen) >= 3
-    return chosen
-
-
-def _check(space: Space, func: tirx.PrimFunc, arrays: Arrays, expected: np.ndarray, count: int = 2) -> None:
-    for target in TARGETS.values():
-        assert space.matches(func, target)
-        for decisions in _decisions(space, func, target, count):
-            sch = schedule_with(space, func, target, decisions)
-            actual = _run(sch, target, arrays, expected.shape)
-            error = np.abs(actual - expected).max() / np.abs(expected).max()
-            assert error < 1e-5, (decisions, error)
 
 
 GEMMS = {
@@ -105,13 +58,13 @@ def test_gemm_with_epilogue(name: str) -> None:
     # the result of the product is read twice, as in a gated activation
     zero = tirx.const(0, "float32")
     e = te.compute(c.shape, lambda x, i, j: tirx.max(d[x, i, j], zero) + d[x, i, j] * residual[x, i, j], name="e")
-    arrays = [_random(t) for t in (a, b, bias, residual)]
+    arrays = [random(RNG, t) for t in (a, b, bias, residual)]
     left, right = arrays[0].astype("float64"), arrays[1].astype("float64")
     if kind == "packed":
         right = right.transpose(1, 0, 2).reshape(k, n)
     product = left @ right + arrays[2]
     expected = np.maximum(product, 0) + product * arrays[3]
-    _check(GEMM, te.create_prim_func([a, b, bias, residual, e]), arrays, expected)
+    check(GEMM, te.create_prim_func([a, b, bias, residual, e]), arrays, expected, RNG)
 
 
 PLAIN = {
@@ -142,11 +95,11 @@ def test_product_of_two_activations(name: str) -> None:
     c = te.compute((batch, m, n), product, name="c")
     bias = te.placeholder((n,), name="bias")
     d = te.compute(c.shape, lambda x, i, j: tirx.max(c[x, i, j] + bias[j], tirx.const(0, "float32")), name="d")
-    arrays = [_random(t) for t in (a, b, bias)]
+    arrays = [random(RNG, t) for t in (a, b, bias)]
     left, right = (array.astype("float64") for array in arrays[:2])
     left = left.swapaxes(1, 2) if "A" in transposed else left
     right = right.swapaxes(1, 2) if "B" in transposed else right
-    _check(GEMM, te.create_prim_func([a, b, bias, d]), arrays, np.maximum(left @ right + arrays[2], 0))
+    check(GEMM, te.create_prim_func([a, b, bias, d]), arrays, np.maximum(left @ right + arrays[2], 0), RNG)
 
 
 def test_products_that_a_copy_would_not_pay_for_are_left_to_others() -> None:
@@ -199,9 +152,9 @@ def test_parts_of_a_sum_that_have_no_common_length_are_refused() -> None:
 
 def test_gemm_without_epilogue() -> None:
     a, b = te.placeholder((20, 30), name="a"), te.placeholder((2, 30, 16), name="b")
-    arrays = [_random(a), _random(b)]
+    arrays = [random(RNG, a), random(RNG, b)]
     expected = arrays[0].astype("float64") @ arrays[1].astype("float64").transpose(1, 0, 2).reshape(30, 32)
-    _check(GEMM, te.create_prim_func([a, b, dense_packed(a, b)]), arrays, expected)
+    check(GEMM, te.create_prim_func([a, b, dense_packed(a, b)]), arrays, expected, RNG)
 
 
 CONVS = {
@@ -231,14 +184,14 @@ def test_conv2d_with_epilogue(name: str) -> None:
     bias = te.placeholder((1, ocb, 1, 1, 16), name="bias")
     zero = tirx.const(0, "float32")
     out = te.compute(conv.shape, lambda n, o, y, x, c: tirx.max(conv[n, o, y, x, c] + bias[0, o, 0, 0, c], zero))
-    arrays = [_random(t) for t in (data, weight, bias)]
+    arrays = [random(RNG, t) for t in (data, weight, bias)]
     plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(1, icb * ic, h, w).double()
     kernel = torch.tensor(arrays[1]).permute(0, 5, 1, 4, 2, 3).reshape(ocb * 16, icb // groups * ic, kh, kw).double()
     plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
     y = torch.nn.functional.conv2d(plain, kernel, stride=strides, dilation=dilation, groups=groups)
     y = (y + torch.tensor(arrays[2].reshape(1, ocb * 16, 1, 1))).clamp(min=0)
     expected = y.reshape(1, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
-    _check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, count=1)
+    check(CONV2D, te.create_prim_func([data, weight, bias, out]), arrays, expected, RNG, count=1)
 
 
 def _pointwise(n: int | tirx.Var, size: int) -> tirx.PrimFunc:
@@ -300,81 +253,6 @@ class _Lowered:
             self._texts.append(str(mod))
 
 
-WINOGRADS = {
-    # images, ic blocks, oc blocks, height, width, pads, m, dilation
-    "4x4 tiles": (1, 2, 4, 12, 16, (1, 1, 1, 1), 4, 1),
-    "4x4 tiles past the image": (2, 1, 2, 9, 7, (1, 1, 1, 1), 4, 1),
-    "2x2 tiles, uneven padding": (1, 3, 2, 8, 5, (1, 0, 2, 1), 2, 1),
-    "2x2 tiles, no padding": (1, 2, 6, 8, 10, (0, 0, 0, 0), 2, 1),
-    "dilated": (1, 2, 2, 13, 16, (2, 2, 2, 2), 4, 2),
-    "small images of a batch": (6, 16, 16, 7, 7, (1, 1, 1, 1), 4, 1),
-    "dilated images of a batch": (2, 1, 2, 9, 11, (3, 3, 3, 2), 2, 3),
-}
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", WINOGRADS)
-def test_winograd_with_epilogue(name: str, count: int) -> None:
-    torch = pytest.importorskip("torch")
-    n, icb, ocb, h, w, pads, m, dilation = WINOGRADS[name]
-    data = te.placeholder((n, icb, h, w, 16), name="data")
-    weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
-    conv = conv2d_winograd(data, weight, m, pads, (dilation, dilation))
-    bias, residual = te.placeholder((1, ocb, 1, 1, 16), name="bias"), te.placeholder(conv.shape, name="residual")
-    zero = tirx.const(0, "float32")
-    total = te.compute(
-        conv.shape, lambda n, o, y, x, c: conv[n, o, y, x, c] + bias[0, o, 0, 0, c] + residual[n, o, y, x, c]
-    )
-    out = te.compute(conv.shape, lambda *i: tirx.max(total(*i), zero))
-    kernel = RNG.standard_normal((ocb * 16, icb * 16, 3, 3)).astype("float32")
-    arrays = [_random(data), transform_weight(kernel, m), _random(bias), _random(residual)]
-    plain = torch.tensor(arrays[0]).permute(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w).double()
-    plain = torch.nn.functional.pad(plain, (pads[1], pads[3], pads[0], pads[2]))
-    y = torch.nn.functional.conv2d(plain, torch.tensor(kernel).double(), dilation=dilation)
-    y = y.reshape(n, ocb, 16, *y.shape[2:]).permute(0, 1, 3, 4, 2).numpy()
-    expected = np.maximum(y + arrays[2] + arrays[3], 0)
-    _check(WINOGRAD, te.create_prim_func([data, weight, bias, residual, out]), arrays, expected, count)
-
-
-@pytest.mark.parametrize("channels", [64, 128])
-def test_points_of_a_winograd_tile_lie_in_different_cache_sets(channels: int) -> None:
-    blocks = channels // 16
-    data = te.placeholder((1, blocks, 32, 32, 16), name="data")
-    weight = te.placeholder((36 * blocks, channels, 16), name="weight")
-    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 4, (1, 1, 1, 1))])
-    target = NATIVE
-    for decisions in WINOGRAD.seeds(func, target):
-        sch = schedule_with(WINOGRAD, func, target, decisions)
-        lowered = tvm.transform.Sequential([
-            s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-            s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.CompactBufferAllocation(),
-        ])(sch.mod)
-        (found,) = re.findall(r" points = .*strides=\((.*?)\)", lowered.script())
-        stride = int(found.split(",")[1])
-        assert stride // 16 % 2 and stride % 16 == 0, "a vector is aligned, and two points are not a power of two apart"
-
-
-def test_weights_beyond_the_first_cache_are_used_often_and_read_in_few_streams() -> None:
-    """160 -> 224 channels at 8x8: two tiles and seven output blocks would multiply least, and wait for weights."""
-    data = te.placeholder((1, 10, 8, 8, 16), name="data")
-    weight = te.placeholder((16 * 14, 160, 16), name="weight")
-    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 2, (1, 1, 1, 1))])
-    first = next(WINOGRAD.seeds(func, resolve("x86-64-v4", threads=2).tvm))
-    assert first["t"] >= 4 and first["oc"] <= 4
-
-
-def test_small_images_of_a_batch_share_a_block() -> None:
-    """Eight images of 7x7 read 38 MB of weights once, not eight times."""
-    data = te.placeholder((8, 32, 7, 7, 16), name="data")
-    weight = te.placeholder((36 * 32, 512, 16), name="weight")
-    func = te.create_prim_func([data, weight, conv2d_winograd(data, weight, 4, (1, 1, 1, 1))])
-    target = resolve("x86-64-v4", threads=2).tvm
-    assert next(WINOGRAD.seeds(func, target))["images"] == 8
-    with pytest.raises(InvalidDecision, match="hold them whole"):
-        schedule_with(WINOGRAD, func, target, {**next(WINOGRAD.seeds(func, target)), "rows": 1})
-
-
 TRANSPOSED = {
     # height, width, kernel, strides, pads, output padding, groups
     "doubled": (7, 9, (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 1),
@@ -420,8 +298,9 @@ def test_transposed_convolution(name: str) -> None:
     out = te.compute(conv.shape, lambda n, o, y, x, c: tirx.max(conv[n, o, y, x, c] + bias[0, o, 0, 0, c], zero))
     wanted = full[:, :, pads[0] :, pads[1] :][:, :, : int(out.shape[2]), : int(out.shape[3])]
     blocked = [a.reshape(1, -1, 16, *a.shape[2:]).transpose(0, 1, 3, 4, 2) for a in (image, wanted)]
-    arrays = [np.ascontiguousarray(a, "float32") for a in (blocked[0], packed)] + [_random(bias)]
-    _check(CONV2D, te.create_prim_func([data, panels, bias, out]), arrays, np.maximum(blocked[1] + arrays[2], 0), 1)
+    arrays = [np.ascontiguousarray(a, "float32") for a in (blocked[0], packed)] + [random(RNG, bias)]
+    expected = np.maximum(blocked[1] + arrays[2], 0)
+    check(CONV2D, te.create_prim_func([data, panels, bias, out]), arrays, expected, RNG, count=1)
 
 
 def _dense_function() -> tirx.PrimFunc:
@@ -479,28 +358,3 @@ def _product_case(name: str) -> Case:
 class TestGemm(SpaceContract):
     space = GEMM
     cases = tuple(map(_product_case, [name for name in GEMMS if name != "batched, odd depth"]))  # too small for threads
-
-
-def _winograd_case(name: str) -> Case:
-    n, icb, ocb, h, w, (top, left, bottom, right), m, d = WINOGRADS[name]
-    kernel = np.random.default_rng(h).standard_normal((ocb * 16, icb * 16, 3, 3)).astype("float32")
-    image = np.random.default_rng(w).standard_normal((n, icb, h, w, 16)).astype("float32")
-
-    def build() -> list[te.Tensor]:
-        data = te.placeholder(image.shape, name="data")
-        weight = te.placeholder(((m + 2) ** 2 * ocb, icb * 16, 16), name="weight")
-        return [data, weight, conv2d_winograd(data, weight, m, (top, left, bottom, right), (d, d))]
-
-    def reference(data: np.ndarray, _weight: np.ndarray) -> np.ndarray:
-        plain = data.transpose(0, 1, 4, 2, 3).reshape(n, icb * 16, h, w)
-        padded = np.pad(plain, ((0, 0), (0, 0), (top, bottom), (left, right)))
-        windows = sliding_window_view(padded, (2 * d + 1, 2 * d + 1), (2, 3))[..., ::d, ::d]
-        sums = np.tensordot(windows, kernel.astype("float64"), ([1, 4, 5], [1, 2, 3]))
-        return sums.reshape(*sums.shape[:3], ocb, 16).transpose(0, 3, 1, 2, 4)
-
-    return Case(name, build, reference, data=lambda: [image, transform_weight(kernel, m)])
-
-
-class TestWinograd(SpaceContract):
-    space = WINOGRAD
-    cases = tuple(map(_winograd_case, list(WINOGRADS)[:5]))
