@@ -6,7 +6,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from conftest import pytest_collection_modifyitems
 
 TESTS = Path(__file__).parent
 
@@ -34,8 +33,11 @@ class _Item:
         self.slow = name == "slow"
 
 
-def test_of_a_sampled_functions_cases_every_so_many_is_not_slow() -> None:
+def test_of_a_sampled_functions_cases_every_so_many_is_not_slow(request: pytest.FixtureRequest) -> None:
+    # by its path: `import conftest` finds whichever conftest.py was collected last
+    options = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    assert options is not None
     items = [_Item("a", 3) if i % 2 else _Item("b", None) for i in range(16)]
-    pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    options.pytest_collection_modifyitems(items)
     assert [item.slow for item in items if item.name == "a"] == [i % 3 > 0 for i in range(8)]
     assert not any(item.slow for item in items if item.name == "b")
