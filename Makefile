@@ -23,7 +23,7 @@ SAMPLES ?= tuning_logs/samples/$(SAMPLED).db
 SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint bench samples cost-model shipped-logs
+.PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
 .PHONY: bench-dynamic bench-quantised bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
 .PHONY: test-gpu clean
@@ -33,6 +33,7 @@ help:
 	@echo "make demo           tune SqueezeNet for this CPU for $(DEMO_SECONDS) s and compare it with onnxruntime and OpenVINO"
 	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each"
 	@echo "make test-all       the slow tests too"
+	@echo "make test-machines  doctor, demo and make test's tests on eleven CPUs that this one can play (hours; goes on where it stopped)"
 	@echo "make damage         thousands of damaged and crafted files: none may crash, hang, or give a wrong number (hours)"
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
@@ -81,6 +82,9 @@ test: lint
 test-all: lint
 	@$(PYTEST) $(BESIDE) -m "not alone"
 	@$(PYTEST) -m "alone"
+
+test-machines: $(STAMP)
+	@$(BIN)/python -m tests.machines
 
 damage: $(STAMP)
 	@$(BIN)/python -m tests.damage.artifacts --count 1000

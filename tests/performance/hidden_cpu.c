@@ -24,7 +24,7 @@ static void answer(int signal_number, siginfo_t *info, void *context)
     unsigned leaf = (unsigned)regs[REG_RAX], subleaf = (unsigned)regs[REG_RCX], value[4];
     __cpuid_count(leaf, subleaf, value[0], value[1], value[2], value[3]);
     for (int i = 0; i < count; i++)
-        if (hidden[i].leaf == leaf && (hidden[i].subleaf == subleaf || leaf < 7))
+        if (hidden[i].leaf == leaf && (hidden[i].subleaf == subleaf || leaf != 7))
             value[hidden[i].reg - 'a'] &= ~hidden[i].mask;
     regs[REG_RAX] = value[0];
     regs[REG_RBX] = value[1];

@@ -6,7 +6,8 @@ A virtual machine may hide AVX-512 of a CPU that has it. mlc reads the features 
 can stand; its peers ask the CPUID instruction, which nothing in user space can change. So the peers' packages are
 copied into ``build/hidden-cpu/``, each CPUID instruction of their libraries is replaced by UD0, an illegal instruction
 of the same two bytes, and a preloaded library answers it with the bits cleared (``hidden_cpu.c``). Nothing else of
-their code changes, and CPUID is asked when they are loaded: their kernels run at full speed.
+their code changes, and CPUID is asked when they are loaded: their kernels run at full speed. LLVM asks CPUID for the
+CPU's name: to hide that, TVM is copied too.
 
 Needs x86, ``cc`` and ``objdump``. The command's exit code is returned.
 """
@@ -34,6 +35,8 @@ CPUID, UD0 = b"\x0f\xa2", b"\x0f\xff"
 #: where CPUID tells a feature, by its name in /proc/cpuinfo: leaf, subleaf, register, bit (Intel's manual, volume 2A,
 #: table 3-17)
 FEATURES = {
+    "abm": (0x80000001, 0, "c", 5), "bmi1": (7, 0, "b", 3), "bmi2": (7, 0, "b", 8),
+    "vaes": (7, 0, "c", 9), "vpclmulqdq": (7, 0, "c", 10),
     "fma": (1, 0, "c", 12), "f16c": (1, 0, "c", 29), "avx": (1, 0, "c", 28), "avx2": (7, 0, "b", 5),
     "avx512f": (7, 0, "b", 16), "avx512dq": (7, 0, "b", 17), "avx512ifma": (7, 0, "b", 21), "avx512cd": (7, 0, "b", 28),
     "avx512bw": (7, 0, "b", 30), "avx512vl": (7, 0, "b", 31), "avx512vbmi": (7, 0, "c", 1),
@@ -41,11 +44,14 @@ FEATURES = {
     "avx512_vpopcntdq": (7, 0, "c", 14), "avx512_vp2intersect": (7, 0, "d", 8), "amx_bf16": (7, 0, "d", 22),
     "avx512_fp16": (7, 0, "d", 23), "amx_tile": (7, 0, "d", 24), "amx_int8": (7, 0, "d", 25),
     "avx_vnni": (7, 1, "a", 4), "avx512_bf16": (7, 1, "a", 5),
+    # the family, base and extended: with none of its bits the CPU has no name
+    **{f"family_{bit}": (1, 0, "a", bit) for bit in (*range(8, 12), *range(20, 28))},
 }
 #: names for what machines hide together
 GROUPS = {
     "avx512": [name for name in FEATURES if name.startswith(("avx512", "amx"))],
     "vnni": ["avx512_vnni", "avx_vnni", "avx512_bf16", *(name for name in FEATURES if name.startswith("amx"))],
+    "name": [name for name in FEATURES if name.startswith("family_")],
 }
 
 
@@ -61,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = expand(args.hide.split(","))
     except ValueError as error:
         parser.error(str(error))
-    site = args.folder / "site"
-    for peer in PEERS:
-        copy_package(peer, site)
+    for package in PEERS:
+        copy_package(package, args.folder / "site")
+    if set(GROUPS["name"]) & set(names):
+        copy_package("tvm", args.folder / "site")
     return subprocess.run(args.command, env={**os.environ, **environment(names, args.folder)}, check=False).returncode
 
 
