@@ -14,7 +14,7 @@ from tvm import tirx
 
 from cost_model.features import describe
 from cost_model.machine import BFLOAT_RATE, Machine, machine
-from cost_model.nests import Nest, read_function
+from cost_model.nests import Buffer, Function, Nest, read_function
 from schedules.machine import GpuMachine
 
 __all__ = ["Roofline", "analyse", "estimate", "prior"]
@@ -22,7 +22,7 @@ __all__ = ["Roofline", "analyse", "estimate", "prior"]
 
 @dataclass(frozen=True)
 class Roofline:
-    """``flops`` are operations of one call, ``bytes`` what must be read and written at least once."""
+    """``flops`` are operations of one call, ``bytes`` of the arguments what it reads and writes at least once."""
 
     flops: float
     bytes: float
@@ -48,12 +48,25 @@ def analyse(
     on = machine(target)
     function = read_function(func)
     flops = sum(nest.flops for nest in function.nests)
-    touched = sum(buffer.bytes for buffer in function.arguments)
+    touched = _touched(function)
     nearest = max((level.size for level in on.levels), default=0.0)
     rate = on.bandwidth if touched > nearest else max(on.bandwidth, on.cores * on.levels[-2].refill)
     cold = _bytes(func, constants) if constant_bytes > nearest and isinstance(func, tirx.PrimFunc) else 0
     compute = sum(nest.flops / _peak(nest, on) for nest in function.nests)
     return Roofline(flops, touched, compute, max(touched / rate, min(cold, touched) / on.bandwidth))
+
+
+def _touched(function: Function) -> float:
+    """Bytes of the arguments that are read and written: of a table only the rows that are gathered. What an opaque
+    statement reads cannot be seen; then all of it counts."""
+    positions: dict[Buffer, float] = {}
+    for nest in function.nests:
+        for access in nest.accesses:
+            distinct = math.prod(access.elements(range(len(nest.loops)), nest.extents))
+            positions[access.buffer] = positions.get(access.buffer, 0.0) + min(distinct, nest.iterations)
+    opaque = any(nest.opaque for nest in function.nests)
+    return sum(buffer.bytes if opaque else min(buffer.bytes, buffer.element * positions.get(buffer, math.inf))
+               for buffer in function.arguments)
 
 
 def _peak(nest: Nest, on: Machine) -> float:

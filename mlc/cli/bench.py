@@ -54,7 +54,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
     parser.add_argument("--tasks", action="store_true",
-                        help="no other engine: what each of the model's functions takes in it, and of the roofline")
+                        help="no other engine: what each of the model's functions takes in it, and of the roofline "
+                             "(at the usual sizes)")
 
 
 def _execute(args: argparse.Namespace) -> Outcome:
@@ -81,11 +82,15 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
-    """Each function timed where it runs, between the others: inputs are as warm and weights as cold as they are."""
+    """Each function timed where it runs, between the others: inputs are as warm and weights as cold as they are.
+
+    What functions compute is known for the usual sizes; at others neither operations nor rooflines are given.
+    """
     from statistics import median
 
     from mlc import api
     from mlc.networks.inputs import random_inputs
+    from mlc.shapes import usual
 
     if args.against or args.onnx:
         raise UsageError("--tasks looks at mlc alone; leave --against and --onnx out")
@@ -98,9 +103,11 @@ def _tasks(args: argparse.Namespace, model: ModelArgument) -> Outcome:
     inputs = list(random_inputs(exe.inputs, sizes=sizes).values())  # by position: names may be those of options
     seconds = exe.profile(*inputs, repeats=args.rounds)
     whole = median(exe.time(*inputs, repeats=4 * args.rounds, warmup=4))
+    as_usual = all(usual(spec.shape, sizes) == usual(spec.shape) for spec in exe.inputs)
     rows = [
-        {"task": f["name"], "calls": f["calls"], "seconds": seconds[f["symbol"]] / f["calls"], "flops": f["flops"],
-         "roofline_seconds": f["roofline_seconds"], "space": f["space"], "source": f["source"],
+        {"task": f["name"], "calls": f["calls"], "seconds": seconds[f["symbol"]] / f["calls"],
+         "flops": f["flops"] if as_usual else 0.0, "roofline_seconds": f["roofline_seconds"] if as_usual else 0.0,
+         "space": f["space"], "source": f["source"],
          "decisions": f["decisions"], "key": f["key"], "nodes": f.get("origins", [])}
         for f in exe.metadata["functions"]
     ]

@@ -54,6 +54,17 @@ def test_run_takes_sizes_and_files(artifact, tmp_path, capsys):
     assert shapes("--input", f"x={tmp_path / 'x.npy'}") == [[3, 6], [3, 16]]
 
 
+def test_rooflines_are_of_the_usual_sizes(artifact, capsys):
+    def known(*words):
+        capsys.readouterr()
+        assert main(["bench", str(artifact), "--tasks", "--rounds", "2", "--json", *words]) == 0
+        rows = json.loads(capsys.readouterr().out)["tasks"]
+        return all(row["roofline_seconds"] and row["flops"] for row in rows), any(row["flops"] for row in rows)
+
+    assert known() == known("--size", "rows=4") == (True, True)
+    assert known("--size", "rows=9") == (False, False)
+
+
 def test_an_input_out_of_range_is_one_line_and_exit_code_1(artifact, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((10, 6), np.float32))
     line = refused(capsys, 1, "run", artifact, "--input", f"x={tmp_path / 'x.npy'}")

@@ -50,6 +50,14 @@ def test_the_bound_counts_work_and_compulsory_bytes() -> None:
     assert estimate(large, TARGET) == pytest.approx(2 * 4 * 64 * (1 << 20) / machine(TARGET).bandwidth)
 
 
+def test_of_a_table_the_rows_that_are_read_count() -> None:
+    table, rows = te.placeholder((30000, 64), name="table"), te.placeholder((7,), "int64", name="rows")
+    func = te.create_prim_func([table, rows, te.compute((7, 64), lambda i, j: table[rows[i], j] + 1.0, name="out")])
+    assert 2 * 4 * 7 * 64 <= analyse(func, TARGET).bytes <= 2 * 4 * 7 * 64 + 8 * 7  # numbers of rows may count
+    part = te.create_prim_func([table, te.compute((100, 16), lambda i, j: table[i * 2, j] + 1.0, name="out")])
+    assert analyse(part, TARGET).bytes == 2 * 4 * 100 * 16
+
+
 def test_the_bound_is_the_same_before_and_after_scheduling() -> None:
     assert analyse(FUNC, TARGET).bytes == analyse(CANDIDATES[0], TARGET).bytes
     assert analyse(FUNC, TARGET).flops == analyse(CANDIDATES[0], TARGET).flops
