@@ -383,8 +383,8 @@ def check_machine(metadata: dict[str, Any]) -> None:
     if lacking:
         what = f"a {lacking[0]} CPU" if lacking[0] == metadata["machine"] else f"the instructions {', '.join(lacking)}"
         raise ArtifactError(f"the module was built for {metadata['target']} and needs {what}, which this "
-                            f"{platform.machine()} CPU does not have; compile the model on it, or for an older level "
-                            "such as --target x86-64-v3")
+                            f"{platform.machine()} CPU does not have; compile the model on it, or for an older CPU "
+                            "(`mlc targets` lists them)")
     built, here = metadata["versions"]["tvm"], runtime.version()
     if built != here:
         raise ArtifactError(f"the module was built with TVM {built}, but TVM {here} is installed; compile the model "

@@ -91,4 +91,7 @@ def test_schemas(golden: Golden, folder: Path, monkeypatch: pytest.MonkeyPatch, 
         code = main([*line.split(), "--json"])
         printed = capsys.readouterr()
         assert code == (1 if name == "error" else 0), f"{line}: {printed.err}"
-        golden(f"schemas/{name}.json", json.dumps(_schema(json.loads(printed.out)), indent=1))
+        document = json.loads(printed.out)
+        if name == "targets":
+            document["targets"][0]["attrs"].pop("mattr", None)  # of a CPU that hides features
+        golden(f"schemas/{name}.json", json.dumps(_schema(document), indent=1))

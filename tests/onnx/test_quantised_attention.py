@@ -7,7 +7,6 @@ is compiled must agree with onnx's reference evaluator in every bit.
 from __future__ import annotations
 
 import itertools
-import platform
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,11 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import mlc
-from mlc.artifact.features import missing_features, required_features
-from mlc.target import resolve
+from mlc.testing.targets import runs
 
 #: this machine's instructions, and those of AVX2
 TARGETS = ["native", pytest.param("x86-64-v3", marks=pytest.mark.skipif(
-    platform.machine() != "x86_64" or bool(missing_features("x86_64", required_features(resolve("x86-64-v3").tvm))),
-    reason="this machine lacks AVX2"))]
+    not runs("x86-64-v3"), reason="this machine lacks AVX2"))]
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 
 

@@ -124,7 +124,8 @@ def _compare(model: onnx.ModelProto, tolerance: float) -> int:
 @pytest.mark.parametrize("build", [_residual, _dense_block, _shuffle_unit, _inception, _squeeze_excite])
 def test_blocks(build: Callable[[], tuple[onnx.ModelProto, int]]) -> None:
     model, kernels = build()
-    assert _compare(model, 1e-4) == kernels
+    # where vectors are short Winograd's algorithm pays sooner, and what comes before it stays a kernel of its own
+    assert _compare(model, 1e-4) in (kernels, kernels + 1)
 
 
 #: where vectors are short, one conversion of layouts less pays in SqueezeNet
