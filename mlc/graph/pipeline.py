@@ -59,6 +59,7 @@ SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.FoldPadding,
     simplify.LiftToImages,
     simplify.SliceVolumes,
+    simplify.MovePointwise,
     simplify.SinkMovement,
     simplify.SinkShuffles,
 )

@@ -16,6 +16,7 @@ from mlc.graph.simplify.lift import LiftToImages
 from mlc.graph.simplify.movement import MergeMovement
 from mlc.graph.simplify.padding import FoldPadding
 from mlc.graph.simplify.pieces import JoinPieces
+from mlc.graph.simplify.pointwise import MovePointwise
 from mlc.graph.simplify.reductions import MergeReductions
 from mlc.graph.simplify.shuffles import SinkShuffles
 from mlc.graph.simplify.sinking import SinkMovement
@@ -27,7 +28,7 @@ from mlc.graph.simplify.volumes import SliceVolumes
 __all__ = [
     "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FewQueries", "FoldAffine",
     "FoldConstants",
-    "FoldPadding", "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "RecogniseGelu",
+    "FoldPadding", "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "MovePointwise", "RecogniseGelu",
     "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
     "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
+from mlc.graph.kernels.resize import is_exact
 from mlc.operators import OPERATORS, relax_where
 
 __all__ = ["DropIdentities"]
@@ -70,6 +71,12 @@ def first_power(call: relax.Call, scope: Scope) -> relax.Expr | None:
 def no_pad(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``pad(x, 0) --> x``."""
     return call.args[0] if not any(int(p) for p in call.attrs.pad_width) else None
+
+
+def same_size(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``resize2d(x, size of x) --> x``."""
+    whole = call.attrs.coordinate_transformation_mode != "tf_half_pixel_for_nn"  # from half a pixel further on
+    return _same_type(call, call.args[0]) if whole and is_exact(call) else None
 
 
 def empty_parts(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -180,6 +187,7 @@ RULES: Rules = {
     "relax.permute_dims": (same_order,),
     "relax.nn.pad": (no_pad,),
     "relax.concat": (empty_parts,),
+    "relax.image.resize2d": (same_size,),
 }
 
 DropIdentities = rewrite_pass("DropIdentities", RULES)
