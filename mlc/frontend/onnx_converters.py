@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend import onnx_elementwise as elementwise
+from mlc.frontend.onnx_einsum import as_product
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
@@ -148,14 +149,17 @@ def _truths(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], operator: str
 
 
 def _einsum(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """Sums of 16-bit floating-point numbers in float32, as of all operators."""
+    """A matrix product where it is one (:mod:`mlc.frontend.onnx_einsum`), which all that is known of products holds
+    for. Sums of 16-bit floating-point numbers in float32, as of all operators."""
     from tvm import relax
 
-    dtype, emit = dtype_of(inputs[0]), emitter(bb)
+    dtype, emit, equation = dtype_of(inputs[0]), emitter(bb), text(attrs, "equation", "")
+    if (product := as_product(bb, inputs, equation)) is not None:
+        return product
     if dtype not in ("float16", "bfloat16"):
         return None
     wide = bb.normalize(relax.Tuple([emit("astype", x, "float32") for x in inputs]))
-    return emit("astype", emit("einsum", wide, text(attrs, "equation", "")), dtype)
+    return emit("astype", emit("einsum", wide, equation), dtype)
 
 
 def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
