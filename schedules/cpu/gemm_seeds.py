@@ -28,7 +28,8 @@ _SHORTEST_SUM = 128
 _MAX_ROWS = 16
 #: Part of a load's time that arithmetic does not hide: of a vector of B, which streams from the second cache, by the
 #: number of registers (measured with tiles of 2 to 6 rows on AVX2, of 6 to 12 on AVX-512), and of a broadcast value of
-#: A, which the first one holds. And the time of a tile that leaves no register to spare.
+#: A, which the first one holds. And the time of a tile that leaves no register to spare, or one of 32: LLVM then keeps
+#: the sums of 4 x 6 in registers or, beside another loop or epilogue, in memory (measured: 1.00 or 1.3 of 6 x 4).
 _STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.03
@@ -157,7 +158,8 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     cost *= -(-shape.n // n) * n / shape.n * vectors * lanes / n * (_RAGGED if left else 1.0)
     if not (shape.transposed[0] or _apart(shape, machine, m)):
         cost *= _SHARED_SET
-    if m > 1 and (m * chains + 1) * vectors + 1 >= machine.vector_registers:
+    spare = machine.vector_registers - (m * chains + 1) * vectors - 1
+    if m > 1 and spare < (2 if machine.vector_registers >= 32 else 1):
         cost *= _CROWDED
     if m > 1 and 2 * n <= shape.packed:
         cost *= _PART_OF_LINE
