@@ -47,10 +47,10 @@ def as_product(bb: Any, inputs: Sequence[Any], equation: str) -> Any:
         return moved if all(len(kind) == 1 for kind in kinds) else emit("reshape", moved, shape)
 
     product = emit("matmul", arranged(inputs[0], left, rows, summed), arranged(inputs[1], right, summed, columns))
-    labels = [*batch, *rows, *columns]
+    made = [*batch, *rows, *columns]
     if not len(rows) == len(columns) == 1:
-        product = emit("reshape", product, [sizes[label] for label in labels])
-    order = [labels.index(label) for label in out]
+        product = emit("reshape", product, [sizes[label] for label in made])
+    order = [made.index(label) for label in out]
     return product if order == sorted(order) else emit("permute_dims", product, order)
 
 
@@ -68,7 +68,7 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str] | None
     if len(counts) > 1 or any(many != 0 for many, labels in zip(hidden, operands, strict=True) if "..." not in labels):
         return None
     unnamed = _UNNAMED[: next(iter(counts), 0)]
-    *operands, out = (labels.replace("...", unnamed) for labels in [*operands, out])
-    if any(len(set(labels)) != len(labels) for labels in [*operands, out]):
+    *whole, result = (labels.replace("...", unnamed) for labels in [*operands, out])
+    if any(len(set(labels)) != len(labels) for labels in [*whole, result]):
         return None
-    return operands, out
+    return whole, result

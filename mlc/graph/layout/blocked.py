@@ -52,6 +52,7 @@ from mlc.graph.layout.regions import (
     constant_bytes,
     moves_batch,
     pads_space,
+    rows_of,
 )
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
@@ -158,10 +159,22 @@ class _Rewriter:
 
     def _bind(self, binding: relax.VarBinding, choice: Choice) -> _Value:
         value = binding.value
+        if (rows := rows_of(value)) is not None and [choice.layout, *choice.reads.values()].count(rows.layout):
+            return self._in_place(binding, rows.layout, choice)
         if choice.layout is not None:
             made = self._rules[name_of(value)](value, choice.layout, choice)
             return _Value(blocked={choice.layout: self._bb.emit(made, name_hint=binding.var.name)})
         return _Value(plain=self._bb.emit(self._substitute(value), name_hint=binding.var.name))
+
+    def _in_place(self, binding: relax.VarBinding, layout: ChannelBlocks, choice: Choice) -> _Value:
+        """An image of rows of channels, or they of an image, without a copy."""
+        source, (n, *sizes) = binding.value.args[0], shape_of(binding.var)
+        if choice.layout is None:
+            rows = relax.op.reshape(self._as(source, layout), (n, *sizes))
+            return _Value(plain=self._bb.emit(rows, name_hint=binding.var.name))
+        channels, height, width = sizes
+        image = relax.op.reshape(self._plain(source), (n, 1, height, width, channels))
+        return _Value(blocked={layout: self._bb.emit(image, name_hint=binding.var.name)})
 
     # -- values and their layouts
 

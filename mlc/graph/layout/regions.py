@@ -1,7 +1,9 @@
 """The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
 
 :func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
-spread along operators that keep the channels; a convolution may read one blocking and write another. Prices are
+spread along operators that keep the channels; a convolution may read one blocking and write another. One block of all
+channels is what lies in rows of channels, a pixel each, as layers around attention have them: no copy is needed from
+there nor back, and what treats each channel by itself is as fast. Prices are
 analytic: arithmetic on whole blocks, so that padding lanes cost what they cost, and conversions by the bytes that they
 move.
 """
@@ -20,7 +22,7 @@ from mlc.graph.algorithms.registry import fastest
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK, ChannelBlocks, merged_groups
 from mlc.graph.ir.constants import array_of
-from mlc.graph.ir.movement import window
+from mlc.graph.ir.movement import permutation, window
 from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, shape_of
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.convolutions import (
@@ -42,7 +44,7 @@ from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
-           "constant_bytes", "moves_batch", "pads_space"]
+           "constant_bytes", "moves_batch", "pads_space", "rows_of"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -63,6 +65,9 @@ _QUANTISING = {"relax.quantize", "relax.dequantize"}
 UNARY, BINARY = _elementwise(1, True) | _QUANTISING, _elementwise(2, True)
 # operators that could make them infinite, for layouts without padding lanes
 UNARY_EXACT, BINARY_EXACT = _elementwise(1, False), _elementwise(2, False)
+
+#: transposes between ``[N, H, W, C]`` and ``[N, C, H, W]``
+_TO_IMAGE, _TO_ROWS = [0, 3, 1, 2], [0, 2, 3, 1]
 
 _RESIZE = "relax.image.resize2d"
 #: of pixels, each channel by itself
@@ -123,7 +128,7 @@ class _Planner:
         """
         made: dict[Hashable, list[Choice]] = {param: [Alternative(None)] for param in self._func.params}
         for var, value in self._bound.items():
-            made[var] = [*self._blocked(var, value), self._plain(var, value)]
+            made[var] = [*self._blocked(var, value), *self._views(var, value), self._plain(var, value)]
         return made
 
     def conversion(self, var: Hashable, layout: Layout) -> float:
@@ -158,6 +163,10 @@ class _Planner:
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
+        elif (rows := rows_of(value)) is not None:
+            image = var if rows.made else value.args[0]
+            if isinstance(image, relax.Var):
+                self._family(image).layouts[rows.layout] = None
         elif name in CONVOLUTIONS and weight_of(value) is not None:
             data, groups = value.args[0], int(value.attrs.groups)
             if is_depthwise(value):
@@ -210,9 +219,16 @@ class _Planner:
             return self._estimate.copy(8.0 * math.prod(shape_of(var)))
         return 0.0
 
+    def _views(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
+        """An image that lies in rows of channels, and such rows of an image, which are in place."""
+        rows = rows_of(value)
+        if rows is not None and isinstance(value.args[0], relax.Var):
+            yield Alternative(rows.layout, {value.args[0]: None}) if rows.made else (
+                Alternative(None, {value.args[0]: rows.layout}))
+
     def _blocked(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
         name = name_of(value)
-        if not is_image(var):
+        if not is_image(var) or rows_of(value) is not None:
             return
         if name in CONVOLUTIONS:
             yield from self._convolutions(var, value)
@@ -274,7 +290,7 @@ class _Planner:
             yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
         shuffled = shuffle_source(data, lambda e, name: call_of(self._bound, e, name))
         for out in self._blockings(var, groups):
-            for inner in self._blockings(data, groups):
+            for inner in [*self._blockings(data, groups), *self._patches(value)]:
                 conv = convolution(value, inner, out)
                 yield Alternative(out, dict.fromkeys(key, inner), self._kernel(conv))
             if groups == 1 and channels < NARROW:
@@ -295,8 +311,16 @@ class _Planner:
         """What a convolution could read or write: what suits it, and in the block sizes that suit its neighbours."""
         channels = shape_of(image)[1]
         family = self._family(image).layouts if isinstance(image, relax.Var) else ()
-        sizes = [layout.size for layout in [*_blockings(channels, groups), *family]]
+        sizes = [layout.size for layout in [*_blockings(channels, groups), *family] if layout.size <= BLOCK]
         return [ChannelBlocks(channels, groups, size).canonical() for size in dict.fromkeys(sizes)]
+
+    def _patches(self, call: relax.Call) -> list[ChannelBlocks]:
+        """The rows of channels that a convolution of patches beside each other can read."""
+        data, attrs = call.args[0], call.attrs
+        apart = [int(s) for s in attrs.strides] == list(shape_of(call.args[1])[2:]) != [1, 1]
+        if not apart or int(attrs.groups) > 1 or any(map(int, attrs.padding)) or not isinstance(data, relax.Var):
+            return []
+        return [layout for layout in self._family(data).layouts if layout.size == layout.channels > BLOCK]
 
     def _kernel(self, conv: Convolution) -> float:
         """Of the fastest algorithm; which one is decided where the epilogue is known."""
@@ -347,6 +371,27 @@ def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
     if cut is None or cut[0] != 1 or not is_image(value) or not isinstance(value.args[0], relax.Var):
         return None
     return value.args[0], cut[1], cut[2]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """``made``: whether an image is made of rows of channels, or they of it; ``layout`` is that of both."""
+
+    made: bool
+    layout: ChannelBlocks
+
+
+def rows_of(value: relax.Expr) -> _Rows | None:
+    """What a transpose from ``[N, H, W, C]`` to ``[N, C, H, W]`` does or its inverse; None for anything else."""
+    if name_of(value) != "relax.permute_dims" or not is_image(value) or dtype_of(value) != "float32":
+        return None
+    order, shape = permutation(value), shape_of(value)
+    if order not in (_TO_IMAGE, _TO_ROWS) or not all(isinstance(size, int) for size in shape):
+        return None  # a view divides by free sizes
+    channels = shape[1] if order == _TO_IMAGE else shape[3]
+    if channels <= BLOCK or channels % (BLOCK // 2):
+        return None  # vectors would be cut
+    return _Rows(order == _TO_IMAGE, ChannelBlocks(channels, size=channels))
 
 
 def _keeps_channels(call: relax.Call) -> bool:

@@ -7,10 +7,12 @@ before                                         after
 ``conv1d(x[N, C, W], K)``, pooling             ``reshape(conv2d(reshape(x, [N, C, 1, W]), K'))``
 ``conv2d(x[N, C, H, 1], K[.., k, 1])``         ``reshape(conv2d(reshape(x, [N, C, 1, H]), K'))``
 ``mean(x[N, C, H, W], [2, 3])``                ``reshape(mean(x, [2, 3], keepdims))``
+``image(x[N, H * W, C])``, and back            ``permute_dims(reshape(x, [N, H, W, C]))``
 =============================================  ======================================================
 
-Everything that is known about images then holds for them: blocked layouts, register tiles along the row. Reshapes are
-views and move on past elementwise operators (:mod:`mlc.graph.simplify.sinking`).
+``image`` makes ``[N, C, H, W]`` by a transpose and a reshape after it. Everything that is known about images then holds
+for them: blocked layouts, register tiles along the row. Reshapes are views and move on past elementwise operators
+(:mod:`mlc.graph.simplify.sinking`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.ir.constants import constant
+from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
 
 __all__ = ["LiftToImages"]
@@ -107,7 +110,28 @@ def mean(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return _flat(op.mean(call.args[0], [2, 3], keepdims=True), call, scope)
 
 
+def image_of_rows(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``reshape(permute_dims(x[N, P, C], [0, 2, 1]), [N, C, H, W]) --> permute_dims(reshape(x), [0, 3, 1, 2])``."""
+    move, shape = scope.call(call.args[0], "permute_dims"), shape_of(call)
+    if move is None or not scope.once(call.args[0]) or permutation(move) != [0, 2, 1] or len(shape) != 4:
+        return None
+    n, channels, *image = shape
+    if (n, channels) != shape_of(move)[:2]:
+        return None
+    return op.permute_dims(scope.emit(op.reshape(move.args[0], (n, *image, channels))), [0, 3, 1, 2])
+
+
+def rows_of_image(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``permute_dims(reshape(x, [N, C, H * W]), [0, 2, 1]) --> reshape(permute_dims(x, [0, 2, 3, 1]))``."""
+    view = scope.call(call.args[0], "reshape") if permutation(call) == [0, 2, 1] else None
+    if view is None or len(shape_of(view.args[0])) != 4 or shape_of(view.args[0])[:2] != shape_of(view)[:2]:
+        return None
+    return op.reshape(scope.emit(op.permute_dims(view.args[0], [0, 2, 3, 1])), shape_of(call))
+
+
 RULES: Rules = {
+    "relax.reshape": (image_of_rows,),
+    "relax.permute_dims": (rows_of_image,),
     "relax.mean": (mean,),
     "relax.nn.conv1d": (convolution,),
     "relax.nn.conv1d_transpose": (transposed,),

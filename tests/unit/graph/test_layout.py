@@ -164,6 +164,40 @@ def test_a_depthwise_layer_alone_is_blocked_only_where_its_vectors_pay_for_that(
 
 
 @pytest.mark.usefixtures("always_blocked")
+def _tokens(bb: relax.BlockBuilder, x: relax.Expr, then) -> relax.Expr:  # type: ignore[no-untyped-def]
+    """``[N, H, W, C]`` through what ``then`` makes of the image of its pixels."""
+    image = bb.emit(then(bb.emit(relax.op.permute_dims(bb.emit(relax.op.exp(x)), [0, 3, 1, 2]))))
+    return relax.op.tanh(bb.emit(relax.op.permute_dims(image, [0, 2, 3, 1])))
+
+
+@pytest.mark.parametrize("channels, copies", [(48, 0), (40, 0), (36, 2), (8, 2)])
+def test_a_depthwise_layer_between_rows_of_channels_works_on_them(channels: int, copies: int) -> None:
+    shape = (2, 9, 13, channels)
+
+    def body(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        def layer(image: relax.Expr) -> relax.Expr:
+            y = _conv(bb, image, channels, 3, padding=1, groups=channels)
+            return relax.op.nn.gelu(bb.emit(relax.op.add(y, _weight(1, channels, 1, 1))))
+
+        return _tokens(bb, x, layer)
+
+    after = _check(network(shape, body), shape, [BlockedLayouts(TARGET)])
+    assert _operators(after).count("relax.permute_dims") == copies
+
+
+def test_patches_are_read_from_rows_of_channels() -> None:
+    shape = (1, 16, 24, 64)
+    after = _check(
+        network(shape, lambda bb, x: _tokens(bb, x, lambda image: _conv(bb, image, 32, 4, strides=4))), shape,
+        [BlockedLayouts(TARGET)],
+    )
+    names = _operators(after)
+    assert names.index("relax.permute_dims") > names.index("relax.call_tir")  # of the result, which is small
+    weights = [tuple(map(int, p.shape)) for f in after.functions.values() if isinstance(f, tirx.PrimFunc)
+               for p in f.params]
+    assert (2, 1, 4, 4, 64, 16) in weights
+
+
 def test_residual_converts_the_plain_operand_once() -> None:
     shape = (1, 32, 9, 9)
 

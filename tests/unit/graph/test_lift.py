@@ -75,3 +75,21 @@ def test_layers_over_one_axis_keep_no_reshape_between_them() -> None:
         "reshape", "nn.conv2d", "add", "nn.relu", "nn.max_pool2d", "nn.conv2d", "add", "reshape",
     ]
     assert_same_values(before, mod)
+
+
+def test_images_of_rows_are_made_by_one_transpose() -> None:
+    before = _function(
+        (2, 15, 6), lambda x: op.permute_dims(x, [0, 2, 1]), lambda x: op.reshape(x, (2, 6, 3, 5)), op.nn.relu,
+        lambda x: op.reshape(x, (2, 6, 15)), lambda x: op.permute_dims(x, [0, 2, 1]),
+    )
+    after = LiftToImages(module(before))
+    assert _names(after["main"]) == ["reshape", "permute_dims", "nn.relu", "permute_dims", "reshape"]
+    assert_same_values(before, after)
+    assert _names(simplified(after)["main"]) == ["nn.relu"]
+
+
+def test_other_transposes_of_rows_stay() -> None:
+    assert_unchanged(LiftToImages, _function(
+        (2, 15, 6), lambda x: op.permute_dims(x, [0, 2, 1]), lambda x: op.reshape(x, (2, 3, 6, 5))))
+    assert_unchanged(LiftToImages, _function(
+        (2, 3, 6, 5), lambda x: op.reshape(x, (2, 15, 6)), lambda x: op.permute_dims(x, [0, 2, 1])))
