@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlc.log.record import ELSEWHERE
 from mlc.log.store import LogReader
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ class Prices:
     """A price function for :func:`mlc.graph.pipeline.lower`.
 
     Times of two machines say nothing about each other: alternatives of one choice are priced on the machine of the
-    first of them that the log knows.
+    first of them that the log knows, and not at all on one that is faster than the target can be.
     """
 
     def __init__(self, log: LogReader | None = None) -> None:
@@ -27,7 +28,7 @@ class Prices:
         """Seconds of the record that the task would be built from, None without one."""
         key = task.key
         record = self._log.best(key) if self._log is not None else None
-        if record is None or not record.ok:
+        if record is None or not record.ok or record.machine == ELSEWHERE:
             return None
         if self._machines.setdefault(task.choice or key, record.machine) != record.machine:
             return None

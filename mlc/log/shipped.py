@@ -3,12 +3,15 @@
 ``tuning_logs/<family>/*.jsonl`` (or ``.db``) holds the best record of each task of the benchmark models. A family is a
 level of the x86 instruction set: where vector width and the number of vector registers agree, a schedule means the
 same, so a record made for ``x86-64-v4`` on 2 cores serves ``native`` on any AVX-512 machine. It was timed elsewhere,
-if at all: it replaces the untuned default and is the first candidate of a tuning run, nothing more.
+if at all: it replaces the untuned default and is the first candidate of a tuning run. Its time decides between
+alternatives of a graph unless the times of its machine are below what arithmetic allows on this one, which is then
+another kind of machine: what is faster there may be slower here (Winograd's 4x4 tiles, with half of the multipliers).
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -23,7 +26,7 @@ from mlc.graph.task import Task
 from mlc.log import manifest
 from mlc.log.codec import versions_of
 from mlc.log.exchange import read_jsonl
-from mlc.log.record import Record
+from mlc.log.record import ELSEWHERE, Record
 from mlc.log.store import TuningLog
 from mlc.target import Target
 from schedules.machine import cpu_machine
@@ -36,6 +39,9 @@ __all__ = ["family", "for_target", "is_shipped", "schedule_of", "shipped_records
 _LEVELS = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}
 #: part of the cores that a schedule made for fewer of them must keep busy; below, the machine's own default is better
 _BUSY = 0.7
+#: part of a machine's times that are not below what arithmetic allows, at least, if it may be one like this (of what
+#: ships, 0.97 where that is so, and 0.37 on a machine with half of the multipliers)
+_WITHIN = 0.75
 
 
 def family(target: Target) -> str:
@@ -72,8 +78,23 @@ def shipped_records(target: Target) -> list[Record]:
     for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
         with resources.as_file(item) as path:
             if path.suffix in (".db", ".jsonl"):
-                found.extend(for_target(_read(path, path.stat().st_mtime_ns), target))
+                records = list(for_target(_read(path, path.stat().st_mtime_ns), target))
+                faster = _faster_machines(records, target)
+                found.extend(replace(r, machine=ELSEWHERE) if r.machine in faster else r for r in records)
     return found
+
+
+def _faster_machines(records: Iterable[Record], target: Target) -> set[str]:
+    """The machines of records that compute more in a second, on as many cores, than ``target`` can: in so many of them
+    that it is not for operations that padding or a simplification saves."""
+    if target.kind != "llvm":
+        return set()
+    machine, within = cpu_machine(target.tvm), defaultdict[str, list[bool]](list)
+    for record in records:
+        if record.ok and record.flops:
+            most = machine.flops / machine.cores * _cores(record.made_for)
+            within[record.machine].append(record.flops <= most * record.seconds)
+    return {name for name, each in within.items() if sum(each) < _WITHIN * len(each)}
 
 
 def is_shipped(record: Record) -> bool:

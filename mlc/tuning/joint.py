@@ -29,7 +29,7 @@ from mlc.graph.task import Task
 from mlc.log.decision import GraphDecision
 from mlc.log.layers import Layers
 from mlc.log.price import Prices
-from mlc.log.record import Record
+from mlc.log.record import ELSEWHERE, Record
 from mlc.log.store import TuningLog
 from mlc.measure.measurer import Measurer
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -122,7 +122,7 @@ class _Joint:
 
     def price(self, task: Task) -> float | None:
         record = self.log.best(task.key) or self.shipped.best(task.key)
-        return record.seconds if record is not None and record.ok else None
+        return record.seconds if record is not None and record.ok and record.machine != ELSEWHERE else None
 
     def seconds(self, entrants: Sequence[_Entrant]) -> list[float]:
         """Each graph's time by its tasks', each the fastest of its alternatives. What nobody has measured is as much

@@ -16,6 +16,7 @@ from mlc.graph.pipeline import lower, optimise
 from mlc.graph.task import Task
 from mlc.graph.tasks import extract_tasks
 from mlc.log import Prices, Record
+from mlc.log.record import ELSEWHERE
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import resolve
 
@@ -168,3 +169,5 @@ def test_times_of_two_machines_are_not_compared() -> None:
     log.names = {task.key: task.name for task in tasks}
     prices = Prices(log)  # type: ignore[arg-type]
     assert [prices(task) for task in tasks] == [1.0, None, 0.7]
+    log.records["c"] = (0.1, ELSEWHERE)
+    assert [Prices(log)(task) for task in tasks[2:]] == [None]  # type: ignore[arg-type]

@@ -11,7 +11,9 @@ from log_records import VERSIONS, key, record
 from mlc.errors import LogError
 from mlc.log import Layers, Record, TuningLog, Verdict, export_jsonl, layered, shipped
 from mlc.log.layers import shipped as shipped_readers
+from mlc.log.record import ELSEWHERE
 from mlc.target import Target
+from schedules.machine import cpu_machine
 
 TARGET = Target("test", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
 
@@ -73,6 +75,22 @@ def test_records_of_other_versions_are_not_found(package: Path) -> None:
         log.append([_theirs(record(1, versions="tvm0.26.0-llvm22"))])
     with layered(None, TARGET) as reader:
         assert reader.best(key(0)) is None and reader.count() == 1
+
+
+@pytest.mark.parametrize(("beyond", "elsewhere"), [(1, False), (3, True), (5, True)])
+def test_times_that_this_machine_cannot_have_are_of_another(package: Path, beyond: int, elsewhere: bool) -> None:
+    most = cpu_machine(TARGET.tvm).flops
+    with TuningLog(package / "a.db") as log:
+        for task in range(5):  # the same times, a little above and below what arithmetic allows
+            rate = most * (1.01 if task < beyond else 0.99)
+            log.append([replace(_theirs(record(1, task=task)), times=(1e-3,), flops=rate * 1e-3)])
+        log.append([replace(_theirs(record(1, task=7)), machine="others", times=(1e-3,), flops=most * 0.9e-3)])
+    with layered(None, TARGET) as reader:
+        found = [reader.best(key(task)) for task in range(5)]
+        prices = {each.machine for each in found if each is not None and each.seconds == 1e-3}
+        assert prices == {ELSEWHERE if elsewhere else "theirs"}
+        other = reader.best(key(7))
+        assert other is not None and other.machine == "others"
 
 
 def test_a_damaged_shipped_log_is_told(package: Path) -> None:
