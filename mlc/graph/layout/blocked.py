@@ -54,6 +54,7 @@ from mlc.graph.layout.regions import (
     pads_space,
     rows_of,
 )
+from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -125,6 +126,7 @@ class _Rewriter:
     ) -> None:
         self._mod, self._target, self._options, self._choices = mod, target, options, choices
         self._estimate = Estimate(target.tvm, constant_bytes(mod["main"]))
+        self._reads_bfloats = reads_bfloats(mod["main"], target, options)
         self._bb = builder_of(mod)
         self._values: dict[relax.Var, _Value] = {}
         self._rules: dict[str, Callable[[relax.Call, ChannelBlocks, Choice], relax.Expr]] = {
@@ -327,8 +329,8 @@ class _Rewriter:
                                 primfunc_attrs={CONVOLUTION: {"algorithm": BANDED}})
 
     def _in_bfloat(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
-        """The convolution as products of bfloat16, where they may be rounded and that is faster."""
-        if self._options.precision != "bf16" or conv.block_in % bfloat.STEP:
+        """The convolution as products of bfloat16, where its operands may be rounded and that is faster."""
+        if conv.block_in % bfloat.STEP or not self._reads_bfloats(weight):
             return None
         rounded = DIRECT.seconds(replace(conv, element=2), self._estimate)
         if conv.fixed and rounded > fastest(conv, self._options, self._estimate):

@@ -19,6 +19,7 @@ from mlc.graph.kernels.blocked import PANEL, dense_packed
 from mlc.graph.kernels.integer import STEP, dense_integer, dot_form, pack_dense, packed_operand
 from mlc.graph.kernels.saturating import Split, dense_bytes, has_bytes
 from mlc.graph.layout.remainders import emit_remainder, pays, with_whole_rows
+from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
@@ -30,8 +31,8 @@ def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tv
     """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets, or as
     :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers. Of products of integers, a second operand that is
     no constant is packed by a kernel, and where bytes are multiplied with saturation alone, a constant becomes two
-    (:mod:`mlc.graph.kernels.saturating`). With precision ``bf16`` of the ``options``, products of float32 with
-    constants read both operands as bfloat16.
+    (:mod:`mlc.graph.kernels.saturating`). Products of float32 with constants read both operands as bfloat16 where the
+    model or the ``options`` say so (:mod:`mlc.graph.precision.bfloats`).
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
     """
@@ -52,12 +53,19 @@ def _pack(weight: np.ndarray) -> np.ndarray:
     return weight.reshape(depth, panels, PANEL).transpose(1, 0, 2)
 
 
+def _kernel(call: relax.Call, packed: relax.Expr) -> tuple[Callable[..., te.Tensor], int]:
+    """What computes a product with packed weights, and how many products a step of its sum takes."""
+    if is_integer_product(call):
+        return dense_integer, STEP
+    return (bfloat.dense_bfloat, bfloat.STEP) if dtype_of(packed) == "bfloat16" else (dense_packed, 1)
+
+
 @mutator
 class _Packer(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, target: Target, options: CompileOptions) -> None:
         super().__init__(mod)
         self._mod, self._target = mod, target
-        self._narrow, self._estimate = options.precision == "bf16", Estimate(target.tvm, 0.0)
+        self._estimate, self._narrow = Estimate(target.tvm, 0.0), reads_bfloats(mod["main"], target, options)
         #: by the address of a weight: unrolled recurrences read one at every step
         self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
         self._splits: dict[tuple[int, tuple[int, ...]], Split] = {}
@@ -81,7 +89,7 @@ class _Packer(PyExprMutator):
         if packed is None:
             return call
         (*_, depth, columns), rank = shape_of(weight), len(shape_of(data))
-        kernel, step = self._kernel(call)
+        kernel, step = _kernel(call, packed)
         if kernel is bfloat.dense_bfloat:
             data = self.builder_.emit(relax.op.astype(data, "bfloat16"))
         if depth % step:
@@ -124,12 +132,6 @@ class _Packer(PyExprMutator):
             self._turned[data] = with_whole_rows(self.builder_, columns)
         return emit_remainder(self.builder_, self._turned[data], split)
 
-    def _kernel(self, call: relax.Call) -> tuple[Callable[..., te.Tensor], int]:
-        """What computes a product with packed weights, and how many products a step of its sum takes."""
-        if is_integer_product(call):
-            return dense_integer, STEP
-        return (bfloat.dense_bfloat, bfloat.STEP) if self._narrow else (dense_packed, 1)
-
     def _panels(self, call: relax.Call) -> relax.Expr | None:
         """The second operand as the kernel reads it, if there is a kernel for the product."""
         data, weight = call.args
@@ -148,7 +150,7 @@ class _Packer(PyExprMutator):
     def _pack(self, array: np.ndarray, integer: bool) -> np.ndarray:
         if integer:
             return pack_dense(array, dot_form(self._target))
-        return bfloat.pack_dense(array) if self._narrow else _pack(array)
+        return bfloat.pack_dense(array) if self._narrow(array) else _pack(array)
 
     def _packed_operand(self, data: relax.Expr, weight: relax.Expr) -> relax.Expr | None:
         """Integers that a kernel packs, of one matrix for all of ``data`` or of one for each."""

@@ -21,7 +21,8 @@ from tvm import relax, tirx
 
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, op_name, rewrite, shape_of
-from mlc.graph.precision.widened import PRODUCTS, with_attrs
+from mlc.graph.precision.bfloats import PRODUCTS
+from mlc.graph.precision.widened import with_attrs
 from mlc.options import CompileOptions
 from mlc.target import Target
 from schedules.cuda.contraction import with_tf32

@@ -8,7 +8,8 @@ and outputs and for casts that the model itself asks for:
 
 No intermediate result is rounded to 16 bits, so that the result is nearer to exact arithmetic than the model's own,
 and what would overflow float16 does not. Constants keep the values that 16 bits can hold where nothing is folded into
-them, so that an artifact may store those bits alone.
+them, so that an artifact may store those bits alone. That a model multiplies bfloat16 is noted
+(:mod:`mlc.graph.precision.bfloats`).
 
 GPUs multiply 16-bit floats faster than float32 and add the products up in float32 (:data:`WidenSums`). So there the
 operands of the model's own products of 16-bit floats stay what they are, each rounded as the model rounds it, and
@@ -28,13 +29,12 @@ from tvm import relax
 
 from mlc.graph.ir.constants import constant, tensor_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, op_name
+from mlc.graph.precision.bfloats import OF_BFLOATS, PRODUCTS, multiplies_bfloats
 
-__all__ = ["PRODUCTS", "WidenFloats", "WidenSums", "with_attrs"]
+__all__ = ["WidenFloats", "WidenSums", "with_attrs"]
 
 _NARROW = ("float16", "bfloat16")
 _CAST = "relax.astype"
-#: sums of products, whose operands tensor cores take as they are
-PRODUCTS = frozenset({"relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"})
 
 
 def _is_narrow(expr: relax.Expr) -> bool:
@@ -73,7 +73,10 @@ class _Widening:
 
     def run(self) -> tvm.IRModule:
         func, builder = self._mod["main"], self._builder
-        with builder.function("main", list(func.params), attrs=dict(func.attrs or {})):
+        attrs = dict(func.attrs or {})
+        if not self._products and multiplies_bfloats(func):
+            attrs[OF_BFLOATS] = 1
+        with builder.function("main", list(func.params), attrs=attrs):
             with builder.dataflow():
                 for param in func.params:
                     if _is_narrow(param):

@@ -17,6 +17,9 @@ before                                    after
 Every intermediate result must have no other use, so that no work is done twice; the constants that are merged must
 not grow by being broadcast against each other; weights must be constants. Convolutions are 1-D to 3-D, plain,
 grouped or transposed, in any layout that spells out its channel axis.
+
+Weights that 16 bits hold stay such: scales other than powers of two are not folded into them, and cost a multiplication
+for each result, which a bias makes a multiply-add. Depthwise weights are few.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tvm import relax
 from tvm.relax import op
 
 from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.halves import is_narrow
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.simplify.arithmetic import is_float
 
@@ -197,8 +201,14 @@ def scaled_weight(weight: np.ndarray, side: _Side, scale: np.ndarray) -> np.ndar
     return np.moveaxis(result, (0, 1), (side.other_axis, side.weight_axis))
 
 
-def _with_weight(call: relax.Call, data: relax.Expr, weight: np.ndarray) -> relax.Call:
-    args = [data, constant(weight, dtype_of(call.args[1])), *call.args[2:]]
+def _with_scale(
+    call: relax.Call, data: relax.Expr, weight: np.ndarray, side: _Side, scale: np.ndarray
+) -> relax.Call | None:
+    """The operator on ``data`` with scaled weights, unless 16 bits hold the weights and not their multiples."""
+    depthwise = 1 in (weight.shape[side.weight_axis], weight.shape[side.other_axis])
+    if not depthwise and (np.frexp(scale)[0] % 0.5).any() and is_narrow(weight):
+        return None
+    args = [data, constant(scaled_weight(weight, side, scale), dtype_of(call.args[1])), *call.args[2:]]
     return relax.Call(call.op, args, call.attrs, call.ty_args)
 
 
@@ -212,7 +222,7 @@ def scale_after(call: relax.Call, scope: Scope) -> relax.Expr | None:
     scale = per_channel(outer[1], sides[1]) if sides is not None else None
     if weight is None or sides is None or scale is None:
         return None
-    return _with_weight(linear, linear.args[0], scaled_weight(weight, sides[1], scale))
+    return _with_scale(linear, linear.args[0], weight, sides[1], scale)
 
 
 def scale_before(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -223,7 +233,7 @@ def scale_before(call: relax.Call, scope: Scope) -> relax.Expr | None:
     if weight is None or sides is None or side is None or not scope.once(call.args[0]):
         return None
     scale = per_channel(side[1], sides[0])
-    return _with_weight(call, side[0], scaled_weight(weight, sides[0], scale)) if scale is not None else None
+    return _with_scale(call, side[0], weight, sides[0], scale) if scale is not None else None
 
 
 RULES: Rules = {

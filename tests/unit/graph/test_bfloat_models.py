@@ -1,0 +1,109 @@
+"""Models whose products are of bfloat16, on CPUs that multiply pairs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from relax_evaluation import RNG, operators
+from tvm import relax
+from tvm.relax import op
+
+import mlc
+from mlc.graph.kernels.bfloat import has_bfloat_dot
+from mlc.graph.pipeline import lower
+from mlc.graph.precision import WidenFloats
+from mlc.graph.precision.bfloats import OF_BFLOATS
+from mlc.graph.simplify import FoldAffine
+from mlc.target import resolve
+from schedules.registry import find
+
+NATIVE, ZEN4, V3 = (resolve(name, threads=2) for name in ("native", "llvm -mcpu=znver4", "x86-64-v3"))
+
+
+def weight(*shape: int, dtype: str = "bfloat16", scale: float = 0.1) -> relax.Expr:
+    values = (scale * RNG.standard_normal(shape)).astype(getattr(ml_dtypes, dtype, dtype))
+    return relax.const(tvm.runtime.tensor(values))
+
+
+def network(
+    shape: tuple[int, ...], body: Callable[[relax.BlockBuilder, relax.Expr], relax.Expr], dtype: str = "bfloat16"
+) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(body(builder, x))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def convolutions(dtype: str) -> tvm.IRModule:
+    """Convolutions of 1x1 and 3x3, the first with a scale and a shift of channels, and a product after a mean."""
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = b.emit(op.nn.conv2d(x, weight(64, 32, 1, 1, dtype=dtype)))
+        y = b.emit(op.multiply(y, weight(1, 64, 1, 1, dtype=dtype, scale=1.0)))
+        y = b.emit(op.nn.relu(b.emit(op.add(y, weight(1, 64, 1, 1, dtype=dtype)))))
+        y = b.emit(op.nn.conv2d(y, weight(32, 64, 3, 3, dtype=dtype), padding=1, strides=2))
+        return b.emit(op.matmul(b.emit(op.mean(y, [2, 3])), weight(32, 40, dtype=dtype)))
+
+    return network((1, 32, 9, 9), body, dtype)
+
+
+def spaces(mod: tvm.IRModule, target) -> list[str]:  # type: ignore[no-untyped-def]
+    return [find(task.func, target.tvm).name for task in lower(mod, target).tasks]
+
+
+def test_products_of_bfloat16_multiply_pairs_where_the_target_does() -> None:
+    found = spaces(convolutions("bfloat16"), ZEN4)
+    assert found.count("cpu.conv2d_bfloat") == 2, "the scale of a batch norm does not make float32 of its weight"
+    assert found.count("cpu.gemm_bfloat") == 1
+    for mod, target in ((convolutions("bfloat16"), V3), (convolutions("float16"), ZEN4)):
+        assert not [name for name in spaces(mod, target) if "bfloat" in name]
+
+
+def test_a_model_that_multiplies_float32_too_is_computed_in_it() -> None:
+    def mixed(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = b.emit(op.astype(b.emit(op.matmul(x, weight(64, 64))), "float32"))
+        return b.emit(op.matmul(y, relax.const(RNG.integers(-3, 3, (64, 64)).astype("float32"))))
+
+    mod = network((4, 64), mixed)
+    assert OF_BFLOATS not in (WidenFloats(mod)["main"].attrs or {})
+    assert "cpu.gemm_bfloat" not in spaces(mod, ZEN4)
+
+
+@pytest.mark.skipif(not has_bfloat_dot(NATIVE), reason="this machine does not multiply pairs of bfloat16")
+def test_results_are_exact_up_to_the_sums_of_float32() -> None:
+    """Two products, between them what the model rounds to bfloat16, once."""
+    first, second = ((0.1 * RNG.standard_normal(s)).astype(ml_dtypes.bfloat16) for s in ((301, 96), (96, 70)))
+
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        y = b.emit(op.matmul(x, relax.const(tvm.runtime.tensor(first))))
+        y = b.emit(op.matmul(b.emit(op.nn.relu(y)), relax.const(tvm.runtime.tensor(second))))
+        return b.emit(op.astype(y, "float32"))
+
+    x = RNG.standard_normal((37, 301)).astype(ml_dtypes.bfloat16)
+    (found,) = mlc.compile(network((37, 301), body), log=False)(x)
+    between = np.maximum(x.astype("float64") @ first.astype("float64"), 0)
+    wanted = between.astype(ml_dtypes.bfloat16).astype("float64") @ second.astype("float64")
+    # a sum that lies between two numbers of bfloat16 may be rounded to either: few are
+    error = np.abs(found - wanted) / np.abs(wanted).max()
+    assert np.median(error) < 1e-6
+    assert error.max() < 2.0**-8
+    plain = between @ second.astype("float64")
+    assert np.abs(found - plain).max() < 2.0**-8 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_sixteen_bits_stay_such(dtype: str) -> None:
+    """Only powers of two are folded into them."""
+    def after(scale: np.ndarray) -> tvm.IRModule:
+        matrix = weight(64, 64, dtype=dtype).value.numpy().astype("float32")
+        return FoldAffine(network((4, 64), lambda b, x: b.emit(op.multiply(
+            b.emit(op.matmul(x, relax.const(matrix))), relax.const(scale))), "float32"))
+
+    assert operators(after(np.float32([0.3] * 64))) == ["matmul", "multiply"]
+    assert operators(after(np.float32([-0.125, 1, 0, 4] * 16))) == ["matmul"]
