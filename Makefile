@@ -25,7 +25,7 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-dynamic bench-quantised bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
+.PHONY: bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
 .PHONY: test-gpu clean
 
 help:
@@ -45,6 +45,8 @@ help:
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
 	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
 	@echo "make bench-quantised  models of 8 and 16 bits, untuned, against onnxruntime, OpenVINO and own float32 (20 minutes)"
+	@echo "make bench-sixteen  every benchmark model in float16 and bfloat16, untuned, against the same (an hour)"
+	@echo "make bench-decoder  tokens per second of a decoder of a billion parameters with weights of 4 bits (ten minutes)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
@@ -123,6 +125,12 @@ bench-executors: $(STAMP)
 
 bench-quantised: $(STAMP)
 	@$(BIN)/python -m tests.performance.quantised --publish
+
+bench-sixteen: $(STAMP)
+	@$(BIN)/python -m tests.performance.quantised --sixteen --publish
+
+bench-decoder: $(STAMP)
+	@$(BIN)/python -m tests.performance.decoder --publish
 
 bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen

@@ -14,10 +14,7 @@ import tvm
 
 from schedules.machine import CpuMachine, GpuMachine, cpu_machine, gpu_machine, reference_machine
 
-__all__ = ["BFLOAT_RATE", "Level", "Machine", "cold_weights", "machine", "reference"]
-
-#: products of bfloat16 that a lane adds up in the time of one multiply-add, by instructions for pairs
-BFLOAT_RATE = 2.0
+__all__ = ["Level", "Machine", "cold_weights", "machine", "reference"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,9 @@ class Machine:
     launch_seconds: float  # starting one parallel region or kernel
     call_seconds: float  # from one kernel's end to the next one's begin
     described: CpuMachine | GpuMachine
-    dot: float = 1.0  # products of 8-bit integers that a lane adds up in the time of one multiply-add
+    #: products that a lane adds up in the time of one multiply-add, of 8-bit integers and of bfloat16
+    dot: float = 1.0
+    bfloat: float = 2.0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements in one vector register (1 on a GPU, whose vectors are threads)."""
@@ -92,6 +91,7 @@ def _cpu(on: CpuMachine) -> Machine:
         launch_seconds=on.launch_seconds, call_seconds=on.call_seconds, described=on,
         # four with a dot product of bytes; two with one of 16-bit numbers and an addition, which takes 5/4 of the time
         dot=4.0 * on.dot_per_cycle / on.fma_per_cycle if on.dot_per_cycle else 1.6,
+        bfloat=2.0 * (on.bfloat_per_cycle or on.fma_per_cycle) / on.fma_per_cycle,
     )
 
 

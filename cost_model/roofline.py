@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 
 from cost_model.features import describe
-from cost_model.machine import BFLOAT_RATE, Machine, machine
+from cost_model.machine import Machine, machine
 from cost_model.nests import Buffer, Function, Nest, read_function
 from schedules.machine import GpuMachine
 
@@ -76,7 +76,7 @@ def _peak(nest: Nest, on: Machine) -> float:
     if isinstance(on.described, GpuMachine) and nest.reduction and len(operands) == 2 and max(operands) < 4:
         widened = max(1.0, (nest.arithmetic + nest.special) / 2)
         return max(on.flops, on.described.tensor_flops(8 * max(operands)) * widened)
-    rates = {1: on.dot, 2: BFLOAT_RATE}  # over that of float32, by the bytes of an operand
+    rates = {1: on.dot, 2: on.bfloat}  # over that of float32, by the bytes of an operand
     return on.flops * rates.get(nest.short, 1.0)
 
 

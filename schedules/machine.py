@@ -38,7 +38,7 @@ class CpuMachine:
     ``l1_rate`` to ``l3_rate`` are bytes a cycle that one core reads from each level, ``core_rate`` and ``memory_rate``
     bytes a second that one core and all cores together read from memory. ``fma_per_cycle`` counts multiply-adds of
     whole vectors that begin in a cycle, ``dot_per_cycle`` likewise instructions that add four products of 8 bits to
-    each 32-bit lane (0: there are none).
+    each 32-bit lane, ``bfloat_per_cycle`` those that add two products of bfloat16 (0: there are none).
     """
 
     cores: int
@@ -57,6 +57,7 @@ class CpuMachine:
     fma_per_cycle: float = 2.0
     fma_latency: float = 4.0  # cycles until the next one that needs the result can begin
     dot_per_cycle: float = 0.0
+    bfloat_per_cycle: float = 0.0
     l3_latency: float = 60.0  # cycles that a read waits which comes from the third level
     mispredict_cycles: float = 15.0
     window: int = 320  # micro-operations in flight
@@ -117,6 +118,7 @@ FACTS: Mapping[str, Fact] = {
     "fma": Fact("multiply-adds", "fma_per_cycle", "vectors/cycle"),
     "latency": Fact("latency of a multiply-add", "fma_latency", "cycles"),
     "dot": Fact("8-bit dot products", "dot_per_cycle", "vectors/cycle"),
+    "bfloat": Fact("bfloat16 dot products", "bfloat_per_cycle", "vectors/cycle"),
     "l1rate": Fact("reading level 1, a core", "l1_rate", "bytes/cycle"),
     "l2rate": Fact("reading level 2, a core", "l2_rate", "bytes/cycle"),
     "l3rate": Fact("reading level 3, a core", "l3_rate", "bytes/cycle"),
@@ -223,7 +225,9 @@ def _reference(target_json: str) -> CpuMachine:
         if not (feature("fma") or feature("avx512f") or feature("neon")):
             found = replace(found, fma_per_cycle=1.0)  # a multiplication and an addition take the two units
         dots = feature("avx512vnni") if width == 64 else feature("avxvnni") or feature("dotprod")
-        return replace(found, dot_per_cycle=found.fma_per_cycle if dots else 0.0)
+        bfloats = feature("avx512bf16") if width == 64 else feature("neon") and feature("bf16")
+        rate = found.fma_per_cycle  # dot products are issued like multiply-adds
+        return replace(found, dot_per_cycle=rate if dots else 0.0, bfloat_per_cycle=rate if bfloats else 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -233,8 +237,9 @@ def _machine(target_json: str) -> CpuMachine:
     model = str(target.attrs.get("model", ""))
     caches = {f"l{level}_bytes": size for level, size in sizes_in(model).items()}
     facts: dict[str, Any] = {**family, **_facts(model), **caches}
-    if "fma_per_cycle" in family and found.dot_per_cycle and "dot_per_cycle" not in facts:
-        facts["dot_per_cycle"] = family["fma_per_cycle"]
+    for rate in ("dot_per_cycle", "bfloat_per_cycle"):
+        if "fma_per_cycle" in family and getattr(found, rate):
+            facts.setdefault(rate, family["fma_per_cycle"])
     if "core_rate" in facts and "memory_rate" in facts:  # fewer cores than were measured draw less
         facts["memory_rate"] = min(facts["core_rate"] * found.cores, facts["memory_rate"])
     return replace(found, **facts)

@@ -49,11 +49,18 @@ _PATIENCE = 120.0
 _MOST_BYTES = 512 << 20
 #: parallel loops started in one call of a round; and single ones that find the threads asleep, with the seconds before
 _STARTS, _WAKES, _ASLEEP = 300, 4, 0.2
-#: 8-bit dot products by LLVM's feature that has them and the bytes of their vectors
+#: dot products of 8-bit integers and of bfloat16 by LLVM's feature that has them and the bytes of their vectors
 _DOTS = {
-    ("avx512vnni", 64): "llvm.x86.avx512.vpdpbusd.512", ("avxvnni", 32): "llvm.x86.avx512.vpdpbusd.256",
-    ("dotprod", 16): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+    "dot": {
+        ("avx512vnni", 64): "llvm.x86.avx512.vpdpbusd.512", ("avxvnni", 32): "llvm.x86.avx512.vpdpbusd.256",
+        ("dotprod", 16): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+    },
+    "bfloat": {
+        ("avx512bf16", 64): "llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", 16): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+    },
 }
+#: types of what they multiply and of their sums; bfloat16 by its bits, as :mod:`schedules.lowering` has it
+_DOT_TYPES = {"dot": ("int8", "int32"), "bfloat": ("uint16", "float32")}
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,9 @@ class Kernels:
         with target.tvm:
             has = tvm.target.codegen.llvm_cpu_has_features
             self._fused = reference_machine(target.tvm).fma_per_cycle > 1
-            self._dot = next((name for (feature, width), name in _DOTS.items()
-                              if width == self._on.vector_bytes and has(feature, target.tvm)), "")
+            self._named = {kind: next((name for (feature, width), name in known.items()
+                                       if width == self._on.vector_bytes and has(feature, target.tvm)), "")
+                           for kind, known in _DOTS.items()}
 
     def clock(self) -> Reading:
         """Cycles a second under vector load: dependent integer instructions, of one cycle each on every core, right
@@ -146,13 +154,24 @@ class Kernels:
             yield Reading("latency", round(seconds * hz / _STEPS), confirmed)
             rate, confirmed = self.multiply_adds()
             yield Reading("fma", _halves(rate / hz), confirmed)
-        if self._dot:
-            seconds, confirmed = steady(self._dots(self._many))
-            yield Reading("dot", _halves(self._many * _STEPS / seconds / hz), confirmed)
+        for kind, name in self._named.items():
+            if name:
+                rate, confirmed = self.dots(kind)
+                yield Reading(kind, _halves(rate / hz), confirmed)
 
     def multiply_adds(self) -> tuple[float, bool]:
         """Multiply-adds of whole vectors that a core begins in a second, and whether a second round confirms that."""
         seconds, confirmed = steady(self._chains(_series, self._many, self._lanes))
+        return self._many * _STEPS / seconds, confirmed
+
+    def has_dots(self, kind: str) -> bool:
+        """Whether the target has dot products of a kind."""
+        return bool(self._named[kind])
+
+    def dots(self, kind: str) -> tuple[float, bool]:
+        """Dot products of whole vectors that a core begins in a second, of 8-bit integers (``dot``) or of bfloat16
+        (``bfloat``), and whether a second round confirms that; the target must have them."""
+        seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
 
     def caches(self, hz: float) -> Iterator[Reading]:
@@ -218,19 +237,19 @@ class Kernels:
         value = 0.5 if dtype.startswith("float") else 0x123456789ABCD
         return self._call(sch.mod, np.full(lanes, value, dtype), np.zeros((chains, lanes), dtype))
 
-    def _dots(self, chains: int) -> Callable[[], object]:
-        """As :meth:`_chains` with the target's 8-bit dot product."""
-        lanes, name = self._lanes, self._dot
-        vector, width = f"int32x{lanes}", 4 * lanes
+    def _dots(self, chains: int, kind: str) -> Callable[[], object]:
+        """As :meth:`_chains` with a dot product of the target's."""
+        lanes, name, (operand, total) = self._lanes, self._named[kind], _DOT_TYPES[kind]
+        vector, width = f"{total}x{lanes}", self._on.lanes(operand)
 
         @T.prim_func(s_tir=True)
         def main(a: T.handle, b: T.handle) -> None:
-            x = T.match_buffer(a, (width,), "int8")
-            y = T.match_buffer(b, (chains * lanes,), "int32")
+            x = T.match_buffer(a, (width,), operand)
+            y = T.match_buffer(b, (chains * lanes,), total)
             with T.sblock("root"):
-                sums = T.alloc_buffer((chains * lanes,), "int32", scope="local")
+                sums = T.alloc_buffer((chains * lanes,), total, scope="local")
                 for i in T.unroll(chains):
-                    sums[T.Ramp(i * lanes, 1, lanes)] = T.Broadcast(T.int32(0), lanes)
+                    sums[T.Ramp(i * lanes, 1, lanes)] = T.Broadcast(T.Cast(total, 0), lanes)
                 for _ in T.serial(_STEPS):
                     for i in T.unroll(chains):
                         sums[T.Ramp(i * lanes, 1, lanes)] = T.call_llvm_pure_intrin(
@@ -239,7 +258,7 @@ class Kernels:
                 for i in T.unroll(chains):
                     y[T.Ramp(i * lanes, 1, lanes)] = sums[T.Ramp(i * lanes, 1, lanes)]
 
-        return self._call(tvm.IRModule({"main": main}), np.ones(width, "int8"), np.zeros(chains * lanes, "int32"))
+        return self._call(tvm.IRModule({"main": main}), np.ones(width, operand), np.zeros(chains * lanes, total))
 
     @cache  # noqa: B019 - as long as the kernels themselves: whoever asks again wants another time, not other code
     def _reading(self, size: int, cores: int) -> tuple[Callable[[], object], float]:

@@ -17,10 +17,11 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm import tirx
@@ -53,6 +54,8 @@ _MEMORY = 256 << 20  # bytes that no cache holds
 _CACHED = 64 << 20  # larger footprints count as memory
 _SHARED = 1 << 15  # bytes that all threads work on together
 _COPIED = 64 << 20  # bytes that one timed copy moves at least
+_TURNS = 5  # of a kernel with cold inputs and of reading memory
+_PRODUCTS = {"fma": 1, "dot": 4, "bfloat": 2}  # of one lane in one instruction
 
 
 class _Rates:
@@ -65,10 +68,15 @@ class _Rates:
     def __init__(self, target: Target) -> None:
         self._kernels, self._machine = Kernels(target), cpu_machine(target.tvm)
 
-    @cached_property
-    def flops(self) -> float:
-        """Multiplications and additions of float32 a second."""
-        return 2.0 * self._machine.cores * self._machine.lanes() * self._kernels.multiply_adds()[0]
+    @cache  # noqa: B019 - as long as the rates themselves
+    def flops(self, kind: str = "fma") -> float:
+        """Multiplications and additions a second, of float32 or by dot products of a kind."""
+        rate = self._kernels.multiply_adds()[0] if kind == "fma" else self._kernels.dots(kind)[0]
+        return 2.0 * self._machine.cores * self._machine.lanes() * rate * _PRODUCTS[kind]
+
+    def has(self, kind: str) -> bool:
+        """Whether the target has arithmetic of the kind."""
+        return kind == "fma" or self._kernels.has_dots(kind)
 
     def read(self, size: int) -> float:
         """Bytes a second of reading ``size`` bytes again and again: from the nearest cache that holds them."""
@@ -140,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--tune needs --log FILE to write to")
     threads.configure(args.threads)
     target = resolve(args.target, threads=args.threads)
-    chosen = [k for k in kernels() if any(part in k.name for part in args.match.split("|"))]
+    rates = _Rates(target)
+    chosen = [k for k in kernels() if rates.has(k.kind) and any(part in k.name for part in args.match.split("|"))]
     tasks = [Task(k.name, normalise(k.build(target)), target) for k in chosen]
     if args.tune:
         _tune(tasks, target, args.log, args.tune)
@@ -150,7 +159,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         built = [_build(k, task, lookup(task.key)) for k, task in zip(chosen, tasks, strict=True)]
     if warning := load_warning():
         print(warning, file=sys.stderr)
-    rates = _Rates(target)
     with progress.status("timing"):
         rows = [_timed(each, rates) for each in built]
     _print(rows, rates, args.json, args.threads)
@@ -194,36 +202,63 @@ def _build(kernel: Kernel, task: Task, record: Record | None) -> _Built:
         module = tvm.compile(tvm.IRModule({"main": func}), task.target.tvm, tir_pipeline=PIPELINE).jit()
     inputs = _inputs(task.func)
     expected = kernel.reference(*(a.astype("float64") for a in inputs))
-    output = np.full(expected.shape, np.nan, "float32")
+    output = np.zeros(expected.shape, task.func.params[-1].dtype)
+    if output.dtype.kind == "f":
+        output[...] = np.nan
     arguments = [tvm.runtime.tensor(a) for a in (*inputs, output)]
     module["main"](*arguments)
-    error = float(np.abs(arguments[-1].numpy() - expected).max() / np.abs(expected).max())
+    found = arguments[-1].numpy().astype("float64")
+    error = float(np.abs(found - expected).max() / np.abs(expected).max())
     return _Built(kernel, module, arguments, space, record is not None, decisions, error, bytes_of(task.func))
 
 
 def _inputs(func: tirx.PrimFunc) -> list[np.ndarray]:
+    """Normal floats; integers over the whole range of 8 or 32 bits, of those of 16 as many as 8 bits have."""
     rng = np.random.default_rng(0)
-    return [rng.standard_normal([int(d) for d in p.shape], dtype="float32") for p in list(func.params)[:-1]]
+
+    def of(shape: list[int], dtype: str) -> np.ndarray:
+        if "int" in dtype:
+            few = np.iinfo("int8" if dtype == "int16" else dtype)
+            return rng.integers(few.min, few.max, shape, dtype, endpoint=True)
+        return rng.standard_normal(shape, dtype="float32").astype(getattr(ml_dtypes, dtype, dtype))
+
+    return [of([int(d) for d in p.shape], str(p.dtype)) for p in list(func.params)[:-1]]
 
 
 def _timed(built: _Built, rates: _Rates) -> _Row:
     kernel = built.kernel
-    seconds = _cold_seconds(built) if kernel.cold else _seconds(built)
+    if kernel.cold:
+        return _timed_cold(built, rates)
+    seconds = _seconds(built)
     if kernel.flops:
-        cold = sum(_size(built.arguments[i]) for i in kernel.cold)
-        warm = built.bytes - cold
-        memory = cold / rates.read(_COLD_BYTES * 4) if cold else warm / rates.read(warm)
-        bound = max(kernel.flops / rates.flops, memory)
+        bound = max(kernel.flops / rates.flops(kernel.kind), built.bytes / rates.read(built.bytes))
     elif _size(built.arguments[-1]) * _FEW > built.bytes:
         bound = built.bytes / rates.copy(built.bytes)
     else:
         bound = built.bytes / rates.read(built.bytes)
-    return _Row(kernel.name, built.space, built.tuned, seconds, kernel.flops, built.bytes, bound / seconds, kernel.goal,
+    return _row(built, seconds, bound / seconds)
+
+
+def _timed_cold(built: _Built, rates: _Rates) -> _Row:
+    """In turn with the reading of memory, whose rate does not stay the same: the median of what each turn reached."""
+    kernel, turns = built.kernel, []
+    cold = sum(_size(built.arguments[i]) for i in kernel.cold)
+    for _ in range(_TURNS):
+        memory = cold / rates.read(_COLD_BYTES * 4)
+        seconds = _cold_seconds(built)
+        turns.append((max(kernel.flops / rates.flops(kernel.kind), memory) / seconds, seconds))
+    reached, times = zip(*turns, strict=True)
+    return _row(built, float(np.median(times)), float(np.median(reached)))
+
+
+def _row(built: _Built, seconds: float, reached: float) -> _Row:
+    kernel = built.kernel
+    return _Row(kernel.name, built.space, built.tuned, seconds, kernel.flops, built.bytes, reached, kernel.goal,
                 built.error, built.decisions)
 
 
 def _size(tensor: Any) -> int:
-    return int(np.prod(tensor.shape)) * 4
+    return int(np.prod(tensor.shape)) * tvm.runtime.DataType(str(tensor.dtype)).bits // 8
 
 
 def _seconds(built: _Built) -> float:
@@ -255,7 +290,7 @@ def _cold_seconds(built: _Built) -> float:
 
 def _print(rows: Sequence[_Row], rates: _Rates, as_json: bool, thread_count: int) -> None:
     machine = {
-        "machine": machine_id(), "threads": thread_count, "flops": rates.flops,
+        "machine": machine_id(), "threads": thread_count, "flops": rates.flops(),
         "read_bytes_per_second": rates.read(_COLD_BYTES * 4), "copy_bytes_per_second": rates.copy(_COLD_BYTES * 4),
     }
     if as_json:
@@ -271,7 +306,7 @@ def _print(rows: Sequence[_Row], rates: _Rates, as_json: bool, thread_count: int
     right = ("time", "rate", "of roofline", "goal", "error")
     columns = ("kernel", "schedule", "time", "rate", "of roofline", "goal", "reached", "error")
     stdout_console().print(table(columns, cells, right=right))
-    print(f"{machine['machine']}, {thread_count} threads: {fmt.rate(rates.flops, 1)} of multiply-adds, "
+    print(f"{machine['machine']}, {thread_count} threads: {fmt.rate(rates.flops(), 1)} of multiply-adds, "
           f"{fmt.bytes_(machine['read_bytes_per_second'])}/s read, "
           f"{fmt.bytes_(machine['copy_bytes_per_second'])}/s copied (both ways together)")
 

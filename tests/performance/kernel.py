@@ -28,6 +28,8 @@ class Kernel:
     ``build`` gives it for a target; ``reference`` maps its inputs, in float64, to its output. ``flops`` is the number
     of multiplications and additions that the result needs, 0 for a kernel that only moves data; ``goal`` is the part
     of the roofline to reach, if one is set. The inputs at ``cold`` come from memory, not from a cache, in each call.
+    ``kind`` is the arithmetic whose peak counts: multiply-adds of float32, or dot products, by their names in
+    :data:`schedules.machine.FACTS`.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Kernel:
     flops: float = 0.0
     goal: float | None = None
     cold: tuple[int, ...] = ()
+    kind: str = "fma"
 
 
 def plain(x: np.ndarray) -> np.ndarray:

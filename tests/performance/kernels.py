@@ -11,6 +11,7 @@ from mlc.graph.ir.channels import ChannelBlocks, merged_groups
 from mlc.graph.kernels.blocked import conv2d_nchwc, dense_packed
 from mlc.graph.kernels.transposed import axes, conv2d_transpose_nchwc
 from mlc.target import Target
+from tests.performance.few_bits import few_bits
 from tests.performance.kernel import BLOCK, Kernel, blocked, plain, shifted
 from tests.performance.streams import depthwise, softmax, streams
 
@@ -25,6 +26,7 @@ def kernels() -> Iterator[Kernel]:
     yield from _convolutions()
     yield from _grouped()
     yield from _transposed()
+    yield from few_bits()
     yield from streams()
 
 

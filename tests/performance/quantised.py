@@ -6,6 +6,9 @@ of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16
 with 8-bit dot products publish a table of their own. Calibration data are seeded. Results
 are written after each model; those that are there already are skipped unless ``--again`` measures them anew. What was
 built stays in the folder and is timed again as it is: remove it after a change to mlc.
+
+``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits. ``--build``
+makes and builds the models and times nothing.
 """
 
 from __future__ import annotations
@@ -39,27 +42,39 @@ _CALIBRATED = 4
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: all)")
+    parser.add_argument("--models", help="comma-separated (default: all)")
+    parser.add_argument("--sixteen", action="store_true", help="all benchmark models in 16 bits instead")
+    parser.add_argument("--build", action="store_true", help="build what is missing and time nothing")
     parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-quantised")
+    parser.add_argument("--output", type=Path, help="the folder (default: one of build/)")
     args = parser.parse_args(argv)
-    results = Results(args.output)
-    one = partial(measure, folder=args.output, rounds=args.rounds, target=args.target)
-    for row in results.fill(args.models.split(","), one, args.again):
+    known = sixteen() if args.sixteen else MODELS
+    output = args.output or ROOT / "build" / ("bench-sixteen" if args.sixteen else "bench-quantised")
+    models, results = args.models.split(",") if args.models else known, Results(output)
+    if args.build:
+        for name in models:
+            built(name, output, args.target)
+        return 0
+    one = partial(measure, folder=output, rounds=args.rounds, target=args.target)
+    for row in results.fill(models, one, args.again):
         print(markdown([row]), file=sys.stderr)
-    text = markdown([results.rows[name] for name in sorted(results.rows, key=_place)])
-    write_whole(args.output / "table.md", text)
+    order = {name: place for place, name in enumerate(known)}
+    text = markdown(sorted(results.rows.values(), key=lambda row: order.get(row["model"], len(order))))
+    write_whole(output / "table.md", text)
     if args.publish:
-        publish(_section(args.target), text)
+        publish("sixteen" if args.sixteen else _section(args.target), text)
     print(text)
     return 0
 
 
-def _place(name: str) -> int:
-    return MODELS.index(name) if name in MODELS else len(MODELS)
+def sixteen() -> tuple[str, ...]:
+    """Every benchmark model in both types of 16 bits."""
+    from mlc.networks.models import BENCHMARK_MODELS
+
+    return tuple(f"{network}-{how}" for how in ("f16", "bf16") for network in BENCHMARK_MODELS)
 
 
 def _section(target: str) -> str:
@@ -70,21 +85,27 @@ def _section(target: str) -> str:
     return "quantised-vnni" if dot_form(resolve(target)) == "quads" else "quantised"
 
 
+def built(name: str, folder: Path, target: str) -> tuple[Path, Path]:
+    """What mlc makes of both files of a model, built if it is not there."""
+    from mlc import api
+
+    found = []
+    for path in made(name, folder):
+        found.append(path.with_suffix(f".{target.replace(':', '_').split()[0]}.so"))
+        if not found[-1].exists():  # the float32 model of several
+            api.compile(path, target, log=False).save(found[-1])
+    return found[0], found[1]
+
+
 def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]:
     """One model: built from both files, and timed in turn with its peers on the small one."""
-    from mlc import api
     from mlc.bench import EngineSpec, Timing, run_bench
 
-    small, plain = made(name, folder)
-    built = {}
-    for path in (small, plain):
-        built[path] = path.with_suffix(f".{target.replace(':', '_').split()[0]}.so")
-        if not built[path].exists():  # the float32 model of several
-            api.compile(path, target, log=False).save(built[path])
-    own = EngineSpec("mlc-untuned", artifact=str(built[plain]))
-    engines = [EngineSpec("mlc", artifact=str(built[small])), own, *map(EngineSpec, PEERS)]
+    (small, _), (ours, plain) = made(name, folder), built(name, folder, target)
+    engines = [EngineSpec("mlc", artifact=str(ours)), EngineSpec("mlc-untuned", artifact=str(plain)),
+               *map(EngineSpec, PEERS)]
     result = run_bench(small, engines, name=name, timing=Timing(rounds=rounds)).to_json()
-    return {**result, "bytes": small.stat().st_size / plain.stat().st_size, "when": time.time()}
+    return {**result, "bytes": ours.stat().st_size / plain.stat().st_size, "when": time.time()}
 
 
 def made(name: str, folder: Path) -> tuple[Path, Path]:
@@ -231,7 +252,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     means = "; ".join(f"{kind} {geometric_mean(found):.2f}" for kind, found in (
         ("8 bits", against[False]), ("16 bits", against[True])) if found)
     return "\n".join([*lines, "", f"Milliseconds, medians, untuned. {machines}. Ratios above 1 are in mlc's favour; "
-                      f"geometric means of the best peer over mlc: {means}."]) + "\n"
+                      f"geometric means of the best peer over mlc: {means}. The size is that of the compiled file, "
+                      "as a part of the float32 model's."]) + "\n"
 
 
 if __name__ == "__main__":

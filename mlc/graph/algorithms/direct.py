@@ -8,7 +8,6 @@ import math
 import numpy as np
 from tvm import te
 
-from cost_model.machine import BFLOAT_RATE
 from mlc.graph.algorithms.registry import Algorithm
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK
@@ -61,7 +60,7 @@ class _Dense(_Direct):
     def seconds(self, conv: Convolution, estimate: Estimate) -> float:
         depth = conv.channels // conv.groups * math.prod(conv.kernel)
         products = conv.n * math.prod(conv.out) * conv.filters * depth
-        rate = {1: estimate.machine.dot, 2: BFLOAT_RATE}.get(conv.element, 1.0)
+        rate = {1: estimate.machine.dot, 2: estimate.machine.bfloat}.get(conv.element, 1.0)
         element = 2.0 if conv.element == 1 and rate <= 2 else conv.element  # pairs of integers are of 16 bits
         weights = element * conv.filters * depth
         operations = 2.0 * products / rate / _REACHED * _loading(conv, estimate)
