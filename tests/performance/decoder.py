@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engines", default=",".join(ENGINES), help="comma-separated (default: all)")
     parser.add_argument("--layers", type=int, default=Sizes.layers, help="fewer of them, to try (default: 22)")
-    parser.add_argument("--accuracy-level", type=int, default=0,
-                        help="what MatMulNBits allows onnxruntime: 0 as is, 4 activations of 8 bits (default: 0)")
+    parser.add_argument("--accuracy-level", type=int, default=4,
+                        help="what MatMulNBits allows onnxruntime: 0 as is, 4 activations of 8 bits (default: 4)")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt (default: 32)")
     parser.add_argument("--tokens", type=int, default=16, help="that each turn generates (default: 16)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine (default: 5)")
