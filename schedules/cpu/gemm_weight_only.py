@@ -33,8 +33,9 @@ _UNPACK = 1.0
 _TEMPORARY = 2
 #: the time of adding a block's sum to the result, on its way through memory, in multiply-adds
 _ADDED = 3.0
-#: Vectors of words that the body of the loop over them may hold. LLVM loads them all before it unpacks the first;
-#: measured at one row: 16 vectors spill and take 1.19 times the time of 8 (AVX-512), 4 take 1.07 times that of 8 (AVX2)
+#: Vectors of words that the body of the loop over them may hold at one row; the arithmetic of several hides the moves.
+#: LLVM loads them all before it unpacks the first: 16 vectors spill and take 1.19 times the time of 8 (AVX-512), and 4
+#: take 1.07 times that of 8 (AVX2)
 _HELD_WORDS = 8
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.1
@@ -238,7 +239,7 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
     options.sort()
     for _, width, m in options[:4]:
         n = -width
-        k = max(d for d in divisors(shape.steps, 2) if d == 1 or d * n <= _HELD_WORDS * lanes)
+        k = max(d for d in divisors(shape.steps, 2) if d == 1 or m > 1 or d * n <= _HELD_WORDS * lanes)
         for mb, nb, order, inner in _chunks(shape, machine, m, n):
             yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
 
