@@ -44,7 +44,7 @@ help:
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
 	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
-	@echo "make bench-quantised  models of 8 and 16 bits, untuned, against onnxruntime, OpenVINO and own float32 (20 minutes)"
+	@echo "make bench-quantised  models of 8 bits, untuned, against onnxruntime, OpenVINO and own float32 (10 minutes)"
 	@echo "make bench-sixteen  every benchmark model in float16 and bfloat16, untuned, against the same (an hour)"
 	@echo "make bench-decoder  tokens per second of a decoder of a billion parameters with weights of 4 bits (ten minutes)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"

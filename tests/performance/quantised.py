@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-MODELS = (
-    "resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic", "resnet50-f16",
-    "mobilenet_v2-f16", "squeezenet-f16", "bert_base-f16", "resnet50-bf16", "mobilenet_v2-bf16", "bert_base-bf16",
-)
+MODELS = ("resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic")
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 #: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
 _OPSET = 17
