@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("mlc", "onnxruntime", "openvino")
 _BLOCK = 32
+#: what the table says of a level of MatMulNBits
+_ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which onnxruntime makes use of."}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engines", default=",".join(ENGINES), help="comma-separated (default: all)")
     parser.add_argument("--layers", type=int, default=Sizes.layers, help="fewer of them, to try (default: 22)")
-    parser.add_argument("--accuracy-level", type=int, default=4,
+    parser.add_argument("--accuracy-level", type=int, default=4, choices=sorted(_ALLOWED),
                         help="what MatMulNBits allows onnxruntime: 0 as is, 4 activations of 8 bits (default: 4)")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt (default: 32)")
     parser.add_argument("--tokens", type=int, default=16, help="that each turn generates (default: 16)")
@@ -342,7 +344,8 @@ def markdown(turns: dict[str, list[dict[str, Any]]], size: int, args: argparse.N
     return "\n".join([*lines, "", (
         f"{args.layers} layers, {size / 1e6:.0f} MB of weights and scales; {args.tokens} tokens after a prompt of "
         f"{args.prompt}, {args.rounds} turns each, medians; {machine_id()}, {args.threads} threads. The error is that "
-        "of the prompt's logits, relative to the largest, against the first engine.")]) + "\n"
+        "of the prompt's logits, relative to the largest, against the first engine. " + _ALLOWED[args.accuracy_level])
+    ]).rstrip() + "\n"
 
 
 def _rows(turns: dict[str, list[dict[str, Any]]], size: int) -> Iterator[str]:

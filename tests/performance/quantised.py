@@ -34,6 +34,7 @@ PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 #: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
 _OPSET = 17
 _CALIBRATED = 4
+_TYPES = {"f16": "float16", "bf16": "bfloat16"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -236,18 +237,18 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table, and what it is."""
     columns = ("model", "mlc", "mlc, float32", *PEERS.values(), "best peer / mlc", "float32 / mlc", "size")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    against: dict[bool, list[float]] = {False: [], True: []}
+    against: dict[str, list[float]] = {}
     for row in rows:
         times = {each["engine"]: each["median_ms"] for each in row["results"]}
         known = {name: value for name, value in times.items() if value is not None}
         best = min(known[peer] for peer in PEERS if peer in known)
-        against[row["model"].endswith("f16")].append(best / known["mlc"])
+        kind = _TYPES.get(row["model"].rpartition("-")[2], "8 bits")
+        against.setdefault(kind, []).append(best / known["mlc"])
         cells = [cell(times, name, min(known.values())) for name in ("mlc", "mlc-untuned", *PEERS)]
         ratios = [f"{best / known['mlc']:.2f}", f"{known['mlc-untuned'] / known['mlc']:.2f}", f"{row['bytes']:.2f}"]
         lines.append(f"| {' | '.join([row['model'], *cells, *ratios])} |")
     machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
-    means = "; ".join(f"{kind} {geometric_mean(found):.2f}" for kind, found in (
-        ("8 bits", against[False]), ("16 bits", against[True])) if found)
+    means = "; ".join(f"{kind} {geometric_mean(found):.2f}" for kind, found in against.items())
     return "\n".join([*lines, "", f"Milliseconds, medians, untuned. {machines}. Ratios above 1 are in mlc's favour; "
                       f"geometric means of the best peer over mlc: {means}. The size is that of the compiled file, "
                       "as a part of the float32 model's."]) + "\n"

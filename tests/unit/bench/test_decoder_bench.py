@@ -36,7 +36,7 @@ def test_a_token_reads_words_and_scales() -> None:
 
 def test_the_table_has_medians_and_failures() -> None:
     turns = {"mlc": [{"seconds": [0.5, 0.02, 0.03, 0.02], "logits": [1.0, -2.0]}], "openvino": []}
-    args = argparse.Namespace(layers=1, tokens=3, prompt=4, rounds=1, threads=2)
+    args = argparse.Namespace(layers=1, tokens=3, prompt=4, rounds=1, threads=2, accuracy_level=0)
     rows = markdown(turns, 400_000_000, args).splitlines()
     assert rows[2] == "| mlc | 50.0 | 20.0 | 20.0 | 500 | 0e+00 |"
     assert rows[3] == "| openvino | failed | | | | |"

@@ -26,7 +26,7 @@ def test_ratios_are_those_of_the_faster_peer() -> None:
     first, second = text.splitlines()[2:4]
     assert first == "| a-qdq | **10** | 15 | 12 | 20 | 1.20 | 1.50 | 0.25 |"
     assert second == "| b-f16 | 10 | 9 | **8** | failed | 0.80 | 0.90 | 0.25 |"
-    assert "8 bits 1.20; 16 bits 0.80" in text
+    assert "8 bits 1.20; float16 0.80" in text
 
 
 @pytest.mark.parametrize("how", ["qdq", "dynamic", "f16", "bf16"])
