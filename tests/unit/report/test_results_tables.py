@@ -69,9 +69,11 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
     assert names == ["| resnet50", "| squeezenet", "| vgg19", "| geometric mean"], "in the order of the benchmark"
 
 
-@pytest.mark.parametrize("section", [
-    "models", "models-avx2", "quantised", "quantised-vnni", "unseen", "unseen-avx2", "tuner", "ablation", "written",
-    "dynamic"])
+SECTIONS = ("models", "models-avx2", "quantised", "quantised-vnni", "sixteen", "decoder", "unseen", "unseen-avx2",
+            "tuner", "ablation", "written", "dynamic")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text(encoding="utf-8"))
@@ -79,7 +81,7 @@ def test_a_table_replaces_what_is_between_its_markers(section: str, tmp_path: Pa
     once = page.read_text(encoding="utf-8")
     assert f"<!-- {section}: begin -->\nA\n<!-- {section}: end -->" in once
     assert inserted(once, section, "B\n") == inserted(PAGE.read_text(encoding="utf-8"), section, "B\n")
-    assert once.count("begin -->") == 10
+    assert once.count("begin -->") == len(SECTIONS)
     with pytest.raises(ValueError, match="substring not found"):
         inserted(once, "elsewhere", "B\n")
 
