@@ -137,19 +137,20 @@ def _program(name: str, folder: Path) -> Path | None:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table; the fastest engine of each model in bold, geometric means last."""
+    """The table, with the peers that were timed; each model's fastest engine in bold, geometric means last."""
     if not rows:
         return ""
-    columns = ("model", "mlc untuned", "mlc tuned", *PEERS.values(), "best peer / tuned", "best peer / untuned",
-               "slower by tuning", "error, untuned", "error, tuned")
+    peers = [peer for peer in PEERS if any(r["engine"] == peer for row in rows for r in row["results"])]
+    columns = ("model", "mlc untuned", "mlc tuned", *(PEERS[peer] for peer in peers), "best peer / tuned",
+               "best peer / untuned", "slower by tuning", "error, untuned", "error, tuned")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     gains: dict[str, list[float]] = {"mlc": [], "mlc-untuned": []}
     for row in rows:
         times = {r["engine"]: r["median_ms"] for r in row["results"]}
         errors = {r["engine"]: r["max_rel_err"] for r in row["results"]}
         fastest = min((t for t in times.values() if t is not None), default=None)
-        cells = [row["model"], *(cell(times, engine, fastest) for engine in ("mlc-untuned", "mlc", *PEERS))]
-        best = min((times[peer] for peer in PEERS if times.get(peer)), default=None)
+        cells = [row["model"], *(cell(times, engine, fastest) for engine in ("mlc-untuned", "mlc", *peers))]
+        best = min((times[peer] for peer in peers if times.get(peer)), default=None)
         for engine, found in gains.items():
             gain = best / times[engine] if best and times.get(engine) else None
             cells.append("-" if gain is None else f"{gain:.2f}")
@@ -159,7 +160,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if len(rows) > 1:
         means = [f"**{geometric_mean(g):.2f}**" if g else "-" for g in gains.values()]
-        empty = [""] * (2 + len(PEERS))
+        empty = [""] * (2 + len(peers))
         lines.append(f"| {' | '.join(['geometric mean', *empty, *means, '', '', ''])} |")
     return "\n".join([*lines, "", _legend(rows)]) + "\n"
 
@@ -194,11 +195,13 @@ def _legend(rows: Sequence[Mapping[str, Any]]) -> str:
     builds = [row["build_seconds"] for row in rows]
     targets = sorted({row["target"] for row in rows if row.get("target")})
     built = f" mlc is built for {' or '.join(targets)}." if targets else ""
+    engines = {result["engine"] for row in rows for result in row["results"]}
+    dash = " A dash: nothing defines the model in PyTorch." if "torch-compile" in engines else ""
     return (
         f"Milliseconds, medians. {machines};{built} {budget}; "
         f"building untuned took {min(builds):.0f} to {max(builds):.0f} s. "
         "Ratios above 1 are in mlc's favour. Errors are the largest difference from float64, relative to the largest "
-        "output. A dash: nothing defines the model in PyTorch."
+        f"output.{dash}"
     )
 
 
