@@ -9,6 +9,7 @@ in ``/proc/cpuinfo``, where that can be read; the setting ``MLC_CPUINFO`` names 
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -162,10 +163,21 @@ def arm_core() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``."""
-    names = (value for key, value in _cpuinfo() if key == "model name")
-    name = next(names, "") or arm_core() or platform.processor() or platform.machine()
-    return " ".join(name.replace("(R)", " ").replace("(TM)", " ").split()) or "unknown CPU"
+    """The CPU's own name for itself, without trade marks: ``AMD EPYC 7B13``.
+
+    A virtual machine may keep the number back, so that two generations bear one name; CPUID's family and model, which
+    it has to tell, are then added: ``AMD EPYC (family 25, model 17)``.
+    """
+    fields: dict[str, str] = {}
+    for key, value in _cpuinfo():
+        fields.setdefault(key, value)
+    given = fields.get("model name", "")
+    name = " ".join((given or arm_core() or platform.processor() or platform.machine())
+                    .replace("(R)", " ").replace("(TM)", " ").split())
+    family, model = fields.get("cpu family"), fields.get("model")
+    if given and family and model and not re.search(r"\d", name):
+        name += f" (family {family}, model {model})"
+    return name or "unknown CPU"
 
 
 def machine_id() -> str:

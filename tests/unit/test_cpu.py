@@ -180,6 +180,17 @@ def test_the_kernels_list_decides_and_may_be_another_file(tmp_path, monkeypatch)
             forget.cache_clear()
 
 
+def test_a_name_without_its_number_is_told_apart_by_family_and_model(tmp_path, monkeypatch) -> None:
+    names = []
+    for text in ("model name\t: AMD EPYC\n", "model name\t: AMD EPYC 7B13\n"):
+        for model in (1, 17):
+            listed = tmp_path / str(model)
+            listed.write_text(f"cpu family\t: 25\nmodel\t\t: {model}\n{text}")
+            monkeypatch.setenv("MLC_CPUINFO", str(listed))
+            names.append(cpu_module.cpu_model())
+    assert names == ["AMD EPYC (family 25, model 1)", "AMD EPYC (family 25, model 17)", *["AMD EPYC 7B13"] * 2]
+
+
 def test_a_list_that_cannot_be_read_is_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLC_CPUINFO", str(tmp_path / "nowhere"))
     assert cpu_module.host_flags() is None and cpu_module.cpu_model()
