@@ -1,7 +1,7 @@
 """Attention as one kernel: scores, softmax and weighted values of a block of queries at a time, all in the cache.
 
 The function holds the chain ``rows -> queries -> scores -> logits -> peak, powers -> total -> inverse`` and
-``powers -> values -> result`` of :func:`mlc.graph.lowering.attention.attention`, whose scores are annotated
+``powers -> values -> result`` of :func:`mlc.graph.kernels.query_blocks.attention`, whose scores are annotated
 ``mlc.op = "attention"``. Queries lie along the vectors: scores are computed transposed, ``[keys, 16 queries]``, so
 that keys and values are read as they are, maxima and sums run over whole vectors, and the weights of one key are
 scalars that multiply a row of values. The full matrix of scores is never written: a block of queries meets all keys

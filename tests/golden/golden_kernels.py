@@ -10,9 +10,9 @@ from tvm import relax, te, tirx
 
 from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, transform_integers
 from mlc.graph.kernels import bfloat, integer, saturating
+from mlc.graph.kernels.query_blocks import Sizes, attention
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.weight_only import dense_weight_only
-from mlc.graph.lowering.attention import Sizes, attention
 from mlc.graph.pipeline import lower
 from mlc.graph.task import normalise
 from mlc.options import DEFAULT_OPTIONS

@@ -14,7 +14,7 @@ The function never holds all of S: see :mod:`schedules.cpu.attention` for how it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,150 +29,18 @@ from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replace
 from mlc.graph.ir.views import Graph, View, i64
 from mlc.graph.kernels.attention import fused_attention
 from mlc.graph.kernels.blocked import PANEL
+from mlc.graph.kernels.query_blocks import Sizes, attention, block_of, whole_blocks
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
-from schedules.cpu.attention import FEW, KEYS, TOGETHER
-from schedules.cpu.attention_few import WHOLE_KEYS
+from schedules.cpu.attention import FEW
 from schedules.cuda.attention import MOST_FEATURES, available
 
-__all__ = ["QUERIES", "FuseAttention", "attention"]
-
-#: queries of one block: one AVX-512 or two AVX2 vectors of float32
-QUERIES = 16
+__all__ = ["FuseAttention"]
 
 #: features that the narrowest vectors hold
 _NARROWEST = 4
-
-#: less than any sum of powers of which one is 1
-_TINY = 1e-30
 #: what no score makes up for: added to one, its weight is 0
 _NEVER = -1e30
-
-#: an element by its indices
-Load = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """One attention: ``batch`` dimensions in front, ``tokens`` queries and ``keys`` keys of ``depth`` features, values
-    of ``features`` features."""
-
-    batch: tuple[int, ...]
-    tokens: int
-    keys: int
-    depth: int
-    features: int
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        return (*self.batch, self.tokens, self.keys, self.depth, self.features)
-
-    def renamed(self, image: Mapping[tirx.Var, tirx.Var]) -> Sizes:
-        """In terms of a function's own variables of the free sizes."""
-        *batch, tokens, keys, depth, features = (renamed(size, image) for size in self.all)
-        return Sizes(tuple(batch), tokens, keys, depth, features)
-
-
-def attention(
-    sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int],
-    zeros: bool = False,
-) -> te.Tensor:
-    """``softmax(scale * Q K' + mask) V`` as a tensor expression.
-
-    ``query``, ``key`` and ``value`` load an element of ``[*batch, token, feature]``; ``mask`` one of
-    ``[*batch, key, query]``, where ``query`` runs to the end of the last block. ``order`` are the axes of
-    ``[*batch, token, feature]`` in the order of the result. Queries are cut into blocks, the last one padded with
-    zeros; scores are laid out ``[*batch, block, key, query]``. Few queries are one block without padding. Free numbers
-    of keys are padded to multiples of :data:`WHOLE_KEYS`, as all are with few queries, and those of queries to pairs of
-    blocks where there are usually two or more. With ``zeros`` the result of a query whose scores are all minus infinity
-    is 0 instead of NaN.
-    """
-    n, block = len(sizes.batch), _block(sizes.tokens)
-    batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
-    padded = sizes.keys
-    if isinstance(sizes.keys, Size) or (block < QUERIES and sizes.keys % WHOLE_KEYS):
-        # whole tiles of keys, the last of which are given no weight
-        key, value, mask = _padded(i64(sizes.keys), key, value, mask or (lambda *_: tirx.const(0.0, "float32")))
-        padded = -(-sizes.keys // WHOLE_KEYS) * WHOLE_KEYS
-    tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, block))
-    one, zero, factor, tiny = (tirx.const(v, "float32") for v in (1.0, 0.0, scale, _TINY))
-    rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
-                      ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
-
-    def row(*x: Any) -> Any:
-        i = x[n] * block + x[n + 1]
-        loaded = query(*x[:n], i, x[-1])
-        loaded = loaded if scale == 1.0 else loaded * factor
-        return loaded if sizes.tokens % block == 0 else tirx.if_then_else(i < tokens, loaded, zero)
-
-    def score(*x: Any) -> Any:
-        return te.sum(key(*x[:n], x[-2], rd.var) * queries(*x[: n + 1], rd.var, x[-1]), axis=[rd])
-
-    def logit(*x: Any) -> Any:
-        if mask is None:
-            return scores(*x)
-        i = x[n] * block + x[-1]
-        return scores(*x) + mask(*x[:n], x[-2], i)
-
-    def weighted(*x: Any) -> Any:
-        return te.sum(powers(*x[:-2], rv.var, x[-2]) * value(*x[:n], rv.var, x[-1]), axis=[rv])
-
-    def result(*index: Any) -> Any:
-        at = [index[list(order).index(axis)] for axis in range(n + 2)]
-        place = (at[n] // block, at[n] % block) if block == QUERIES else (i64(0), at[n])
-        return values(*at[:n], *place, at[-1]) * inverse(*at[:n], *place)
-
-    front = (*batch, i64(_whole_blocks(sizes.tokens) // block))
-    rows = te.compute((*front, width, depth), row, name="rows")
-    queries = te.compute((*front, depth, width), lambda *x: rows(*x[:-2], x[-1], x[-2]), name="queries")
-    said: dict[str, Any] = {"mlc.op": "attention"}
-    if isinstance(sizes.tokens, Size):
-        said[TOGETHER] = _together(sizes.tokens)
-    if isinstance(sizes.keys, Size):
-        said[KEYS] = WHOLE_KEYS
-    scores = te.compute((*front, keys, width), score, name="scores", attrs=said)
-    logits = te.compute(scores.shape, logit, name="logits")
-    peak = te.compute((*front, width), lambda *x: te.max(logits(*x[:-1], rj, x[-1]), axis=[rj]), name="peak")
-    least = tirx.min_value("float32")
-
-    def power(*x: Any) -> Any:
-        most = peak(*x[:-2], x[-1])
-        return tirx.exp(logits(*x) - (tirx.max(most, least) if zeros else most))
-
-    powers = te.compute(scores.shape, power, name="powers")
-    total = te.compute((*front, width), lambda *x: te.sum(powers(*x[:-1], rs, x[-1]), axis=[rs]), name="total")
-    inverse = te.compute(total.shape, lambda *x: one / (tirx.max(total(*x), tiny) if zeros else total(*x)),
-                         name="inverse")
-    values = te.compute((*front, width, features), weighted, name="values")
-    shape = (*batch, tokens, features)
-    return te.compute([shape[axis] for axis in order], result, name="attention")
-
-
-def _block(tokens: int | Size) -> int:
-    """Queries of one block."""
-    return tokens if isinstance(tokens, int) and tokens < FEW else QUERIES
-
-
-def _together(tokens: int | Size) -> int:
-    """How many blocks of queries are always computed together: what is free is padded to whole numbers of them, so that
-    no tile has to ask whether its queries are there."""
-    return 2 if isinstance(tokens, Size) and usual_size(tokens) >= 2 * QUERIES else 1
-
-
-def _whole_blocks(tokens: Any) -> Any:
-    """The number of queries with those that fill the last blocks."""
-    step = _together(tokens) * _block(tokens)
-    return -(-tokens // step) * step
-
-
-def _padded(keys: tirx.Expr, key: Load, value: Load, mask: Load) -> tuple[Load, Load, Load]:
-    """What loads keys, values and masks, for more keys than there are: scores of those are minus infinity."""
-    zero, never = tirx.const(0.0, "float32"), tirx.const(float("-inf"), "float32")
-    return (
-        lambda *x: key(*x[:-2], tirx.min(x[-2], keys - 1), x[-1]),
-        lambda *x: tirx.if_then_else(x[-2] < keys, value(*x), zero),
-        lambda *x: tirx.if_then_else(x[-2] < keys, mask(*x), never),
-    )
 
 
 @dataclass
@@ -402,7 +270,7 @@ class _Fuser:
         shape = (1,) * (2 - len(shape_of(total))) + shape_of(total)
         rank = len(shape)
         free = isinstance(sizes.tokens, Size)
-        pad = -sizes.tokens % _block(sizes.tokens) if shape[-2] != 1 and not free else 0
+        pad = -sizes.tokens % block_of(sizes.tokens) if shape[-2] != 1 and not free else 0
         array = array_of(total)
         if array is not None:
             turned = np.swapaxes(array.reshape(shape), -1, -2)
@@ -420,7 +288,7 @@ class _Fuser:
             end = renamed(tokens, dict(zip(free, own, strict=True)))
             zero = tirx.const(0.0, "float32")
             return te.compute(
-                (*tensor.shape[:-1], i64(_whole_blocks(end))),
+                (*tensor.shape[:-1], i64(whole_blocks(end))),
                 lambda *i: tirx.if_then_else(i[-1] < i64(end), tensor(*i[:-1], tirx.min(i[-1], i64(end) - 1)), zero),
                 name="mask",
             )

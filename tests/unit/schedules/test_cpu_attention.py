@@ -13,7 +13,7 @@ from scipy.special import softmax
 from tvm import s_tir, te, tirx
 
 from mlc.graph.ir.narrow import narrowed
-from mlc.graph.lowering.attention import QUERIES, Sizes, attention
+from mlc.graph.kernels.query_blocks import QUERIES, Sizes, attention
 from mlc.target import resolve
 from schedules.analysis import walk
 from schedules.cpu.attention import ATTENTION

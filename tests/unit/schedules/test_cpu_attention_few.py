@@ -12,7 +12,7 @@ from scipy.special import softmax
 from tvm import te, tirx
 
 from mlc.graph.ir.narrow import narrowed
-from mlc.graph.lowering.attention import QUERIES, Sizes, attention
+from mlc.graph.kernels.query_blocks import QUERIES, Sizes, attention
 from mlc.graph.task import normalise
 from mlc.shapes import Free, Range
 from mlc.sizes import scope, size_of
