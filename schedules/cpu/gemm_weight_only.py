@@ -25,8 +25,14 @@ __all__ = ["GEMM_WEIGHT_ONLY", "PARTS", "WeightOnlyGemm", "fold_producers", "in_
 
 #: the names of the blocks that the product reads
 PARTS, _PLACED, _TOTALS = "parts", "placed", "totals"
-#: the time of unpacking a vector, a mask and a conversion, in multiply-adds: other units take them at the same time
-_UNPACK = 1.0
+#: The time that multiply-adds do not hide of unpacking a vector, a mask and a conversion, and of loading a value that a
+#: tile's columns share, in multiply-adds, by the number of registers. Measured at 32 to 128 rows on AVX-512: 8 x 2 runs
+#: at 0.8 to 0.9 of 4 x 4. To unpack a column of tiles ahead of all rows, into the second cache, takes 1.0 to 1.6 times
+#: as long as to unpack in registers, on AVX2 as well: a tile of four rows or more hides most of that, and what is
+#: unpacked has eight times the bytes.
+_UNPACK, _BROADCAST = {16: 1.0, 32: 0.25}, {16: 0.3, 32: 0.4}
+#: Time of a tile that leaves no registers for the words of two steps, where LLVM holds them in any of 32: 6 x 4 spills
+_CROWDED = 1.1
 #: registers for a broadcast value and what is on its way from a word to a multiply-add
 _TEMPORARY = 2
 #: the time of adding a block's sum to the result, on its way through memory, in multiply-adds
@@ -223,6 +229,7 @@ def _totals(
 def _seeds(shape: FewBits, machine: CpuMachine) -> Iterator[Decisions]:
     """Register tiles by the arithmetic of a field: multiply-adds, and unpacking of each vector."""
     lanes, options = machine.lanes(), []
+    unpack, broadcast = (times.get(machine.vector_registers, times[16]) for times in (_UNPACK, _BROADCAST))
     for m in heights(shape):
         for n in widths(shape, machine):
             vectors = -(-n // lanes)
@@ -232,9 +239,11 @@ def _seeds(shape: FewBits, machine: CpuMachine) -> Iterator[Decisions]:
             for height in {m: shape.rows // m, shape.rows % m: 1} if shape.rows % m else {m: shape.rows // m}:
                 tiles = 1 if height == shape.rows % m else shape.rows // m
                 busy = machine.fma_per_cycle * machine.fma_latency
-                step = max(height * vectors + _UNPACK * vectors, busy) + 0.3 * height
+                step = max(height * vectors + unpack * vectors, busy) + broadcast * height
                 step += _ADDED * height * vectors / (shape.steps * shape.fields)
                 cost += step * tiles
+            if machine.vector_registers >= 32 and (m + 2) * vectors + _TEMPORARY > machine.vector_registers:
+                cost *= _CROWDED
             options.append((cost * (shape.columns // n) * (_RAGGED if shape.rows % m else 1.0), -n, m))
     options.sort()
     for _, width, m in options[:4]:
