@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.analysis import BlockInfo, analyse, remembered
 from schedules.cpu.common import InjectiveTile, extent_of, parallel_work, parallelise, schedule_injective
 from schedules.cpu.few_bits import FewBits, chunks, heights, widths
-from schedules.cpu.tiling import check_tile, consumers_inlined, divisors, find_annotated
+from schedules.cpu.tiling import SHARED_SET, apart, check_tile, consumers_inlined, divisors, find_annotated
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
@@ -244,6 +244,8 @@ def _seeds(shape: FewBits, machine: CpuMachine) -> Iterator[Decisions]:
                 cost += step * tiles
             if machine.vector_registers >= 32 and (m + 2) * vectors + _TEMPORARY > machine.vector_registers:
                 cost *= _CROWDED
+            if not apart(machine, m, shape.depth * shape.item):
+                cost *= SHARED_SET
             options.append((cost * (shape.columns // n) * (_RAGGED if shape.rows % m else 1.0), -n, m))
     options.sort()
     for _, width, m in options[:4]:
