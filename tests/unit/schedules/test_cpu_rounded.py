@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+import tvm
 from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from tvm import te, tirx
 
@@ -11,6 +14,8 @@ from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pa
 from mlc.graph.kernels.weight_only import PANEL, pack_columns, rows_of_word
 from mlc.target import resolve
 from schedules.cpu.gemm_rounded import GEMM_ROUNDED
+from schedules.lowering import PIPELINE
+from schedules.machine import cpu_machine
 from schedules.math import expand_math
 from schedules.space import schedule_with
 
@@ -142,3 +147,20 @@ def test_seeds_of_any_number_of_rows_are_values_of_the_knobs(level: str) -> None
         values = {knob.name: knob.values for knob in GEMM_ROUNDED.knobs(func, target)}
         for seed in GEMM_ROUNDED.seeds(func, target):
             assert all(seed[name] in values[name] for name in values), seed
+
+
+@pytest.mark.skipif("x86" not in str(tvm.target.codegen.llvm_get_system_triple()), reason="the instructions are x86's")
+@pytest.mark.parametrize(("level", "word", "each"), [
+    ("x86-64-v3", "vpmaddubsw", 2), ("x86-64-v3", "vpmaddwd", 1), ("x86-64-v4 -mattr=+avx512vnni", "vpdpbusd", 2),
+])
+def test_nibbles_are_unpacked_once_for_all_rows(level: str, word: str, each: int) -> None:
+    """Two masks for a vector of bytes, whatever the rows; a block's words are all unrolled."""
+    target = resolve(level, threads=CORES).tvm
+    func = expand_math(_func(4, 32, (32,), 1024, 1024, False, False))
+    seed = next(iter(GEMM_ROUNDED.seeds(func, target)))
+    sch = schedule_with(GEMM_ROUNDED, func, target, seed)
+    assembly = tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE).mod.inspect_source("s")
+    hot = max(re.split(r"\n(?=\.L\w+:)", assembly), key=lambda block: block.count(word))
+    vectors = seed["n"] // cpu_machine(target).lanes()
+    assert len(re.findall(rf"\t{word}\t", hot)) == each * 4 * seed["m"] * vectors
+    assert len(re.findall(r"\tvp?and\w*\t", hot)) == 2 * 4 * vectors
