@@ -21,7 +21,8 @@ class CompileOptions:
     (:mod:`mlc.graph.algorithms`): those that round more than the operator's own sum does, say. ``substitutions``:
     whether proved rules may make another graph of the model. ``precision``, one of :data:`PRECISIONS`, is what operands
     of float32 products may be rounded to (:mod:`mlc.graph.precision.reduced`). ``integers``: whether products of
-    quantised operands may be computed in integers, rather than in float32 as the model spells them.
+    quantised operands may be computed in integers, rather than in float32 as the model spells them, and activations
+    rounded to 8 bits for that where the model allows it (:mod:`mlc.frontend.accuracy`).
 
     Another option is another field: it reaches all that this value reaches, and decisions that were made under its
     default keep their names (:attr:`canonical`).

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_expand import Expand, Nodes
 
@@ -146,7 +147,7 @@ def _matmul_nbits(nodes: Nodes) -> str:
     ``B`` holds ``N`` rows of ``K`` numbers of ``bits`` bits, in blocks of ``block_size`` that start at a byte and
     have a scale each. A zero point is the middle of the range where it is left out, else packed like ``B``, or a
     floating-point number. The numbers become signed integers about the middle, so that symmetric weights have no
-    zero point.
+    zero point. ``accuracy_level`` goes with the product (:mod:`mlc.frontend.accuracy`).
     """
     a, b, scales, zeros, order, bias = nodes.inputs(6)
     attributes = nodes.attributes()
@@ -181,6 +182,7 @@ def _matmul_nbits(nodes: Nodes) -> str:
     if count * block != columns:
         weights = nodes("Slice", weights, *(nodes.constant([n]) for n in (0, columns, 1)))
     result = str(nodes("MatMul", a, nodes("Transpose", weights, perm=[1, 0])))
+    allow(nodes.made[-1], int(attributes.get("accuracy_level", 0)))
     return str(nodes("Add", result, bias)) if bias else result
 
 

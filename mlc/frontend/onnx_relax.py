@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
 from mlc.frontend import onnx_sizes
+from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
@@ -54,8 +55,8 @@ def import_onnx(
     check_supported(graph.nodes)
     with scope(free):
         mod = _to_relax(graph, name)
-        if free:
-            mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attributes(free)))
+        if attrs := {**(attributes(free) if free else {}), **allowed(graph.nodes)}:
+            mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attrs))
     found = imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
     return replace(found, nodes=origins(own, graph.nodes))
 

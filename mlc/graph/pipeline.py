@@ -89,7 +89,7 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
         transform.CanonicalizeBindings(),
         precision.WidenFloats if target.kind == "llvm" else precision.WidenSums,
         precision.Quantisation(target, options),
-        *((precision.WeightOnlyProducts,) if target.kind == "llvm" else ()),
+        *((precision.WeightOnlyProducts(target, options),) if target.kind == "llvm" else ()),
         Simplify,
         simplify.ShareCommon,
     )

@@ -10,6 +10,7 @@ from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
 from schedules.cpu.gemm import GEMM, GEMM_BFLOAT, GEMM_BYTES, GEMM_INTEGER
+from schedules.cpu.gemm_rounded import GEMM_ROUNDED
 from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
 from schedules.cpu.pooling import POOLING
 from schedules.cpu.recurrent import RECURRENT
@@ -22,6 +23,6 @@ __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
     ATTENTION_FEW, ATTENTION, RECURRENT, REMAINDER, CONV2D, CONV2D_INTEGER, CONV2D_BYTES, CONV2D_BFLOAT,
-    DEPTHWISE_INTEGER, WINOGRAD, WINOGRAD_INTEGER, GEMM_WEIGHT_ONLY, GEMM, GEMM_INTEGER, GEMM_BYTES, GEMM_BFLOAT,
-    DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    DEPTHWISE_INTEGER, WINOGRAD, WINOGRAD_INTEGER, GEMM_WEIGHT_ONLY, GEMM_ROUNDED, GEMM, GEMM_INTEGER, GEMM_BYTES,
+    GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from math import gcd
 
 from schedules.cpu.gemm_shape import GemmShape
-from schedules.cpu.tiling import divisors, tile_fits
+from schedules.cpu.tiling import SHARED_SET, apart, divisors, tile_fits
 from schedules.lowering import lines_per_step
 from schedules.machine import LINE_BYTES, CpuMachine
 from schedules.space import Decisions
@@ -33,8 +32,6 @@ _MAX_ROWS = 16
 _STREAMED, _BROADCAST, _CROWDED = {16: 0.8, 32: 0.45}, 0.3, 1.06
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.03
-#: time of a tile whose rows of A are too many for the set of the first cache that they share
-_SHARED_SET = 1.5
 #: multiply-adds of a chunk small enough that beginning one weighs half of all that could be lost by it
 _GRAIN = 20_000
 #: part of the third level's rate at which what the arithmetic waits for is there in time
@@ -156,21 +153,14 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     full, left = divmod(shape.m, m)
     cost = (full * steps(m) + (steps(left) if left else 0.0)) / (shape.m * vectors)
     cost *= -(-shape.n // n) * n / shape.n * vectors * lanes / n * (_RAGGED if left else 1.0)
-    if not (shape.transposed[0] or _apart(shape, machine, m)):
-        cost *= _SHARED_SET
+    if not (shape.transposed[0] or apart(machine, m, shape.k * _WORD)):
+        cost *= SHARED_SET
     spare = machine.vector_registers - (m * chains + 1) * vectors - 1
     if m > 1 and spare < (2 if machine.vector_registers >= 32 else 1):
         cost *= _CROWDED
     if m > 1 and 2 * n <= shape.packed:
         cost *= _PART_OF_LINE
     return cost * (1 + 0.01 * (chains - 1))
-
-
-def _apart(shape: GemmShape, machine: CpuMachine, m: int) -> bool:
-    """Whether the lines that ``m`` rows of A are read from all find a place in the first cache: rows a multiple of a
-    way apart share one set of at least eight lines."""
-    places = machine.way_bytes // gcd(machine.way_bytes, shape.k * 4)
-    return m <= max(8, machine.l1_bytes // machine.way_bytes) * places
 
 
 def _unrolled(depth: int) -> int:

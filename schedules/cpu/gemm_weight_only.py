@@ -7,8 +7,7 @@ up a block's products of integers, and then that times the block's scale to its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import tvm
@@ -17,18 +16,23 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.analysis import BlockInfo, analyse, remembered
 from schedules.cpu.common import InjectiveTile, extent_of, parallel_work, parallelise, schedule_injective
-from schedules.cpu.tiling import check_tile, consumers_inlined, divisors, find_annotated
+from schedules.cpu.few_bits import FewBits, chunks, heights, widths
+from schedules.cpu.tiling import SHARED_SET, apart, check_tile, consumers_inlined, divisors, find_annotated
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
-__all__ = ["GEMM_WEIGHT_ONLY"]
+__all__ = ["GEMM_WEIGHT_ONLY", "PARTS", "WeightOnlyGemm", "fold_producers", "in_registers", "tiled_parts"]
 
-#: the annotation of the product, and the names of the blocks that it reads
-_PRODUCT, _PARTS, _PLACED, _TOTALS = "dense_weight_only", "parts", "placed", "totals"
-#: the tallest and the widest register tile, in rows and vectors
-_MAX_ROWS, _MAX_VECTORS = 12, 8
-#: the time of unpacking a vector, a mask and a conversion, in multiply-adds: other units take them at the same time
-_UNPACK = 1.0
+#: the names of the blocks that the product reads
+PARTS, _PLACED, _TOTALS = "parts", "placed", "totals"
+#: The time that multiply-adds do not hide of unpacking a vector, a mask and a conversion, and of loading a value that a
+#: tile's columns share, in multiply-adds, by the number of registers. Measured at 32 to 128 rows on AVX-512: 8 x 2 runs
+#: at 0.8 to 0.9 of 4 x 4. To unpack a column of tiles ahead of all rows, into the second cache, takes 1.0 to 1.6 times
+#: as long as to unpack in registers, on AVX2 as well: a tile of four rows or more hides most of that, and what is
+#: unpacked has eight times the bytes.
+_UNPACK, _BROADCAST = {16: 1.0, 32: 0.25}, {16: 0.3, 32: 0.4}
+#: Time of a tile that leaves no registers for the words of two steps, where LLVM holds them in any of 32: 6 x 4 spills
+_CROWDED = 1.1
 #: registers for a broadcast value and what is on its way from a word to a multiply-add
 _TEMPORARY = 2
 #: the time of adding a block's sum to the result, on its way through memory, in multiply-adds
@@ -41,41 +45,19 @@ _HELD_WORDS = 8
 _RAGGED = 1.1
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """``[rows, K] x [K, columns]``: a sum of ``blocks``, each of ``steps`` words of ``fields`` integers; panels have
-    ``panel`` columns."""
-
-    rows: int
-    columns: int
-    blocks: int
-    steps: int
-    fields: int
-    panel: int
-
-    @property
-    def depth(self) -> int:
-        return self.blocks * self.steps * self.fields
-
-    @property
-    def column_bytes(self) -> int:
-        """What a column's words and scales take."""
-        return self.blocks * (self.steps + 1) * 4
-
-
 @remembered
-def _shape(func: tirx.PrimFunc) -> _Shape | None:
+def _shape(func: tirx.PrimFunc) -> FewBits | None:
     info = analyse(func)
-    product = next((block for block in info.blocks if block.annotation == _PRODUCT), None)
+    product = next((block for block in info.blocks if block.annotation == WeightOnlyGemm.op), None)
     if product is None:
         return None
     named = {block.name: block for block in info.producers(product)}
-    if _PARTS not in named or set(named) - {_PARTS, _TOTALS}:
+    if PARTS not in named or set(named) - {PARTS, _TOTALS}:
         return None
-    *_, steps, fields = named[_PARTS].extents
+    *_, steps, fields = named[PARTS].extents
     *rows, columns = (product.extents[i] for i in product.spatial)
     (blocks,) = (product.extents[i] for i in product.reduced)
-    return _Shape(prod(rows), columns, blocks, steps, fields, _panel(named[_PARTS]))
+    return FewBits(prod(rows), columns, blocks, steps, fields, _panel(named[PARTS]))
 
 
 def _panel(parts: BlockInfo) -> int:
@@ -89,68 +71,101 @@ class WeightOnlyGemm(Space):
 
     name = "cpu.gemm_weight_only"
     target_kind = "llvm"
+    op = "dense_weight_only"
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-        return _shape(func) is not None
+        return self.shape(func) is not None
+
+    def shape(self, func: tirx.PrimFunc) -> FewBits | None:
+        """The extents of ``func``, if it is a product of this space's kind."""
+        return _shape(func)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        shape = _shape(func)
+        shape = self.shape(func)
         assert shape is not None
-        heights, widths = _heights(shape), _widths(shape, cpu_machine(target))
+        tall, wide = heights(shape), widths(shape, cpu_machine(target))
         return (
-            Knob("m", tuple(heights)),
-            Knob("n", tuple(widths)),
-            Knob("mb", tuple(sorted({d for m in heights for d in divisors(-(-shape.rows // m), 64)}))),
-            Knob("nb", tuple(sorted({d for n in widths for d in divisors(shape.columns // n, 64)}))),
+            Knob("m", tuple(tall)),
+            Knob("n", tuple(wide)),
+            Knob("mb", tuple(sorted({d for m in tall for d in divisors(-(-shape.rows // m), 64)}))),
+            Knob("nb", tuple(sorted({d for n in wide for d in divisors(shape.columns // n, 64)}))),
             Knob("k", tuple(divisors(shape.steps, 4))),
             Knob("order", (0, 1)),
             Knob("inner", (0, 1)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape = _shape(func)
+        shape = self.shape(func)
         assert shape is not None
         yield from _seeds(shape, cpu_machine(target))
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        shape, machine = _shape(sch.mod["main"]), cpu_machine(target)
+        shape, machine = self.shape(sch.mod["main"]), cpu_machine(target)
         assert shape is not None
         m, n, mb, nb, k, order, inner = (pick(name) for name in ("m", "n", "mb", "nb", "k", "order", "inner"))
         if -(-shape.rows // m) % mb or shape.columns // n % nb:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         lanes = min(n, machine.lanes())
-        check_tile(machine, m * n // lanes, k * shape.fields)
-        product = find_annotated(sch, (_PRODUCT,))
+        check_tile(machine, m * n // lanes, k * shape.fields // shape.taken)
+        product = find_annotated(sch, (self.op,))
         assert product is not None
         named = {str(sch.get(block).name_hint): block for block in sch.get_producers(product)}
-        parts, totals = named[_PARTS], named.get(_TOTALS)
-        placed = next((b for b in sch.get_producers(parts) if str(sch.get(b).name_hint) == _PLACED), None)
-        for reader in (parts, placed, totals):
-            _fold_producers(sch, reader, placed)
+        parts = named[PARTS]
+        finish = self.activations(sch, named, shape, machine)
         out = consumers_inlined(sch, product)
 
         *batch, i, j = sch.get_loops(out)
         chunk_i, outer_i, row = sch.split(i, [None, mb, m])
         chunk_j, outer_j, vectors, vector = sch.split(j, [None, nb, n // lanes, lanes])
-        chunks = (chunk_i, chunk_j) if order == 0 else (chunk_j, chunk_i)
+        grid = (chunk_i, chunk_j) if order == 0 else (chunk_j, chunk_i)
         tiles = (outer_i, outer_j) if inner == 0 else (outer_j, outer_i)
-        sch.reorder(*batch, *chunks, *tiles, row, vectors, vector)
-        _in_registers(sch, [row, vectors], vector)
+        sch.reorder(*batch, *grid, *tiles, row, vectors, vector)
+        in_registers(sch, [row, vectors], vector)
         if shape.rows % m:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_i, "pragma_loop_partition_hint", True)
-        starts = _tile(sch, product, parts, tiles[-1], k, lanes)
-        chunk = sch.fuse(*batch, *chunks)
+        block = _product(sch, product, tiles[-1], lanes)
+        steps = self.parts(sch, parts, block, k, lanes)
+        chunk = sch.fuse(*batch, *grid)
         if extent_of(sch, chunk) > 1 and shape.rows * shape.columns * shape.depth >= parallel_work(machine):
             sch.parallel(chunk)
-        if totals is not None:
-            starts += _totals(sch, totals, shape, machine)
-        for block, start in starts:
-            sch.decompose_reduction(block, start)
-        if placed is not None:
-            schedule_injective(sch, placed, machine, InjectiveTile())
+        finish()
+        sch.decompose_reduction(product, block)
+        self.begin(sch, parts, steps, shape, target)
+
+    def activations(
+        self, sch: s_tir.Schedule, named: Mapping[str, SBlockRV], shape: FewBits, machine: CpuMachine
+    ) -> Callable[[], None]:
+        """Fold what makes the activations into the blocks that prepare them; returns what lays those out, to be called
+        after the tile is made. ``named`` are the blocks that the product reads."""
+        parts, totals = named[PARTS], named.get(_TOTALS)
+        placed = next((b for b in sch.get_producers(parts) if str(sch.get(b).name_hint) == _PLACED), None)
+        for reader in (parts, placed, totals):
+            fold_producers(sch, reader, placed)
+
+        def finish() -> None:
+            for block, start in _totals(sch, totals, shape, machine) if totals is not None else ():
+                sch.decompose_reduction(block, start)
+            if placed is not None:
+                schedule_injective(sch, placed, machine, InjectiveTile())
+
+        return finish
+
+    def parts(self, sch: s_tir.Schedule, parts: SBlockRV, at: LoopRV, k: int, lanes: int) -> LoopRV:
+        """A tile of the part of a block of the sum, computed at the loop over blocks; returns the loop to initialise it
+        before."""
+        steps, row, vectors, vector, field = tiled_parts(sch, parts, at, k, lanes)
+        sch.reorder(field, row, vectors, vector)
+        in_registers(sch, [field, row, vectors], vector)
+        return steps
+
+    def begin(
+        self, sch: s_tir.Schedule, parts: SBlockRV, steps: LoopRV, shape: FewBits, target: tvm.target.Target
+    ) -> None:
+        """Set the sums of a block to zero before the loop over its ``steps``."""
+        sch.decompose_reduction(parts, steps)
 
 
-def _fold_producers(sch: s_tir.Schedule, reader: SBlockRV | None, kept: SBlockRV | None) -> None:
+def fold_producers(sch: s_tir.Schedule, reader: SBlockRV | None, kept: SBlockRV | None) -> None:
     """Fold what makes the activations into a block that reads them; ``kept`` stays a block."""
     if reader is None:
         return
@@ -159,34 +174,39 @@ def _fold_producers(sch: s_tir.Schedule, reader: SBlockRV | None, kept: SBlockRV
             sch.compute_inline(producer)
 
 
-def _in_registers(sch: s_tir.Schedule, loops: list[LoopRV], vector: LoopRV) -> None:
+def in_registers(sch: s_tir.Schedule, loops: list[LoopRV], vector: LoopRV) -> None:
     sch.vectorize(vector)
     for loop in loops:
         sch.unroll(loop)
 
 
-def _tile(
-    sch: s_tir.Schedule, product: SBlockRV, parts: SBlockRV, at: LoopRV, k: int, lanes: int
-) -> list[tuple[SBlockRV, LoopRV]]:
-    """A register tile of the product, and inside of it a block's part; returns each with the loop to initialise it
-    before."""
+def _product(sch: s_tir.Schedule, product: SBlockRV, at: LoopRV, lanes: int) -> LoopRV:
+    """A register tile of the product; returns the loop over the blocks of its sum."""
     sch.compute_at(product, at, preserve_unit_loops=True)
     *_, row, column, block = sch.get_loops(product)
     vectors, vector = sch.split(column, [None, lanes])
     sch.reorder(block, row, vectors, vector)
-    _in_registers(sch, [row, vectors], vector)
-    sch.compute_at(parts, block, preserve_unit_loops=True)
+    in_registers(sch, [row, vectors], vector)
+    return block
+
+
+def tiled_parts(
+    sch: s_tir.Schedule, parts: SBlockRV, at: LoopRV, k: int, lanes: int
+) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV, LoopRV]:
+    """Compute a block's part of a tile at that loop, ``k`` words unrolled; returns the loops over the others, over
+    rows, vectors and a vector's lanes, and over what is within a word."""
+    sch.compute_at(parts, at, preserve_unit_loops=True)
     sch.set_scope(parts, 0, "local")
     *_, row, one, column, steps, field = sch.get_loops(parts)
     vectors, vector = sch.split(column, [None, lanes])
     steps, step = sch.split(steps, [None, k])
-    sch.reorder(one, steps, step, field, row, vectors, vector)
-    _in_registers(sch, [step, field, row, vectors], vector)
-    return [(product, block), (parts, steps)]
+    sch.reorder(one, steps, step, row, vectors, vector, field)
+    sch.unroll(step)
+    return steps, row, vectors, vector, field
 
 
 def _totals(
-    sch: s_tir.Schedule, totals: SBlockRV, shape: _Shape, machine: CpuMachine
+    sch: s_tir.Schedule, totals: SBlockRV, shape: FewBits, machine: CpuMachine
 ) -> list[tuple[SBlockRV, LoopRV]]:
     """Add up the activations of a block, whole vectors first; returns what is added up, each with the loop over it."""
     *rows, block, summed = sch.get_loops(totals)
@@ -206,25 +226,12 @@ def _totals(
     return [*starts, (totals, summed)]
 
 
-def _heights(shape: _Shape) -> list[int]:
-    """Tile heights: those that divide the rows, and for each number of tiles the lowest."""
-    lowest = {-(-shape.rows // tiles) for tiles in range(-(-shape.rows // _MAX_ROWS), shape.rows + 1)}
-    return sorted({*divisors(shape.rows, _MAX_ROWS), *lowest, *range(1, min(shape.rows, _MAX_ROWS) + 1)})
-
-
-def _widths(shape: _Shape, machine: CpuMachine) -> list[int]:
-    """Tile widths: whole vectors of a panel, or whole panels."""
-    lanes = min(machine.lanes(), shape.panel)
-    found = {*(lanes * v for v in divisors(shape.panel // lanes, _MAX_VECTORS)),
-             *(shape.panel * p for p in divisors(shape.columns // shape.panel, _MAX_VECTORS))}
-    return sorted(n for n in found if n <= lanes * _MAX_VECTORS)
-
-
-def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
+def _seeds(shape: FewBits, machine: CpuMachine) -> Iterator[Decisions]:
     """Register tiles by the arithmetic of a field: multiply-adds, and unpacking of each vector."""
     lanes, options = machine.lanes(), []
-    for m in _heights(shape):
-        for n in _widths(shape, machine):
+    unpack, broadcast = (times.get(machine.vector_registers, times[16]) for times in (_UNPACK, _BROADCAST))
+    for m in heights(shape):
+        for n in widths(shape, machine):
             vectors = -(-n // lanes)
             if m * vectors + vectors + _TEMPORARY > machine.vector_registers:
                 continue
@@ -232,30 +239,20 @@ def _seeds(shape: _Shape, machine: CpuMachine) -> Iterator[Decisions]:
             for height in {m: shape.rows // m, shape.rows % m: 1} if shape.rows % m else {m: shape.rows // m}:
                 tiles = 1 if height == shape.rows % m else shape.rows // m
                 busy = machine.fma_per_cycle * machine.fma_latency
-                step = max(height * vectors + _UNPACK * vectors, busy) + 0.3 * height
+                step = max(height * vectors + unpack * vectors, busy) + broadcast * height
                 step += _ADDED * height * vectors / (shape.steps * shape.fields)
                 cost += step * tiles
+            if machine.vector_registers >= 32 and (m + 2) * vectors + _TEMPORARY > machine.vector_registers:
+                cost *= _CROWDED
+            if not apart(machine, m, shape.depth * shape.item):
+                cost *= SHARED_SET
             options.append((cost * (shape.columns // n) * (_RAGGED if shape.rows % m else 1.0), -n, m))
     options.sort()
     for _, width, m in options[:4]:
         n = -width
         k = max(d for d in divisors(shape.steps, 2) if d == 1 or m > 1 or d * n <= _HELD_WORDS * lanes)
-        for mb, nb, order, inner in _chunks(shape, machine, m, n):
+        for mb, nb, order, inner in chunks(shape, machine, m, n):
             yield {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
-
-
-def _chunks(shape: _Shape, machine: CpuMachine, m: int, n: int) -> list[tuple[int, int, int, int]]:
-    """``(mb, nb, order, inner)``: rows that stay in the second cache while the weight streams past them, all of them
-    where they do; and chunks enough for the cores."""
-    tiles, widths = -(-shape.rows // m), shape.columns // n
-    room = machine.l2_bytes * 3 // 4
-    mb = max(d for d in divisors(tiles, 64) if d == 1 or d * m * shape.depth * 4 <= room)
-    found = []
-    for wanted in (4 * machine.cores, machine.cores, 16 * machine.cores):
-        nb = max((d for d in divisors(widths, 64) if widths // d >= min(wanted, widths)), default=1)
-        if (mb, nb, 1, 1) not in found:
-            found.append((mb, nb, 1, 1))
-    return found
 
 
 GEMM_WEIGHT_ONLY = WeightOnlyGemm()

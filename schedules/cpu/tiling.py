@@ -8,6 +8,7 @@ This is the micro-kernel of Goto and van de Geijn, "Anatomy of High-Performance 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from tvm import s_tir
 
@@ -17,8 +18,8 @@ from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
 __all__ = [
-    "OP_ANNOTATION", "accumulate", "accumulator_budget", "check_tile", "consumers_inlined", "divisors",
-    "find_annotated", "staged_input", "tile_fits", "vectors_in",
+    "OP_ANNOTATION", "SHARED_SET", "accumulate", "accumulator_budget", "apart", "check_tile", "consumers_inlined",
+    "divisors", "find_annotated", "staged_input", "tile_fits", "vectors_in",
 ]
 
 OP_ANNOTATION = "mlc.op"
@@ -105,6 +106,17 @@ def tile_fits(machine: CpuMachine, rows: int, vectors: int, chains: int = 1, ste
     if accumulators > machine.vector_registers * 3 // 4 or not step.fits(machine, accumulators, vectors):
         return False
     return min(rows * chains, vectors) <= 4 if wide else rows == 1 or accumulators + vectors < machine.vector_registers
+
+
+#: time of a tile whose rows of A are too many for the set of the first cache that they share
+SHARED_SET = 1.5
+
+
+def apart(machine: CpuMachine, rows: int, row_bytes: int) -> bool:
+    """Whether the lines that ``rows`` of A are read from all find a place in the first cache: rows a multiple of a way
+    apart share one set of at least eight lines."""
+    places = machine.way_bytes // gcd(machine.way_bytes, row_bytes)
+    return rows <= max(8, machine.l1_bytes // machine.way_bytes) * places
 
 
 #: multiply-adds of one unrolled loop body: beyond this the build takes seconds and the code leaves the µop cache

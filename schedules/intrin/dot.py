@@ -24,6 +24,12 @@ is exact:
     Four pixels of uint8, of which each lane takes those of its own channel, by weights of int8: a row of a depthwise
     convolution's window. The pixels lie as they are stored; one shuffle makes quads of them (``vpermb``, or two).
 
+``nibbles``, ``octets``
+    The other way around: activations are int8, weights uint8. Of nibbles a byte holds two, the lower one for the first
+    four of eight activations and the upper one for the last four; both are unpacked in registers, which LLVM does once
+    for all rows. Where there is no dot product of bytes, ``pmaddubsw`` takes nibbles, of which no sum of four products
+    saturates. Of aarch64, ``usdot`` takes both, and ``sdot`` nibbles.
+
 Of bfloat16 it takes two:
 
 ``bfloats``
@@ -43,16 +49,19 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare, select
 
-__all__ = ["BFLOATS", "BYTES", "QUADS", "TAPS", "WORDS", "dot", "dot_form"]
+__all__ = ["BFLOATS", "BYTES", "NIBBLES", "OCTETS", "QUADS", "TAPS", "WORDS", "dot", "dot_form"]
 
 QUADS, WORDS, BYTES, TAPS, BFLOATS = "quads", "words", "bytes", "taps", "bfloats"
+NIBBLES, OCTETS = "nibbles", "octets"
 #: LLVM's names by lanes, which are also those of the VEX forms
 _QUAD_NAMES = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
 _WORD_NAMES = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 _BYTE_NAMES = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
-_SDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+_SDOT, _USDOT = "llvm.aarch64.neon.sdot.v4i32.v16i8", "llvm.aarch64.neon.usdot.v4i32.v16i8"
 #: the highest bit of each byte
 _SIGN_BITS = -0x7F7F7F80
+#: the lower half of each byte
+_LOWER_NIBBLES = 0x0F0F0F0F
 #: of two products and two additions, each rounded
 _ROUNDED = 4e-7
 
@@ -107,6 +116,84 @@ def _signed_step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
     values = weights.vload([0, 0], "int8x16")
     of_weights = _call("int32x4", _SDOT, tirx.const(0, "int32x4"), tirx.const(1, "int8x16"), values)
     return _call("int32x4", _SDOT, sums + (of_weights << tirx.const(7, "int32x4")), signed, values)
+
+
+def _octets(lanes: int) -> tirx.PrimFunc:
+    return _products(lanes, 4, "int8", "uint8", "int32")
+
+
+def _octet_step(lanes: int, name: str) -> _Step:
+    def step(sums: Any, activations: Any, weights: tirx.Buffer) -> Any:
+        shared = tirx.reinterpret(f"int8x{4 * lanes}", activations)
+        values = tirx.reinterpret(f"int8x{4 * lanes}", weights.vload([0, 0], f"uint8x{4 * lanes}"))
+        return _call(f"int32x{lanes}", name, sums, values, shared)
+
+    return step
+
+
+def _nibbles(lanes: int) -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def description(x: T.handle, y: T.handle, z: T.handle) -> None:
+        a = T.match_buffer(x, (8,), "int8", offset_factor=1)
+        b = T.match_buffer(y, (lanes, 4), "uint8", offset_factor=1)
+        c = T.match_buffer(z, (lanes,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(c[0:lanes], a[0:8], b[0:lanes, 0:4])
+            T.writes(c[0:lanes])
+            for i, k in T.grid(lanes, 4):
+                with T.sblock("dot"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    c[vi] = c[vi] + (
+                        T.Cast("int32", a[vk]) * T.Cast("int32", T.bitwise_and(b[vi, vk], T.uint8(15)))
+                        + T.Cast("int32", a[vk + 4]) * T.Cast("int32", T.shift_right(b[vi, vk], T.uint8(4)))
+                    )
+
+    return description
+
+
+#: the new sums of the old ones, of the lower and the upper nibbles as bytes, and of the activations that each meets
+_Halves = Callable[[Any, tuple[Any, Any], tuple[Any, Any]], Any]
+
+
+def _nibbles_taken(added: _Halves, description: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function that unpacks the nibbles of a vector and adds their products."""
+    sums, activations, weights = (region.source for region in description.body.block.reads)
+    lanes = int(sums.shape[0])
+    four, words = f"int8x{4 * lanes}", f"uint32x{lanes}"
+    shared = [tirx.reinterpret(four, tirx.Broadcast(tirx.reinterpret("int32", activations.vload([k], "int8x4")), lanes))
+              for k in (0, 4)]
+    packed = tirx.reinterpret(words, weights.vload([0, 0], f"uint8x{4 * lanes}"))
+    mask = tirx.const(_LOWER_NIBBLES, words)
+    halves = [tirx.reinterpret(four, part & mask) for part in (packed, packed >> tirx.const(4, words))]
+    index = [tirx.Ramp(0, 1, lanes)]
+    new = added(tirx.BufferLoad(sums, index), (halves[0], halves[1]), (shared[0], shared[1]))
+    return _stored(description, new, index)
+
+
+def _nibble_dots(lanes: int, name: str) -> _Halves:
+    def added(sums: Any, halves: tuple[Any, Any], shared: tuple[Any, Any]) -> Any:
+        for weights, activations in zip(halves, shared, strict=True):
+            sums = _call(f"int32x{lanes}", name, sums, weights, activations)
+        return sums
+
+    return added
+
+
+def _nibble_pairs(lanes: int) -> _Halves:
+    """Sums of two products of both halves are within 16 bits, and so is the sum of both."""
+
+    def added(sums: Any, halves: tuple[Any, Any], shared: tuple[Any, Any]) -> Any:
+        words, whole = f"int16x{2 * lanes}", f"uint32x{lanes}"
+        low, high = (_call(words, _BYTE_NAMES[lanes], w, a) for w, a in zip(halves, shared, strict=True))
+        products = _call(f"int32x{lanes}", _WORD_NAMES[lanes], low + high, tirx.const(1, words))
+        return _fenced(tirx.reinterpret(whole, sums) + tirx.reinterpret(whole, products), lanes)
+
+    return added
+
+
+def _of_nibbles(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Of activations ``[8]`` and bytes ``[lanes, 4]``."""
+    return c + (b % 16).astype(c.dtype) @ a[:4].astype(c.dtype) + (b // 16).astype(c.dtype) @ a[4:].astype(c.dtype)
 
 
 def _words(lanes: int) -> tirx.PrimFunc:
@@ -246,6 +333,7 @@ def _added(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 _QUAD_TYPES, _WORD_TYPES = ("uint8", "int8", "int32"), ("int16", "int16", "int32")
+_OCTET_TYPES = ("int8", "uint8", "int32")
 _BFLOAT_TYPES = ("bfloat16", "bfloat16", "float32")
 _VNNI, _AVX_VNNI = ("avx512vnni", "avx512vl"), ("avxvnni",)
 
@@ -254,6 +342,16 @@ for _lanes in (4, 8, 16):
         Intrinsic(
             PREFIX + dot(QUADS, _lanes), _QUAD_TYPES, (_VNNI,) if _lanes == 16 else (_VNNI, _AVX_VNNI),
             partial(_quads, _lanes), partial(_implemented, _quad_step(_lanes, _QUAD_NAMES[_lanes])), _added, "vpdpbusd",
+        ),
+        Intrinsic(
+            PREFIX + dot(OCTETS, _lanes), _OCTET_TYPES, (_VNNI,) if _lanes == 16 else (_VNNI, _AVX_VNNI),
+            partial(_octets, _lanes), partial(_implemented, _octet_step(_lanes, _QUAD_NAMES[_lanes])), _added,
+            "vpdpbusd",
+        ),
+        Intrinsic(
+            PREFIX + dot(NIBBLES, _lanes), _OCTET_TYPES, (_VNNI,) if _lanes == 16 else (_VNNI, _AVX_VNNI),
+            partial(_nibbles, _lanes), partial(_nibbles_taken, _nibble_dots(_lanes, _QUAD_NAMES[_lanes])), _of_nibbles,
+            "vpdpbusd",
         ),
         Intrinsic(
             PREFIX + dot(WORDS, _lanes), _WORD_TYPES, (({4: "sse2", 8: "avx2", 16: "avx512bw"}[_lanes],),),
@@ -275,11 +373,23 @@ for _lanes in (8, 16):
             PREFIX + dot(BYTES, _lanes), _QUAD_TYPES, (({8: "avx2", 16: "avx512bw"}[_lanes],),),
             partial(_bytes, _lanes), partial(_implemented, _byte_step(_lanes)), _saturated, "pmaddubsw",
         ),
+        Intrinsic(  # after those of dot products
+            f"{PREFIX}{dot(NIBBLES, _lanes)}.pairs", _OCTET_TYPES, (({8: "avx2", 16: "avx512bw"}[_lanes],),),
+            partial(_nibbles, _lanes), partial(_nibbles_taken, _nibble_pairs(_lanes)), _of_nibbles, "pmaddubsw",
+        ),
     )
 declare(  # with signed operands alone last
     Intrinsic(
+        f"{PREFIX}{dot(OCTETS, 4)}.usdot", _OCTET_TYPES, (("i8mm",),), partial(_octets, 4),
+        partial(_implemented, _octet_step(4, _USDOT)), _added, "usdot",
+    ),
+    Intrinsic(
+        f"{PREFIX}{dot(NIBBLES, 4)}.sdot", _OCTET_TYPES, (("dotprod",),), partial(_nibbles, 4),
+        partial(_nibbles_taken, _nibble_dots(4, _SDOT)), _of_nibbles, "sdot",
+    ),
+    Intrinsic(
         f"{PREFIX}{dot(QUADS, 4)}.usdot", _QUAD_TYPES, (("i8mm",),), partial(_quads, 4),
-        partial(_implemented, _quad_step(4, "llvm.aarch64.neon.usdot.v4i32.v16i8")), _added, "usdot",
+        partial(_implemented, _quad_step(4, _USDOT)), _added, "usdot",
     ),
     Intrinsic(
         f"{PREFIX}{dot(QUADS, 4)}.sdot", _QUAD_TYPES, (("dotprod",),), partial(_quads, 4),

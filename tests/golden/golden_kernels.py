@@ -12,6 +12,7 @@ from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, trans
 from mlc.graph.kernels import bfloat, integer, saturating
 from mlc.graph.kernels.query_blocks import Sizes, attention
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
+from mlc.graph.kernels.rounded import dense_rounded
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.graph.pipeline import lower
 from mlc.graph.task import normalise
@@ -60,6 +61,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_integer": _integer_product(form),
+        "cpu.gemm_rounded": _rounded_product(),
         "cpu.gemm_weight_only": _weight_only_product(),
         "cpu.recurrent": _gated_recurrence(),
         "cpu.remainder": saturating.remainder(64, 48, 96, 192),
@@ -118,6 +120,13 @@ def _weight_only_product() -> tirx.PrimFunc:
     data = te.placeholder((1, 256), name="data")
     words, scale = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((4, 8, 32), name="scale")
     return te.create_prim_func([data, words, scale, dense_weight_only(data, words, scale, None, 4, 32)])
+
+
+def _rounded_product() -> tirx.PrimFunc:
+    """A few rows, rounded to 8 bits, by 4-bit weights with a scale for each 32."""
+    data = te.placeholder((4, 256), name="data")
+    weight, scale = te.placeholder((4, 32, 32, 4), "uint8", name="w"), te.placeholder((4, 8, 32), name="scale")
+    return te.create_prim_func([data, weight, scale, dense_rounded(data, weight, scale, None, 4, 32)])
 
 
 def _gated_recurrence() -> tirx.PrimFunc:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,8 +19,8 @@ HIDDEN, INNER, HEADS, GROUPS, SIZE, WORDS, LAYERS, BLOCK = 64, 160, 4, 2, 16, 96
 class _Decoder:
     """Writes the graph; weights are seeded random ones."""
 
-    def __init__(self, length: int, past: int, bits: int) -> None:
-        self.length, self.past, self.bits = length, past, bits
+    def __init__(self, length: int, past: int, bits: int, level: int = 0) -> None:
+        self.length, self.past, self.bits, self.level = length, past, bits, level
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self._rng = np.random.default_rng(11)
@@ -39,7 +41,8 @@ class _Decoder:
         packed = self._rng.integers(0, 256, (n, blocks, BLOCK * self.bits // 8), dtype=np.uint8)
         scale = self._rng.uniform(0.5, 1.5, n * blocks) / (2 ** (self.bits - 2) * k ** 0.5)
         inputs = [x, self.constant(f"{name}.w", packed), self.constant(f"{name}.s", scale.astype("float32"))]
-        return self.node("MatMulNBits", inputs, [name], MICROSOFT, K=k, N=n, bits=self.bits, block_size=BLOCK)
+        return self.node("MatMulNBits", inputs, [name], MICROSOFT, K=k, N=n, bits=self.bits, block_size=BLOCK,
+                         accuracy_level=self.level)
 
     def attention(self, layer: str, x: str) -> str:
         q, k, v = (self.product(f"{layer}.{part}", x, HIDDEN, width * SIZE)
@@ -111,6 +114,20 @@ def test_a_decoder_of_4_bits_is_right(length: int, past: int, bits: int) -> None
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
     products = [entry for entry in exe.metadata["functions"] if entry["space"] == "cpu.gemm_weight_only"]
     assert sum(entry["calls"] for entry in products) == 7 * LAYERS + 1
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"])
+def test_activations_of_8_bits_where_the_model_allows_them(target: str) -> None:
+    """As near to the exact results as onnxruntime's, which rounds them likewise."""
+    feeds = {"ids": np.random.default_rng(0).integers(0, WORDS, (1, 6))}
+    exact, theirs = (
+        onnxruntime.InferenceSession(_Decoder(6, 0, 4, level).model().SerializeToString(),
+                                     providers=["CPUExecutionProvider"]).run(None, feeds)[0] for level in (0, 4))
+    exe = mlc.compile(_Decoder(6, 0, 4, 4).model(), target=target)
+    products = [entry for entry in exe.metadata["functions"] if entry["space"] == "cpu.gemm_rounded"]
+    assert sum(entry["calls"] for entry in products) == 7 * LAYERS + 1
+    errors = [np.sqrt(((each - exact) ** 2).mean() / (exact**2).mean()) for each in (exe(**feeds)[0], theirs)]
+    assert 0 < errors[0] < 2 * errors[1] < 0.1
 
 
 def test_a_length_that_is_told_when_run_is_never_silently_wrong() -> None:

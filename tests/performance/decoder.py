@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ENGINES = ("mlc", "onnxruntime", "openvino")
 _BLOCK = 32
 #: what the table says of a level of MatMulNBits
-_ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which onnxruntime makes use of."}
+_ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which mlc and onnxruntime make use of."}
 
 
 @dataclass(frozen=True)

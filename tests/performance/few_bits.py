@@ -11,6 +11,7 @@ from tvm import te, tirx
 
 from mlc.graph.kernels.bfloat import conv2d_nchwc_bfloat, dense_bfloat
 from mlc.graph.kernels.integer import conv2d_nchwc_integer, dense_integer, dot_form
+from mlc.graph.kernels.rounded import dense_rounded, half_range
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, rows_of_word
 from mlc.target import Target
 from schedules.intrin.dot import QUADS
@@ -37,6 +38,8 @@ def few_bits() -> Iterator[Kernel]:
     for bits in (4, 8):
         yield _vector(bits, 4096, 4096)
         yield _vector(bits, 2048, 5632)
+        yield _rounded(bits, 1, 4096, 4096)
+        yield _rounded(bits, 32, 2048, 5632)
 
 
 def _step(kind: str, target: Target) -> tuple[int, str, str, str]:
@@ -119,3 +122,27 @@ def _vector(bits: int, k: int, n: int, block: int = 32) -> Kernel:
         return x @ weight.transpose(1, 0, 2).reshape(k, n)
 
     return Kernel(f"{bits}-bit vector 1x{k}x{n}, cold weight", build, reference, 2.0 * k * n, _WEIGHTS, (1, 2))
+
+
+def _rounded(bits: int, m: int, k: int, n: int, block: int = 32) -> Kernel:
+    """Rows that are rounded to 8 bits; one of them by a weight that comes from memory."""
+    each, half = rows_of_word(bits), half_range(bits)
+
+    def build(_target: Target) -> tirx.PrimFunc:
+        x = te.placeholder((m, k), name="x")
+        weight = te.placeholder((n // PANEL, k // each, PANEL, 4), "uint8", "w")
+        scale = te.placeholder((n // PANEL, k // block, PANEL), name="scale")
+        return te.create_prim_func([x, weight, scale, dense_rounded(x, weight, scale, None, bits, block)])
+
+    def reference(x: np.ndarray, packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        halves = [packed] if bits == 8 else [packed.astype(np.int64) % 16, packed.astype(np.int64) // 16]
+        integers = np.stack(halves, 2).transpose(0, 1, 2, 4, 3).reshape(n // PANEL, k, PANEL) - half
+        weight = integers * np.repeat(scale, block, axis=1)
+        blocks = x.astype(np.float32).reshape(m, -1, block)
+        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        steps = np.rint(blocks * (np.float32(127) / largest)) * largest.astype(np.float64) / 127
+        return steps.reshape(m, k) @ weight.transpose(1, 0, 2).reshape(k, n)
+
+    name = f"{bits}-bit weights {m}x{k}x{n}, rows of 8 bits"
+    cold, goal = ((1, 2), _WEIGHTS) if m == 1 else ((), None)
+    return Kernel(name + ", cold weight" * (m == 1), build, reference, 2.0 * m * k * n, goal, cold, "dot")

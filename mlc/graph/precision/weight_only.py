@@ -5,24 +5,33 @@
 ``dequantise`` is what importers make of constant integers with a scale for each column, or for each column and block
 of rows: a ``dequantize``, or its arithmetic on blocks, transposed and cut where the model does so. Each weight is
 ``(integer - zero) * scale``, rounded to float32 once, as the model says; only the order of the sum is the kernel's.
+
+Where the model allows activations of 8 bits (:mod:`mlc.frontend.accuracy`), the options integers and the target has
+dot products for them, the activations are rounded too:
+
+``matmul(x, dequantise(W))``   -->   ``dense_rounded(x, bytes of W, scales, zero points)``
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
+from mlc.frontend.accuracy import INT8, level_of
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
+from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.target import Target
 
 __all__ = ["WeightOnlyProducts"]
 
@@ -46,35 +55,60 @@ class _Weight:
         return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1])
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """A product's tensor expression, how it packs weights, and how far it moves integers of so many bits."""
+
+    product: Callable[..., te.Tensor]
+    pack: Callable[[np.ndarray, int, int], np.ndarray]
+    moved: Callable[[int], int]
+
+
+_EXACT = _Kernel(dense_weight_only, pack_words, moved_by)
+_ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range)
+
 _Bound = Mapping[relax.Var, relax.Expr]
 
 
-def _run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
+    """Module pass: products of float32 with constants of 4 or 8 bits read the integers."""
+
+    @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return _changed(mod, target, options)
+
+    return run
+
+
+def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.IRModule:
     bound = {binding.var: binding.value for binding in bindings(mod["main"])}
     found = {var: weight for var, value in bound.items() if (weight := _of_product(value, bound)) is not None}
     if not found:
         return mod
 
+    def kernel(var: relax.Var) -> _Kernel:
+        rounds = options.integers and level_of(var.name, mod["main"].attrs) >= INT8
+        return _ROUNDED if rounds and has_rounded(target, _bits(found[var])) else _EXACT
+
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
-        return _product(builder, value.args[0], shape_of(var), found[var]) if var in found else value
+        return _product(builder, value.args[0], shape_of(var), found[var], kernel(var)) if var in found else value
 
     return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change))
 
 
 def _product(
-    builder: relax.BlockBuilder, data: relax.Expr, shape: tuple[int, ...], weight: _Weight
+    builder: relax.BlockBuilder, data: relax.Expr, shape: tuple[int, ...], weight: _Weight, kernel: _Kernel
 ) -> relax.Expr:
     """The product, of that shape, as a kernel's; batches are more rows of it, so that the weight is read once."""
     depth, columns = weight.integers.shape
     bits = _bits(weight)
-    assert bits
     rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
     if rows != shape[:-1]:
         data = builder.emit(op.reshape(data, (*rows, depth)))
-    moved = weight.zero.astype(np.float32) + moved_by(bits)
+    moved = weight.zero.astype(np.float32) + kernel.moved(bits)
     zero = constant(pack_columns(moved)) if weight.zero.any() else None
     result = builder.emit(builder.call_te(
-        dense_weight_only, data, constant(pack_words(weight.integers, bits, weight.block[0])),
+        kernel.product, data, constant(kernel.pack(weight.integers, bits, weight.block[0])),
         constant(pack_columns(weight.scale)), zero, bits, weight.block[0], primfunc_name_hint="dense_weight_only",
     ))
     if columns % PANEL:
@@ -82,11 +116,12 @@ def _product(
     return op.reshape(result, shape) if rows != shape[:-1] else result
 
 
-def _bits(weight: _Weight) -> int | None:
-    """How many bits the integers need, of those that there are kernels for: blocks are of whole words."""
+def _bits(weight: _Weight) -> int:
+    """How many bits the integers need, of those that there are kernels for: blocks are of whole words. 0 where there
+    are none."""
     depth, rows = weight.integers.shape[0], weight.block[0]
     return next((bits for bits in _BITS if _fits(weight.integers, bits)
-                 and (rows >= depth or rows % rows_of_word(bits) == 0)), None)
+                 and (rows >= depth or rows % rows_of_word(bits) == 0)), 0)
 
 
 def _fits(integers: np.ndarray, bits: int) -> bool:
@@ -203,6 +238,3 @@ def _integers(expr: relax.Expr, bound: _Bound) -> np.ndarray | None:
     array = array_of(expr)
     return array if array is not None and array.dtype.kind in "iu" and array.dtype.itemsize == 1 else None
 
-
-#: Module pass: products of float32 with constants of 4 or 8 bits read the integers.
-WeightOnlyProducts = tvm.transform.module_pass(_run, opt_level=0, name="WeightOnlyProducts")

@@ -11,10 +11,13 @@ import pytest
 import scipy.special
 from onnx import helper
 from quantised_nodes import MICROSOFT, extremes, imported_numbers, model_of, onnxruntime_numbers, operators
+from tvm import relax
 
 import mlc
 from mlc.errors import ModelError, UnsupportedOperators
 from mlc.frontend import load_model
+from mlc.frontend.accuracy import level_of
+from mlc.graph.ir.rewrite import bindings, op_name
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -453,3 +456,11 @@ def test_forms_that_are_refused(operator: str, inputs: str, attributes: dict[str
     with pytest.raises(ModelError, match=message) as caught:
         load_model(model_of([node], *used, {"y": ("float32" if "f" in names else "uint8", 4)}, opset=17))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_the_accuracy_that_is_asked_for_goes_with_the_product(level: int) -> None:
+    found = load_model(_blocks_model({"accuracy_level": level})).mod["main"]
+    (product,) = [b.var.name for b in bindings(found)
+                  if isinstance(b.value, relax.Call) and op_name(b.value) == "relax.matmul"]
+    assert level_of(product, found.attrs) == level and level_of("lv1", found.attrs) == 0

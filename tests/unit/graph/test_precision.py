@@ -15,6 +15,7 @@ from tvm.relax import op
 
 import mlc
 from mlc.artifact.features import missing_features, required_features
+from mlc.frontend.accuracy import LEVELS
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, shape_of
 from mlc.graph.pipeline import lower
 from mlc.graph.precision import (
@@ -418,7 +419,7 @@ WEIGHT_ONLY: dict[str, tuple[tuple[int, ...], Body]] = {
 def test_products_read_the_integers_of_weights(name: str) -> None:
     shape, body = WEIGHT_ONLY[name]
     mod = network(shape, body)
-    changed = WeightOnlyProducts(mod)
+    changed = WeightOnlyProducts(resolve("x86-64-v3"))(mod)
     assert "matmul" not in operators(changed) and "multiply" not in operators(changed)
     x = numbers(*shape)
     assert_same(mod, changed, x, tolerance=1e-6 * float(np.abs(evaluate(mod, x)[0]).max()))
@@ -437,6 +438,30 @@ def test_compiled_weights_take_their_bits(block: int, bits: int) -> None:
         np.testing.assert_allclose(exe(x)[0], evaluate(mod, x)[0], rtol=1e-5, atol=1e-4)
 
 
+def test_activations_are_rounded_where_the_model_allows_it() -> None:
+    """By onnxruntime's levels: 4 is int8, what is less exact is not allowed by the others."""
+    b, made = relax.BlockBuilder(), []
+    x = relax.Var("x", relax.TensorType((2, 64), "float32"))
+    with b.function("main", [x]):
+        with b.dataflow():
+            for place in range(3):
+                made.append(b.emit(op.matmul(x, blocks(b, 64, 32, 32, 0)), f"n{place}_MatMul_"))
+            result = b.emit_output(relax.Tuple(made))
+        b.emit_func_output(result)
+    mod = b.finalize()
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr(LEVELS, {"0": 4, "1": 3}))
+
+    def kernels(*arguments: Any) -> list[str]:
+        changed = WeightOnlyProducts(*arguments)(mod)
+        values = (b.value for b in bindings(changed["main"]) if isinstance(b.value, relax.Call))
+        called = [analyse(changed[call.args[0]]) for call in values if op_name(call) == "relax.call_tir"]
+        return [next(block.annotation for block in func.blocks if block.annotation) for func in called]
+
+    exact = "dense_weight_only"
+    assert kernels(V3) == ["dense_rounded", exact, exact]
+    assert kernels(V3, CompileOptions(integers=False)) == kernels(resolve("llvm -mcpu=x86-64")) == [exact] * 3
+
+
 KEPT: dict[str, Body] = {
     "a scale for each row of the sum": lambda b, x: b.emit(op.matmul(x, weights(b, (64, 24), 0))),
     "small blocks": lambda b, x: b.emit(op.matmul(x, blocks(b, 64, 24, 8, 0))),
@@ -448,4 +473,4 @@ KEPT: dict[str, Body] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_other_weights_stay(name: str) -> None:
     mod = network((2, 64), KEPT[name])
-    assert WeightOnlyProducts(mod).same_as(mod)
+    assert WeightOnlyProducts(resolve("x86-64-v3"))(mod).same_as(mod)
