@@ -150,7 +150,8 @@ class Compilation:
         with _one_at_a_time():
             lowered = self.lowered(log, on_decision)
             origins = labelled(lowered.origins, self.model.nodes)
-            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins)
+            meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins,
+                             lowered.filters)
             lookup = None if log is None else partial(_chosen, log)
             return compile_module(lowered.module, self.target, lookup, meta)
 

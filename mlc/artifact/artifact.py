@@ -6,7 +6,8 @@
     page boundary   header: magic, version, length of the metadata, length of the whole file, checksum of these and
                     of the metadata
                     metadata: JSON, with the checksum of each chunk of the other two parts
-    page boundary   weights, each at a multiple of 64 bytes, as the type that the metadata says they are stored as
+    page boundary   weights, each at a multiple of 64 bytes, as the type that the metadata says they are stored as; of
+                    filters that the loader transforms ("made") those of the model
 
 A bundle holds code for several targets: other shared libraries, each at a page boundary, stand before the weights. Its
 metadata has what a model says of itself for each of these *variants*, and which of the weights each uses; weights that
@@ -42,9 +43,9 @@ from mlc.errors import ArtifactError
 __all__ = ["BUNDLE", "FORMAT", "Artifact", "Variant", "nonsense", "read", "write", "write_bundle"]
 
 #: raised when a reader of the version before could not read what is written now
-FORMAT = 3
+FORMAT = 5
 #: the format of a file with several variants
-BUNDLE = 4
+BUNDLE = 6
 _MAGIC = b"mlc\x00art\n"
 _HEADER = struct.Struct("<8sI4xQQ")  # magic, format, bytes of the metadata, bytes of the file
 _CHECKSUM = struct.Struct("<Q")  # of the header and the metadata; between them
@@ -106,8 +107,8 @@ def write_bundle(path: Path, variants: Sequence[Variant]) -> int:
     for variant in variants:
         own = []
         for entry, data in zip(variant.metadata["weights"], variant.weights, strict=True):
-            entry = {"shape": entry["shape"], "dtype": entry["dtype"]}
-            content = (entry["dtype"], tuple(entry["shape"]), xxh3_128_digest(data.data))
+            entry = {name: entry[name] for name in ("shape", "dtype", "made") if name in entry}
+            content = (entry["dtype"], tuple(entry["shape"]), entry.get("made"), xxh3_128_digest(data.data))
             at = known.setdefault(content, len(entries))
             if at == len(entries):
                 entries.append(entry)

@@ -19,6 +19,7 @@ from mlc.artifact.schedule import Lookup, Origins, schedule_functions
 from mlc.config import get
 from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
+from mlc.graph.algorithms.filters import TRANSFORMED, Filters, transform_weight
 from mlc.graph.tasks import extract_tasks
 from mlc.shapes import to_json
 from mlc.target import Target
@@ -37,6 +38,8 @@ class ModelMeta:
     states: tuple[str, ...] = ()
     #: for each tensor function, by symbol, the model's nodes that each call of it comes from
     origins: Origins = field(default_factory=dict)
+    #: by the address of a constant, the filters that it is made of, which are stored in its place
+    filters: Mapping[int, Filters] = field(default_factory=dict)
 
 
 def compile_module(
@@ -58,12 +61,13 @@ def compile_module(
     except CodeGenerationError as error:
         scheduled, functions = replace_refused(scheduled, functions, extract_tasks(mod, target), target, error)
         made = _generate(scheduled, twins, target)
+    stored = [_stored(tensor, meta.filters) for tensor in made.tensors]
     metadata = {
         **_border(meta, made.aliased), **_place(target),
         "functions": [function.to_json() for function in functions],
-        "weights": [{"shape": [int(d) for d in t.shape], "dtype": str(t.dtype)} for t in made.tensors],
+        "weights": [entry for entry, _ in stored],
     }
-    return Executable(made.code, metadata, [_bytes(tensor) for tensor in made.tensors])
+    return Executable(made.code, metadata, [data for _, data in stored])
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,17 @@ def _versions() -> dict[str, str]:
         "mlc": metadata.version("mlc"), "tvm": runtime.version(),
         "llvm": str(tvm.target.codegen.llvm_version_major(allow_none=True)),
     }
+
+
+def _stored(tensor: tvm.runtime.Tensor, filters: Mapping[int, Filters]) -> tuple[dict[str, Any], np.ndarray]:
+    """What the metadata say of a weight, and its bytes: those of the filters that it is made of, if that is known."""
+    data, found = _bytes(tensor), filters.get(int(tensor.data_ptr()))
+    if found is not None:  # an address may have come to belong to another constant
+        again = transform_weight(found.weight, TRANSFORMED[found.algorithm])
+        if np.array_equal(again.reshape(-1).view(np.uint8), data):
+            entry = {"shape": list(found.weight.shape), "dtype": "float32", "made": found.algorithm}
+            return entry, found.weight.reshape(-1).view(np.uint8)
+    return {"shape": [int(d) for d in tensor.shape], "dtype": str(tensor.dtype)}, data
 
 
 def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:

@@ -22,6 +22,7 @@ from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
+from mlc.artifact.narrow import transformed
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
@@ -44,7 +45,8 @@ class Executable:
     """
 
     def __init__(self, code: bytes, metadata: dict[str, Any], weights: Sequence[np.ndarray]) -> None:
-        """``weights`` are bytes in the order of ``metadata["weights"]``."""
+        """``weights`` are bytes in the order of ``metadata["weights"]``, of filters (``made``) those before their
+        transform, which is done once, when the code is loaded."""
         self.metadata = metadata
         self.inputs = _specs(metadata["inputs"])
         self.outputs = _specs(metadata["outputs"])
@@ -62,6 +64,7 @@ class Executable:
         self._running: tuple[Callable[..., Any], Place] | None = None
         self._into: Callable[..., Any] | None = None
         self._machine: Any = None
+        self._bound: list[Any] | None = None
         _living.add(self)
 
     def __call__(self, /, *arrays: Any, **named: Any) -> list[np.ndarray]:
@@ -257,13 +260,10 @@ class Executable:
         return time.perf_counter() - started
 
     def _bound_weights(self) -> list[Any]:
-        import tvm_ffi
-
-        table = self.metadata["weights"]
-        return [
-            runtime.view(tvm_ffi.from_dlpack(data), tuple(entry["shape"]), entry["dtype"])
-            for data, entry in zip(self._weights, table, strict=True)
-        ]
+        if self._bound is None:
+            table = self.metadata["weights"]
+            self._bound = [_as_read(data, entry) for data, entry in zip(self._weights, table, strict=True)]
+        return self._bound
 
     def _made(self, result: Any) -> Sequence[Any]:
         """The tensors that compiled code returns, as many as there are outputs."""
@@ -314,6 +314,16 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _as_read(data: np.ndarray, entry: Mapping[str, Any]) -> Any:
+    """A weight as compiled code reads it."""
+    import tvm_ffi
+
+    shape, dtype, made = tuple(entry["shape"]), entry["dtype"], entry.get("made")
+    if made is not None:
+        data, shape = transformed(data.view(np.float32).reshape(shape), made)
+    return runtime.view(tvm_ffi.from_dlpack(data), shape, dtype)
 
 
 def _into_same(into: Callable[..., Any], outs: Sequence[Any], /, *inputs: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from mlc.artifact.narrow import NARROW
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.frontend.model import ARRAY_TYPES
+from mlc.graph.algorithms.filters import BLOCK, FILTER, TRANSFORMED
 
 __all__ = [
     "MOST_BYTES", "check_model", "check_variants", "checked_sums", "encoded", "parsed", "payload_bytes", "variants",
@@ -75,11 +76,21 @@ def payload_bytes(table: Any) -> int:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         kinds = (entry["dtype"], *(NARROW if entry["dtype"] == "float32" else ()))
         _must(entry["stored"] in kinds, f"weights[{i}].stored", f"one of {', '.join(kinds)}", entry["stored"])
+        if "made" in entry:
+            _filters(entry, f"weights[{i}]")
         size = math.prod(entry["shape"]) * _item_bytes(entry["stored"])
         _must(entry["offset"] == start, f"weights[{i}].offset", str(start), entry["offset"])
         _must(entry["bytes"] == size, f"weights[{i}].bytes", str(size), entry["bytes"])
         end = start + size
     return end
+
+
+def _filters(entry: Mapping[str, Any], place: str) -> None:
+    """Whole blocks of channels, so that what is made of them takes a few times their bytes, whoever wrote this."""
+    _one_of(*TRANSFORMED)(entry["made"], f"{place}.made")
+    shape = entry["shape"]
+    whole = len(shape) == 4 and shape[2:] == [FILTER, FILTER] and not any(size % BLOCK for size in shape[:2])
+    _must(whole and entry["dtype"] == "float32", place, "float32 filters of whole blocks", shape)
 
 
 def _item_bytes(dtype: str) -> int:

@@ -1,8 +1,9 @@
 """Weights in half the bytes where that loses nothing: float32 in the program, 16 bits in the file.
 
 A model of 16-bit floats is computed in float32 (:mod:`mlc.graph.precision.widened`), so that its weights are float32
-numbers that 16 bits can hold, wherever nothing was folded into them and no algorithm transformed them. Whether a
-weight is such is seen by its values, whatever the model says of itself, and what is restored is the same to the bit.
+numbers that 16 bits can hold, wherever nothing was folded into them. Whether a weight is such is seen by its values,
+whatever the model says of itself, and what is restored is the same to the bit. Filters that an algorithm transforms
+are stored before that (:func:`transformed`), which takes a quarter of the numbers as well.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from mlc.artifact.runtime import ALIGNMENT
+from mlc.graph.algorithms.filters import FILTER, TRANSFORMED, transform_weight
 
-__all__ = ["NARROW", "narrowed", "room", "stored_type", "widened"]
+__all__ = ["NARROW", "narrowed", "room", "stored_type", "transformed", "widened"]
 
 #: types that float32 weights may be stored as
 NARROW = ("bfloat16", "float16")
@@ -62,6 +64,16 @@ def widened(data: np.ndarray, kind: str) -> np.ndarray:
     else:
         np.copyto(result.view(np.float32), bits.view(np.float16))
     return result
+
+
+def transformed(filters: np.ndarray, algorithm: str) -> tuple[np.ndarray, tuple[int, ...]]:
+    """What ``algorithm`` reads of float32 filters ``[O, I, 3, 3]``: bytes, aligned as compiled code wants them, and the
+    shape."""
+    m = TRANSFORMED[algorithm]
+    points = (m + FILTER - 1) ** 2
+    data = room(filters.nbytes // FILTER**2 * points)
+    result = transform_weight(filters, m, data.view(np.float32))
+    return data, result.shape
 
 
 def room(size: int) -> np.ndarray:

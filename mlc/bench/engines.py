@@ -1,7 +1,8 @@
 """One adapter per engine: load a model with a thread count, then call it, numpy arrays in and numpy arrays out.
 
 Adapters run inside a worker process (:mod:`mlc.bench.worker`), whose environment is :func:`environment`. Each takes
-the engine's own fastest path for one request at a time, in the numbers that the file asks for.
+the engine's own fastest path for one request at a time, in the numbers that the file asks for, or in fewer bits where
+that is asked for and the engine can be asked.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class EngineSpec:
     """An engine to run: ``kind`` is a name of :data:`ENGINES`, ``label`` what its row is called.
 
     ``artifact`` is the compiled module of an mlc engine, ``seconds`` the tuning budget of ``tvm-metaschedule``.
+    ``precision`` is what operands may be rounded to, where the file does not say so: what the artifact was compiled
+    with, or OpenVINO's own word for it. The other engines are not asked.
     """
 
     kind: str
     label: str = ""
     artifact: str = ""
     seconds: float = 0.0
+    precision: str = ""
 
     @property
     def name(self) -> str:
@@ -139,7 +143,7 @@ def _openvino(job: Job) -> Engine:
         "INFERENCE_NUM_THREADS": job.threads,
         "PERFORMANCE_HINT": "LATENCY",
         # left out, bfloat16 where the CPU has it; quantised operators stay of integers whatever this says
-        "INFERENCE_PRECISION_HINT": _float_type(_needs_onnx(job)),
+        "INFERENCE_PRECISION_HINT": job.spec.precision or _float_type(_needs_onnx(job)),
         "NUM_STREAMS": 1,
     }
     compiled = core.compile_model(core.read_model(_needs_onnx(job)), "CPU", settings)

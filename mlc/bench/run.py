@@ -66,7 +66,8 @@ class EngineResult:
     """One row. ``times`` are seconds of single calls; ``error`` is why there are none.
 
     ``max_abs_err`` and ``max_rel_err`` compare all outputs with the reference engine's; the relative one is divided by
-    the largest magnitude of the reference output. ``None`` where no reference ran.
+    the largest magnitude of the reference output. ``None`` where no reference ran. ``precision`` is that of the
+    :class:`EngineSpec`.
     """
 
     engine: str
@@ -75,17 +76,20 @@ class EngineResult:
     max_rel_err: float | None = None
     error: str = ""
     load_seconds: float = 0.0
+    precision: str = ""
 
     def quantile_ms(self, q: float) -> float | None:
         """Milliseconds at the quantile; ``None`` for an engine that failed."""
         return float(np.quantile(self.times, q)) * 1e3 if self.times and not self.error else None
 
     def to_json(self) -> dict[str, Any]:
-        """The row of ``mlc bench --json``; an engine that failed has ``error`` and nulls."""
+        """The row of ``mlc bench --json``; an engine that failed has ``error`` and nulls, and one that may round
+        operands the ``precision``."""
         row: dict[str, Any] = {
             "engine": self.engine,
             "median_ms": self.quantile_ms(0.5), "p10_ms": self.quantile_ms(0.1), "p90_ms": self.quantile_ms(0.9),
             "max_abs_err": self.max_abs_err, "max_rel_err": self.max_rel_err,
+            **({"precision": self.precision} if self.precision else {}),
         }
         return {**row, "error": self.error} if self.error else row
 
@@ -139,9 +143,10 @@ def run_bench(
     ``model`` is the path of an ONNX file or of a compiled module (``.so``), an ``onnx.ModelProto``, a
     ``torch.nn.Module`` with ``example_inputs``, or an exported PyTorch program. ``inputs`` are drawn with ``seed``
     where they are not given. ``reference`` are the outputs that errors are relative to (default: those of onnxruntime,
-    else of the first engine), ``program`` the path of the same model as an exported PyTorch program, for PyTorch's
-    engines. Every engine gets a process of its own with ``threads`` threads (default: the physical
-    cores), and a row in the result, whatever happens to it. Raises :class:`UsageError` for what does not fit together.
+    else of the first engine whose ``precision`` is that of the model, if there is one), ``program`` the path of the
+    same model as an exported PyTorch program, for PyTorch's engines. Every engine gets a process of its own with
+    ``threads`` threads (default: the physical cores), and a row in the result, whatever happens to it. Raises
+    :class:`UsageError` for what does not fit together.
     """
     specs = expand(engines)
     if not specs:
@@ -194,7 +199,8 @@ class _Row:
     def result(self) -> EngineResult:
         times = () if self.failure else tuple(self.times)
         absolute, relative = self.errors
-        return EngineResult(self.job.spec.name, times, absolute, relative, self.failure, self.load_seconds)
+        spec = self.job.spec
+        return EngineResult(spec.name, times, absolute, relative, self.failure, self.load_seconds, spec.precision)
 
 
 class _Session:
@@ -240,7 +246,7 @@ class _Session:
                 row.outputs = row.worker.ask("run", feeds, timeout=self.timing.call_timeout)
                 row.worker.settle()
         running = self._running()
-        engine = next((r for r in running if r.job.spec.kind == _REFERENCE), running[0] if running else None)
+        engine = min(running, key=lambda row: _trust(row.job.spec), default=None)
         if engine is None:
             return
         self.reference = engine.job.spec.name if given is None else "the reference"
@@ -310,6 +316,11 @@ class _Session:
         if row.worker is not None:
             row.worker.close()
         self.emit(BenchEvent("failed", row.job.spec.name, detail=why))
+
+
+def _trust(spec: EngineSpec) -> tuple[bool, bool]:
+    """Less for an engine whose outputs are the better reference."""
+    return bool(spec.precision), spec.kind != _REFERENCE
 
 
 def output_error(
@@ -402,5 +413,5 @@ def _save_onnx(model: Any, folder: Path) -> str:
 
 def _with_artifact(spec: EngineSpec, source: _Source) -> EngineSpec:
     if is_ours(spec) and not spec.artifact and source.artifact:
-        return EngineSpec(spec.kind, spec.label, source.artifact, spec.seconds)
+        return replace(spec, artifact=source.artifact)
     return spec

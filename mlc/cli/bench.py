@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc.cli import options
+from mlc.cli import options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import UsageError
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     import onnx
     from rich.console import Console
 
+    from mlc.artifact import Executable
     from mlc.bench import BenchEvent, BenchResult, EngineSpec
     from mlc.cli.models import ModelArgument
 
 __all__ = ["COMMAND", "progress", "render_result"]
 
 _PEERS = ("onnxruntime", "openvino")  # of an .onnx model where --against is left out and they are installed
-_EPILOG = f"""--target is what mlc builds for; the other engines run as they come, on this machine.
+_ASKED = {"openvino": ("bf16",)}  # what other engines can be asked to round operands to, as --precision has it
+_EPILOG = f"""--target is what mlc builds for; the other engines run as they come, on this machine. --precision is what
+mlc builds with; of the others, openvino is asked for bf16, too.
 
 engines for --against:
   onnxruntime, openvino    on the ONNX model
@@ -50,6 +53,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_size(parser)
     options.add_winograd(parser)
     options.add_substitutions(parser)
+    precision.add_precision(parser)
     parser.add_argument("--seconds", type=options.positive_float, metavar="S", help="tuning budget of tvm-metaschedule")
     parser.add_argument("--rounds", type=options.positive_int, default=12, metavar="N",
                         help="rounds in which every engine has its turn (default: 12)")
@@ -67,6 +71,9 @@ def _execute(args: argparse.Namespace) -> Outcome:
     if model.is_artifact and args.target != "native":
         raise UsageError(f"{args.model} is built already, for the target that it names; leave --target out, or give "
                          "the model")
+    if model.is_artifact and args.precision != "f32":
+        raise UsageError(f"{args.model} is built already, with the precision that it has; leave --precision out, or "
+                         "give the model")
     if args.tasks:
         return _tasks(args, model)
     if args.onnx and not model.is_artifact:
@@ -75,8 +82,10 @@ def _execute(args: argparse.Namespace) -> Outcome:
     engines = _engines(args, model)
     with tempfile.TemporaryDirectory(prefix="mlc-bench-") as folder, progress(stderr_console()) as on_event:
         specs = [_spec(engine, model, args, Path(folder)) for engine in engines]
+        inputs = _inputs(args, specs)
         result = run_bench(source, specs, threads=_threads(args), timing=Timing(rounds=args.rounds),
-                           name=model.stem, on_event=on_event, inputs=_inputs(args, specs))
+                           name=model.stem, on_event=on_event, inputs=inputs,
+                           reference=_reference(args, model, specs, inputs))
     failed = any(row.error for row in result.results)
     return Outcome(result.to_json(), lambda console: render_result(result, console), exit_code=1 if failed else 0)
 
@@ -156,18 +165,29 @@ def _spec(engine: str, model: ModelArgument, args: argparse.Namespace, folder: P
         return EngineSpec("mlc", artifact=str(model.path))
     if engine in ("mlc", "mlc-untuned"):
         path = _compiled(args, model, folder / f"{engine}.so", args.log if engine == "mlc" else False)
-        return EngineSpec(engine, artifact=str(path))
-    return EngineSpec(engine, seconds=args.seconds or 0.0)
+        return EngineSpec(engine, artifact=str(path), precision=precision.other(args))
+    asked = args.precision if args.precision in _ASKED.get(engine, ()) else ""
+    return EngineSpec(engine, seconds=args.seconds or 0.0, precision=asked)
+
+
+def _reference(
+    args: argparse.Namespace, model: ModelArgument, specs: list[EngineSpec], inputs: dict[str, np.ndarray] | None
+) -> list[np.ndarray] | None:
+    """What mlc computes of float32, where every engine may round; None where one does not."""
+    if any(not spec.precision for spec in specs):
+        return None
+    assert inputs is not None
+    return list(_build(args, model, False, "f32")(**inputs))
 
 
 def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.ndarray] | None:
-    """Random inputs of the sizes that were asked for; None where the usual ones do."""
+    """Random inputs of the sizes that were asked for; None where the usual ones do and nothing else reads them."""
     from mlc.artifact import artifact
     from mlc.frontend.model import TensorSpec
     from mlc.networks.inputs import random_inputs
     from mlc.shapes import from_json
 
-    if not args.sizes:
+    if not args.sizes and not all(spec.precision for spec in specs):
         return None
     path = next(spec.artifact for spec in specs if spec.artifact)
     entries = artifact.read(Path(path)).metadata["inputs"]
@@ -187,14 +207,19 @@ def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.Model
 
 
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:
-    from mlc import api
     from mlc.artifact.trial import save_tried
+
+    save_tried(_build(args, model, log, args.precision), path, native=args.target == "native")
+    return path
+
+
+def _build(args: argparse.Namespace, model: ModelArgument, log: str | bool | None, wanted: str) -> Executable:
+    from mlc import api
     from mlc.target import resolve
 
-    exe = api.compile(_source(args, model), target=resolve(args.target, _threads(args)), log=log, values={},
-                      winograd=args.winograd, substitutions=args.substitutions, shapes=options.shapes(args))
-    save_tried(exe, path, native=args.target == "native")
-    return path
+    return api.compile(_source(args, model), target=resolve(args.target, _threads(args)), log=log, values={},
+                       winograd=args.winograd, substitutions=args.substitutions, shapes=options.shapes(args),
+                       precision=wanted)
 
 
 @contextmanager
@@ -231,9 +256,22 @@ def render_result(result: BenchResult, console: Console) -> None:
                   f"{result.reference or 'nothing'}", soft_wrap=True)
     if result.target:
         console.print(f"mlc is built for {result.target}; the others run as they come", soft_wrap=True)
+    for line in _rounding(result):
+        console.print(line, soft_wrap=True)
     speedup = result.speedup_over_best_peer
     if speedup is not None:
         console.print(f"mlc against the best of the others: {fmt.factor(speedup)}")
+
+
+def _rounding(result: BenchResult) -> list[str]:
+    """Who was asked to round operands, and who was not."""
+    asked = {row.engine: row.precision for row in result.results if row.precision}
+    if not asked:
+        return []
+    rest = [row.engine for row in result.results if not row.precision]
+    kind = next(iter(asked.values()))
+    others = f"{', '.join(rest)}: as the model has it" if rest else "the reference: mlc without rounding"
+    return [f"operands may be rounded to {kind}: {', '.join(asked)}; {others}"]
 
 
 COMMAND = Command("bench", "compare with other engines", _add_arguments, _execute, epilog=_EPILOG)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlc.cli.models import ModelArgument
     from mlc.target import Target
 
-__all__ = ["add_precision", "facts", "line", "words"]
+__all__ = ["add_precision", "facts", "line", "other", "words"]
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +23,14 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
                              "tensor cores have tf32 too (default: f32)")
 
 
+def other(args: argparse.Namespace) -> str:
+    """--precision where it is not that of float32; else empty."""
+    return "" if args.precision == "f32" else str(args.precision)
+
+
 def words(args: argparse.Namespace) -> list[str]:
     """--precision as it was given, for another command line."""
-    return [] if args.precision == "f32" else ["--precision", args.precision]
+    return ["--precision", other(args)] if other(args) else []
 
 
 def facts(

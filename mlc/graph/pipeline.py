@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from tvm.relax.backend import DispatchSortScan
 from mlc.config import get
 from mlc.errors import BuildError
 from mlc.graph import precision, simplify
+from mlc.graph.algorithms.filters import Filters
 from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.origins import NodeGraph, Origins, without_merged
 from mlc.graph.ir.rewrite import check_straight_line
@@ -97,9 +98,10 @@ def prepare(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tuple[
 
 def lowering(
     target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
-    notify: Callable[[Task], None] | None = None,
+    notify: Callable[[Task], None] | None = None, filters: MutableMapping[int, Filters] | None = None,
 ) -> tuple[tvm.transform.Pass, ...]:
-    """What :func:`lower` runs on the graph that is taken; ``notify`` is as for :func:`ChooseKernels`."""
+    """What :func:`lower` runs on the graph that is taken; ``notify`` and ``filters`` are as for
+    :func:`ChooseKernels`."""
     return (
         simplify.ShareConcats,
         precision.RoundConstants(options),
@@ -118,7 +120,7 @@ def lowering(
         PlaceConcats(target),
         PlaceAppends,
         *GROUPING,
-        ChooseKernels(target, price, options, notify=notify),
+        ChooseKernels(target, price, options, notify=notify, filters=filters),
         FoldPrologues(target),
         *MERGING,
         NameSizes,
@@ -138,13 +140,15 @@ class Lowered:
 
     ``main`` of ``module`` holds ``call_tir``, ``reshape`` (a view), tuples and constants only. ``alternatives`` are the
     tasks that were weighed against each other; ``weight`` is how often the model would run each. ``origins`` are the
-    model's nodes that the calls come from, by their places (:mod:`mlc.frontend.origins`).
+    model's nodes that the calls come from, by their places (:mod:`mlc.frontend.origins`). ``filters`` are what
+    transformed weights of 16 bits are made of, by the addresses of the constants.
     """
 
     module: tvm.IRModule
     target: Target
     alternatives: tuple[Task, ...] = ()
     origins: Origins = field(default_factory=dict)
+    filters: Mapping[int, Filters] = field(default_factory=dict)
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -187,9 +191,10 @@ def lower(
         return mod
 
     def lowered(mod: tvm.IRModule) -> tvm.IRModule:
-        weighed: list[Task] = []
-        steps = lowering(target, price, options, notify=weighed.append)
-        graphs.append(Lowered(run(mod, steps, len(prepare(target, options))), target, tuple(combined(weighed))))
+        weighed, filters = list[Task](), dict[int, Filters]()
+        steps = lowering(target, price, options, notify=weighed.append, filters=filters)
+        module = run(mod, steps, len(prepare(target, options)))
+        graphs.append(Lowered(module, target, tuple(combined(weighed)), filters=filters))
         return graphs[-1].module
 
     if free and target.kind != "llvm":

@@ -7,8 +7,10 @@ with 8-bit dot products publish a table of their own. Calibration data are seede
 are written after each model; those that are there already are skipped unless ``--again`` measures them anew. What was
 built stays in the folder and is timed again as it is: remove it after a change to mlc.
 
-``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits. ``--build``
-makes and builds the models and times nothing.
+``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits, and for those
+of float16 with ``--precision bf16`` (``f16-in-bf16``), of which OpenVINO is asked as well. Errors are relative to what
+onnxruntime makes in float32 of the same weights and the same inputs. ``--build`` makes and builds the models and times
+nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 #: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
 _OPSET = 17
 _CALIBRATED = 4
-_TYPES = {"f16": "float16", "bf16": "bfloat16"}
+_TYPES = {"f16": "float16", "bf16": "bfloat16", "f16-in-bf16": "float16 in bfloat16"}
+#: ends the name of a model whose operands may be rounded to bfloat16
+_ROUNDED = "-in-bf16"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sixteen() -> tuple[str, ...]:
-    """Every benchmark model in both types of 16 bits."""
+    """Every benchmark model in both types of 16 bits, and those of float16 computed in bfloat16."""
     from mlc.networks.models import BENCHMARK_MODELS
 
-    return tuple(f"{network}-{how}" for how in ("f16", "bf16") for network in BENCHMARK_MODELS)
+    return tuple(f"{network}-{how}" for how in _TYPES for network in BENCHMARK_MODELS)
 
 
 def _section(target: str) -> str:
@@ -87,12 +91,18 @@ def built(name: str, folder: Path, target: str) -> tuple[Path, Path]:
     """What mlc makes of both files of a model, built if it is not there."""
     from mlc import api
 
+    small, plain = made(name, folder)
     found = []
-    for path in made(name, folder):
-        found.append(path.with_suffix(f".{target.replace(':', '_').split()[0]}.so"))
+    for path, stem, precision in ((small, name, _precision(name)), (plain, plain.stem, "")):
+        found.append(path.with_name(f"{stem}.{target.replace(':', '_').split()[0]}.so"))
         if not found[-1].exists():  # the float32 model of several
-            api.compile(path, target, log=False).save(found[-1])
+            api.compile(path, target, log=False, precision=precision or "f32").save(found[-1])
     return found[0], found[1]
+
+
+def _precision(name: str) -> str:
+    """What ``--precision`` says of a row; empty where it is left out."""
+    return "bf16" if name.endswith(_ROUNDED) else ""
 
 
 def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]:
@@ -100,16 +110,21 @@ def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]
     from mlc.bench import EngineSpec, Timing, run_bench
 
     (small, _), (ours, plain) = made(name, folder), built(name, folder, target)
-    engines = [EngineSpec("mlc", artifact=str(ours)), EngineSpec("mlc-untuned", artifact=str(plain)),
-               *map(EngineSpec, PEERS)]
-    result = run_bench(small, engines, name=name, timing=Timing(rounds=rounds)).to_json()
-    return {**result, "bytes": ours.stat().st_size / plain.stat().st_size, "when": time.time()}
+    asked = _precision(name)
+    engines = [EngineSpec("mlc", artifact=str(ours), precision=asked), EngineSpec("mlc-untuned", artifact=str(plain)),
+               *(EngineSpec(peer, precision=asked if peer == "openvino" else "") for peer in PEERS)]
+    inputs, reference = _widened_results(small) if name.endswith(tuple(_TYPES)) else (None, None)
+    result = run_bench(small, engines, name=name, timing=Timing(rounds=rounds), inputs=inputs,
+                       reference=reference).to_json()
+    return {**result, "widened": reference is not None, "bytes": ours.stat().st_size / plain.stat().st_size,
+            "when": time.time()}
 
 
 def made(name: str, folder: Path) -> tuple[Path, Path]:
     """The files of a model and of the float32 one that it is made of; both have the same inputs."""
     import onnx
 
+    name = name.removesuffix(_ROUNDED)
     network, _, how = name.rpartition("-")
     plain, small = folder / f"{network}.onnx", folder / f"{name}.onnx"
     if not plain.exists():
@@ -175,31 +190,52 @@ def _halved(plain: Path, small: Path) -> None:
 
 def _bfloats(plain: Path, small: Path) -> None:
     """The model in float16, with bfloat16 in its place."""
-    import ml_dtypes
-    import numpy as np
     import onnx
-    from onnx import TensorProto, numpy_helper
 
     _halved(plain, small)
-    model = onnx.load(small)
+    onnx.save(_retyped(onnx.load(small), "BFLOAT16"), small)
+
+
+def _retyped(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with the floats of ONNX's type ``name`` in place of its 16-bit floats."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    dtype = TensorProto.DataType.Value(name)
+    narrow, kind = (TensorProto.FLOAT16, TensorProto.BFLOAT16), helper.tensor_dtype_to_np_dtype(dtype)
 
     def renewed(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == TensorProto.FLOAT16:
-            array = numpy_helper.to_array(tensor).astype(np.float32).astype(ml_dtypes.bfloat16)
-            raw = array.view(np.uint16).tobytes()
-            tensor.CopyFrom(TensorProto(name=tensor.name, dims=tensor.dims, data_type=TensorProto.BFLOAT16,
-                                        raw_data=raw))
+        if tensor.data_type in narrow:
+            raw = numpy_helper.to_array(tensor).astype(np.float32).astype(kind).tobytes()
+            tensor.CopyFrom(TensorProto(name=tensor.name, dims=tensor.dims, data_type=dtype, raw_data=raw))
 
     for tensor in model.graph.initializer:
         renewed(tensor)
     for node in model.graph.node:
         for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
-                attribute.i = TensorProto.BFLOAT16
+            if attribute.name == "to" and attribute.i in narrow:
+                attribute.i = dtype
             if attribute.HasField("t"):
                 renewed(attribute.t)
     del model.graph.value_info[:]
-    onnx.save(model, small)
+    return model
+
+
+def _widened_results(small: Path) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Inputs of numbers that bfloat16 holds, which no engine rounds, and what onnxruntime makes of them in float32 with
+    the weights of a model of 16 bits."""
+    import ml_dtypes
+    import numpy as np
+    import onnx
+    import onnxruntime
+
+    from mlc.bench.engines import onnx_inputs
+    from mlc.networks.inputs import random_inputs
+
+    wide = _retyped(onnx.load(small), "FLOAT").SerializeToString()
+    feeds = {name: array.astype(ml_dtypes.bfloat16).astype(array.dtype) if array.dtype == np.float32 else array
+             for name, array in random_inputs(onnx_inputs(str(small))).items()}
+    return feeds, list(onnxruntime.InferenceSession(wide, providers=["CPUExecutionProvider"]).run(None, feeds))
 
 
 def _sort(graph: onnx.GraphProto) -> None:
@@ -236,22 +272,32 @@ def _is_image(plain: Path) -> bool:
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table, and what it is."""
     columns = ("model", "mlc", "mlc, float32", *PEERS.values(), "best peer / mlc", "float32 / mlc", "size")
+    if errors := any(row.get("widened") for row in rows):
+        columns += (f"errors of mlc, {', '.join(PEERS.values())}",)
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     against: dict[str, list[float]] = {}
     for row in rows:
         times = {each["engine"]: each["median_ms"] for each in row["results"]}
         known = {name: value for name, value in times.items() if value is not None}
         best = min(known[peer] for peer in PEERS if peer in known)
-        kind = _TYPES.get(row["model"].rpartition("-")[2], "8 bits")
+        kind = _TYPES.get(row["model"].partition("-")[2], "8 bits")
         against.setdefault(kind, []).append(best / known["mlc"])
         cells = [cell(times, name, min(known.values())) for name in ("mlc", "mlc-untuned", *PEERS)]
         ratios = [f"{best / known['mlc']:.2f}", f"{known['mlc-untuned'] / known['mlc']:.2f}", f"{row['bytes']:.2f}"]
-        lines.append(f"| {' | '.join([row['model'], *cells, *ratios])} |")
+        lines.append(f"| {' | '.join([row['model'], *cells, *ratios, *([_errors(row)] if errors else [])])} |")
     machines = ", ".join(sorted({f"{row['machine']}, {row['threads']} threads" for row in rows}))
     means = "; ".join(f"{kind} {geometric_mean(found):.2f}" for kind, found in against.items())
+    said = (" Errors are relative to the largest of each output of float32 arithmetic on the same weights." if errors
+            else "")
     return "\n".join([*lines, "", f"Milliseconds, medians, untuned. {machines}. Ratios above 1 are in mlc's favour; "
                       f"geometric means of the best peer over mlc: {means}. The size is that of the compiled file, "
-                      "as a part of the float32 model's."]) + "\n"
+                      f"as a part of the float32 model's.{said}"]) + "\n"
+
+
+def _errors(row: Mapping[str, Any]) -> str:
+    """Those of mlc and of its peers, where the reference was the same model in float32."""
+    found = {each["engine"]: each["max_rel_err"] for each in row["results"] if row.get("widened")}
+    return ", ".join("-" if found.get(name) is None else f"{found[name]:.0e}" for name in ("mlc", *PEERS))
 
 
 if __name__ == "__main__":

@@ -17,43 +17,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 from tvm import te, tirx
 
+from mlc.graph.algorithms.filters import BLOCK, FILTER, Transforms, transform_weight, transforms
 from mlc.graph.algorithms.registry import Algorithm
 from mlc.graph.estimate import Convolution, Estimate
-from mlc.graph.ir.channels import BLOCK
 from mlc.graph.kernels.blocked import pad_spatial, windows
 from schedules.cpu.winograd import DILATED, SINGLE
 
-__all__ = ["ALGORITHMS", "FILTER", "Transforms", "Winograd", "conv2d_winograd", "transform_weight", "transforms"]
-
-#: the filter size
-FILTER = 3
-
-#: Finite interpolation points of ``F(m, 3)``; one more lies at infinity. Points in pairs of opposite sign make rows
-#: that share their even and odd parts. The error of 3/4 and 3/2 is a quarter of that of the usual 1 and 2, and below
-#: that of every pair tried.
-_POINTS = {2: (Fraction(0), Fraction(1), Fraction(-1)),
-           4: (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2))}
+__all__ = ["ALGORITHMS", "Winograd", "conv2d_winograd", "convolved"]
 
 #: parts of the peak that the products of the points reach, and the transforms: these have no multiply-adds, and every
 #: value is loaded and stored
 _MULTIPLYING, _ADDING = 0.8, 0.1
-
-
-@dataclass(frozen=True)
-class Transforms:
-    """``y = output @ ((filter @ g) * (input @ d))`` for ``m`` outputs of the correlation of ``d`` with ``g``.
-
-    Shapes: ``input`` [m+2, m+2], ``filter`` [m+2, 3], ``output`` [m, m+2]; exact rationals.
-    """
-
-    input: tuple[tuple[Fraction, ...], ...]
-    filter: tuple[tuple[Fraction, ...], ...]
-    output: tuple[tuple[Fraction, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -69,50 +47,6 @@ class Arithmetic:
     result: str
     op: str
     finish: Callable[[tirx.Expr], tirx.Expr]
-
-
-@lru_cache(maxsize=8)
-def transforms(m: int, points: tuple[Fraction, ...] | None = None) -> Transforms:
-    """The three matrices of ``F(m, 3)``, by Toom-Cook interpolation at ``points``, or those that round least."""
-    points = _POINTS[m] if points is None else points
-    size = m + FILTER - 1
-
-    def product(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-        """Coefficients of the polynomial with these roots, the constant first."""
-        coefficients = [Fraction(1)]
-        for root in roots:
-            coefficients = [s - root * c for s, c in zip([Fraction(0), *coefficients], [*coefficients, Fraction(0)],
-                                                         strict=True)]
-        return tuple(coefficients)
-
-    rows_in, rows_filter = [], []
-    for i, point in enumerate(points):
-        others = points[:i] + points[i + 1 :]
-        weight = math.prod(point - other for other in others)
-        rows_in.append((*product(others), Fraction(0)))
-        rows_filter.append(tuple(point**k / weight for k in range(FILTER)))
-    rows_in.append(product(points))
-    rows_filter.append((Fraction(0),) * (FILTER - 1) + (Fraction(1),))
-    rows_out = tuple(
-        (*(point**k for point in points), Fraction(int(k == m - 1))) for k in range(m)
-    )
-    assert len(rows_in) == size
-    return Transforms(tuple(rows_in), tuple(rows_filter), rows_out)
-
-
-def transform_weight(weight: np.ndarray, m: int) -> np.ndarray:
-    """``[O, I, 3, 3] -> [(m+2)^2 * O/16, I, 16]``, computed in float64; both channel counts padded to blocks."""
-    matrix = np.array(transforms(m).filter, dtype=np.float64)
-    both = np.kron(matrix, matrix)  # of the flattened filter: [(m+2)^2, 9]
-    out, inner = weight.shape[:2]
-    weight = np.pad(weight, [(0, -out % 16), (0, -inner % 16), (0, 0), (0, 0)])
-    blocks, depth = weight.shape[0] // 16, weight.shape[1]
-    result = np.empty((len(both), blocks, depth, 16), np.float32)
-    for block in range(blocks):  # one at a time, since all of them in float64 are eight times the filters
-        filters = weight[block * 16 : (block + 1) * 16].reshape(16, depth, FILTER**2)
-        columns = filters.transpose(2, 1, 0).reshape(FILTER**2, -1)
-        result[:, block] = (both @ columns.astype(np.float64)).reshape(-1, depth, 16)
-    return result.reshape(-1, depth, 16)
 
 
 def _constant(value: Fraction, dtype: str) -> tirx.Expr:

@@ -30,7 +30,8 @@ import numpy as np
 from tvm import te, tirx
 
 from mlc.graph.algorithms.direct import DIRECT
-from mlc.graph.algorithms.winograd import FILTER, Arithmetic, Transforms, Winograd, convolved, transforms
+from mlc.graph.algorithms.filters import FILTER, Transforms, transforms
+from mlc.graph.algorithms.winograd import Arithmetic, Winograd, convolved
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import BLOCK
 from mlc.options import CompileOptions

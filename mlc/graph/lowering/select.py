@@ -8,17 +8,20 @@ shape and epilogue. Layouts do not depend on it: all alternatives read and write
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
 from mlc.graph.algorithms.direct import unpacked
+from mlc.graph.algorithms.filters import TRANSFORMED, Filters
 from mlc.graph.algorithms.registry import Algorithm, offered
 from mlc.graph.estimate import Convolution, Estimate
-from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant, tensor_of
+from mlc.graph.ir.halves import is_narrow
 from mlc.graph.ir.rewrite import bindings, builder_of, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import BANDED, CONVOLUTION
 from mlc.graph.task import Task, normalise
@@ -66,30 +69,33 @@ class _Site:
 
 def ChooseKernels(
     target: Target, price: Price | None = None, options: CompileOptions = DEFAULT_OPTIONS, *,
-    notify: Callable[[Task], None] | None = None,
+    notify: Callable[[Task], None] | None = None, filters: MutableMapping[int, Filters] | None = None,
 ) -> tvm.transform.Pass:
     """Module pass: every convolution of a CPU target gets the kernel with the lowest price.
 
     The task that each alternative would be is handed to ``price``; where fewer than two prices are known (or ``price``
     is None) an analytic estimate decides. Tasks with an equal ``choice`` compete for the same calls; ``notify`` is told
-    each of them, taken or not. ``options`` may forbid some.
+    each of them, taken or not. ``options`` may forbid some. ``filters`` gets what transformed weights are made of where
+    that is of 16 bits, by the address of each.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="ChooseKernels")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm":
             return mod
-        return _Chooser(mod, target, price or (lambda _task: None), options, notify or (lambda _task: None)).run()
+        prices, told = price or (lambda _task: None), notify or (lambda _task: None)
+        return _Chooser(mod, target, prices, options, told, {} if filters is None else filters).run()
 
     return run
 
 
 class _Chooser:
     def __init__(
-        self, mod: tvm.IRModule, target: Target, price: Price, options: CompileOptions, notify: Callable[[Task], None]
+        self, mod: tvm.IRModule, target: Target, price: Price, options: CompileOptions, notify: Callable[[Task], None],
+        filters: MutableMapping[int, Filters],
     ) -> None:
         self._mod, self._target, self._price, self._notify = mod, target, price, notify
-        self._options = options
+        self._options, self._filters = options, filters
         self._builder = builder_of(mod)
         self._estimate = Estimate(target.tvm, _constant_bytes(mod))
         self._sites: dict[str, _Site | None] = {}  # by the symbol that main calls
@@ -180,9 +186,24 @@ class _Chooser:
 
         def chosen(_builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
             site = self._site(bound[var])
-            return _with_kernel(value, site) if site is not None and site.chosen else value
+            return self._with_kernel(value, site) if site is not None and site.chosen else value
 
         return rebuilt(self._mod, bound, chosen, self._builder)
+
+    def _with_kernel(self, call: relax.Call, site: _Site) -> relax.Call:
+        """The call with the chosen kernel and a weight transformed for it."""
+        args, callee, algorithm = _arguments(call), site.callees[site.chosen], site.algorithms[site.chosen]
+        packed = array_of(args[site.weight])
+        assert packed is not None
+        weight = unpacked(packed)
+        args[site.weight] = constant(algorithm.pack(weight, site.shape))
+        made = tensor_of(args[site.weight])
+        if made is not None and algorithm.name in TRANSFORMED and is_narrow(weight):
+            self._filters[int(made.data_ptr())] = Filters(np.ascontiguousarray(weight), algorithm.name)
+        if isinstance(call.op, tvm.ir.GlobalVar):
+            return relax.Call(callee, args, call.attrs, call.ty_args)
+        data = relax.Tuple(args[:2])  # kernels read free sizes off their data
+        return relax.Call(call.op, [callee, data, *call.args[2:]], call.attrs, call.ty_args)
 
 
 def _merged(mod: tvm.IRModule, callees: Sequence[tvm.ir.GlobalVar]) -> dict[str, tirx.PrimFunc]:
@@ -219,18 +240,6 @@ def _constant_bytes(mod: tvm.IRModule) -> int:
     calls = [b.value for b in bindings(mod["main"]) if _callee(b.value) is not None]
     arrays = [array_of(arg) for call in calls for arg in _arguments(call)]
     return sum(array.nbytes for array in arrays if array is not None)
-
-
-def _with_kernel(call: relax.Call, site: _Site) -> relax.Call:
-    """The call with the chosen kernel and a weight transformed for it."""
-    args, callee = _arguments(call), site.callees[site.chosen]
-    packed = array_of(args[site.weight])
-    assert packed is not None
-    args[site.weight] = constant(site.algorithms[site.chosen].pack(unpacked(packed), site.shape))
-    if isinstance(call.op, tvm.ir.GlobalVar):
-        return relax.Call(callee, args, call.attrs, call.ty_args)
-    data = relax.Tuple(args[:2])  # kernels read free sizes off their data
-    return relax.Call(call.op, [callee, data, *call.args[2:]], call.attrs, call.ty_args)
 
 
 def _convolution(

@@ -29,6 +29,15 @@ def test_ratios_are_those_of_the_faster_peer() -> None:
     assert "8 bits 1.20; float16 0.80" in text
 
 
+def test_errors_stand_beside_what_was_asked() -> None:
+    row = _row("b-f16-in-bf16", 10.0, 9.0, (12.0, 11.0))
+    for each, error in zip(row["results"], (2e-3, None, 1e-4, 3e-3), strict=True):
+        each["max_rel_err"] = error
+    text = quantised.markdown([_row("a-f16", 10.0, 9.0, (8.0, None)), {**row, "widened": True}])
+    assert [line.rpartition(" | ")[2] for line in text.splitlines()[2:4]] == ["-, -, - |", "2e-03, 1e-04, 3e-03 |"]
+    assert "float16 0.80; float16 in bfloat16 1.10" in text and "Errors are relative" in text
+
+
 @pytest.mark.parametrize("how", ["qdq", "dynamic", "f16", "bf16"])
 def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime's tools make them small, and they still compute what the float32 model does."""

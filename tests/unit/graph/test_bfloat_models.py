@@ -18,6 +18,7 @@ from mlc.graph.pipeline import lower
 from mlc.graph.precision import WidenFloats
 from mlc.graph.precision.bfloats import OF_BFLOATS
 from mlc.graph.simplify import FoldAffine
+from mlc.options import CompileOptions
 from mlc.target import resolve
 from schedules.registry import find
 
@@ -53,8 +54,9 @@ def convolutions(dtype: str) -> tvm.IRModule:
     return network((1, 32, 9, 9), body, dtype)
 
 
-def spaces(mod: tvm.IRModule, target) -> list[str]:  # type: ignore[no-untyped-def]
-    return [find(task.func, target.tvm).name for task in lower(mod, target).tasks]
+def spaces(mod: tvm.IRModule, target, precision: str = "f32") -> list[str]:  # type: ignore[no-untyped-def]
+    tasks = lower(mod, target, options=CompileOptions.of(precision=precision)).tasks
+    return [find(task.func, target.tvm).name for task in tasks]
 
 
 def test_products_of_bfloat16_multiply_pairs_where_the_target_does() -> None:
@@ -63,6 +65,25 @@ def test_products_of_bfloat16_multiply_pairs_where_the_target_does() -> None:
     assert found.count("cpu.gemm_bfloat") == 1
     for mod, target in ((convolutions("bfloat16"), V3), (convolutions("float16"), ZEN4)):
         assert not [name for name in spaces(mod, target) if "bfloat" in name]
+
+
+def test_models_of_float16_are_those_of_bfloat16_where_that_is_asked_for() -> None:
+    assert spaces(convolutions("float16"), ZEN4, "bf16") == spaces(convolutions("bfloat16"), ZEN4)
+
+
+@pytest.mark.skipif(not has_bfloat_dot(NATIVE), reason="this machine does not multiply pairs of bfloat16")
+def test_operands_of_float16_are_rounded_where_that_is_asked_for() -> None:
+    """Weights and activations once each; without that, products of float16 stay exact."""
+    matrix = (0.1 * RNG.standard_normal((301, 70))).astype("float16")
+    x = RNG.standard_normal((37, 301)).astype("float16")
+    mod = network((37, 301), lambda b, v: b.emit(op.astype(b.emit(op.matmul(v, relax.const(matrix))), "float32")),
+                  "float16")
+    exact = x.astype("float64") @ matrix.astype("float64")
+    left, right = (each.astype(ml_dtypes.bfloat16).astype("float64") for each in (x, matrix))
+    for precision, wanted in (("bf16", left @ right), ("f32", exact)):
+        (found,) = mlc.compile(mod, log=False, precision=precision)(x)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+    assert np.abs(left @ right - exact).max() > 1e-3
 
 
 def test_a_model_that_multiplies_float32_too_is_computed_in_it() -> None:

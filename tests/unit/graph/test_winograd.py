@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mlc.graph.algorithms.winograd import FILTER, transform_weight, transforms
+from mlc.graph.algorithms.filters import FILTER, transform_weight, transforms
 
 RNG = np.random.default_rng(11)
 TILES = (2, 4)

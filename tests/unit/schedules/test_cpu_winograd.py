@@ -12,7 +12,8 @@ from harness import Case, SpaceContract, pytest_generate_tests
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import s_tir, te, tirx
 
-from mlc.graph.algorithms.winograd import conv2d_winograd, transform_weight
+from mlc.graph.algorithms.filters import transform_weight
+from mlc.graph.algorithms.winograd import conv2d_winograd
 from mlc.target import resolve
 from schedules.cpu.winograd import WINOGRAD
 from schedules.space import InvalidDecision, schedule_with
