@@ -6,7 +6,8 @@ threads for, and are a part of their own where the schedule made for them is ano
 a part where the log has a record of them. Where the work of one image is shared by the cores only if there are several,
 as a schedule for a batch of four may have it, odd numbers of them leave cores waiting: such sizes are a part where the
 schedule made for them is a more even one. For few rows there may be another kind of kernel, as for attention: each
-number of them is a part then, since such a kernel holds its rows in registers.
+number of them is a part then, since such a kernel holds its rows in registers. One row alone, as of one token or one
+image, is a part where the schedule made for it is another one: in a tile of several rows it is computed as often.
 """
 
 from __future__ import annotations
@@ -50,18 +51,24 @@ def in_pieces(
 
     ``tuned`` gives the log's schedule of the task for a part, ``seeded`` its space's; None where there is none.
     """
-    pieces = list(_evened(task, whole[1], seeded))
+    even = list(_evened(task, whole[1], seeded))
+    apart: list[tuple[Box, Scheduled]] = []  # the narrowest boxes last
     for box, usual in _boxes(task):
         func = boxed(task.func, box, usual)
         part = replace(task, func=func if SIZES in func.attrs else normalise(func))
         found = tuned(part)
-        if found is None and not _usual(task.func, box):
+        if found is None and not _usual(task.func, box) and not any(each.box == box for each in even):
             found = seeded(part)
-            if found is not None and found[0] == whole[0] and _parallel(found[1]) == _parallel(whole[1]):
+            others = next((made for around, made in reversed(apart) if _holds(around, box)), whole)
+            if found is not None and found[0] == others[0] and _parallel(found[1]) == _parallel(others[1]):
                 found = None
         if found is not None:
-            pieces.append(Piece(box, found[1]))
-    return with_pieces(whole[1], pieces)
+            apart.append((box, found))
+    return with_pieces(whole[1], [*even, *(Piece(box, made[1]) for box, made in reversed(apart))])
+
+
+def _holds(around: Box, box: Box) -> bool:
+    return all(low <= first and last <= high for (low, high), (first, last) in zip(around, box, strict=True))
 
 
 def _evened(
@@ -107,14 +114,17 @@ def _usual(func: tirx.PrimFunc, box: Box) -> bool:
 
 
 def _boxes(task: Task) -> Iterator[tuple[Box, Sequence[int]]]:
-    """The parts of a function's range that may be pieces, the usual sizes first, each with the sizes that it would be
-    scheduled for."""
+    """The parts of a function's range that may be pieces, each with the sizes that it would be scheduled for; one that
+    lies in another comes after it, and the usual sizes last."""
     sizes = [(int(low), int(high), int(usual)) for low, high, usual in task.func.attrs[SIZES]]
-    yield tuple((usual, usual) for *_, usual in sizes), [usual for *_, usual in sizes]
-    for parts in product(*(list(bands(*each, _few(task, sizes, axis))) for axis, each in enumerate(sizes))):
+    cuts = [list(bands(*each, _few(task, sizes, axis))) for axis, each in enumerate(sizes)]
+    for parts in product(*cuts):
         whole = all(usual == own for (*_, usual), (*_, own) in zip(parts, sizes, strict=True))
         if not whole:  # what is left of the range
             yield tuple((low, high) for low, high, _ in parts), [usual for *_, usual in parts]
+    if all(low == 1 for low, *_ in sizes) and any(usual > 1 for (*_, usual), *_ in cuts):
+        yield ((1, 1),) * len(sizes), [1] * len(sizes)
+    yield tuple((usual, usual) for *_, usual in sizes), [usual for *_, usual in sizes]
 
 
 def _few(task: Task, sizes: Sequence[tuple[int, int, int]], axis: int) -> list[int]:

@@ -51,8 +51,35 @@ def test_few_rows_are_a_piece_and_the_usual_ones_are_not():
     task = _product(None)
     whole = _seeded(task)
     pieces = pieces_of(in_pieces(task, whole, lambda _task: None, _seeded))
-    assert [piece.box for piece in pieces] == [((1, 8),)]
+    assert [piece.box for piece in pieces] == [((1, 1),), ((1, 8),)]
     assert pieces_of(in_pieces(task, whole, lambda _task: None, lambda _task: whole)) == []  # the same schedule
+
+
+def test_one_row_is_a_piece_where_few_rows_have_another_schedule():
+    """Of what few rows have, not of what all have: a piece that does what another one does anyway is not made."""
+    task = _product(None)
+    whole = ("whole", {}), _seeded(task)[1]
+    schedules = {(1, 8): "few", (1, 1): "few"}
+
+    def seeded(task: Task) -> Scheduled:
+        if SIZES not in task.func.attrs:
+            return (schedules[1, 1], {}), whole[1]
+        (low, high, _), = task.func.attrs[SIZES]
+        return (schedules[int(low), int(high)], {}), whole[1]
+
+    assert [piece.box for piece in pieces_of(in_pieces(task, whole, lambda _task: None, seeded))] == [((1, 8),)]
+    schedules[1, 1] = "one"
+    cut = pieces_of(in_pieces(task, whole, lambda _task: None, seeded))
+    assert [piece.box for piece in cut] == [((1, 1),), ((1, 8),)]
+
+
+def test_one_text_of_one_token_is_a_piece_of_both_free_sizes():
+    b, n = tirx.Var("b", "int64"), tirx.Var("n", "int64")
+    x, w = te.placeholder((b, n, 64), name="x"), te.placeholder((3, 64, 16), name="w")
+    free = {"b": Free("b", Range(1, 8), 4), "n": Free("n", Range(1, 512), 32)}
+    task = Task("dense", normalise(te.create_prim_func([x, w, dense_packed(x, w)]), free), TARGET)
+    first, *_ = pieces_of(in_pieces(task, _seeded(task), lambda _task: None, _seeded))
+    assert first.box == ((1, 1), (1, 1)) and SIZES not in (first.func.attrs or {})
 
 
 def test_what_the_log_knows_of_the_usual_sizes_is_a_piece_under_the_key_of_fixed_sizes():
@@ -64,7 +91,7 @@ def test_what_the_log_knows_of_the_usual_sizes_is_a_piece_under_the_key_of_fixed
 
     task = _product(None)
     pieces = pieces_of(in_pieces(task, _seeded(task), tuned, lambda _task: None))
-    assert [piece.box for piece in pieces] == [((128, 128),)]
+    assert [piece.box for piece in pieces] == [((128, 128),), ((1, 1),)]
     assert _product(128).key in asked
 
 
@@ -85,7 +112,8 @@ def test_sizes_that_leave_cores_waiting_are_pieces_of_a_more_even_schedule():
     cut = in_pieces(task, images(task), lambda _task: None, rows)
     assert [piece.box for piece in pieces_of(cut)] == [((1, 1),), ((3, 3),), ((5, 5),)]
     assert pieces_of(in_pieces(task, images(task), lambda _task: None, images)) == []  # no better by themselves
-    assert pieces_of(in_pieces(task, rows(task), lambda _task: None, images)) == []  # even for every batch
+    alone = pieces_of(in_pieces(task, rows(task), lambda _task: None, images))  # even for every batch
+    assert [piece.box for piece in alone] == [((1, 1),)]  # as the space has it for one image
 
 
 def test_networks_are_right_at_every_batch_where_odd_ones_are_pieces():
