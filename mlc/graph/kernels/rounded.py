@@ -23,6 +23,7 @@ from tvm import te, tirx
 from mlc.graph.kernels.weight_only import PANEL, rows_of_word
 from mlc.target import Target
 from schedules.intrin import dot, select
+from schedules.machine import cpu_machine
 
 __all__ = ["ROUNDED", "dense_rounded", "half_range", "has_rounded", "pack_bytes"]
 
@@ -35,9 +36,9 @@ _MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but its sign
 
 
 def has_rounded(target: Target, bits: int) -> bool:
-    """Whether the target has the instructions for weights of so many bits."""
+    """Whether the target has the instructions for weights of so many bits, on whole vectors."""
     form = {4: dot.NIBBLES, 8: dot.OCTETS}[bits]
-    return any(select(dot.dot(form, lanes), target.tvm) for lanes in (4, 8, 16))
+    return select(dot.dot(form, cpu_machine(target.tvm).lanes()), target.tvm) is not None
 
 
 def half_range(bits: int) -> int:
