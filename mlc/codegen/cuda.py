@@ -242,7 +242,8 @@ def _load_stand_in() -> None:
 
 def legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The same function with C identifiers for the names of parameters (``gpu_0/data_0`` is a model's input), and of
-    the buffers that are called after them."""
+    the buffers that are called after them. They are of small letters: TVM (0.27) writes an ``mma`` with ``A``, ``B``
+    and ``C`` for the operands, puts one name after the other in their place, and finds them in names too."""
     import tvm
     import tvm_ffi
     from tvm import s_tir
@@ -252,7 +253,7 @@ def legal_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
     taken: set[str] = set()
     renamed: dict[Any, Any] = {}
     for param in named:
-        name = re.sub(r"\W", "_", str(param.name), flags=re.ASCII)
+        name = re.sub(r"\W", "_", str(param.name), flags=re.ASCII).lower()
         if not name or name[0].isdigit():
             name = f"p_{name}"
         while name in taken:

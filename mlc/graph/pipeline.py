@@ -19,6 +19,7 @@ from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.origins import NodeGraph, Origins, without_merged
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
+from mlc.graph.layout.channels_last import ChannelsLast
 from mlc.graph.layout.packing import PackWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
@@ -105,9 +106,12 @@ def lowering(
     return (
         simplify.ShareConcats,
         precision.RoundConstants(options),
-        precision.NarrowOperands(target, options, (simplify.ShareCommon, simplify.SinkMovement)),
+        precision.NarrowOperands(
+            target, options, (simplify.DropIdentities, simplify.ShareCommon, simplify.SinkMovement)
+        ),
         FuseAttention(target),
         BlockedLayouts(target, options),
+        ChannelsLast(target, options),
         PackWeights(target, options),
         simplify.MergeMovement,
         LowerInnerReshapes,

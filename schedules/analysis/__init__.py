@@ -5,9 +5,10 @@ kind, who feeds whom. Of a schedule under way, :func:`describe` looks at one blo
 :func:`nest_of` at its loops, and how each access moves when a loop advances by one.
 """
 
-from schedules.analysis.access import Access, accesses, linear_offset
+from schedules.analysis.access import Access, accesses, linear_offset, widest_run
 from schedules.analysis.blocks import BlockInfo, FuncInfo, analyse, describe, is_empty
 from schedules.analysis.expressions import (
+    branches,
     evaluate,
     expensive_calls,
     expression_size,
@@ -23,7 +24,7 @@ from schedules.analysis.memo import remembered
 from schedules.analysis.nests import Loop, Nest, nest_of
 
 __all__ = [
-    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "describe", "evaluate",
+    "Access", "BlockInfo", "FuncInfo", "Loop", "Nest", "accesses", "analyse", "branches", "describe", "evaluate",
     "expensive_calls", "expression_size", "is_empty", "linear_offset", "loads", "nest_of", "op_name",
-    "reads_wide_indices", "remembered", "replaced", "stores_wide_positions", "uses", "walk",
+    "reads_wide_indices", "remembered", "replaced", "stores_wide_positions", "uses", "walk", "widest_run",
 ]

@@ -15,9 +15,9 @@ import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Range, TensorLoad
 
-from schedules.analysis.expressions import evaluate, uses, walk
+from schedules.analysis.expressions import branches, evaluate, replaced, uses, walk
 
-__all__ = ["Access", "accesses", "linear_offset"]
+__all__ = ["Access", "accesses", "linear_offset", "widest_run"]
 
 #: how many values of a variable are tried to find its stride
 _MAX_STEPS = 4096
@@ -115,3 +115,50 @@ def linear_offset(
         return None
     *steps, start = (int(c) for c in found)
     return steps, start
+
+
+def widest_run(
+    value: Any, variables: Sequence[tirx.Var], extents: Sequence[int], position: int, widths: Sequence[int]
+) -> int:
+    """The first of ``widths`` of which it is proved that ``value``, an element or zero where a guard says so, may be
+    fetched for as many neighbours along the variable at ``position`` by one aligned access; 1 where none is.
+
+    They are neighbours in memory, begin at a multiple of their number, and are all there or none is: so lie the
+    channels of a pixel that a convolution reads, padding or not.
+    """
+    guard, load, other = branches(value) or (None, value, None)
+    load = load.value if isinstance(load, tirx.Cast) else load
+    if not isinstance(load, TensorLoad) or (other is not None and not _is_zero(other)):
+        return 1
+    offset: Any = tirx.const(0, str(variables[0].ty.dtype))
+    for index, size in zip(load.indices, load.source.shape, strict=True):
+        offset = offset * size + index
+    return next((w for w in widths if extents[position] % w == 0 and _runs(
+        offset, guard, variables, extents, position, w)), 1)
+
+
+def _runs(
+    offset: Any, guard: Any, variables: Sequence[tirx.Var], extents: Sequence[int], position: int, width: int
+) -> bool:
+    analyzer, dtype = sym.Analyzer(), str(variables[position].ty.dtype)
+    for i, (var, extent) in enumerate(zip(variables, extents, strict=True)):
+        if i != position:
+            analyzer.bind(var, Range(0, extent))
+    piece, lane = tirx.Var("piece", dtype), tirx.Var("lane", dtype)
+    analyzer.bind(piece, Range(0, extents[position] // width))
+    analyzer.bind(lane, Range(0, width))
+    first, any_lane = ({variables[position]: piece * width + i} for i in (tirx.const(0, dtype), lane))
+
+    def at(expr: Any, where: Mapping[tirx.Var, Any]) -> Any:
+        return analyzer.simplify(replaced(expr, where))
+
+    begin = at(offset, first)
+    return bool(
+        analyzer.can_prove_equal(at(offset, any_lane), begin + lane)
+        and analyzer.can_prove_equal(tirx.floormod(begin, tirx.const(width, dtype)), tirx.const(0, dtype))
+        and (guard is None or tvm_ffi.structural_equal(at(guard, any_lane), at(guard, first)))
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0.0

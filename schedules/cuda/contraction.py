@@ -17,7 +17,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.analysis import BlockInfo, describe, linear_offset, loads, remembered, uses, walk
+from schedules.analysis import BlockInfo, describe, linear_offset, loads, remembered, uses, walk, widest_run
 from schedules.cuda.common import Leaf, inline_injective, leaves, refresh, scratch, uniform
 
 __all__ = [
@@ -361,21 +361,16 @@ def inline_producers(sch: s_tir.Schedule, block: Any) -> None:
 def _run_of(fetch: BlockInfo, rows: str, contraction: Contraction) -> tuple[str, int]:
     """The role along which a fetched operand is contiguous in memory, and the widest aligned access along it."""
     value = fetch.block.body.value
-    guarded = not isinstance(value, tvm.ir.TensorLoad | tirx.Cast)
-    fetched = loads(value)
-    offset = linear_offset(fetched[0], fetch.variables, fetch.extents) if len(fetched) == 1 else None
-    if offset is None:
-        return rows, 1
-    steps = [step if extent > 1 else 0 for step, extent in zip(offset[0], fetch.extents, strict=True)]
-    k_step, row_step = steps[-2], steps[-1]
-    run = K if k_step == 1 else rows
-    if guarded or 1 not in (k_step, row_step):
-        return run, 1
-    position = len(steps) - (2 if run == K else 1)
-    others = [step for i, step in enumerate((*steps, offset[1])) if i != position]
     widest = max(1, 128 // contraction.bits)
-    fitting = (
-        v for v in (16, 8, 4, 2, 1)
-        if v <= widest and fetch.extents[position] % v == 0 and not any(step % v for step in others)
-    )
-    return run, next(fitting)
+    widths = [v for v in (16, 8, 4, 2) if v <= widest]
+    fetched = loads(value)
+    load = fetched[0] if len(fetched) == 1 else None
+    offset = linear_offset(load, fetch.variables, fetch.extents) if load is not None else None
+    steps = [step if extent > 1 else 0 for step, extent in zip(offset[0], fetch.extents, strict=True)] if offset else []
+    run = K if steps and steps[-2] == 1 else rows
+    for role in (run, K, rows):
+        along = len(fetch.extents) - (2 if role == K else 1)
+        vector = widest_run(value, fetch.variables, fetch.extents, along, widths)
+        if vector > 1:
+            return role, vector
+    return run, 1

@@ -19,6 +19,7 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import walk
 from schedules.cuda import attention, wgmma
 from schedules.cuda.joined import joined
+from schedules.cuda.lanes import with_common_guards
 
 __all__ = ["LAST_PASS", "PIPELINE"]
 
@@ -56,7 +57,7 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
     for var, func in mod.functions_items():
         kernel = wgmma.expanded(attention.expanded(func)) if isinstance(func, tirx.PrimFunc) else func
         if kernel is func:
-            rest[var] = joined(func) if isinstance(func, tirx.PrimFunc) else func
+            rest[var] = with_common_guards(joined(func)) if isinstance(func, tirx.PrimFunc) else func
         else:
             written[var] = kernel
     if not written:

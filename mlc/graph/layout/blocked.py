@@ -46,9 +46,9 @@ from mlc.graph.layout.regions import (
     UNARY,
     UNARY_EXACT,
     Choice,
+    Planner,
     call_of,
     channel_slice,
-    choose_layouts,
     constant_bytes,
     moves_batch,
     pads_space,
@@ -62,14 +62,14 @@ from mlc.sizes import Size
 from mlc.target import Target
 from schedules.intrin.dot import QUADS
 
-__all__ = ["BlockedLayouts"]
+__all__ = ["BlockedLayouts", "Rewriter", "in_blocks"]
 
 
 #: part of the channels that a band reaches, from which on it is a kernel of its own
 _NARROW_BAND = 2
 
 
-def _blocked(x: te.Tensor, blocks: int, size: int, each: int, full: int) -> te.Tensor:
+def in_blocks(x: te.Tensor, blocks: int, size: int, each: int, full: int) -> te.Tensor:
     """``[N, C, H, W] -> [N, blocks, H, W, size]``, of groups of ``each`` channels in ``full`` lanes."""
     n, _, h, w = x.shape
 
@@ -113,12 +113,12 @@ def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) ->
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if target.kind != "llvm" or not any(name_of(b.value) in CONVOLUTIONS for b in bindings(mod["main"])):
             return mod
-        return _Rewriter(mod, target, options, choose_layouts(mod["main"], target, options)).run()
+        return Rewriter(mod, target, options, Planner(mod["main"], target, options).choose()).run()
 
     return run
 
 
-class _Rewriter:
+class Rewriter:
     """Emits the function again, binding by binding, each in the layout that was chosen for it."""
 
     def __init__(
@@ -206,7 +206,7 @@ class _Rewriter:
         each, full = c // layout.groups, layout.per_group * layout.size
         op = relax.op
         if isinstance(h, Size) or isinstance(w, Size):  # reshapes divide by them
-            return self._bb.call_te(_blocked, x, layout.blocks, layout.size, each, full, primfunc_name_hint="blocked")
+            return self._bb.call_te(in_blocks, x, layout.blocks, layout.size, each, full, primfunc_name_hint="blocked")
         if layout.padded:
             x = self._bb.emit(op.reshape(x, (n, layout.groups, each, h, w)))
             x = self._bb.emit(op.nn.pad(x, [0, 0, 0, 0, 0, full - each, 0, 0, 0, 0]))

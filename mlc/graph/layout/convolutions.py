@@ -17,8 +17,8 @@ __all__ = ["CONVOLUTIONS", "TRANSPOSED", "convolution", "is_depthwise", "is_imag
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 CONVOLUTIONS = ("relax.nn.conv2d", TRANSPOSED)
-#: of images: float32, what integer products take and make, and what it is cast to and from
-_TYPES = ("float32", "uint8", "int8", "int32")
+#: of images: floats, what integer products take and make, and what it is cast to and from
+_TYPES = ("float32", "float16", "bfloat16", "uint8", "int8", "int32")
 
 
 def name_of(expr: relax.Expr) -> str:

@@ -1,6 +1,6 @@
 """The layouts that each operator could work in, and what they cost: which regions of the graph are blocked, and how.
 
-:func:`choose_layouts` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
+:meth:`Planner.choose` hands every alternative of every operator to :func:`mlc.graph.layout.assign.assign`. Layouts
 spread along operators that keep the channels; a convolution may read one blocking and write another. One block of all
 channels is what lies in rows of channels, a pixel each, as layers around attention have them: no copy is needed from
 there nor back, and what treats each channel by itself is as fast. Prices are
@@ -43,8 +43,8 @@ from mlc.operators import relax_where
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
-__all__ = ["BINARY", "BINARY_EXACT", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "call_of", "choose_layouts",
-           "constant_bytes", "moves_batch", "pads_space", "rows_of"]
+__all__ = ["BINARY", "BINARY_EXACT", "IMAGES", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "Planner",
+           "call_of", "channel_slice", "concatenated", "constant_bytes", "moves_batch", "pads_space", "rows_of"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -71,7 +71,7 @@ _TO_IMAGE, _TO_ROWS = [0, 3, 1, 2], [0, 2, 3, 1]
 
 _RESIZE = "relax.image.resize2d"
 #: of pixels, each channel by itself
-_IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", _RESIZE)
+IMAGES = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d", _RESIZE)
 #: how many times slower windows slide over the plain layout, whose vectors run along the row
 _PLAIN_WINDOWS = 2.0
 #: how many times slower than products of floats those of integers are there, which no dot product adds up
@@ -84,15 +84,6 @@ def call_of(bound: Mapping[relax.Var, relax.Expr], expr: relax.Expr, name: str) 
     """The call that a variable is bound to, if it is of the operator ``name`` (without ``relax.``)."""
     value = bound.get(expr) if isinstance(expr, relax.Var) else None
     return value if value is not None and name_of(value) == f"relax.{name}" else None
-
-
-def choose_layouts(
-    func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS
-) -> dict[Hashable, Choice]:
-    """The alternative of each variable of a straight-line function that is needed; the result is plain."""
-    planner = _Planner(func, target, options)
-    wanted = [(var, None) for var in dict.fromkeys(leaves(func.body.body))]
-    return assign(planner.values(), wanted, planner.conversion)
 
 
 @dataclass
@@ -108,8 +99,10 @@ def constant_bytes(func: relax.Function) -> int:
     return sum(array.nbytes for arg in arguments if (array := array_of(arg)) is not None)
 
 
-class _Planner:
-    def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
+class Planner:
+    """The choice of layouts for a straight-line function on CPUs."""
+
+    def __init__(self, func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> None:
         self._func = func
         self._bound = {binding.var: binding.value for binding in bindings(func)}
         self._options = options
@@ -120,6 +113,11 @@ class _Planner:
         for _ in range(2):  # a part of a concatenation may be one itself
             for var, value in self._bound.items():
                 self._spread(var, value)
+
+    def choose(self) -> dict[Hashable, Choice]:
+        """The alternative of each variable that is needed; the result is plain."""
+        wanted = [(var, None) for var in dict.fromkeys(leaves(self._func.body.body))]
+        return assign(self.values(), wanted, self.conversion)
 
     def values(self) -> dict[Hashable, list[Choice]]:
         """Every variable with its alternatives, the plain one last: an epilogue stays with its convolution.
@@ -158,7 +156,7 @@ class _Planner:
     def _relate(self, var: relax.Var, value: relax.Expr) -> None:
         """Join what keeps its channels, and note the layouts that a convolution wants."""
         name = name_of(value)
-        kept = name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in _IMAGES or name == "relax.mean"
+        kept = name in UNARY | UNARY_EXACT | BINARY | BINARY_EXACT or name in IMAGES or name == "relax.mean"
         if kept or moves_batch(value) or pads_space(value):
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
@@ -167,23 +165,28 @@ class _Planner:
             image = var if rows.made else value.args[0]
             if isinstance(image, relax.Var):
                 self._family(image).layouts[rows.layout] = None
-        elif name in CONVOLUTIONS and weight_of(value) is not None:
-            data, groups = value.args[0], int(value.attrs.groups)
-            if is_depthwise(value):
-                if isinstance(data, relax.Var):
-                    self._join(var, data)
-                groups = 1
-            for layout in _blockings(shape_of(var)[1], groups):
-                self._family(var).layouts[layout] = None
+        elif name in CONVOLUTIONS:
+            self._relate_convolution(var, value)
+
+    def _relate_convolution(self, var: relax.Var, value: relax.Call) -> None:
+        if weight_of(value) is None:
+            return
+        data, groups = value.args[0], int(value.attrs.groups)
+        if is_depthwise(value):
             if isinstance(data, relax.Var):
-                for layout in _blockings(shape_of(data)[1], groups):
-                    self._family(data).layouts[layout] = None
-                for image, layout in zip((data, var), _merging(value), strict=False):
-                    self._family(image).layouts[layout] = None
+                self._join(var, data)
+            groups = 1
+        for layout in _blockings(shape_of(var)[1], groups):
+            self._family(var).layouts[layout] = None
+        if isinstance(data, relax.Var):
+            for layout in _blockings(shape_of(data)[1], groups):
+                self._family(data).layouts[layout] = None
+            for image, layout in zip((data, var), _merging(value), strict=False):
+                self._family(image).layouts[layout] = None
 
     def _spread(self, var: relax.Var, value: relax.Expr) -> None:
         """Parts of a concatenation, and of a tensor that is cut, are blocked alike where that leaves no padding."""
-        fields = _concatenated(value)
+        fields = concatenated(value)
         cut = channel_slice(value) if is_image(var) else None
         if cut is not None:
             source, begin, end = cut
@@ -211,7 +214,7 @@ class _Planner:
             return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * self._estimate.plain(convolution(value))
         if name == TRANSPOSED and is_image(var):
             return self._estimate.plain(with_zeros(value))
-        if name in _IMAGES and is_image(var):
+        if name in IMAGES and is_image(var):
             between = name == _RESIZE and value.attrs.method != "nearest_neighbor"
             factor = _PLAIN_INTERPOLATION if between else _PLAIN_WINDOWS
             return factor * self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
@@ -235,11 +238,7 @@ class _Planner:
         elif name == "relax.concat":
             yield from self._concatenations(var, value)
         elif (cut := channel_slice(value)) is not None:
-            source, begin, _ = cut
-            for layout in self._family(var).layouts:
-                whole = ChannelBlocks(shape_of(source)[1], size=layout.size)
-                if not layout.padded and not whole.padded and begin % layout.size == 0:
-                    yield Alternative(layout, {source: whole})
+            yield from self._slices(var, *cut)
         elif var in self._families:
             for layout in self._families[var].layouts:
                 reads = self._reads(name, value, layout)
@@ -249,7 +248,7 @@ class _Planner:
     def _reads(self, name: str, value: relax.Expr, layout: ChannelBlocks) -> dict[Hashable, Layout] | None:
         """What an operator that keeps the channels reads to work in ``layout``; None where it cannot."""
         exact = name in UNARY_EXACT | BINARY_EXACT
-        within = name in _IMAGES or name == "relax.mean" or moves_batch(value) or pads_space(value)
+        within = name in IMAGES or name == "relax.mean" or moves_batch(value) or pads_space(value)
         if name in UNARY | UNARY_EXACT or within:
             data = value.args[0]
             suits = isinstance(data, relax.Var) and is_image(data) and _keeps_channels(value)
@@ -261,7 +260,7 @@ class _Planner:
         return None
 
     def _blocked_seconds(self, name: str, var: relax.Var, value: relax.Call, layout: ChannelBlocks) -> float:
-        if name in _IMAGES:
+        if name in IMAGES:
             return self._estimate.copy(self._bytes(value.args[0], layout) + self._bytes(var, layout))
         return 0.0
 
@@ -302,6 +301,12 @@ class _Planner:
                 for layout in self._family(shuffled[0]).layouts:
                     yield Alternative(out, {shuffled[0]: layout}, seconds)
 
+    def _slices(self, var: relax.Var, source: relax.Var, begin: int, _end: int) -> Iterator[Choice]:
+        for layout in self._family(var).layouts:
+            whole = ChannelBlocks(shape_of(source)[1], size=layout.size)
+            if not layout.padded and not whole.padded and begin % layout.size == 0:
+                yield Alternative(layout, {source: whole})
+
     def _cropping(self, var: relax.Var, call: relax.Call, layout: ChannelBlocks) -> float:
         """Seconds of cutting off what the phases of a transposed convolution compute beyond its result."""
         whole = all(axis.out % axis.stride == 0 for axis in transposed_axes(call))
@@ -327,7 +332,7 @@ class _Planner:
         return fastest(conv, self._options, self._estimate)
 
     def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
-        fields = _concatenated(value)
+        fields = concatenated(value)
         for size in dict.fromkeys(layout.size for layout in self._family(var).layouts) if fields else ():
             if all(shape_of(field)[1] % size == 0 for field in fields):
                 reads = {f: ChannelBlocks(shape_of(f)[1], size=size) for f in fields if isinstance(f, relax.Var)}
@@ -357,7 +362,7 @@ def _merging(call: relax.Call) -> tuple[ChannelBlocks, ...]:
     return (inner, out) if narrow and merged_groups(groups, inner, out) > 1 else ()
 
 
-def _concatenated(value: relax.Expr) -> list[relax.Expr]:
+def concatenated(value: relax.Expr) -> list[relax.Expr]:
     """The parts of a concatenation of images along their channels, else nothing."""
     if name_of(value) != "relax.concat" or not isinstance(value.args[0], relax.Tuple):
         return []
@@ -399,7 +404,7 @@ def _keeps_channels(call: relax.Call) -> bool:
         return all(shape_of(arg) == () for arg in call.args[1:])
     if name_of(call) == "relax.mean":
         return sorted(int(a) % 4 for a in call.attrs.axis or ()) == [2, 3] and bool(call.attrs.keepdims)
-    return name_of(call) not in _IMAGES or call.attrs.layout == "NCHW"
+    return name_of(call) not in IMAGES or call.attrs.layout == "NCHW"
 
 
 def pads_space(value: relax.Expr) -> bool:

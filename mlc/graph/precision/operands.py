@@ -5,6 +5,7 @@ become tensors of that type, which half the bytes pass to and from:
 
 ``matmul(x, W)``   -->   ``matmul(f16(x), f16(W), out_dtype=f32)``
 
+What a convolution of images reads rounded is rounded for everybody, so that it is stored once.
 Conversions move before the transposes and reshapes of an operand, and before several slices of one tensor, where the
 kernel that computes it can end with one.
 With ``tf32`` tensors stay float32, and tensor functions say that the operands of their products may be rounded.
@@ -12,6 +13,7 @@ With ``tf32`` tensors stay float32, and tensor functions say that the operands o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -20,7 +22,7 @@ import tvm
 from tvm import relax, tirx
 
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, op_name, rewrite, shape_of
+from mlc.graph.ir.rewrite import Rules, Scope, bindings, dtype_of, leaves, op_name, rebuilt, rewrite, shape_of
 from mlc.graph.precision.bfloats import PRODUCTS
 from mlc.graph.precision.widened import with_attrs
 from mlc.options import CompileOptions
@@ -29,6 +31,8 @@ from schedules.cuda.contraction import with_tf32
 
 __all__ = ["AllowTensorFloat", "NarrowOperands"]
 
+#: whose operands what else reads them reads rounded too
+_IMAGES = "relax.nn.conv2d"
 _TYPES = {"f16": "float16", "bf16": "bfloat16"}
 _NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -52,6 +56,7 @@ def NarrowOperands(
         narrowed = rewrite(mod, rules)
         if narrowed.same_as(mod):
             return mod
+        narrowed = _held_rounded(narrowed, dtype)
         slices: Rules = {"relax.astype": (lambda call, scope: _before_slices(call, scope, dtype),)}
         return tidied(rewrite(tidied(narrowed), slices))
 
@@ -70,6 +75,33 @@ def _narrow(call: relax.Call, scope: Scope, dtype: str) -> relax.Expr | None:
         for arg, array in zip(call.args, arrays, strict=True)
     ]
     return relax.Call(call.op, args, with_attrs(call.attrs, {"out_dtype": "float32"}), call.ty_args)
+
+
+def _held_rounded(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
+    """What a convolution reads in ``dtype`` and others as it is, is rounded for all of them: the sum of a residual
+    block is then written once, in half the bytes, by the kernel that makes it."""
+    func = mod["main"]
+    bound = {b.var: b.value for b in bindings(func)}
+    readers: dict[relax.Var, list[relax.Var | None]] = defaultdict(list)
+    for var, value in [*bound.items(), (None, func.body.body)]:
+        for leaf in leaves(value):
+            readers[leaf].append(var)
+
+    def narrow(reader: relax.Var | None) -> bool:
+        value = bound.get(reader)
+        return isinstance(value, relax.Call) and op_name(value) == "relax.astype" and dtype_of(value) == dtype
+
+    convolved = {arg for value in bound.values() if isinstance(value, relax.Call) and op_name(value) == _IMAGES
+                 for arg in value.args if narrow(arg)}
+    held = {var for var in bound if any(r in convolved for r in readers[var]) and None not in readers[var]
+            and not all(narrow(r) for r in readers[var])}
+
+    def changed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        if var not in held:
+            return value
+        return relax.op.astype(builder.emit(relax.op.astype(builder.emit(value), dtype)), "float32")
+
+    return rebuilt(mod, bound, changed) if held else mod
 
 
 def _before_slices(call: relax.Call, scope: Scope, dtype: str) -> relax.Expr | None:

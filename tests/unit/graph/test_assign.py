@@ -16,7 +16,7 @@ from mlc.graph.ir.rewrite import bindings
 from mlc.graph.layout.assign import Alternative, assign
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.convolutions import name_of
-from mlc.graph.layout.regions import choose_layouts
+from mlc.graph.layout.regions import Planner
 from mlc.graph.pipeline import passes
 from mlc.options import CompileOptions
 from mlc.target import resolve
@@ -78,7 +78,7 @@ def conv(bb: relax.BlockBuilder, x: relax.Expr, shape: tuple[int, ...], **attrs:
 
 def layouts(mod: tvm.IRModule, target=AVX512) -> list[ChannelBlocks | None]:  # type: ignore[no-untyped-def]
     """Of the convolutions, in order."""
-    chosen = choose_layouts(mod["main"], target, CompileOptions.of(winograd=False))
+    chosen = Planner(mod["main"], target, CompileOptions.of(winograd=False)).choose()
     return [chosen[b.var].layout for b in bindings(mod["main"]) if name_of(b.value) == "relax.nn.conv2d"]
 
 

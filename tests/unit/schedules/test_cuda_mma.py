@@ -19,6 +19,7 @@ from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES, product_case
+from mlc.testing.cuda_images import Image
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
 from schedules.cuda.contraction import with_tf32
@@ -250,3 +251,15 @@ def test_float32_is_multiplied_as_tf32_only_where_it_may_be() -> None:
     assert registry.find(with_tf32(exact), resolve("cuda:sm_75").tvm).name == "cuda.gemm"
     narrow = product_case("half", (64, 64), (64, 64), "float16", "float32").func()
     assert tvm_ffi.structural_equal(with_tf32(narrow), narrow)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("split_k", [1, 4])
+def test_a_convolution_copies_whole_vectors(split_k: int) -> None:
+    """Of an image with a border and of a last tile that both cut, in one part or several."""
+    case = Image((1, 14, 14, 128), 128, pad=1).case("image")
+    (kernel,) = compiled(function_of(case, decisions_of(split_k=split_k)), AMPERE)
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
+        assert kernel.count("LDG") <= 16 * split_k, "the bias and the parts of a cut sum, no elements of an image"

@@ -1,0 +1,183 @@
+"""Channels last for convolutions on tensor cores.
+
+A GPU's kernel copies 16 bytes of an image at a time, which are neighbours of a product's sum where the channels of a
+pixel lie together. An image is then one block of all its channels, ``[N, 1, H, W, C]``, padded with zeros to whole
+copies; everything between such convolutions that keeps the channels works there too, so that nothing is transposed
+from layer to layer. Which values are kept so is chosen for the whole graph, as CPUs' blocks are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import tvm
+from tvm import relax
+
+from mlc.graph.estimate import Convolution
+from mlc.graph.ir.channels import ChannelBlocks
+from mlc.graph.ir.constants import constant, tensor_of
+from mlc.graph.ir.patterns import PRODUCT
+from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
+from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
+from mlc.graph.layout.assign import Alternative
+from mlc.graph.layout.blocked import Rewriter, in_blocks
+from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
+from mlc.graph.layout.regions import IMAGES, Choice, Planner, channel_slice, concatenated, moves_batch
+from mlc.options import DEFAULT_OPTIONS, CompileOptions
+from mlc.target import Target
+from schedules.cuda.attention import available as has_tensor_cores
+from schedules.machine import gpu_machine
+
+__all__ = ["ChannelsLast"]
+
+#: channels of which a copy takes 16 bytes, of 16 bits each
+_COPY = 8
+#: filters whose products with a pixel are computed of one copy of it: a block's tile
+_TILE = 128
+#: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself
+_INSTRUCTIONS = 8
+#: bytes that the least asynchronous copy takes; the products of a sum that are multiplied at a time, and the cycles for
+#: which threads wait for what they copy by themselves before
+_ASYNCHRONOUS, _STEP, _LATENCY = 4, 64, 600
+
+
+def ChannelsLast(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
+    """Module pass: convolutions on the tensor cores of GPUs, and what lies between them, keep the channels of a pixel
+    together where that pays. Others, float32 that may not be rounded and groups among them, stay as they are."""
+
+    @tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if target.kind != "cuda" or not has_tensor_cores(target.tvm):
+            return mod
+        if not any(_bits(binding.value, options) for binding in bindings(mod["main"])):
+            return mod
+        choices = _Planner(mod["main"], target, options).choose()
+        return _Rewriter(mod, target, options, choices).run()
+
+    return run
+
+
+def _has_constant(call: relax.Expr) -> bool:
+    """Whether the expression is a convolution of plain images with a constant."""
+    if name_of(call) != "relax.nn.conv2d" or not is_image(call.args[0]):
+        return False
+    plain = call.attrs.data_layout == "NCHW" and call.attrs.kernel_layout == "OIHW"
+    return plain and tensor_of(call.args[1]) is not None
+
+
+def _bits(call: relax.Expr, options: CompileOptions) -> int:
+    """Of an operand of a convolution that tensor cores multiply with a constant; 0 for any other."""
+    if not _has_constant(call) or is_depthwise(call) or dtype_of(call) != "float32":
+        return 0
+    types = {dtype_of(arg) for arg in call.args}
+    if int(call.attrs.groups) > 1:
+        return 0
+    if types in ({"float16"}, {"bfloat16"}):
+        return 16
+    return 32 if types == {"float32"} and options.precision == "tf32" else 0
+
+
+def _last(image: relax.Expr) -> ChannelBlocks:
+    """One block of all channels, in whole copies."""
+    channels = shape_of(image)[1]
+    return ChannelBlocks(channels, size=-(-channels // _COPY) * _COPY)
+
+
+class _Planner(Planner):
+    """The plain layout or channels last."""
+
+    def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
+        super().__init__(func, target, options)
+        self._gpu = gpu_machine(target.tvm)
+
+    def _relate_convolution(self, var: relax.Var, value: relax.Call) -> None:
+        if is_depthwise(value) and _has_constant(value) and isinstance(value.args[0], relax.Var):
+            self._join(var, value.args[0])
+        if _bits(value, self._options):
+            for image in (var, value.args[0]):
+                if isinstance(image, relax.Var):
+                    self._family(image).layouts[_last(image)] = None
+
+    def _spread(self, var: relax.Var, value: relax.Expr) -> None:
+        images = [*concatenated(value), var]
+        whole = len(images) > 1 and not any(_last(image).padded for image in images)
+        if whole and any(self._family(i).layouts for i in images if isinstance(i, relax.Var)):
+            for image in images:
+                if isinstance(image, relax.Var):
+                    self._family(image).layouts[_last(image)] = None
+
+    def _convolutions(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        data, bits = value.args[0], _bits(value, self._options)
+        out, inner = _last(var), _last(data)
+        reads: dict[Hashable, ChannelBlocks | None] = {data: inner} if isinstance(data, relax.Var) else {}
+        if bits:
+            yield Alternative(out, reads, self._seconds(convolution(value, inner, out), bits, _COPY))
+        elif is_depthwise(value) and out in self._family(var).layouts and _has_constant(value):
+            moved = self._estimate.copy(self._bytes(data, inner) + self._bytes(var, out))
+            yield Alternative(out, reads, moved)
+
+    def _concatenations(self, var: relax.Var, value: relax.Call) -> Iterator[Choice]:
+        fields = concatenated(value)
+        if fields and not any(_last(image).padded for image in fields):
+            yield Alternative(_last(var), {f: _last(f) for f in fields if isinstance(f, relax.Var)})
+
+    def _slices(self, var: relax.Var, source: relax.Var, _begin: int, _end: int) -> Iterator[Choice]:
+        if _last(var) in self._family(var).layouts and not _last(source).padded:
+            yield Alternative(_last(var), {source: _last(source)})
+
+    def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
+        bits = _bits(value, self._options)
+        if bits:
+            conv = convolution(value)
+            rows = conv.kernel == conv.strides == (1, 1) and not any(conv.pads)
+            fitting = (v for v in (8, 4, 2, 1) if math.prod(conv.size) % v == 0)
+            return self._seconds(conv, bits, next(fitting) if rows else 1)
+        depthwise = _has_constant(value) and is_depthwise(value)
+        if is_image(var) and (name_of(value) in IMAGES or depthwise):
+            return self._estimate.copy(self._bytes(value.args[0], None) + self._bytes(var, None))
+        return super()._plain_seconds(var, value)
+
+    def _seconds(self, conv: Convolution, bits: int, vector: int) -> float:
+        """Of a product on tensor cores that copies so many elements of an image at a time."""
+        gpu, conv = self._gpu, replace(conv, element=bits // 8)
+        depth = conv.channels * math.prod(conv.kernel)
+        patches = conv.n * math.prod(conv.out) * depth
+        products = 2.0 * patches * conv.filters / gpu.tensor_flops(bits)
+        copies = patches * math.ceil(conv.filters / _TILE) / vector
+        copying = copies * _INSTRUCTIONS / (gpu.lanes * gpu.multiprocessors * gpu.hz)
+        waiting = depth / _STEP * _LATENCY / gpu.hz if vector * conv.element < _ASYNCHRONOUS else 0.0
+        return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
+
+
+class _Rewriter(Rewriter):
+    """Emits what was chosen."""
+
+    def _block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+        """In one kernel with what makes ``x``, where a single pixel is no view."""
+        if not layout.padded and shape_of(x)[2:] == (1, 1):
+            return super()._block(x, layout)
+        return self._bb.call_te(in_blocks, x, layout.blocks, layout.size, layout.channels, layout.size,
+                                primfunc_name_hint="channels_last")
+
+    def _conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        weight = tensor_of(call.args[1])
+        if is_depthwise(call) or weight is None:
+            return super()._conv2d(call, out, choice)
+        inner = _last(call.args[0])
+        conv, packed = convolution(call, inner, out), constant(pack_conv(weight.numpy(), out.lanes, inner.lanes))
+        convolve = partial(conv2d_channels_last, strides=conv.strides, pads=conv.pads, dilation=conv.dilation)
+        return self._bb.call_te(convolve, self._as(call.args[0], inner), packed, primfunc_name_hint="conv2d",
+                                primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _concat(self, call: relax.Call, _layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
+        return relax.op.concat([self._as(field, _last(field)) for field in call.args[0].fields], axis=4)
+
+    def _slice(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
+        cut = None if moves_batch(call) else channel_slice(call)
+        if cut is None:
+            return super()._slice(call, layout, choice)
+        source, begin, end = cut
+        return relax.op.strided_slice(self._as(source, _last(source)), [4], [begin], [end])

@@ -1,0 +1,83 @@
+"""Convolutions of images whose channels lie together, for tensor cores, each with a reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from mlc.testing.cases import Case
+
+__all__ = ["IMAGES", "Image"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A convolution of images ``[n, height, width, channels]`` by square windows, with what follows one in a network:
+    a bias, a ``residual`` sum in the operands' type, ReLU, and rounding to that type (``tf32``: float32)."""
+
+    size: tuple[int, int, int, int]
+    filters: int
+    window: int = 3
+    stride: int = 1
+    pad: int = 0
+    dilation: int = 1
+    dtype: str = "float16"
+    residual: bool = False
+
+    def case(self, name: str, space: str = "cuda.mma") -> Case:
+        """Its case, for the space that takes it."""
+        def alone(x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
+            return np.maximum(self._convolved(x, w) + bias, 0)
+
+        def joined(x: np.ndarray, w: np.ndarray, bias: np.ndarray, other: np.ndarray) -> np.ndarray:
+            return np.maximum(self._convolved(x, w) + bias + other, 0)
+
+        made = Case(name, self._tensors, joined if self.residual else alone,
+                    {"bfloat16": 3e-3}.get(self.dtype, 1e-3), space=space, index="int64")
+        return replace(made, build=lambda: _marked(made)) if self.dtype == "tf32" else made
+
+    @property
+    def _type(self) -> str:
+        return "float32" if self.dtype == "tf32" else self.dtype
+
+    def _tensors(self) -> list[Any]:
+        from tvm import te, topi
+
+        from mlc.graph.kernels.channels_last import conv2d_channels_last
+
+        n, height, width, channels = self.size
+        x = te.placeholder((n, 1, height, width, channels), self._type, "x")
+        w = te.placeholder((self.filters, self.window, self.window, channels), self._type, "w")
+        bias = te.placeholder((1, 1, 1, 1, self.filters), "float32", "bias")
+        y = conv2d_channels_last(x, w, (self.stride,) * 2, (self.pad,) * 4, (self.dilation,) * 2)
+        others = [te.placeholder(y.shape, self._type, "other")] if self.residual else []
+        y = topi.add(y, bias)
+        for other in others:
+            y = topi.add(y, topi.cast(other, "float32"))
+        return [x, w, bias, *others, topi.cast(topi.nn.relu(y), self._type)]
+
+    def _convolved(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        pad, reach = self.pad, (self.window - 1) * self.dilation + 1
+        padded = np.pad(x[:, 0], ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        windows = sliding_window_view(padded, (reach, reach), axis=(1, 2))
+        windows = windows[:, :: self.stride, :: self.stride, :, :: self.dilation, :: self.dilation]
+        return np.einsum("nhwcrs,frsc->nhwf", windows, w)[:, None]
+
+
+def _marked(case: Case) -> Any:
+    from schedules.cuda.contraction import with_tf32
+
+    return with_tf32(case.func())
+
+
+IMAGES: tuple[Case, ...] = (
+    Image((1, 9, 11, 24), 40, pad=1, residual=True).case("image3x3_residual"),
+    Image((2, 13, 10, 16), 24, stride=2, pad=1, dtype="bfloat16").case("image3x3_stride2_bf16"),
+    Image((1, 19, 23, 8), 32, 7, 2, 3).case("image7x7_first"),
+    Image((1, 15, 15, 64), 48, 1, 2).case("image1x1_stride2"),
+    Image((1, 10, 9, 32), 24, pad=2, dilation=2).case("image3x3_dilated"),
+    Image((1, 8, 12, 16), 24, pad=1, dtype="tf32").case("image3x3_tf32"),
+)

@@ -1,0 +1,91 @@
+"""Guarded vectors of a scheduled GPU function, told apart from what their lanes have in common.
+
+A convolution's tile is copied in vectors of neighbouring channels. Where in the image they lie, and whether they do,
+follows from the number of a product by divisions that all lanes agree on, since vectors begin at multiples of their
+length. TVM (0.27) does not see that where the number is a sum of several loops, and copies lane by lane. Here the
+divisions are of the vector's number. Where one guard stands in another, they become one: TVM makes an asynchronous copy
+of ``c && d ? x : 0``, not of ``c ? (d ? x : 0) : 0``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, sym, tirx
+
+from schedules.analysis import branches, loads, replaced, uses, walk
+
+__all__ = ["with_common_guards"]
+
+
+def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The scheduled function with one guard for each vector that has guards; itself where none has."""
+    changed: dict[s_tir.SBlock, s_tir.SBlock] = {}
+
+    def enter(loop: tirx.For) -> None:
+        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
+            return
+        inside: list[s_tir.SBlockRealize] = []
+        walk(loop.body, (s_tir.SBlockRealize, inside.append))
+        for realize in inside:
+            body = realize.block.body
+            if isinstance(body, tirx.BufferStore) and branches(body.value) is not None:
+                changed[realize.block] = _with_body(realize.block, _in_vectors(realize, loop))
+
+    walk(func.body, (tirx.For, enter))
+    if not changed:
+        return func
+    blocks = list(changed.items())
+
+    def new(block: s_tir.SBlock) -> s_tir.SBlock:
+        return next((after for before, after in blocks if before.same_as(block)), block)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, new), order="pre"))
+
+
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
+    return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+                        block.alloc_buffers, block.match_buffers, block.annotations)
+
+
+def _in_vectors(realize: s_tir.SBlockRealize, loop: tirx.For) -> tirx.BufferStore:
+    """What a block stores, in terms of the vector's number and the lane for the iterator that numbers elements."""
+    block, store, width = realize.block, realize.block.body, int(loop.extent)
+    value = _single(store.value)
+    for each, number in zip(block.iter_vars, realize.iter_values, strict=True):
+        if not uses(number, [loop.loop_var]) or not _begins_at_multiples(number, loop.loop_var, width):
+            continue
+        dtype, analyzer = str(each.var.ty.dtype), sym.Analyzer()
+        piece, lane = tirx.Var("piece", dtype), tirx.Var("lane", dtype)
+        for other in block.iter_vars:
+            if not other.var.same_as(each.var):
+                analyzer.bind(other.var, other.dom)
+        extent = -(-int(each.dom.extent) // width)
+        analyzer.bind(piece, tvm.ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype)))
+        analyzer.bind(lane, tvm.ir.Range(tirx.const(0, dtype), tirx.const(width, dtype)))
+        split = analyzer.simplify(replaced(value, {each.var: piece * tirx.const(width, dtype) + lane}))
+        own = loop.loop_var.astype(dtype)
+        whole = tirx.floordiv(each.var - own, tirx.const(width, dtype))
+        return tirx.BufferStore(store.buffer, _single(replaced(split, {piece: whole, lane: own})), store.indices)
+    return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+def _begins_at_multiples(number: Any, lane: tirx.Var, width: int) -> bool:
+    """Whether ``number`` is that of a vector's first element, a multiple of its ``width``, and the lane's."""
+    analyzer, dtype = sym.Analyzer(), lane.ty.dtype
+    analyzer.bind(lane, tvm.ir.Range(tirx.const(0, dtype), tirx.const(width, dtype)))
+    begin = analyzer.simplify(replaced(number, {lane: tirx.const(0, dtype)}))
+    multiple = analyzer.modular_set(begin)
+    return bool(analyzer.can_prove_equal(number - begin, lane.astype(str(begin.ty.dtype)))) and not (
+        int(multiple.coeff) % width or int(multiple.base) % width)
+
+
+def _single(value: Any) -> Any:
+    """``c ? (d ? x : 0) : 0`` as ``c && d ? x : 0``, of any depth."""
+    outer = branches(value)
+    inner = branches(_single(outer[1])) if outer is not None else None
+    if outer is None or inner is None or loads(inner[0]) or not tvm_ffi.structural_equal(outer[2], inner[2]):
+        return value
+    return tirx.if_then_else(tirx.And(outer[0], inner[0]), inner[1], inner[2])
