@@ -33,7 +33,8 @@ _HOSTILE = (
 
 @cache
 def whole() -> bytes:
-    """An artifact of several megabytes with weights of several sizes and types, compiled in another process."""
+    """An artifact of several megabytes with weights of several sizes and types, of which the loader transforms filters,
+    compiled in another process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.so")
         subprocess.run([sys.executable, "-c", _COMPILE, path], check=True, capture_output=True)
@@ -45,6 +46,10 @@ import sys
 import numpy as np
 from tvm import relax, topi
 from mlc.artifact import compile_module
+from mlc.artifact.compile import ModelMeta
+from mlc.frontend.model import imported
+from mlc.graph.algorithms.filters import Filters, transform_weight
+from mlc.graph.ir.constants import tensor_of
 from mlc.target import resolve
 from mlc.testing.programs import program
 
@@ -52,15 +57,22 @@ rng = np.random.default_rng(0)
 def weight(*shape):
     return relax.const(rng.standard_normal(shape, dtype=np.float32))
 
+filters = rng.standard_normal((32, 16, 3, 3)).astype(np.float16).astype(np.float32)
+transformed = relax.const(transform_weight(filters, 2))
+
 def body(builder, params):
     first, last = weight(64, 64), weight(64, 16384)
     hidden = builder.emit_te(topi.matmul, params[0], first)
     hidden = builder.emit_te(topi.matmul, hidden, weight(64, 64))
     hidden = builder.emit_te(topi.add, hidden, weight(64))
-    return [builder.emit_te(topi.matmul, hidden, last), last, builder.emit_te(topi.nn.relu, params[1])]
+    points = builder.emit_te(topi.sum, transformed, axis=0)
+    return [builder.emit_te(topi.matmul, hidden, last), last, builder.emit_te(topi.nn.relu, params[1]), points]
 
 mod = program({"x": ((3, 64), "float32"), "y": ((3, 64), "float32")}, body)
-compile_module(mod, resolve("native", threads=1)).save(sys.argv[1])
+model = imported(mod, "module")
+meta = ModelMeta(model.name, model.inputs, model.outputs,
+                 filters={int(tensor_of(transformed).data_ptr()): Filters(filters, "winograd_2x2")})
+compile_module(mod, resolve("native", threads=1), meta=meta).save(sys.argv[1])
 """
 
 
@@ -232,7 +244,7 @@ def _weight_table(rng: Random) -> bytes:
     metadata = _metadata()
     table = metadata["weights"]
     entry = rng.choice(table)
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             rng.shuffle(table)
         case 1:
@@ -244,9 +256,17 @@ def _weight_table(rng: Random) -> bytes:
         case 4:
             entry["dtype"] = rng.choice(("int32", "uint32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int4"))
         case 5:
-            entry["stored"] = rng.choice(("float16", "bfloat16", "float32", "int16"))
+            kinds = ("float16", "bfloat16", "float32", "int16")  # one of as many bytes would tell of other weights
+            entry["stored"] = rng.choice(kinds if entry["stored"] == "float32" else kinds[2:])
         case 6:
             entry["bytes"] = rng.choice((0, 1, entry["bytes"] - 1, 1 << 62))
+        case 7:
+            others = ("winograd_2x2", "winograd_4x4", "winograd_8x8", None)
+            next(each for each in table if "made" in each)["made"] = rng.choice(others)
+            entry["made"] = rng.choice(others)
+            for each in table:
+                if each.get("made", "") is None:
+                    del each["made"]
         case _:
             table.append(deepcopy(entry)) if rng.random() < 0.5 else table.remove(entry)
     return _with_text(json.dumps(metadata).encode())
