@@ -21,6 +21,9 @@ from schedules.space import schedule_with
 
 __all__ = ["pytest_generate_tests"]
 
+needs_products = pytest.mark.skipif(not has_rounded(resolve("native"), 4),
+                                    reason="this CPU has no products of bytes in whole vectors")
+
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     """``[N/32, R, 32, 4]`` bytes as ``[K, N]`` integers around 0, by arithmetic that shares nothing with the
@@ -82,6 +85,7 @@ def _case(
                 1e-5, high={1: 256})
 
 
+@needs_products
 class TestRounded(SpaceContract):
     space = GEMM_ROUNDED
     cases = (
@@ -117,6 +121,7 @@ def _results(x: np.ndarray, integers: np.ndarray, scale: np.ndarray) -> np.ndarr
     return build_and_run(sch.mod, [x, pack_bytes(integers, 4, 32), pack_columns(scale), zeros])[-1]
 
 
+@needs_products
 def test_rounding_is_what_the_description_says() -> None:
     """Against float64 of numbers that are not rounded."""
     rng = np.random.default_rng(1)
@@ -127,6 +132,7 @@ def test_rounding_is_what_the_description_says() -> None:
     assert 2e-3 < np.sqrt((error**2).mean() / (exact**2).mean()) < 8e-3
 
 
+@needs_products
 def test_what_is_no_number_or_nearly_none() -> None:
     """It spoils its row alone; zeros and numbers too small to have an inverse are no trouble."""
     rng = np.random.default_rng(0)
