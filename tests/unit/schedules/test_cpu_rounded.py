@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import tvm
+from few_bits_cases import columns, product_func
 from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
-from tvm import te, tirx
 
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, pack_columns, rows_of_word
@@ -20,6 +21,8 @@ from schedules.math import expand_math
 from schedules.space import schedule_with
 
 __all__ = ["pytest_generate_tests"]
+
+_func = partial(product_func, dense_rounded, "uint8", (4,))
 
 needs_products = pytest.mark.skipif(not has_rounded(resolve("native"), 4),
                                     reason="this CPU has no products of bytes in whole vectors")
@@ -38,10 +41,6 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return found
 
 
-def _columns(panels: np.ndarray) -> np.ndarray:
-    return panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)
-
-
 def rounded(x: np.ndarray, block: int) -> np.ndarray:
     """Each block of each row as whole multiples of a 127th of its largest magnitude."""
     x = x.astype(np.float32)
@@ -52,28 +51,12 @@ def rounded(x: np.ndarray, block: int) -> np.ndarray:
     return (steps * largest / 127).reshape(filled.shape)[..., : x.shape[-1]]
 
 
-def _func(bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool, bias: bool) -> tirx.PrimFunc:
-    panels, blocks = -(-n // PANEL), -(-k // block)
-    x = te.placeholder((*rows, k), "float32", name="x")
-    weight = te.placeholder((panels, blocks * -(-min(k, block) // rows_of_word(bits)), PANEL, 4), "uint8", name="w")
-    scale = te.placeholder((panels, blocks, PANEL), "float32", name="scale")
-    inputs = [x, weight, scale]
-    if zero:
-        inputs.append(te.placeholder((panels, blocks, PANEL), "float32", name="zero"))
-    y = dense_rounded(x, weight, scale, inputs[3] if zero else None, bits, block)
-    if bias:
-        inputs.append(b := te.placeholder((panels * PANEL,), "float32", name="bias"))
-        product = y
-        y = te.compute(y.shape, lambda *i: te.max(product[i] + b[i[-1]], tirx.const(0.0, "float32")), name="relu")
-    return te.create_prim_func([*inputs, y])
-
-
 def _case(
     name: str, bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool = False, bias: bool = False
 ) -> Case:
     def product(x: np.ndarray, packed: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        zeros = np.repeat(_columns(others[0]) - half_range(bits), block, 0)[:k] if zero else 0.0
-        weight = (_unpacked(packed, bits)[:k] - zeros) * np.repeat(_columns(scale), block, 0)[:k]
+        zeros = np.repeat(columns(others[0]) - half_range(bits), block, 0)[:k] if zero else 0.0
+        weight = (_unpacked(packed, bits)[:k] - zeros) * np.repeat(columns(scale), block, 0)[:k]
         found = rounded(x, block) @ weight
         return np.maximum(found + others[-1], 0) if bias else found
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import tvm
+from few_bits_cases import columns, product_func
 from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
-from tvm import te, tirx
 
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words, rows_of_word
 from mlc.target import resolve
@@ -18,6 +19,8 @@ from schedules.lowering import PIPELINE
 from schedules.space import schedule_with
 
 __all__ = ["pytest_generate_tests"]
+
+_func = partial(product_func, dense_weight_only, "uint32", ())
 
 
 def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
@@ -29,32 +32,12 @@ def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     return signed.reshape(-1, flat.shape[1])
 
 
-def _columns(panels: np.ndarray) -> np.ndarray:
-    return panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)
-
-
-def _func(bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool, bias: bool) -> tirx.PrimFunc:
-    panels, blocks = -(-n // PANEL), -(-k // block)
-    x = te.placeholder((*rows, k), "float32", name="x")
-    words = te.placeholder((panels, blocks * -(-min(k, block) // rows_of_word(bits)), PANEL), "uint32", name="words")
-    scale = te.placeholder((panels, blocks, PANEL), "float32", name="scale")
-    inputs = [x, words, scale]
-    if zero:
-        inputs.append(te.placeholder((panels, blocks, PANEL), "float32", name="zero"))
-    y = dense_weight_only(x, words, scale, inputs[3] if zero else None, bits, block)
-    if bias:
-        inputs.append(b := te.placeholder((panels * PANEL,), "float32", name="bias"))
-        product = y
-        y = te.compute(y.shape, lambda *i: te.max(product[i] + b[i[-1]], tirx.const(0.0, "float32")), name="relu")
-    return te.create_prim_func([*inputs, y])
-
-
 def _case(
     name: str, bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool = False, bias: bool = False
 ) -> Case:
     def product(x: np.ndarray, words: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        zeros = np.repeat(_columns(others[0]) - (8 if bits == 4 else 0), block, 0)[:k] if zero else 0.0
-        weight = (_unpacked(words, bits)[:k] - zeros) * np.repeat(_columns(scale), block, 0)[:k]
+        zeros = np.repeat(columns(others[0]) - (8 if bits == 4 else 0), block, 0)[:k] if zero else 0.0
+        weight = (_unpacked(words, bits)[:k] - zeros) * np.repeat(columns(scale), block, 0)[:k]
         return np.maximum(x @ weight + others[-1], 0) if bias else x @ weight
 
     references: dict[int, Callable[..., np.ndarray]] = {
@@ -103,8 +86,8 @@ def test_columns_lie_in_panels() -> None:
     array = np.arange(3 * 40).reshape(3, 40)
     packed = pack_columns(array)
     assert packed.shape == (2, 3, PANEL)
-    np.testing.assert_array_equal(_columns(packed)[:, :40], array)
-    assert not _columns(packed)[:, 40:].any()
+    np.testing.assert_array_equal(columns(packed)[:, :40], array)
+    assert not columns(packed)[:, 40:].any()
 
 
 X86 = "x86" in str(tvm.target.codegen.llvm_get_system_triple())
