@@ -25,7 +25,7 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
+.PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
 .PHONY: test-gpu clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
 	@echo "make bench-written  substitutions on architectures as their authors publish them, with and without (ten minutes)"
+	@echo "make bench-substitutions  nodes saved and latency with and without them: Tensat's and PET's networks, then all others (40 minutes)"
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
@@ -110,6 +111,9 @@ bench-ablation: $(STAMP)
 
 bench-written: $(STAMP)
 	@$(BIN)/python -m tests.performance.written --publish
+
+bench-substitutions: $(STAMP)
+	@$(BIN)/python -m tests.performance.substitutions --publish
 
 bench-models: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_models

@@ -37,7 +37,8 @@ def test_there_are_documents_with_blocks() -> None:
 @_having(PYTHON)
 def test_python_blocks_run_in_order(document: Path, tmp_path: Path) -> None:
     script = tmp_path / "document.py"
-    script.write_text("\n".join(_blocks(TEXTS[document], PYTHON)))
+    text = "\n".join(_blocks(TEXTS[document], PYTHON))
+    script.write_text(re.sub(r"trials=\d+", "trials=4", text))  # the reader's search is not the test's
     environment = {**os.environ, "MLC_DATA_DIR": str(tmp_path / "data")}
     done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True,
                           check=False)

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.relax import transform
 
 from mlc.artifact.capture import CaptureGraph
-from mlc.artifact.machine_code import PARTS, generated
+from mlc.artifact.machine_code import generated, object_names
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates
 from mlc.artifact.schedule import last_line
 from mlc.codegen import code_generation, pipeline
@@ -43,8 +43,8 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.AttachGlobalSymbol(),
 )
 
-#: what TVM's export calls them (tensor functions of one target or two, and the calls between them), and the others
-_OBJECTS = ("lib0.o", "lib1.o", "devc.o", *(f"part{place}.o" for place in range(1, PARTS)))
+#: what TVM's export calls its object files: tensor functions of one target or two, and the calls between them
+_OBJECTS = ("lib0.o", "lib1.o", "devc.o")
 
 
 def finalise(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
@@ -104,7 +104,7 @@ def _objects_in_memory(folder: Path) -> Iterator[Sequence[int]]:
         return
     with ExitStack() as stack:
         files = []
-        for name in _OBJECTS:
+        for name in (*_OBJECTS, *object_names()):
             files.append(os.memfd_create(name))
             stack.callback(os.close, files[-1])
             Path(folder, name).symlink_to(f"/proc/self/fd/{files[-1]}")

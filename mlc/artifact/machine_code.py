@@ -22,17 +22,17 @@ from mlc.config import physical_cores
 from mlc.errors import CodeGenerationError, MlcError
 from mlc.target import Target
 
-__all__ = ["PARTS", "generated"]
+__all__ = ["generated", "object_names"]
 
 #: the most modules that the functions are dealt to, and how many for each core, so that none waits long for the last
-PARTS, _EACH = 64, 3
+_PARTS, _EACH = 64, 3
 #: models of fewer functions are one module
 _SEVERAL = 4
 
 
 def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VMExecutable, list[str]]:
-    """The virtual machine's executable of a finalised module, and the object files in ``folder`` that go with it, named
-    ``part1.o`` and so on, of which there are fewer than :data:`PARTS`.
+    """The virtual machine's executable of a finalised module, and the object files in ``folder`` that go with it, which
+    are some of :func:`object_names`.
 
     TVM's lowering is called without the pipelines around it, which would legalise and schedule once more. Raises
     :class:`CodeGenerationError`, and OSError for an object that cannot be written.
@@ -44,7 +44,7 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
         raise _refused(target, error) from error
     functions = {var: func for var, func in left.functions_items() if isinstance(func, tirx.PrimFunc)}
     parts = [tvm.IRModule(part, attrs=left.attrs) for part in _dealt(functions, target)]
-    objects = [str(folder / f"part{place}.o") for place in range(1, len(parts))]
+    objects = [str(folder / name) for name in object_names()[: max(0, len(parts) - 1)]]
     with ThreadPoolExecutor(physical_cores(), "mlc-code") as pool:
         others = [pool.submit(_object, *each, target) for each in zip(parts[1:], objects, strict=True)]
         try:
@@ -59,6 +59,11 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
         raise _refused(target, error) from error
 
 
+def object_names() -> list[str]:
+    """What the object files of :func:`generated` are called at most, in order."""
+    return [f"part{place}.o" for place in range(1, min(_EACH * physical_cores() + 1, _PARTS))]
+
+
 def _dealt(functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc], target: Target) -> list[dict[Any, tirx.PrimFunc]]:
     """The functions of each module. Of several, the first one is written by whoever exports the executable, after all
     others: it has one function."""
@@ -66,7 +71,7 @@ def _dealt(functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc], target: Target) 
     cores = physical_cores()
     if target.kind != "llvm" or cores == 1 or len(names) < _SEVERAL:
         return [dict(functions)] if functions else []
-    count = min(_EACH * cores, PARTS - 1, len(names) - 1)
+    count = min(len(object_names()), len(names) - 1)
     rest: Sequence[tvm.ir.GlobalVar] = names[1:]
     return [{var: functions[var] for var in part} for part in (names[:1], *(rest[i::count] for i in range(count)))]
 

@@ -8,13 +8,13 @@ the form in which they should run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlc.networks.models import Network, model_named
+from mlc.networks.writer import GraphWriter
 
 if TYPE_CHECKING:
     import onnx
@@ -22,73 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["ABLATION_MODELS", "PUBLISHED_MODELS", "WRITTEN_MODELS", "ablation_model", "bert_qkv", "inception_like",
            "lora_bert", "nasnet_like", "repvgg_training", "resnext_branches", "resnext_like", "rnn_unrolled"]
 
-_OPSET = 20
-
-
-class _Writer:
-    """Writes an ONNX graph node by node; every method returns the name of its result."""
-
-    def __init__(self, name: str, seed: int = 0) -> None:
-        self.name, self.rng = name, np.random.default_rng(seed)
-        self.nodes: list[Any] = []
-        self.weights: list[Any] = []
-
-    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        from onnx import helper
-
-        result = f"{op.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(inputs), [result], **attributes))
-        return result
-
-    def constant(self, values: np.ndarray) -> str:
-        from onnx import numpy_helper
-
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
-        return name
-
-    def weight(self, *shape: int, fan_in: int, gain: float = 1.0) -> str:
-        return self.constant((self.rng.standard_normal(shape) * math.sqrt(gain / fan_in)).astype(np.float32))
-
-    def bias(self, size: int) -> str:
-        return self.constant((0.1 * self.rng.standard_normal(size)).astype(np.float32))
-
-    def conv(self, x: str, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1,
-             relu: bool = True, gain: float = 2.0, bias: bool = True) -> str:
-        filters = self.weight(outputs, inputs // groups, kernel, kernel, fan_in=inputs // groups * kernel**2, gain=gain)
-        found = self.node("Conv", x, filters, *([self.bias(outputs)] if bias else []), kernel_shape=[kernel, kernel],
-                          group=groups, strides=[stride, stride], pads=[kernel // 2] * 4)
-        return self.node("Relu", found) if relu else found
-
-    def pool(self, op: str, x: str, kernel: int = 3, stride: int = 1) -> str:
-        return self.node(op, x, kernel_shape=[kernel, kernel], strides=[stride, stride], pads=[kernel // 2] * 4)
-
-    def normalised(self, x: str, channels: int) -> str:
-        """A batch normalisation with statistics of its own."""
-        given = [self.rng.uniform(0.5, 1.5, channels), 0.1 * self.rng.standard_normal(channels),
-                 0.1 * self.rng.standard_normal(channels), self.rng.uniform(0.5, 1.5, channels)]
-        return self.node("BatchNormalization", x, *(self.constant(values.astype(np.float32)) for values in given),
-                         epsilon=1e-5)
-
-    def dense(self, x: str, inputs: int, outputs: int, gain: float = 1.0) -> str:
-        product = self.node("MatMul", x, self.weight(inputs, outputs, fan_in=inputs, gain=gain))
-        return self.node("Add", product, self.bias(outputs))
-
-    def model(self, inputs: dict[str, Sequence[int]], outputs: dict[str, Sequence[int]]) -> onnx.ModelProto:
-        from onnx import TensorProto, checker, helper
-
-        def values(border: dict[str, Sequence[int]]) -> list[Any]:
-            return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in border.items()]
-
-        graph = helper.make_graph(self.nodes, self.name, values(inputs), values(outputs), self.weights)
-        made = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", _OPSET)])
-        checker.check_model(made)
-        return made
-
-
 def inception_like(size: int = 28) -> onnx.ModelProto:
     """Four modules of parallel 1x1, 3x3, 5x5 and pooling branches (Szegedy et al., 2015), 192 channels in."""
-    w = _Writer("inception_like")
+    w = GraphWriter("inception_like")
     x, channels = "x", 192
     for module, (a, b1, b, c1, c, d) in enumerate([(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64),
                                                    (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64)]):
@@ -102,7 +38,7 @@ def inception_like(size: int = 28) -> onnx.ModelProto:
 
 def resnext_like(size: int = 56, groups: int = 32) -> onnx.ModelProto:
     """Two bottleneck blocks in each of three stages, their 3x3 convolutions in 32 groups (Xie et al., 2017)."""
-    w = _Writer("resnext_like")
+    w = GraphWriter("resnext_like")
     x, channels = "x", 64
     for stage, width in enumerate((128, 256, 512)):
         for block in range(2):
@@ -116,14 +52,14 @@ def resnext_like(size: int = 56, groups: int = 32) -> onnx.ModelProto:
 
 def bert_qkv(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8) -> onnx.ModelProto:
     """Encoder layers with three separate products for queries, keys and values (Devlin et al., 2019)."""
-    w = _Writer("bert_qkv")
+    w = GraphWriter("bert_qkv")
     return _encoder(w, w.dense, layers, seq, hidden, heads)
 
 
 def lora_bert(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8, rank: int = 8) -> onnx.ModelProto:
     """The encoder layers of :func:`bert_qkv` with adapters of a low rank beside the products of their attention, not
     merged with them (Hu et al., "LoRA", 2022)."""
-    w = _Writer("lora_bert")
+    w = GraphWriter("lora_bert")
     scale = w.constant(np.array(2.0, dtype=np.float32))
 
     def project(x: str, inputs: int, outputs: int) -> str:
@@ -134,7 +70,7 @@ def lora_bert(layers: int = 3, seq: int = 128, hidden: int = 512, heads: int = 8
     return _encoder(w, project, layers, seq, hidden, heads)
 
 
-def _encoder(w: _Writer, project: Callable[[str, int, int], str], layers: int, seq: int, hidden: int,
+def _encoder(w: GraphWriter, project: Callable[[str, int, int], str], layers: int, seq: int, hidden: int,
              heads: int) -> onnx.ModelProto:
     """Encoder layers; ``project`` writes the products of attention with what is added to them."""
     x, depth = "x", hidden // heads
@@ -162,7 +98,7 @@ def _encoder(w: _Writer, project: Callable[[str, int, int], str], layers: int, s
 def repvgg_training(size: int = 56, widths: Sequence[int] = (48, 96, 192)) -> onnx.ModelProto:
     """Blocks as they are trained: a 3x3 and a 1x1 convolution and the image itself, each with a batch normalisation of
     its own, summed (Ding et al., "RepVGG", 2021; the first widths are those of A0)."""
-    w = _Writer("repvgg_training")
+    w = GraphWriter("repvgg_training")
     x, channels, extent = "x", widths[0], size
     for stage, width in enumerate(widths):
         for block in range(2):
@@ -183,7 +119,7 @@ def resnext_branches(size: int = 28, channels: int = 256, branches: int = 32, wi
                      blocks: int = 2) -> onnx.ModelProto:
     """Bottleneck blocks of many branches that are summed, which is form (a) of Xie et al. (2017); form (c) of the same
     is a convolution in groups."""
-    w = _Writer("resnext_branches")
+    w = GraphWriter("resnext_branches")
     x = "x"
     for _ in range(blocks):
         total = x
@@ -196,7 +132,7 @@ def resnext_branches(size: int = 28, channels: int = 256, branches: int = 32, wi
 
 def nasnet_like(size: int = 28, channels: int = 88, cells: int = 3) -> onnx.ModelProto:
     """Cells of separable convolutions, average pools and sums of branches (NASNet-A's, Zoph et al., 2018)."""
-    w = _Writer("nasnet_like")
+    w = GraphWriter("nasnet_like")
 
     def separable(x: str, kernel: int) -> str:
         for _ in range(2):
@@ -222,7 +158,7 @@ def nasnet_like(size: int = 28, channels: int = 88, cells: int = 3) -> onnx.Mode
 
 def rnn_unrolled(steps: int = 6, hidden: int = 512, batch: int = 1) -> onnx.ModelProto:
     """An LSTM cell over ``steps`` inputs: eight products a step, two for every gate (Hochreiter and Schmidhuber)."""
-    w = _Writer("rnn_unrolled")
+    w = GraphWriter("rnn_unrolled")
     gates = {gate: (w.weight(hidden, hidden, fan_in=hidden), w.weight(hidden, hidden, fan_in=hidden), w.bias(hidden))
              for gate in ("input", "forget", "output", "cell")}
     h, c = "h0", "c0"

@@ -5,7 +5,7 @@ here, as exporters for onnxruntime write one (MatMulNBits in blocks of 32, Group
 with the sizes of TinyLlama and random weights. Every engine has a process of its own and the same threads; each in turn
 takes a prompt anew and then generates tokens, each of which is the likeliest after those before it. The weights are
 more than any cache holds, so that a token takes at least the time of reading them: the table gives that rate, too.
-llama.cpp would join if its Python package were installed; it reads files of its own.
+llama.cpp joins where its Python package is installed (:mod:`tests.performance.llama_cpp_engine`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.performance import llama_cpp_engine
 from tests.performance.results import publish, write_whole
 from tests.performance.table import ROOT
 
 if TYPE_CHECKING:
     import onnx
 
-ENGINES = ("mlc", "onnxruntime", "openvino")
+ENGINES = ("mlc", "onnxruntime", "openvino", *(["llama.cpp"] if llama_cpp_engine.installed() else []))
 _BLOCK = 32
 #: what the table says of a level of MatMulNBits
-_ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which mlc and onnxruntime make use of."}
+_ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which OpenVINO makes no use of."}
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,13 @@ def _openvino(path: Path, threads: int) -> Step:
     return step
 
 
-_ENGINES: dict[str, Callable[[Path, int], Step]] = {"mlc": _mlc, "onnxruntime": _onnxruntime, "openvino": _openvino}
+def _llama_cpp(path: Path, threads: int) -> Step:
+    return llama_cpp_engine.step(path, threads, Sizes.capacity)
+
+
+_ENGINES: dict[str, Callable[[Path, int], Step]] = {
+    "mlc": _mlc, "onnxruntime": _onnxruntime, "openvino": _openvino, "llama.cpp": _llama_cpp,
+}
 
 
 def _serve(step: Step, prompt: int, tokens: int) -> int:
