@@ -54,10 +54,13 @@ def library() -> Path:
 
 @lru_cache(maxsize=1)
 def install() -> ctypes.CDLL:
-    """Execute tile instructions in this process from now on."""
-    loaded = ctypes.CDLL(str(library()))
+    """Execute tile instructions in this process from now on; in a child that has :func:`environment`, once it has asked
+    the kernel."""
+    preloaded = "AMX_EMULATED" in os.environ
+    loaded = ctypes.CDLL(os.environ["LD_PRELOAD"] if preloaded else str(library()))
     loaded.amx_counts.restype = ctypes.POINTER(ctypes.c_uint64)
-    loaded.amx_install()
+    if not preloaded:
+        loaded.amx_install()
     return loaded
 
 
