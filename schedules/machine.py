@@ -23,8 +23,8 @@ import tvm
 from schedules.caches import USUAL_LAST_LEVEL, native_caches, sizes_in
 
 __all__ = [
-    "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "gpu_of",
-    "native_caches", "reference_machine",
+    "FACTS", "GPUS", "LINE_BYTES", "TILE_LANES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine",
+    "gpu_of", "native_caches", "reference_machine",
 ]
 
 #: bytes of a cache line of every CPU that code is generated for

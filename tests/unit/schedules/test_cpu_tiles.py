@@ -14,6 +14,8 @@ from test_cpu_bfloat import dense as dense_of_bfloats
 from test_cpu_integer import _Dense
 from tvm import tirx
 
+from cost_model.nests import read_function
+from cost_model.roofline import analyse, prior
 from mlc.cpu import host_cpu
 from mlc.target import resolve
 from mlc.testing import amx
@@ -216,3 +218,18 @@ def test_exact_at_the_ends_of_all_ranges() -> None:
         (found,) = build_and_run(sch.mod, arrays, TARGET)[2:]
         assert (found == activation * weight * 64).all()
         assert prod(found.shape) == 32 * 32
+
+
+def test_estimates_know_what_tiles_do() -> None:
+    """All products are seen, and single tiles, which wait for their sums, are slower than groups of four."""
+    func = _Dense(QUADS, m=128, n=256, k=512).func
+    seconds = {}
+    for m, n in ((2, 2), (1, 1)):
+        taken = {"m": m, "n": n, "depth": 16, "mb": 1, "nb": 1, "k": 1, "order": 0, "inner": 0}
+        mod = schedule_with(GEMM_TILES, func, SAPPHIRE_RAPIDS, taken).mod
+        (nest,) = (nest for nest in read_function(mod).nests if nest.tiles)
+        assert nest.iterations == 128 * 256 * 512 / 4
+        seconds[m, n] = prior(mod, SAPPHIRE_RAPIDS)
+    assert analyse(func, SAPPHIRE_RAPIDS).compute_seconds <= seconds[2, 2] < 0.6 * seconds[1, 1]
+    dots = prior(first_seed(GEMM_INTEGER, func, SAPPHIRE_RAPIDS)[0].mod, SAPPHIRE_RAPIDS)
+    assert dots > 3 * seconds[2, 2]
