@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm_ffi import structural_equal
 
-from schedules.cpu.common import InjectiveTile, extent_of, schedule_injective, vectorise
+from schedules.analysis import analyse, loads
+from schedules.cpu.common import InjectiveTile, extent_of, parallelise, schedule_injective, vectorise
 from schedules.cpu.gemm_seeds import chunks
 from schedules.cpu.gemm_shape import BFLOAT, INTEGER, GemmShape, dot_shape
 from schedules.cpu.tiling import consumers_inlined, divisors, find_annotated, staged_input
@@ -32,6 +34,8 @@ _STORED, _LOADED = 2.0, 0.5
 #: part of their peak that dot products reach (measured on AVX-512: 0.97 and 0.92 to 0.98), and what tiles must gain,
 #: whose rates are a manual's
 _DOTS, _GAIN = 0.95, 1.25
+#: bytes of a step of the sum, and bytes a cycle that rows are gathered at: a vector of 16 channels in two cycles
+_WORD, _GATHERED = 4, 8.0
 #: how many products are kept apart in a chunk's list of seeds
 _SEEDS = 3
 
@@ -54,9 +58,9 @@ def _cycles(m: int, n: int, steps: int, machine: CpuMachine, tile: tuple[int, in
     return m * n / (count * TILE * TILE) * (steps / depth * step + machine.tile_latency + count * TILE * _STORED)
 
 
-def pays(m: int, n: int, steps: int, form: str, target: tvm.target.Target) -> bool:
+def pays(m: int, n: int, steps: int, form: str, target: tvm.target.Target, gathered: bool = False) -> bool:
     """Whether a product of ``m`` rows, padded to whole tiles, by ``n`` columns of a packed weight of so many ``steps``
-    is faster in tiles than by dot products."""
+    is faster in tiles than by dot products, also where its rows must be ``gathered`` for tiles alone."""
     machine = cpu_machine(target)
     if not machine.tile_per_cycle or select(product(form, 1, 1, DEPTHS[0]), target) is None:
         return False
@@ -66,8 +70,9 @@ def pays(m: int, n: int, steps: int, form: str, target: tvm.target.Target) -> bo
     if not tiles or not dots:
         return bool(tiles)
     each = m * n * steps / (dots * machine.lanes() * _DOTS)
+    copied = m * steps * _WORD / _GATHERED if gathered else 0.0
     fetched = n * steps * 4 / machine.l2_rate  # the weight, whichever multiplies it
-    return max(min(tiles), fetched) * _GAIN <= max(each, fetched)
+    return (max(min(tiles), fetched) + copied) * _GAIN <= max(each, fetched)
 
 
 class TiledGemm(Space):
@@ -83,7 +88,7 @@ class TiledGemm(Space):
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         shape = self.shape(func)
-        if shape is None or shape.packed != TILE or shape.m % TILE:
+        if shape is None or shape.packed != TILE or shape.m % TILE or not _readable(func, self.ops):
             return False
         return pays(shape.m, shape.n, shape.k, shape.step.form, target)
 
@@ -147,11 +152,12 @@ class TiledGemm(Space):
         sch.unroll(unrolled)
         sch.reverse_compute_at(copied, tiles[-1], preserve_unit_loops=True)
         if out is not None:
+            _count_pixels(sch, out, sch.get(copied).writes[0].source)
             sch.reverse_compute_at(out, tiles[-1], preserve_unit_loops=True)
             sliced = int(sch.get(out).iter_vars[-1].dom.extent) % (n * TILE) != 0  # of padding nothing is kept
             vectorise(sch, sch.get_loops(out)[-1], machine.lanes(shape.dtype), guarded=sliced)
         tensorise_tiles(sch, block, copied, rows, step, shape, (m, n, depth), "global" if out is None else "local")
-        if stage is not None:
+        if stage is not None and not _gathered(sch, stage, machine):
             schedule_injective(sch, stage, machine, InjectiveTile())
 
 
@@ -168,6 +174,61 @@ def tensorise_tiles(
     sch.tensorize(cleared, use(PREFIX + zero(shape.dtype, m, n)))
     sch.tensorize(whole, use(PREFIX + product(shape.step.form, m, n, depth)))
     sch.tensorize(first, use(PREFIX + store(shape.dtype, m, n, scope)))
+
+
+def _gathered(sch: s_tir.Schedule, stage: SBlockRV, machine: CpuMachine) -> bool:
+    """Lay out a block that gathers the windows of images in blocks of channels, a pixel's block of channels at a time;
+    False for any other block. What lies in a window, or around the image, is then asked once for each of its pixels."""
+    block = sch.get(stage)
+    images = [region.source for region in block.reads if len(region.source.shape) == 5]
+    if len(block.iter_vars) != 3 or len(images) != 1:
+        return False
+    blocks, lanes = int(images[0].shape[1]), int(images[0].shape[4])
+    *rows, depth = sch.get_loops(stage)
+    if extent_of(sch, depth) % (blocks * lanes):
+        return False
+    *_, lane = sch.split(depth, [None, blocks, lanes])
+    sch.vectorize(lane)
+    parallelise(sch, rows, machine.cores)
+    return True
+
+
+def _readable(func: tirx.PrimFunc, ops: tuple[str, ...]) -> bool:
+    """Whether each element of the product is read where it is computed, or in the blocks of a convolution."""
+    info = analyse(func)
+    block = next(b for b in info.blocks if b.annotation in ops)
+    readers = [b for b in info.blocks if any(a.buffer.same_as(block.writes[0]) for a in b.reads) and b is not block]
+    return all(_reads(reader.block, block.writes[0]) is not None for reader in readers)
+
+
+def _reads(reader: s_tir.SBlock, product: tirx.Buffer) -> int | None:
+    """0 where a block reads each element of a product at its own place; the pixels of a row of images in blocks of
+    channels, ``[n, y * row + x, b * o + c]`` at ``[n, b, y, x, c]``; None for anything else."""
+    axes = [axis.var for axis in reader.iter_vars]
+    indices = [load.indices for load in loads(reader.body) if load.source.same_as(product)]
+    if not indices or any(len(each) != len(indices[0]) or not all(map(structural_equal, each, indices[0]))
+                          for each in indices):
+        return None
+    if len(axes) == len(indices[0]) and all(map(structural_equal, axes, indices[0])):
+        return 0
+    if len(axes) != 5 or len(indices[0]) != 3:
+        return None
+    n, b, y, x, c = axes
+    row, lanes = (int(reader.iter_vars[axis].dom.extent) for axis in (3, 4))
+    zero = tvm.sym.Analyzer()
+    wanted = (n, y * row + x, b * lanes + c)
+    return row if all(zero.can_prove_equal(a, b) for a, b in zip(indices[0], wanted, strict=True)) else None
+
+
+def _count_pixels(sch: s_tir.Schedule, out: SBlockRV, product: tirx.Buffer) -> None:
+    """Let a block that stores images in blocks of channels run through pixels as the product's rows do."""
+    row = _reads(sch.get(out), product)
+    if row is None:
+        raise InvalidDecision("what reads a product in tiles must do so in its order")
+    if row:
+        types = str(sch.get(out).iter_vars[0].var.ty)
+        joined = tirx.IndexMap.from_func(lambda n, b, y, x, c: (n, b, y * row + x, c), 5, index_dtype=types)
+        sch.transform_block_layout(out, joined)
 
 
 GEMM_TILES = TiledGemm()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 import tvm
@@ -26,15 +27,17 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, replaced, shape_of
 from mlc.graph.kernels import bfloat
-from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, conv2d_nchwc
+from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, PANEL, conv2d_nchwc
 from mlc.graph.kernels.integer import (
     STEP,
     conv2d_nchwc_integer,
+    conv2d_nchwc_tiles,
     depthwise_nchwc_integer,
     depthwise_nchwc_taps,
     dot_form,
     has_taps,
     pack_conv,
+    pack_conv_tiles,
     pack_taps,
 )
 from mlc.graph.kernels.saturating import Split, conv2d_nchwc_bytes, has_bytes
@@ -60,6 +63,7 @@ from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.sizes import Size
 from mlc.target import Target
+from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import QUADS
 
 __all__ = ["BlockedLayouts", "Rewriter", "in_blocks"]
@@ -271,9 +275,9 @@ class Rewriter:
             convolve = partial(conv2d_winograd_integer, m=tile, pads=conv.pads)
             return self._bb.call_te(convolve, x, constant(transform_integers(array, tile)),
                                     primfunc_name_hint=f"winograd_{tile}x{tile}")
-        made = self._saturating(x, array, replace(conv, block_in=size))
-        if made is not None:
-            return made
+        for special in (self._saturating, self._in_tiles):
+            if (made := special(x, array, replace(conv, block_in=size))) is not None:
+                return made
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
                                 primfunc_name_hint=DIRECT.name)
@@ -300,6 +304,19 @@ class Rewriter:
         packed = constant(pack_conv(weight, conv.block_in, conv.block_out, 1, QUADS))
         return self._bb.call_te(conv2d_nchwc_bytes, x, packed, primfunc_name_hint=DIRECT.name,
                                 primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _in_tiles(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """A convolution of integers as a product of matrices in the tiles of a matrix unit, where it is faster though
+        each window's pixels must be gathered for it."""
+        fixed = all(isinstance(extent, int) for extent in shape_of(x))
+        if conv.groups > 1 or conv.block_out != PANEL or not fixed:
+            return None
+        steps = prod(conv.kernel) * shape_of(x)[1] * conv.block_in // STEP
+        if not tiles_pay(prod(conv.out), conv.filters, steps, QUADS, self._target.tvm, gathered=True):
+            return None
+        packed = constant(pack_conv_tiles(weight, conv.block_in, conv.block_out))
+        return self._bb.call_te(conv2d_nchwc_tiles, x, packed, conv.kernel, conv.strides, conv.pads, conv.dilation, 0,
+                                conv.block_out, primfunc_name_hint=DIRECT.name, primfunc_attrs={"op_pattern": PRODUCT})
 
     def _banded(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """The convolution, where all but a band of a 1x1 weight is zero: a block of outputs reads the channels that the

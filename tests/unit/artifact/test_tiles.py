@@ -79,6 +79,43 @@ def layers(rows: int, sizes: Sequence[int], quantised: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+def images(size: int, channels: Sequence[int]) -> onnx.ModelProto:
+    """Convolutions of 3x3 and 1x1 in turn, every third one with a stride of 2, quantised; the last one is added to its
+    input."""
+    rng, nodes, constants = np.random.default_rng(size), [], []
+
+    def constant(name: str, array: np.ndarray) -> str:
+        constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def add(op: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
+        return name
+
+    def rounded(value: str, number: int) -> str:
+        pair = constant(f"s{number}", SCALE), constant(f"z{number}", np.uint8(number * 19 % 256))
+        return add("DequantizeLinear", (add("QuantizeLinear", (value, *pair), f"q{number}"), *pair), f"d{number}")
+
+    value, before = rounded("x", 6), ""
+    for number, (depth, filters) in enumerate(pairwise(channels)):
+        side = 1 if number % 2 else 3
+        weight = constant(f"w{number}", rng.integers(-128, 128, (filters, depth, side, side)).astype("int8"))
+        scales = rng.uniform(0.5, 2, filters).astype("float32") / (90 * (depth * side * side) ** 0.5)
+        scaled = constant(f"ws{number}", scales), constant(f"wz{number}", np.zeros(filters, "int8"))
+        weight = add("DequantizeLinear", (weight, *scaled), f"wd{number}", axis=0)
+        bias = constant(f"b{number}", rng.standard_normal(filters).astype("float32"))
+        strides, before = [2, 2] if number % 3 == 1 else [1, 1], value
+        value = add("Conv", (value, weight, bias), f"c{number}", pads=[side // 2] * 4, strides=strides)
+        if number == len(channels) - 2:
+            value = add("Add", (value, before), "sum")
+        value = rounded(add("Relu", (value,), f"r{number}"), 7 + number)
+        size = -(-size // strides[0])
+    shapes = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels[0], None, None]),
+              helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, channels[-1], size, size])]
+    graph = helper.make_graph(nodes, "images", shapes[:1], shapes[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
 def _run(folder: Path, model: onnx.ModelProto, x: np.ndarray, precision: str = "f32") -> tuple[np.ndarray, dict]:
     onnx.save(model, folder / "model.onnx")
     np.save(folder / "x.npy", x)
@@ -104,6 +141,21 @@ def test_quantised_layers(rows: int, tmp_path: Path) -> None:
         products = tiles * (32 * 4 + 16 * 8 + 8 * 4)
         assert said["counts"]["tdpbusd"] == products
         assert said["counts"]["tilestored"] == said["counts"]["tilezero"] == tiles * (32 + 16 + 8)
+
+
+def test_quantised_images(tmp_path: Path) -> None:
+    """Convolutions whose windows are gathered; within a step of the reference."""
+    model = images(13, (32, 64, 64, 128, 128))
+    x = np.random.default_rng(4).uniform(-3, 3, (1, 32, 13, 13)).astype("float32")
+    for extent, dim in zip((13, 13), model.graph.input[0].type.tensor_type.shape.dim[2:], strict=True):
+        dim.dim_value = extent
+    found, said = _run(tmp_path, model, x)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    assert np.unique(expected).size > 20
+    assert np.abs(found - expected).max() <= SCALE * 1.01
+    assert np.mean(found != expected) < 0.01
+    assert said["spaces"].count("cpu.gemm_tiles") >= 3
+    assert host_cpu().shows("amx-tile") or said["counts"]["tdpbusd"]
 
 
 def test_layers_of_bfloat16(tmp_path: Path) -> None:

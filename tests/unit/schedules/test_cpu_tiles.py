@@ -11,12 +11,13 @@ import pytest
 import tvm
 from harness import CORES, Case, SpaceContract, build_and_run, pytest_generate_tests
 from test_cpu_bfloat import dense as dense_of_bfloats
-from test_cpu_integer import _Dense
-from tvm import tirx
+from test_cpu_integer import _as_uint8, _blocked, _convolved, _Dense, _extreme, _requantised
+from tvm import te, tirx
 
 from cost_model.nests import read_function
 from cost_model.roofline import analyse, prior
 from mlc.cpu import host_cpu
+from mlc.graph.kernels.integer import conv2d_nchwc_tiles, dense_integer, pack_conv_tiles
 from mlc.target import resolve
 from mlc.testing import amx
 from schedules.cpu.gemm import GEMM_BFLOAT, GEMM_INTEGER
@@ -43,7 +44,35 @@ def integers(name: str, **sizes: object) -> Case:
     return Case(name, lambda: built.func, lambda *_: built.expected, data=lambda: built.arrays)
 
 
+def convolution(
+    name: str, image: tuple[int, int, int, int], filters: int, kernel: tuple[int, int], pads: int = 0,
+    dilation: tuple[int, int] = (1, 1), strides: tuple[int, int] = (1, 1), zero: int = 0, to_uint8: bool = False,
+) -> Case:
+    """``[N, C, H, W]`` by ``filters``, in blocks of 16 channels, as sums or requantised."""
+    rng = np.random.default_rng(filters * image[2])
+    data, weight = _extreme(rng, image, "uint8"), _extreme(rng, (filters, image[1], *kernel), "int8")
+    packed, blocked = pack_conv_tiles(weight, 16, 16), _blocked(data, 16)
+    expected = _blocked(_convolved(data, weight, strides, (pads,) * 4, dilation, 1, zero), 16)
+    scale = rng.uniform(1e-4, 1e-3, 16).astype("float32")
+
+    def build() -> list[te.Tensor]:
+        x, w = te.placeholder(blocked.shape, "uint8", name="x"), te.placeholder(packed.shape, "int8", name="w")
+        sums = conv2d_nchwc_tiles(x, w, kernel, strides, (pads,) * 4, dilation, zero, 16)
+        if not to_uint8:
+            return [x, w, sums]
+        s = te.placeholder((16,), name="scale")
+        return [x, w, s, _requantised(sums, s)]
+
+    if to_uint8:
+        return Case(name, build, lambda *_: _as_uint8(expected, scale), data=lambda: [blocked, packed, scale])
+    return Case(name, build, lambda *_: expected, data=lambda: [blocked, packed])
+
+
 CASES = (
+    convolution("pointwise", (1, 64, 8, 8), 64, (1, 1)),
+    convolution("padded", (2, 64, 9, 9), 64, (3, 3), pads=1, zero=7, to_uint8=True),
+    convolution("strided", (1, 128, 13, 11), 48, (1, 1), strides=(2, 2), to_uint8=True),
+    convolution("dilated", (1, 32, 12, 14), 40, (3, 2), pads=1, dilation=(2, 1), zero=255),
     integers("square", m=64, n=64, k=128), integers("narrow_steps", m=48, n=48, k=96, to_uint8=True),
     integers("batch", m=32, n=32, k=64, batch=(2, 3)), integers("odd_panels", m=64, n=70, k=128, to_uint8=True),
     dense_of_bfloats(32, 48, 64, epilogue=True), dense_of_bfloats(48, 16, 48, (2,)),
@@ -147,10 +176,6 @@ def test_what_is_known_of_a_sapphire_rapids() -> None:
 
 
 def test_free_sizes_take_dot_products() -> None:
-    from tvm import te
-
-    from mlc.graph.kernels.integer import dense_integer
-
     rows = tirx.Var("rows", "int64")
     x, w = te.placeholder((rows, 128), "uint8", name="x"), te.placeholder((4, 32, 16, 4), "int8", name="w")
     func = te.create_prim_func([x, w, dense_integer(x, w)]).with_attr(SIZES, [[1, 128, 64]])
@@ -233,3 +258,12 @@ def test_estimates_know_what_tiles_do() -> None:
     assert analyse(func, SAPPHIRE_RAPIDS).compute_seconds <= seconds[2, 2] < 0.6 * seconds[1, 1]
     dots = prior(first_seed(GEMM_INTEGER, func, SAPPHIRE_RAPIDS)[0].mod, SAPPHIRE_RAPIDS)
     assert dots > 3 * seconds[2, 2]
+
+
+def test_what_reads_a_product_in_another_order_takes_dot_products() -> None:
+    """A transposed result is no row of tiles."""
+    x, w = te.placeholder((64, 128), "uint8", name="x"), te.placeholder((4, 32, 16, 4), "int8", name="w")
+    sums = dense_integer(x, w)
+    turned = te.compute((64, 64), lambda i, j: sums[j, i] + 1, name="turned")
+    assert find(te.create_prim_func([x, w, sums]), SAPPHIRE_RAPIDS) is GEMM_TILES
+    assert not GEMM_TILES.matches(te.create_prim_func([x, w, turned]), SAPPHIRE_RAPIDS)
