@@ -85,13 +85,18 @@ def called_names(stmt: tirx.Stmt) -> list[str]:
 def check_tiles(func: tirx.PrimFunc) -> None:
     """Raise :class:`InvalidDecision` where tiles do not hold the sums that the function names: where a step of them is
     outside of a marked loop or of other shapes than it, or not in the order zero, products, store, of one part of a
-    buffer that nothing else names."""
-    used: list[s_tir.SBlock] = []
-    walk(func.body, (s_tir.SBlock, lambda block: used.append(block) if _kind(block) else None))
-    marked: list[tirx.For] = []
-    walk(func.body, (tirx.For, lambda loop: marked.append(loop) if MARK in loop.annotations else None))
+    buffer that nothing else names; or where a loop around them is no thread's own, or taken apart by the lowering."""
+    used, loops = _uses(func.body), _loops(func.body)
+    marked = [loop for loop in loops if MARK in loop.annotations]
     if not used and not marked:
         return
+    for loop in loops:
+        if _uses(loop) and (loop.kind not in _WHOLE or any(map(_takes_apart, loop.annotations))):
+            raise InvalidDecision("loops around tiles must run as they stand")
+    for loop in marked:
+        inner = _loops(loop.body)
+        if any(MARK in each.annotations or (each.kind == tirx.ForKind.PARALLEL and _uses(each)) for each in inner):
+            raise InvalidDecision("a loop that is marked for tiles must be one thread's, with no other in it")
     seen = [block for loop in marked for block in _stretches(loop)]
     if len(seen) != len(used):
         raise InvalidDecision("every use of tiles must be in a loop that is marked for them, in one stretch")
@@ -101,6 +106,27 @@ def check_tiles(func: tirx.PrimFunc) -> None:
         region.source for region in (*block.reads, *block.writes) if not any(block.same_as(b) for b in used))))
     if any(other.same_as(each) for other in others for each in sums):
         raise InvalidDecision("what is summed up in tiles must be named by their instructions alone")
+
+
+#: loops whose iterations come one after the other, or each in its thread
+_WHOLE = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL, tirx.ForKind.UNROLLED)
+
+
+def _takes_apart(key: str) -> bool:
+    return str(key).startswith("software_pipeline")
+
+
+def _uses(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    """The blocks that use tiles."""
+    found: list[s_tir.SBlock] = []
+    walk(stmt, (s_tir.SBlock, lambda block: found.append(block) if _kind(block) else None))
+    return found
+
+
+def _loops(stmt: tirx.Stmt) -> list[tirx.For]:
+    found: list[tirx.For] = []
+    walk(stmt, (tirx.For, found.append))
+    return found
 
 
 def _kind(block: s_tir.SBlock) -> str:

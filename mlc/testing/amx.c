@@ -13,7 +13,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <immintrin.h>
-#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -135,8 +134,15 @@ static float widened(const uint8_t *at)
     return value;
 }
 
+/* What one rounding makes of a product and a sum: the product is exact in double precision, and a sum of float32 that is
+ * rounded to that first is rounded right, since it has twice the bits and two more. Subnormal operands are zero. */
+static float fused(float a, float b, float sum)
+{
+    return (float)((double)a * (double)b + (double)sum);
+}
+
 /* Even and odd products are added up apart, fused, then both to the old sum; to nearest, subnormal numbers are zero. */
-__attribute__((target("fma"))) static void add_bfloats(Tiles *t, int c, int a, int b)
+static void add_bfloats(Tiles *t, int c, int a, int b)
 {
     int depth = t->colsb[a] / 4, columns = t->colsb[b] / 4;
     unsigned control = _mm_getcsr();
@@ -147,8 +153,8 @@ __attribute__((target("fma"))) static void add_bfloats(Tiles *t, int c, int a, i
         for (int k = 0; k < depth; k++)
             for (int n = 0; n < columns; n++) {
                 const uint8_t *x = t->data[a][m] + 4 * k, *y = t->data[b][k] + 4 * n;
-                even[n] = __builtin_fmaf(widened(x), widened(y), even[n]);
-                odd[n] = __builtin_fmaf(widened(x + 2), widened(y + 2), odd[n]);
+                even[n] = fused(widened(x), widened(y), even[n]);
+                odd[n] = fused(widened(x + 2), widened(y + 2), odd[n]);
             }
         for (int n = 0; n < columns; n++) sums[n] += even[n] + odd[n];
         memset(t->data[c][m], 0, ROW_BYTES);

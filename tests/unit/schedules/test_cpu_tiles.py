@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from harness import CORES, Case, SpaceContract, build_and_run, pytest_generate_tests
 from test_cpu_bfloat import dense as dense_of_bfloats
 from test_cpu_integer import _as_uint8, _blocked, _convolved, _Dense, _extreme, _requantised
@@ -29,6 +30,7 @@ from schedules.lowering import PIPELINE
 from schedules.machine import cpu_machine
 from schedules.registry import find
 from schedules.space import first_seed, schedule_with
+from schedules.tiles import check_tiles
 from schedules.trace import replay, trace_json
 
 __all__ = ["pytest_generate_tests"]
@@ -222,6 +224,36 @@ def test_a_trace_with_other_shapes_of_tiles_is_refused(old: str, new: str) -> No
     func, text = _edited(old, new)
     with pytest.raises(InvalidDecision):
         replay(func, text, SAPPHIRE_RAPIDS)
+
+
+@pytest.mark.parametrize("change", ["mark twice", "vectorise", "pipeline", "parallel inside"])
+def test_loops_around_tiles_run_as_they_stand(change: str) -> None:
+    """Each of these would clear sums half-way, mix up tiles, or leave a thread without a configuration."""
+    func = _Dense(QUADS, m=128, n=128, k=512).func
+    taken = {"m": 2, "n": 2, "depth": 16, "mb": 2, "nb": 2, "k": 1, "order": 0, "inner": 0}
+    sch = schedule_with(GEMM_TILES, func, SAPPHIRE_RAPIDS, taken)
+    check_tiles(sch.mod["main"])
+    (product,) = (block for block in sch.get_child_blocks(sch.get_loops(sch.get_sblock("dense_integer_o_init"))[-1])
+                  if sch.get(block).name_hint == "dense_integer_o_update")
+    chunk, outer, inner, step, _ = sch.get_loops(product)
+    if change == "mark twice":
+        sch.annotate(step, "mlc.tiles", [2, 2, 16])
+    elif change == "pipeline":
+        sch.annotate(inner, "software_pipeline_stage", [0, 0, 1])
+    func = sch.mod["main"]
+    if change in ("vectorise", "parallel inside"):  # which TVM's primitives would not do
+        kind = tirx.ForKind.VECTORIZED if change == "vectorise" else tirx.ForKind.PARALLEL
+        variable = sch.get(outer).loop_var
+
+        def turned(loop: tirx.For) -> tirx.For:
+            if not loop.loop_var.same_as(variable):
+                return loop
+            return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=loop.annotations)
+
+        func = func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, turned)))
+    assert sch.get(chunk).kind == tirx.ForKind.PARALLEL
+    with pytest.raises(InvalidDecision, match=r"loop"):
+        check_tiles(func)
 
 
 def test_machines_without_tiles_refuse_the_trace() -> None:
