@@ -105,7 +105,7 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
 def _tiled_convolution() -> tirx.PrimFunc:
     """Windows that are gathered, and pixels that make no whole tiles."""
     data = te.placeholder((1, 4, 9, 9, 16), "uint8", name="data")
-    packed = integer.pack_conv_tiles(np.zeros((64, 64, 3, 3), "int8"), 16, 16)
+    packed = integer.pack_dense(np.zeros((9 * 64, 64), "int8"), "quads")
     weight = te.placeholder(packed.shape, "int8", name="weight")
     sums = integer.conv2d_nchwc_tiles(data, weight, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 16)
     return te.create_prim_func([data, weight, sums])

@@ -19,14 +19,13 @@ from tvm import te, tirx
 
 from mlc.graph.kernels.blocked import PANEL, depthwise_nchwc, pad_spatial, windows
 from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
+from mlc.graph.kernels.windows import gathered, in_blocks, outputs
 from mlc.target import Target
 from schedules.intrin import dot, select
-from schedules.intrin.tiles import TILE
 
 __all__ = [
     "STEP", "conv2d_nchwc_integer", "conv2d_nchwc_tiles", "dense_integer", "depthwise_nchwc_integer",
-    "depthwise_nchwc_taps", "dot_form", "has_taps", "pack_conv", "pack_conv_tiles", "pack_dense", "pack_taps",
-    "packed_operand",
+    "depthwise_nchwc_taps", "dot_form", "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
 ]
 
 #: what every sum's length is a multiple of: whole steps of any form
@@ -124,38 +123,17 @@ def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     return dense_stepped(_widened(data, weight), weight, "int32", "dense_integer")
 
 
-def pack_conv_tiles(weight: np.ndarray, inner: int, outer: int) -> np.ndarray:
-    """``[O, I, KH, KW]`` int8 as :func:`pack_dense` packs the matrix by which :func:`conv2d_nchwc_tiles` multiplies:
-    its rows are the lanes of each block of ``inner`` channels of each pixel of the window, its columns the lanes of
-    blocks of ``outer`` filters."""
-    filters, channels, height, width = weight.shape
-    weight = np.pad(weight, ((0, -filters % outer), (0, -channels % inner), (0, 0), (0, 0)))
-    return pack_dense(weight.transpose(2, 3, 1, 0).reshape(height * width * weight.shape[1], -1), dot.QUADS)
-
-
 def conv2d_nchwc_tiles(
     data: te.Tensor, weight: te.Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int],
     dilation: Sequence[int], zero: int, outer: int,
 ) -> te.Tensor:
-    """2-D convolution: uint8 ``[N, IC/i, H, W, i]`` with a weight of :func:`pack_conv_tiles` to int32
-    ``[N, OC/o, OH, OW, o]``, as a product of matrices for the tiles of a matrix unit, which want rows of 64 bytes: what
-    a window reads is gathered into a row first, and rows of zeros make whole tiles."""
+    """2-D convolution: uint8 ``[N, IC/i, H, W, i]`` with :func:`mlc.graph.kernels.windows.filters_matrix` as
+    :func:`pack_dense` packs it to int32 ``[N, OC/o, OH, OW, o]``, as a product of matrices for the tiles of a matrix
+    unit, which want rows of 64 bytes: what a window reads is gathered into a row first."""
     padded = pad_spatial(data, pads, zero)
-    n, blocks, h, w, lanes = padded.shape
-    (kh, kw), (sh, sw), (dh, dw) = kernel, strides, dilation
-    rows, columns = int(windows(h, kh, sh, dh)), int(windows(w, kw, sw, dw))
-    pixels, depth = rows * columns, kh * kw * int(blocks) * int(lanes)
-
-    def gathered(ni, pi, ki):  # type: ignore[no-untyped-def]
-        lane, block = ki % lanes, ki // lanes % blocks
-        row, column = ki // (lanes * blocks * kw), ki // (lanes * blocks) % kw
-        value = padded[ni, block, pi // columns * sh + row * dh, pi % columns * sw + column * dw, lane]
-        return tirx.if_then_else(pi < pixels, value, tirx.const(0, "uint8")) if pixels % TILE else value
-
-    matrix = te.compute((n, -(-pixels // TILE) * TILE, depth), gathered, name="gathered")
-    sums = dense_integer(matrix, weight)
-    shape = (n, weight.shape[0] * PANEL // outer, rows, columns, outer)
-    return te.compute(shape, lambda ni, bi, hi, wi, ci: sums[ni, hi * columns + wi, bi * outer + ci], name="in_blocks")
+    rows, columns = outputs(padded, kernel, strides, dilation)
+    matrix = gathered(padded, kernel, strides, dilation)
+    return in_blocks(dense_integer(matrix, weight), rows, columns, outer)
 
 
 def depthwise_nchwc_integer(

@@ -37,11 +37,12 @@ from mlc.graph.kernels.integer import (
     dot_form,
     has_taps,
     pack_conv,
-    pack_conv_tiles,
+    pack_dense,
     pack_taps,
 )
 from mlc.graph.kernels.saturating import Split, conv2d_nchwc_bytes, has_bytes
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
+from mlc.graph.kernels.windows import filters_matrix, gathered
 from mlc.graph.layout.convolutions import CONVOLUTIONS, convolution, is_depthwise, name_of, transposed_axes
 from mlc.graph.layout.regions import (
     BINARY,
@@ -64,7 +65,7 @@ from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.sizes import Size
 from mlc.target import Target
 from schedules.cpu.gemm_tiles import pays as tiles_pay
-from schedules.intrin.dot import QUADS
+from schedules.intrin.dot import BFLOATS, QUADS
 
 __all__ = ["BlockedLayouts", "Rewriter", "in_blocks"]
 
@@ -308,15 +309,19 @@ class Rewriter:
     def _in_tiles(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """A convolution of integers as a product of matrices in the tiles of a matrix unit, where it is faster though
         each window's pixels must be gathered for it."""
-        fixed = all(isinstance(extent, int) for extent in shape_of(x))
-        if conv.groups > 1 or conv.block_out != PANEL or not fixed:
+        if not self._tiles_pay(x, conv, QUADS, STEP):
             return None
-        steps = prod(conv.kernel) * shape_of(x)[1] * conv.block_in // STEP
-        if not tiles_pay(prod(conv.out), conv.filters, steps, QUADS, self._target.tvm, gathered=True):
-            return None
-        packed = constant(pack_conv_tiles(weight, conv.block_in, conv.block_out))
+        packed = constant(pack_dense(filters_matrix(weight, conv.block_in, conv.block_out), QUADS))
         return self._bb.call_te(conv2d_nchwc_tiles, x, packed, conv.kernel, conv.strides, conv.pads, conv.dilation, 0,
                                 conv.block_out, primfunc_name_hint=DIRECT.name, primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _tiles_pay(self, x: relax.Expr, conv: Convolution, form: str, step: int) -> bool:
+        """Whether tiles are faster than dot products of ``step`` channels."""
+        fixed = all(isinstance(extent, int) for extent in shape_of(x))
+        if conv.groups > 1 or conv.block_out != PANEL or conv.block_in % step or not fixed:
+            return False
+        steps = prod(conv.kernel) * shape_of(x)[1] * conv.block_in // step
+        return tiles_pay(prod(conv.out), conv.filters, steps, form, self._target.tvm, gathered=True)
 
     def _banded(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """The convolution, where all but a band of a 1x1 weight is zero: a block of outputs reads the channels that the
@@ -352,11 +357,17 @@ class Rewriter:
         rounded = DIRECT.seconds(replace(conv, element=2), self._estimate)
         if conv.fixed and rounded > fastest(conv, self._options, self._estimate):
             return None
-        packed = constant(bfloat.pack_conv(DIRECT.pack(weight, conv)))
         narrow = self._bb.emit(relax.op.astype(x, "bfloat16"))
         if any(conv.pads):
             top, left, bottom, right = conv.pads
             narrow = self._bb.emit(relax.op.nn.pad(narrow, [0, 0, 0, 0, top, bottom, left, right, 0, 0]))
+        if self._tiles_pay(x, conv, BFLOATS, bfloat.STEP):
+            packed = constant(bfloat.pack_dense(filters_matrix(weight, conv.block_in, conv.block_out)))
+            rows = self._bb.emit(self._bb.call_te(gathered, narrow, conv.kernel, conv.strides, conv.dilation,
+                                                  primfunc_name_hint="windows"))
+            return self._bb.call_te(bfloat.conv2d_of_windows, rows, packed, *conv.out, conv.block_out,
+                                    primfunc_name_hint=DIRECT.name, primfunc_attrs={"op_pattern": PRODUCT})
+        packed = constant(bfloat.pack_conv(DIRECT.pack(weight, conv)))
         return self._bb.call_te(bfloat.conv2d_nchwc_bfloat, narrow, packed, conv.strides, conv.dilation, conv.groups,
                                 primfunc_name_hint=DIRECT.name)
 

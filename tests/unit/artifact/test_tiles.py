@@ -79,10 +79,9 @@ def layers(rows: int, sizes: Sequence[int], quantised: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def images(size: int, channels: Sequence[int]) -> onnx.ModelProto:
-    """Convolutions of 3x3 and 1x1 in turn, every third one with a stride of 2, quantised; the last one is added to its
-    input."""
-    rng, nodes, constants = np.random.default_rng(size), [], []
+def images(size: int, channels: Sequence[int], quantised: bool) -> onnx.ModelProto:
+    """Convolutions of 3x3 and 1x1 in turn, every third one with a stride of 2; the last one is added to its input."""
+    rng, nodes, constants, whole = np.random.default_rng(size), [], [], size
 
     def constant(name: str, array: np.ndarray) -> str:
         constants.append(numpy_helper.from_array(array, name))
@@ -93,16 +92,23 @@ def images(size: int, channels: Sequence[int]) -> onnx.ModelProto:
         return name
 
     def rounded(value: str, number: int) -> str:
+        if not quantised:
+            return value
         pair = constant(f"s{number}", SCALE), constant(f"z{number}", np.uint8(number * 19 % 256))
         return add("DequantizeLinear", (add("QuantizeLinear", (value, *pair), f"q{number}"), *pair), f"d{number}")
 
     value, before = rounded("x", 6), ""
     for number, (depth, filters) in enumerate(pairwise(channels)):
         side = 1 if number % 2 else 3
-        weight = constant(f"w{number}", rng.integers(-128, 128, (filters, depth, side, side)).astype("int8"))
-        scales = rng.uniform(0.5, 2, filters).astype("float32") / (90 * (depth * side * side) ** 0.5)
-        scaled = constant(f"ws{number}", scales), constant(f"wz{number}", np.zeros(filters, "int8"))
-        weight = add("DequantizeLinear", (weight, *scaled), f"wd{number}", axis=0)
+        each = depth * side * side
+        if quantised:
+            weight = constant(f"w{number}", rng.integers(-128, 128, (filters, depth, side, side)).astype("int8"))
+            scales = rng.uniform(0.5, 2, filters).astype("float32") / (90 * each**0.5)
+            scaled = constant(f"ws{number}", scales), constant(f"wz{number}", np.zeros(filters, "int8"))
+            weight = add("DequantizeLinear", (weight, *scaled), f"wd{number}", axis=0)
+        else:
+            values = rng.standard_normal((filters, depth, side, side)) * (2 / each) ** 0.5
+            weight = constant(f"w{number}", values.astype("float32"))
         bias = constant(f"b{number}", rng.standard_normal(filters).astype("float32"))
         strides, before = [2, 2] if number % 3 == 1 else [1, 1], value
         value = add("Conv", (value, weight, bias), f"c{number}", pads=[side // 2] * 4, strides=strides)
@@ -110,7 +116,7 @@ def images(size: int, channels: Sequence[int]) -> onnx.ModelProto:
             value = add("Add", (value, before), "sum")
         value = rounded(add("Relu", (value,), f"r{number}"), 7 + number)
         size = -(-size // strides[0])
-    shapes = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels[0], None, None]),
+    shapes = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels[0], whole, whole]),
               helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, channels[-1], size, size])]
     graph = helper.make_graph(nodes, "images", shapes[:1], shapes[1:], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -145,10 +151,8 @@ def test_quantised_layers(rows: int, tmp_path: Path) -> None:
 
 def test_quantised_images(tmp_path: Path) -> None:
     """Convolutions whose windows are gathered; within a step of the reference."""
-    model = images(13, (32, 64, 64, 128, 128))
+    model = images(13, (32, 64, 64, 128, 128), quantised=True)
     x = np.random.default_rng(4).uniform(-3, 3, (1, 32, 13, 13)).astype("float32")
-    for extent, dim in zip((13, 13), model.graph.input[0].type.tensor_type.shape.dim[2:], strict=True):
-        dim.dim_value = extent
     found, said = _run(tmp_path, model, x)
     expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
     assert np.unique(expected).size > 20
@@ -156,6 +160,16 @@ def test_quantised_images(tmp_path: Path) -> None:
     assert np.mean(found != expected) < 0.01
     assert said["spaces"].count("cpu.gemm_tiles") >= 3
     assert host_cpu().shows("amx-tile") or said["counts"]["tdpbusd"]
+
+
+def test_images_of_bfloat16(tmp_path: Path) -> None:
+    model = images(13, (64, 64, 128, 128), quantised=False)
+    x = np.random.default_rng(5).standard_normal((1, 64, 13, 13)).astype("float32")
+    found, said = _run(tmp_path, model, x, "bf16")
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 2**-6
+    assert said["spaces"].count("cpu.gemm_tiles") >= 2
+    assert host_cpu().shows("amx-tile") or said["counts"]["tdpbf16ps"]
 
 
 def test_layers_of_bfloat16(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from tvm import te, tirx
 from cost_model.nests import read_function
 from cost_model.roofline import analyse, prior
 from mlc.cpu import host_cpu
-from mlc.graph.kernels.integer import conv2d_nchwc_tiles, dense_integer, pack_conv_tiles
+from mlc.graph.kernels.integer import conv2d_nchwc_tiles, dense_integer, pack_dense
+from mlc.graph.kernels.windows import filters_matrix
 from mlc.target import resolve
 from mlc.testing import amx
 from schedules.cpu.gemm import GEMM_BFLOAT, GEMM_INTEGER
@@ -53,7 +54,7 @@ def convolution(
     """``[N, C, H, W]`` by ``filters``, in blocks of 16 channels, as sums or requantised."""
     rng = np.random.default_rng(filters * image[2])
     data, weight = _extreme(rng, image, "uint8"), _extreme(rng, (filters, image[1], *kernel), "int8")
-    packed, blocked = pack_conv_tiles(weight, 16, 16), _blocked(data, 16)
+    packed, blocked = pack_dense(filters_matrix(weight, 16, 16), QUADS), _blocked(data, 16)
     expected = _blocked(_convolved(data, weight, strides, (pads,) * 4, dilation, 1, zero), 16)
     scale = rng.uniform(1e-4, 1e-3, 16).astype("float32")
 
