@@ -8,6 +8,7 @@ permission. All other instructions of a target are this CPU's to run: :func:`tar
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -45,8 +46,9 @@ def missing() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> Path:
-    """``amx.c``, compiled once for this process and its children."""
+    """``amx.c``, compiled once for this process and its children, as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix="mlc-amx-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "amx.so"
     subprocess.run(["cc", "-O2", "-Wall", "-shared", "-fPIC", "-o", str(made), str(_SOURCE)], check=True)
     return made
