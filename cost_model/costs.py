@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cost_model.machine import Machine
 from cost_model.nests import Access, Nest
-from schedules.machine import LINE_BYTES, CpuMachine, GpuMachine
+from schedules.machine import LINE_BYTES, TILE_LANES, CpuMachine, GpuMachine
 
 __all__ = ["NestCost", "nest_cost"]
 
@@ -154,6 +154,8 @@ def _cpu(nest: Nest, machine: Machine, on: CpuMachine, resident: float) -> NestC
         chain * on.fma_latency / overlap,
     )
     cycles += _SPILLED * on.fma_latency * spills + _LOOP_CYCLES
+    if nest.tiles:
+        cycles = _in_tiles(nest, on) + _LOOP_CYCLES
     if body.automatic:
         cycles /= _AUTO_VECTOR
     guarded = _guarded(nest, body)
@@ -190,6 +192,16 @@ def _cpu(nest: Nest, machine: Machine, on: CpuMachine, resident: float) -> NestC
         conditional=_conditional(nest, body), share=reach.share, apart=reach.apart, curve=reach.curve,
         fresh=reach.fresh, streams=streams, aliased=aliased,
     )
+
+
+def _in_tiles(nest: Nest, on: CpuMachine) -> float:
+    """Cycles of a step of products of tiles of 16 rows of 64 bytes, which takes as long however deep they are: the
+    instructions, the rows that are loaded for them, or the time until the sums can be added to again."""
+    rows, depth, columns = (nest.loops[axis].extent for axis in (-3, -2, -1))
+    added = rows * columns / TILE_LANES / (on.tile_per_cycle or 1.0)
+    loaded = (rows + depth * columns / TILE_LANES) * LINE_BYTES / on.l1_rate
+    unrolled = math.prod(loop.extent for loop in nest.loops[:-3] if loop.kind == "unrolled")
+    return max(added, loaded, on.tile_latency) * unrolled
 
 
 def _reduced(nest: Nest, body: _Body) -> float:

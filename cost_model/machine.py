@@ -47,6 +47,8 @@ class Machine:
     #: products that a lane adds up in the time of one multiply-add, of 8-bit integers and of bfloat16
     dot: float = 1.0
     bfloat: float = 2.0
+    #: the same of a matrix unit with tiles, of 8-bit integers, and half as many of bfloat16 (0: there is none)
+    tiles: float = 0.0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements in one vector register (1 on a GPU, whose vectors are threads)."""
@@ -92,6 +94,7 @@ def _cpu(on: CpuMachine) -> Machine:
         # four with a dot product of bytes; two with one of 16-bit numbers and an addition, which takes 5/4 of the time
         dot=4.0 * on.dot_per_cycle / on.fma_per_cycle if on.dot_per_cycle else 1.6,
         bfloat=2.0 * (on.bfloat_per_cycle or on.fma_per_cycle) / on.fma_per_cycle,
+        tiles=on.tile_macs_per_cycle("int8") / on.macs_per_cycle(),
     )
 
 

@@ -29,6 +29,8 @@ _DOTS: dict[tuple[str, ...], int] = {
 }
 #: bytes of a step that one lane reads of either operand at once
 _WORD = 4
+#: how the names of calls begin that are an instruction on the tiles of a matrix unit
+_TILES = "mlc_tiles_"
 #: how the annotations begin that ask for prefetches
 _FETCH = "mlc.prefetch"
 #: cost of one call in multiply-adds, from the polynomials LLVM and TVM expand them to
@@ -121,6 +123,7 @@ class Nest:
     conditions: int = 0
     conditional: frozenset[int] = frozenset()
     short: int = 0  # bytes of an operand of which an instruction may add up several products at a time
+    tiles: bool = False  # sums lie in the tiles of a matrix unit, which the unrolled and vectorised loops fill
 
     @property
     def extents(self) -> list[int]:
@@ -233,12 +236,20 @@ class _Walk:
         if step is None:
             return False
         activations, weights, sums = ([evaluate(r.min, self._env) for r in region.region] for region in regions)
-        lane, extent = len(self._loops), int(regions[2].region[-1].extent)
-        self._loops.append(Loop(extent, "vectorized"))
-        self._env.extents.append(extent)
-        sums[-1] += Affine.loop(lane)
-        weights[-2] += Affine.loop(lane)
+        first, before = len(self._loops), set(self._reduction)
+        rows, depth = (int(regions[0].region[-axis].extent) if len(activations) >= axis else 1 for axis in (2, 1))
+        depth //= step
         activations[-1] = activations[-1].scaled(1 / step)
+        if tiles := depth > 1:  # rows of sums, and several steps of each
+            row, deep = (self._inner(extent, "unrolled") for extent in (rows, depth))
+            self._reduction.add(first + 1)
+            sums[-2] += row
+            activations[-2] += row
+            activations[-1] += deep
+            weights[-3] += deep
+        lane = self._inner(int(regions[2].region[-1].extent), "vectorized")
+        sums[-1] += lane
+        weights[-2] += lane
         stored = self._buffer(regions[2].source)
         data, weight = self._buffer(regions[0].source), self._buffer(regions[1].source)
         data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // step), element=_WORD)
@@ -247,9 +258,16 @@ class _Walk:
             Access(stored, tuple(sums), True), Access(stored, tuple(sums), False),
             Access(data, tuple(activations), False), Access(weight, tuple(weights[:-1]), False),
         )
-        self._add(accesses, _Work(arithmetic=2.0), opaque=False)
-        del self._loops[lane:], self._env.extents[lane:]
+        self._add(accesses, _Work(arithmetic=2.0), opaque=False, tiles=tiles)
+        del self._loops[first:], self._env.extents[first:]
+        self._reduction = before
         return True
+
+    def _inner(self, extent: int, kind: str) -> Affine:
+        """A loop of an intrinsic, as the innermost one."""
+        self._loops.append(Loop(extent, kind))
+        self._env.extents.append(extent)
+        return Affine.loop(len(self._loops) - 1)
 
     def _visit_IfThenElse(self, stmt: tirx.IfThenElse) -> None:
         self._predicates.append((self._moving(stmt.condition), self._holding(stmt.condition)))
@@ -289,8 +307,11 @@ class _Walk:
         self._buffer(stmt.buffer)
 
     def _visit_Evaluate(self, stmt: tirx.Evaluate) -> None:
-        if type(stmt.value).__name__ != "Call" or not self._loops:
+        call = stmt.value
+        if type(call).__name__ != "Call" or not self._loops:
             return
+        if len(call.args) and str(getattr(call.args[0], "value", "")).startswith(_TILES):
+            return  # it clears or stores sums: little beside the products
         self._add((), _Work(), opaque=True)
 
     def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
@@ -309,13 +330,14 @@ class _Walk:
                 accesses.append(access)
         self._add(tuple(accesses), work, opaque=False, short=short)
 
-    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool, short: int = 0) -> None:
+    def _add(self, accesses: tuple[Access, ...], work: _Work, *, opaque: bool, short: int = 0,
+             tiles: bool = False) -> None:
         self.result.nests.append(
             Nest(
                 tuple(self._loops), accesses, frozenset(self._reduction), work.arithmetic, work.special,
                 bool(self._predicates), opaque, frozenset().union(*(moving for moving, _ in self._predicates)),
                 math.prod(part for _, part in self._predicates), len(work.conditions),
-                frozenset().union(*(self._moving(condition) for condition in work.conditions)), short,
+                frozenset().union(*(self._moving(condition) for condition in work.conditions)), short, tiles,
             )
         )
 

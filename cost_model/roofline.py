@@ -76,7 +76,8 @@ def _peak(nest: Nest, on: Machine) -> float:
     if isinstance(on.described, GpuMachine) and nest.reduction and len(operands) == 2 and max(operands) < 4:
         widened = max(1.0, (nest.arithmetic + nest.special) / 2)
         return max(on.flops, on.described.tensor_flops(8 * max(operands)) * widened)
-    rates = {1: on.dot, 2: on.bfloat}  # over that of float32, by the bytes of an operand
+    # over that of float32, by the bytes of an operand
+    rates = {1: max(on.dot, on.tiles), 2: max(on.bfloat, on.tiles / 2)}
     return on.flops * rates.get(nest.short, 1.0)
 
 

@@ -3,11 +3,14 @@
 LLVM names a CPU by its family and takes all that the family has. A virtual machine may hide a part of that (AVX-512 of
 a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction. So a feature counts only if
 the CPU itself answers for it (LLVM asks ``cpuid``, and whether the system saves the registers) and the kernel lists it
-in ``/proc/cpuinfo``, where that can be read; the setting ``MLC_CPUINFO`` names another file to read instead.
+in ``/proc/cpuinfo``, where that can be read; the setting ``MLC_CPUINFO`` names another file to read instead. Linux
+lists AMX before a process may use its tiles, which it must ask for (:func:`tiles_granted`): where it is refused, the
+CPU shows no AMX.
 """
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +21,10 @@ from typing import Any
 
 from mlc.config import get, physical_cores
 
-__all__ = ["FLAGS", "HostCpu", "arm_core", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs"]
+__all__ = [
+    "FLAGS", "HostCpu", "arm_core", "cpu_model", "host_cpu", "host_flags", "machine_id", "native_attrs", "tiles_denied",
+    "tiles_granted",
+]
 
 #: Features that LLVM's code generators use by themselves or that tensor intrinsics ask for -> the name of each in
 #: /proc/cpuinfo. Those of the system (pku, waitpkg, wbnoinvd, ...) are left out: no generated code has them.
@@ -50,6 +56,8 @@ _ARM_PARTS = {
     0xD48: "cortex-x2", 0xD49: "neoverse-n2", 0xD4D: "cortex-a715", 0xD4E: "cortex-x3", 0xD4F: "neoverse-v2",
 }
 _ARM_LIMITED = 0x41  # the implementer
+#: the system call of x86-64 Linux, its request, and the component of the state that holds tiles
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 #: what every CPU of an architecture has
 _BASELINE = {"x86_64": frozenset[str](), "aarch64": frozenset({"neon"})}
 #: CPUs without a name: these stand for all that have their features, widest first
@@ -142,11 +150,38 @@ def _roots(mcpu: str, hidden: tuple[str, ...], triple: str) -> tuple[str, ...]:
 
 
 def host_flags() -> frozenset[str] | None:
-    """The features that the kernel lists for this machine's CPU; None where it lists none."""
-    for key, value in _cpuinfo():
-        if key in ("flags", "Features"):
-            return frozenset(value.split())
-    return None
+    """The features that the kernel lists for this machine's CPU and lets this process use; None where it lists none."""
+    flags = _listed_flags()
+    if flags is None or not _tiles_of(flags) or tiles_granted():
+        return flags
+    return flags - _tiles_of(flags)
+
+
+def _listed_flags() -> frozenset[str] | None:
+    return next((frozenset(value.split()) for key, value in _cpuinfo() if key in ("flags", "Features")), None)
+
+
+def _tiles_of(flags: frozenset[str]) -> frozenset[str]:
+    return frozenset(flag for flag in flags if flag.startswith("amx_"))
+
+
+@lru_cache(maxsize=1)
+def tiles_granted() -> bool:
+    """Ask the kernel, once, to let this process and its threads use the tiles of AMX; whether it does.
+
+    Without that the first instruction on them ends the process (Linux, Documentation/arch/x86/xstate.rst). Children
+    that are forked may use them too, those that are executed must ask anew.
+    """
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    ask = ctypes.CDLL(None, use_errno=True).syscall
+    ask.restype, ask.argtypes = ctypes.c_long, [ctypes.c_long] * 3
+    return bool(ask(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
+
+
+def tiles_denied() -> bool:
+    """Whether the CPU has AMX tiles that the kernel does not let this process use."""
+    return bool(_tiles_of(_listed_flags() or frozenset())) and not tiles_granted()
 
 
 def arm_core() -> str:

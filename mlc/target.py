@@ -47,6 +47,8 @@ FRIENDLY = {
     "x86-64-v2": Friendly("llvm -mcpu=x86-64-v2", "x86 with SSE4.2"),
     "x86-64-v3": Friendly("llvm -mcpu=x86-64-v3", "x86 with AVX2 and FMA"),
     "x86-64-v4": Friendly("llvm -mcpu=x86-64-v4", "x86 with AVX-512"),
+    "sapphirerapids": Friendly("llvm -mcpu=sapphirerapids", "Intel Xeon with AMX, of the 4th generation on"),
+    "graniterapids": Friendly("llvm -mcpu=graniterapids", "Intel Xeon 6 with AMX"),
     "aarch64": Friendly(f"{_AARCH64}generic", "any 64-bit Arm CPU (NEON)"),
     "aarch64:cortex-a53": Friendly(f"{_AARCH64}cortex-a53", "Arm Cortex-A53 (Raspberry Pi 3)"),
     "aarch64:cortex-a72": Friendly(f"{_AARCH64}cortex-a72", "Arm Cortex-A72 (Raspberry Pi 4)"),

@@ -18,6 +18,7 @@ from typing import Any
 from schedules.intrin import PREFIX
 from schedules.objects import check_index_map
 from schedules.space import InvalidDecision
+from schedules.tiles import is_tiles
 
 __all__ = ["Instruction", "parse_trace"]
 
@@ -150,6 +151,7 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "software_pipeline_stage": _one_of([0, 0, 1], *([0, 0, last, last, last] for last in range(1, 5))),
     "mlc.attention": _is_attention,  # of these tiles the kernel computes the same; check_marked sees to the rest
     "mlc.wgmma": _is_wgmma,  # likewise, and check_marked_product
+    "mlc.tiles": is_tiles,  # check_tiles sees to it that what is in the loop takes tiles of these shapes
     "mlc.prefetch": _is_prefetch,
     "mlc.prefetch_rows": _is_prefetch_of_rows,
     "pragma_loop_partition_hint": _FLAG,

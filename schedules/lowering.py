@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Two things, both in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Three things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -9,6 +9,8 @@ before the epilogue. On the stack they dissolve into registers altogether.
 Weights are fetched ahead. A register tile's weights are used again by every tile of the same columns, so they come
 from memory in bursts: the first tile waits for them and the others leave the memory idle. A loop that
 :func:`prefetch_ahead` has marked touches the weights of the *next* tile column a few lines at a time.
+
+Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
 from schedules.pieces import expanded
 from schedules.ragged import whole_tiles
+from schedules.tiles import with_helpers, with_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
@@ -382,17 +385,25 @@ _WithBfloats = tirx.transform.prim_func_pass(
 )
 
 
+_WithTiles = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: with_tiles(func), opt_level=0, name="mlc.WithTiles"
+)
+_WithHelpers = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: with_helpers(func), opt_level=0, name="mlc.WithHelpers"
+)
+
+
 def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_KeepOnStack, _WithBfloats, finish_host()])
+        return tvm.transform.Sequential([_KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _lower_free(mod, ctx, lower)
 
-    return tvm.transform.Sequential([_ExpandPieces, _InsertPrefetches, lowered]), host, finish_device
+    return tvm.transform.Sequential([_ExpandPieces, _InsertPrefetches, _WithTiles, lowered]), host, finish_device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

@@ -23,12 +23,14 @@ import tvm
 from schedules.caches import USUAL_LAST_LEVEL, native_caches, sizes_in
 
 __all__ = [
-    "FACTS", "GPUS", "LINE_BYTES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine", "gpu_of",
-    "native_caches", "reference_machine",
+    "FACTS", "GPUS", "LINE_BYTES", "TILE_LANES", "CpuMachine", "Fact", "GpuMachine", "cpu_machine", "gpu_machine",
+    "gpu_of", "native_caches", "reference_machine",
 ]
 
 #: bytes of a cache line of every CPU that code is generated for
 LINE_BYTES = 64
+#: 32-bit sums of a row of a matrix unit's tile
+TILE_LANES = 16
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class CpuMachine:
     bytes a second that one core and all cores together read from memory. ``fma_per_cycle`` counts multiply-adds of
     whole vectors that begin in a cycle, ``dot_per_cycle`` likewise instructions that add four products of 8 bits to
     each 32-bit lane, ``bfloat_per_cycle`` those that add two products of bfloat16 (0: there are none).
+    ``tile_per_cycle`` counts rows of a matrix unit's tile, of 16 sums to each of which it adds 64 bytes of products
+    (0: there is no such unit), and ``tile_latency`` is when a tile of 16 rows can be added to again.
     """
 
     cores: int
@@ -58,6 +62,8 @@ class CpuMachine:
     fma_latency: float = 4.0  # cycles until the next one that needs the result can begin
     dot_per_cycle: float = 0.0
     bfloat_per_cycle: float = 0.0
+    tile_per_cycle: float = 0.0
+    tile_latency: float = 52.0  # cycles (Intel's optimisation manual, instructions of AMX)
     l3_latency: float = 60.0  # cycles that a read waits which comes from the third level
     mispredict_cycles: float = 15.0
     window: int = 320  # micro-operations in flight
@@ -70,12 +76,16 @@ class CpuMachine:
         return max(1, self.vector_bytes * 8 // tvm.runtime.DataType(dtype).bits)
 
     def macs_per_cycle(self, dtype: str = "float32") -> float:
-        """Multiply-adds of elements of ``dtype`` that one core begins in a cycle; types that are only stored are
-        multiplied as float32."""
+        """Multiply-adds of elements of ``dtype`` that one core's vectors begin in a cycle; types that are only stored
+        are multiplied as float32."""
         bits = tvm.runtime.DataType(dtype).bits
         if bits == 8 and self.dot_per_cycle:
             return self.dot_per_cycle * self.vector_bytes
         return self.fma_per_cycle * self.lanes("float64" if bits == 64 else "float32")
+
+    def tile_macs_per_cycle(self, dtype: str) -> float:
+        """The same of the matrix unit, which multiplies ``dtype`` of 8 and 16 bits; 0 without one."""
+        return self.tile_per_cycle * TILE_LANES * LINE_BYTES * 8 / tvm.runtime.DataType(dtype).bits
 
     @property
     def busy_accumulators(self) -> float:
@@ -170,6 +180,10 @@ _FAMILIES: Mapping[tuple[str, int], Mapping[str, float]] = {
     ("znver1", 32): {"fma_per_cycle": 1.0, "l1_rate": 32.0, "l2_rate": 32.0},
     **{(name, 32): {"l2_rate": 32.0} for name in ("znver2", "znver3", "znver4")},
     ("znver4", 64): {"fma_per_cycle": 1.0, "l1_rate": 64.0, "l2_rate": 32.0},
+    **{
+        (name, 64): {"hz": 3.0e9, "l1_bytes": 48 << 10, "l2_bytes": 2 << 20}
+        for name in ("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d")
+    },
     **{(name, 64): {"fma_per_cycle": 1.0} for name in ("icelake-client", "tigerlake", "rocketlake")},
     **{(name, 16): facts for name, facts in _ARM.items()},
 }
@@ -227,7 +241,9 @@ def _reference(target_json: str) -> CpuMachine:
         dots = feature("avx512vnni") if width == 64 else feature("avxvnni") or feature("dotprod")
         bfloats = feature("avx512bf16") if width == 64 else feature("neon") and feature("bf16")
         rate = found.fma_per_cycle  # dot products are issued like multiply-adds
-        return replace(found, dot_per_cycle=rate if dots else 0.0, bfloat_per_cycle=rate if bfloats else 0.0)
+        tiles = feature("amx-tile") and (feature("amx-int8") or feature("amx-bf16"))
+        return replace(found, dot_per_cycle=rate if dots else 0.0, bfloat_per_cycle=rate if bfloats else 0.0,
+                       tile_per_cycle=float(tiles))
 
 
 @lru_cache(maxsize=64)

@@ -25,11 +25,11 @@ def all_spaces(target_kind: str) -> tuple[Space, ...]:
 
 def find(func: tirx.PrimFunc, target: tvm.target.Target) -> Space:
     """The first space that matches ``func``, for its usual sizes, on ``target``; the last one for empty tensors."""
-    func = usual_function(func)
+    usual = usual_function(func)
     spaces = all_spaces(target.kind.name)
-    if is_empty(func):
+    if is_empty(usual):
         return spaces[-1]
-    return next(s for s in spaces if _matches(s, func, target))
+    return next(s for s in spaces if (usual is func or s.free_sizes) and _matches(s, usual, target))
 
 
 def _matches(space: Space, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

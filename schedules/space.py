@@ -72,6 +72,8 @@ class Space(abc.ABC):
     target_kind: str  # "llvm" or "cuda"
     #: what intrinsics compute of which every schedule uses one, as their names begin; empty where it needs none
     tensorizes: str = ""
+    #: whether a function may have free sizes (see :mod:`schedules.free`)
+    free_sizes: bool = True
     #: opcodes of machine code of which every kernel's sums use one, as their names begin; empty where any will do
     opcodes: tuple[str, ...] = ()
 

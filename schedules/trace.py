@@ -16,6 +16,7 @@ from schedules.language import parse_trace
 from schedules.permuted import check_permuted
 from schedules.reducers import register
 from schedules.space import InvalidDecision, unshared
+from schedules.tiles import check_tiles
 
 __all__ = ["replay", "trace_json"]
 
@@ -51,6 +52,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     check_permuted(sch.mod["main"])
     check_marked(func, sch.mod["main"])
     check_marked_product(func, sch.mod["main"])
+    check_tiles(sch.mod["main"])
     return sch
 
 

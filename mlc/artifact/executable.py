@@ -26,6 +26,7 @@ from mlc.artifact.narrow import transformed
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
+from mlc.cpu import tiles_denied
 from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec
 from mlc.shapes import from_json
@@ -392,6 +393,10 @@ def check_machine(metadata: dict[str, Any]) -> None:
     lacking = missing_features(metadata["machine"], tuple(metadata["features"]))
     if lacking:
         what = f"a {lacking[0]} CPU" if lacking[0] == metadata["machine"] else f"the instructions {', '.join(lacking)}"
+        if any(name.startswith("amx_") for name in lacking) and tiles_denied():
+            raise ArtifactError(f"the module was built for {metadata['target']} and needs {what}, which the kernel "
+                                "does not let this process use; allow it tiles (arch_prctl, ARCH_REQ_XCOMP_PERM), or "
+                                "compile the model for an older CPU (`mlc targets` lists them)")
         raise ArtifactError(f"the module was built for {metadata['target']} and needs {what}, which this "
                             f"{platform.machine()} CPU does not have; compile the model on it, or for an older CPU "
                             "(`mlc targets` lists them)")

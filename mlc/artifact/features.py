@@ -6,7 +6,7 @@ import ctypes
 import platform
 from typing import TYPE_CHECKING
 
-from mlc.cpu import FLAGS, host_flags
+from mlc.cpu import FLAGS, host_flags, tiles_granted
 
 if TYPE_CHECKING:
     import tvm
@@ -28,11 +28,14 @@ def required_features(target: tvm.target.Target) -> tuple[str, ...]:
 
 
 def missing_features(machine: str, needed: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of ``needed`` this CPU lacks; the whole architecture where it differs from ``machine``."""
+    """Which of ``needed`` this CPU lacks, or the kernel does not let this process use, which is asked for it here; the
+    whole architecture where it differs from ``machine``."""
     if machine != platform.machine():
         return (machine,)
     have = host_flags()
-    return () if have is None else tuple(name for name in needed if name not in have)
+    if have is None:
+        return tuple(name for name in needed if name.startswith("amx_") and not tiles_granted())
+    return tuple(name for name in needed if name not in have)
 
 
 def driver_missing() -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mlc import runtime, threads
+from mlc.cpu import tiles_granted
 from mlc.measure.data import Param, mismatch, numpy_dtype, poison, random_arrays
 from mlc.measure.gauge import Gauge, undisturbed
 from mlc.measure.protocol import Message
@@ -83,6 +84,7 @@ class Bench:
 
     def __init__(self, thread_count: int) -> None:
         threads.configure(thread_count)
+        tiles_granted()  # a candidate may use them
         self._threads = thread_count
         self._gauge: Gauge | None = None
         self._built: dict[int, Built] = {}

@@ -2,11 +2,13 @@
 
 The loops that it describes and the function that stands for them are built and run on the same data, random with
 extremes, and compared with the entry's numpy; so any entry is tested, and on whatever can run its instruction. What a
-warp of a GPU does together becomes a kernel of one warp, between copies from and to ordinary memory.
+warp of a GPU does together becomes a kernel of one warp, between copies from and to ordinary memory, and so does what
+is done with the tiles of a matrix unit, which are configured for it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from schedules.intrin import Intrinsic
 
-__all__ = ["is_for_warps", "kernel_of", "largest_errors", "on_cpu"]
+__all__ = ["in_tiles", "is_for_warps", "kernel_of", "largest_errors", "on_cpu"]
 
 #: builds the one function of a module, calls it on arrays, and returns them as they are afterwards
 Run = Callable[["tvm.IRModule", list[np.ndarray]], list[np.ndarray]]
@@ -44,7 +46,7 @@ def largest_errors(intrinsic: Intrinsic, run: Run, seed: int = 0) -> tuple[float
     exact = [a.astype("int64" if a.dtype.kind in "iu" else "float64") for a in arrays]
     expected = np.asarray(intrinsic.specification(*exact))
     found = []
-    for func in (description, intrinsic.implementation(description)):
+    for func in (description, in_tiles(intrinsic, intrinsic.implementation(description))):
         got = run(tvm.IRModule({"main": func}), [a.copy() for a in arrays])[-1]
         scale = np.abs(expected).max() or 1
         if got.shape != expected.shape:
@@ -68,6 +70,26 @@ def on_cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return _with_buffers(func, lambda _scope: "global")[0]
 
 
+def in_tiles(intrinsic: Intrinsic, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The implementation of an entry of :mod:`schedules.intrin.tiles` with its tiles configured, the sums read from
+    ordinary memory before and written to it after it; that of any other entry as it is."""
+    from tvm import s_tir
+    from tvm import tirx as tir
+
+    from schedules.intrin import tiles
+
+    sizes = re.fullmatch(r"tiles_\D*?(?:32_)?(\d+)x(\d+)(?:x(\d+))?(?:_\w+)?", intrinsic.computes)
+    if sizes is None:
+        return func
+    m, n, depth = (int(size or tiles.TILE) for size in sizes.groups())
+    inner, buffers = _with_buffers(func, lambda _scope: "global", strided=True)
+    sums = buffers[0] if "_store_" in intrinsic.computes else buffers[-1]
+    steps = [tiles.called(f"{tiles.CONFIGURE}_{m}_{n}_{depth}"), tiles.loaded(sums, m, n), inner.body,
+             *([] if "_store_" in intrinsic.computes else [tiles.written(sums, m, n)]), tiles.called(tiles.RELEASE)]
+    root = s_tir.SBlock([], [], [], "root", tir.SeqStmt(steps))
+    return tir.PrimFunc(buffers, s_tir.SBlockRealize([], True, root), attrs=func.attrs)
+
+
 def kernel_of(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A kernel of one warp that does what ``func`` does to buffers of its scopes; the parameters lie in ordinary
     memory."""
@@ -85,8 +107,10 @@ def kernel_of(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return tir.PrimFunc(outer, s_tir.SBlockRealize([], True, root)).with_attr("s_tir", True)
 
 
-def _with_buffers(func: tirx.PrimFunc, scope: Callable[[str], str]) -> tuple[tirx.PrimFunc, list[tirx.Buffer]]:
-    """The function on dense buffers of other scopes."""
+def _with_buffers(
+    func: tirx.PrimFunc, scope: Callable[[str], str], strided: bool = False
+) -> tuple[tirx.PrimFunc, list[tirx.Buffer]]:
+    """The function on dense buffers of other scopes, which name their strides where they are to be ``strided``."""
     import tvm
     import tvm_ffi
     from tvm import tirx as tir
@@ -94,9 +118,10 @@ def _with_buffers(func: tirx.PrimFunc, scope: Callable[[str], str]) -> tuple[tir
     buffers, known = [], {}
     for i, param in enumerate(func.params):
         shape = [int(extent) for extent in param.shape]
-        buffers.append(tir.decl_buffer(shape, param.dtype, f"inner{i}", scope=scope(param.scope())))
-        known[param] = buffers[-1]
         steps = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        buffers.append(tir.decl_buffer(shape, param.dtype, f"inner{i}", scope=scope(param.scope()),
+                                       strides=steps if strided else None))
+        known[param] = buffers[-1]
         symbols = [*zip(param.strides, steps, strict=False), (param.elem_offset, 0)]
         known |= {symbol: tir.const(value, symbol.ty.dtype) for symbol, value in symbols if isinstance(symbol, tir.Var)}
     body = tvm_ffi.structural_map(func.body, (tvm.ir.Var, lambda var: known.get(var, var)), order="pre")

@@ -11,7 +11,9 @@ from schedules.lowering import lines_per_step
 from schedules.machine import LINE_BYTES, CpuMachine
 from schedules.space import Decisions
 
-__all__ = ["columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts"]
+__all__ = [
+    "chunks", "columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts",
+]
 
 #: bytes of a step of the sum, of either operand
 _WORD = 4
@@ -115,14 +117,14 @@ def gemm_seeds(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
                 continue
             cost = _tile_cost(shape, machine, m, n, split["chains"])
             if cost is not None:
-                chunks = _chunks(shape, machine, m, n, split["parts"], split["kb"])[:2]
-                scored.append((cost * chunks[0][0], m, n, tuple(split.items()), chunks))
+                layouts = chunks(shape, machine, m, n, split["parts"], split["kb"])[:2]
+                scored.append((cost * layouts[0][0], m, n, tuple(split.items()), layouts))
     scored.sort()
     several = {name for split in splits for name, value in split.items() if value > 1}
-    for _, m, n, pairs, chunks in scored[:6]:
+    for _, m, n, pairs, layouts in scored[:6]:
         split = dict(pairs)
         k = _unrolled(shape.k // (split["parts"] * split["chains"] * split["kb"]))
-        for _, mb, nb, order, inner in chunks:
+        for _, mb, nb, order, inner in layouts:
             ahead = split["kb"] == 1 and (inner == 1 or nb == 1)
             prefetch = int(ahead and _fetched_ahead(shape, machine, m * mb, m, n, k))
             decisions = {"m": m, "n": n, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
@@ -179,7 +181,7 @@ def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n
     return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
 
 
-def _chunks(
+def chunks(
     shape: GemmShape, machine: CpuMachine, m: int, n: int, parts: int, kb: int
 ) -> list[tuple[float, int, int, int, int]]:
     """``(cost, mb, nb, order, inner)`` best first.
@@ -198,14 +200,14 @@ def _chunks(
     cycles = max(arithmetic, shape.batch * shape.k * shape.n * column / machine.l2_rate) / machine.cores  # at best
     for mb in divisors(-(-shape.m // m), 64):
         for nb in divisors(-(-shape.n // n), 64):
-            chunks = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))
-            idle = -(-chunks // machine.cores) * machine.cores / chunks
+            count = shape.batch * parts * (-(-shape.m // (m * mb))) * (-(-shape.n // (n * nb)))
+            idle = -(-count // machine.cores) * machine.cores / count
             traffic = 1 / (mb * m) + 1 / (nb * n)
             footprint = (mb * m * row + nb * n * column) * depth // kb
             overflow = max(0.0, footprint / room - 1)
             grain = _GRAIN / (tile_flops * mb * nb + _GRAIN)
-            few = 0.05 if chunks < 2 * machine.cores else 0.0
-            launch = machine.launch_cycles / cycles if chunks > 1 else 0.0
+            few = 0.05 if count < 2 * machine.cores else 0.0
+            launch = machine.launch_cycles / cycles if count > 1 else 0.0
             # sums on their way through memory: once for each block of the sum, and parts of them to the end
             passes = 8 * kb / depth * (kb > 1) + (0.15 + 4 * parts * machine.cores / shape.k) * (parts > 1)
             cost = idle * (1 + few) + 8 * traffic + 0.05 * min(overflow, 4) + grain + launch + passes

@@ -29,6 +29,7 @@ CUDA_TARGET = "cuda:sm_80"
 #: spaces for instructions that none of those has, with a CPU or a GPU that does
 NEEDS = {
     **dict.fromkeys(("cpu.conv2d_bfloat", "cpu.depthwise_integer", "cpu.gemm_bfloat"), "llvm -mcpu=znver4"),
+    "cpu.gemm_tiles": "llvm -mcpu=sapphirerapids",
     "cuda.wgmma": "cuda:sm_90a",
 }
 _THREADS = 2
@@ -62,6 +63,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_rounded": _rounded_product(),
+        "cpu.gemm_tiles": _tiled_convolution(),
         "cpu.gemm_weight_only": _weight_only_product(),
         "cpu.recurrent": _gated_recurrence(),
         "cpu.remainder": saturating.remainder(64, 48, 96, 192),
@@ -97,6 +99,15 @@ def _integer_convolution(form: str) -> tirx.PrimFunc:
     packed = integer.pack_conv(np.zeros((64, 32, 3, 3), "int8"), 16, 16, 1, form)
     weight = te.placeholder(packed.shape, str(packed.dtype), name="weight")
     sums = integer.conv2d_nchwc_integer(data, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, zero=128)
+    return te.create_prim_func([data, weight, sums])
+
+
+def _tiled_convolution() -> tirx.PrimFunc:
+    """Windows that are gathered, and pixels that make no whole tiles."""
+    data = te.placeholder((1, 4, 9, 9, 16), "uint8", name="data")
+    packed = integer.pack_dense(np.zeros((9 * 64, 64), "int8"), "quads")
+    weight = te.placeholder(packed.shape, "int8", name="weight")
+    sums = integer.conv2d_nchwc_tiles(data, weight, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 16)
     return te.create_prim_func([data, weight, sums])
 
 

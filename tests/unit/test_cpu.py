@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from mlc import target as target_module
 from mlc.cpu import FLAGS, HostCpu, host_cpu, native_attrs
 from mlc.log.shipped import family
 from mlc.target import Target, resolve
+from mlc.testing import amx
 from schedules import registry
 from schedules.machine import cpu_machine
 from schedules.space import first_seed
@@ -55,6 +59,7 @@ MACHINES = {
     "zen 4, AVX-512 hidden": Described(cpu("znver4", "avx512"), (32, 16), "avx2 fma", "avx512f avx512vl", "znver4"),
     "zen 5, AVX-512 hidden": Described(cpu("znver5", "avx512 avx_vnni"), (32, 16), "avx2", "avx512f avxvnni"),
     "Xeon, AMX hidden": Described(cpu("sapphirerapids", "amx"), (64, 32), "avx512fp16", "amx-tile amx-int8"),
+    "Xeon, whole": Described(cpu("sapphirerapids"), (64, 32), "avx512f amx-tile amx-int8 amx-bf16"),
     "Xeon, VNNI hidden": Described(
         cpu("cascadelake", "avx512_vnni"), (64, 32), "avx512f avx512bw", "avx512vnni", "cascadelake"),
     "Xeon, VL and BW hidden": Described(cpu("skylake-avx512", "avx512vl avx512bw"), (64, 32), "avx512f", "avx512vl"),
@@ -216,3 +221,37 @@ def test_arms_own_cores_are_known_by_their_numbers(text: str, name: str, tmp_pat
 def test_llvm_knows_every_name_of_arms_cores() -> None:
     known = set(cpu_module._ARM_PARTS.values())
     assert all(tvm.target.codegen.llvm_is_valid_cpu(name, TRIPLES["aarch64"]) for name in known)
+
+
+_ASKED = """
+from mlc.artifact.executable import check_machine
+from mlc.cpu import host_flags, tiles_denied
+from mlc.errors import ArtifactError
+print(sorted(flag for flag in host_flags() if flag.startswith("amx_")), tiles_denied())
+try:
+    check_machine({"machine": "x86_64", "features": ["amx_int8"], "target": "t", "versions": {"tvm": ""}})
+except ArtifactError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(bool(amx.missing()), reason=f"{amx.missing()} must be there")
+@pytest.mark.parametrize("granted", [True, False])
+def test_tiles_are_shown_where_the_kernel_grants_them(granted: bool, tmp_path: Path) -> None:
+    """Whoever asks what the CPU has asks the kernel for its tiles."""
+    asked = subprocess.run([sys.executable, "-c", _ASKED], env={**os.environ, **amx.environment(tmp_path, granted)},
+                           capture_output=True, text=True, check=True).stdout.splitlines()
+    assert asked[0] == ("['amx_bf16', 'amx_int8', 'amx_tile'] False" if granted else "[] True")
+    assert ("the kernel does not let this process use" in asked[1]) == (not granted)
+
+
+def test_a_real_kernel_refuses_tiles_that_the_cpu_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if "amx_tile" in (cpu_module.host_flags() or ()):
+        pytest.skip("this CPU has them")
+    described = tmp_path / "cpuinfo"
+    described.write_text("flags : fpu avx2 amx_tile amx_int8\n")
+    monkeypatch.setenv("MLC_CPUINFO", str(described))
+    assert cpu_module.host_flags() == {"fpu", "avx2"}
+    assert cpu_module.tiles_denied()

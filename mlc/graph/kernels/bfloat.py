@@ -15,10 +15,13 @@ from tvm import te
 
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
+from mlc.graph.kernels.windows import in_blocks
 from mlc.target import Target
 from schedules.intrin import dot, select
 
-__all__ = ["STEP", "conv2d_nchwc_bfloat", "dense_bfloat", "has_bfloat_dot", "pack_conv", "pack_dense"]
+__all__ = [
+    "STEP", "conv2d_nchwc_bfloat", "conv2d_of_windows", "dense_bfloat", "has_bfloat_dot", "pack_conv", "pack_dense",
+]
 
 #: products of one step of a sum
 STEP = 2
@@ -60,3 +63,9 @@ def conv2d_nchwc_bfloat(
     Nothing is padded here, since TVM makes float32 of what a function keeps in bfloat16 for itself.
     """
     return conv2d_nchwc_stepped(data, weight, strides, dilation, groups, "float32", "conv2d_nchwc_bfloat")
+
+
+def conv2d_of_windows(rows: te.Tensor, weight: te.Tensor, height: int, width: int, outer: int) -> te.Tensor:
+    """2-D convolution of windows that :func:`mlc.graph.kernels.windows.gathered` has put into rows, with its
+    ``filters_matrix`` as :func:`pack_dense` packs it, to float32 ``[N, OC/o, height, width, o]``."""
+    return in_blocks(dense_bfloat(rows, weight), height, width, outer)

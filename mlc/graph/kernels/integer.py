@@ -19,12 +19,13 @@ from tvm import te, tirx
 
 from mlc.graph.kernels.blocked import PANEL, depthwise_nchwc, pad_spatial, windows
 from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
+from mlc.graph.kernels.windows import gathered, in_blocks, outputs
 from mlc.target import Target
 from schedules.intrin import dot, select
 
 __all__ = [
-    "STEP", "conv2d_nchwc_integer", "dense_integer", "depthwise_nchwc_integer", "depthwise_nchwc_taps", "dot_form",
-    "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
+    "STEP", "conv2d_nchwc_integer", "conv2d_nchwc_tiles", "dense_integer", "depthwise_nchwc_integer",
+    "depthwise_nchwc_taps", "dot_form", "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
 ]
 
 #: what every sum's length is a multiple of: whole steps of any form
@@ -120,6 +121,19 @@ def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` or of
     :func:`packed_operand` to int32 ``[..., M, N]``, ``N`` whole panels."""
     return dense_stepped(_widened(data, weight), weight, "int32", "dense_integer")
+
+
+def conv2d_nchwc_tiles(
+    data: te.Tensor, weight: te.Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int],
+    dilation: Sequence[int], zero: int, outer: int,
+) -> te.Tensor:
+    """2-D convolution: uint8 ``[N, IC/i, H, W, i]`` with :func:`mlc.graph.kernels.windows.filters_matrix` as
+    :func:`pack_dense` packs it to int32 ``[N, OC/o, OH, OW, o]``, as a product of matrices for the tiles of a matrix
+    unit, which want rows of 64 bytes: what a window reads is gathered into a row first."""
+    padded = pad_spatial(data, pads, zero)
+    rows, columns = outputs(padded, kernel, strides, dilation)
+    matrix = gathered(padded, kernel, strides, dilation)
+    return in_blocks(dense_integer(matrix, weight), rows, columns, outer)
 
 
 def depthwise_nchwc_integer(

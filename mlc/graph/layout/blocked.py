@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 import tvm
@@ -26,19 +27,22 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, replaced, shape_of
 from mlc.graph.kernels import bfloat
-from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, conv2d_nchwc
+from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, PANEL, conv2d_nchwc
 from mlc.graph.kernels.integer import (
     STEP,
     conv2d_nchwc_integer,
+    conv2d_nchwc_tiles,
     depthwise_nchwc_integer,
     depthwise_nchwc_taps,
     dot_form,
     has_taps,
     pack_conv,
+    pack_dense,
     pack_taps,
 )
 from mlc.graph.kernels.saturating import Split, conv2d_nchwc_bytes, has_bytes
 from mlc.graph.kernels.transposed import conv2d_transpose_nchwc, phase_weight
+from mlc.graph.kernels.windows import filters_matrix, gathered
 from mlc.graph.layout.convolutions import CONVOLUTIONS, convolution, is_depthwise, name_of, transposed_axes
 from mlc.graph.layout.regions import (
     BINARY,
@@ -60,7 +64,8 @@ from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.sizes import Size
 from mlc.target import Target
-from schedules.intrin.dot import QUADS
+from schedules.cpu.gemm_tiles import pays as tiles_pay
+from schedules.intrin.dot import BFLOATS, QUADS
 
 __all__ = ["BlockedLayouts", "Rewriter", "in_blocks"]
 
@@ -271,9 +276,9 @@ class Rewriter:
             convolve = partial(conv2d_winograd_integer, m=tile, pads=conv.pads)
             return self._bb.call_te(convolve, x, constant(transform_integers(array, tile)),
                                     primfunc_name_hint=f"winograd_{tile}x{tile}")
-        made = self._saturating(x, array, replace(conv, block_in=size))
-        if made is not None:
-            return made
+        for special in (self._saturating, self._in_tiles):
+            if (made := special(x, array, replace(conv, block_in=size))) is not None:
+                return made
         packed = constant(pack_conv(array, size, out.size, groups, dot_form(self._target)))
         return self._bb.call_te(conv2d_nchwc_integer, x, packed, conv.strides, conv.pads, conv.dilation, groups, 0,
                                 primfunc_name_hint=DIRECT.name)
@@ -300,6 +305,23 @@ class Rewriter:
         packed = constant(pack_conv(weight, conv.block_in, conv.block_out, 1, QUADS))
         return self._bb.call_te(conv2d_nchwc_bytes, x, packed, primfunc_name_hint=DIRECT.name,
                                 primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _in_tiles(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
+        """A convolution of integers as a product of matrices in the tiles of a matrix unit, where it is faster though
+        each window's pixels must be gathered for it."""
+        if not self._tiles_pay(x, conv, QUADS, STEP):
+            return None
+        packed = constant(pack_dense(filters_matrix(weight, conv.block_in, conv.block_out), QUADS))
+        return self._bb.call_te(conv2d_nchwc_tiles, x, packed, conv.kernel, conv.strides, conv.pads, conv.dilation, 0,
+                                conv.block_out, primfunc_name_hint=DIRECT.name, primfunc_attrs={"op_pattern": PRODUCT})
+
+    def _tiles_pay(self, x: relax.Expr, conv: Convolution, form: str, step: int) -> bool:
+        """Whether tiles are faster than dot products of ``step`` channels."""
+        fixed = all(isinstance(extent, int) for extent in shape_of(x))
+        if conv.groups > 1 or conv.block_out != PANEL or conv.block_in % step or not fixed:
+            return False
+        steps = prod(conv.kernel) * shape_of(x)[1] * conv.block_in // step
+        return tiles_pay(prod(conv.out), conv.filters, steps, form, self._target.tvm, gathered=True)
 
     def _banded(self, x: relax.Expr, weight: np.ndarray, conv: Convolution) -> relax.Expr | None:
         """The convolution, where all but a band of a 1x1 weight is zero: a block of outputs reads the channels that the
@@ -335,11 +357,17 @@ class Rewriter:
         rounded = DIRECT.seconds(replace(conv, element=2), self._estimate)
         if conv.fixed and rounded > fastest(conv, self._options, self._estimate):
             return None
-        packed = constant(bfloat.pack_conv(DIRECT.pack(weight, conv)))
         narrow = self._bb.emit(relax.op.astype(x, "bfloat16"))
         if any(conv.pads):
             top, left, bottom, right = conv.pads
             narrow = self._bb.emit(relax.op.nn.pad(narrow, [0, 0, 0, 0, top, bottom, left, right, 0, 0]))
+        if self._tiles_pay(x, conv, BFLOATS, bfloat.STEP):
+            packed = constant(bfloat.pack_dense(filters_matrix(weight, conv.block_in, conv.block_out)))
+            rows = self._bb.emit(self._bb.call_te(gathered, narrow, conv.kernel, conv.strides, conv.dilation,
+                                                  primfunc_name_hint="windows"))
+            return self._bb.call_te(bfloat.conv2d_of_windows, rows, packed, *conv.out, conv.block_out,
+                                    primfunc_name_hint=DIRECT.name, primfunc_attrs={"op_pattern": PRODUCT})
+        packed = constant(bfloat.pack_conv(DIRECT.pack(weight, conv)))
         return self._bb.call_te(bfloat.conv2d_nchwc_bfloat, narrow, packed, conv.strides, conv.dilation, conv.groups,
                                 primfunc_name_hint=DIRECT.name)
 

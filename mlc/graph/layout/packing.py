@@ -23,8 +23,14 @@ from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
+from schedules.cpu.gemm_tiles import pays as tiles_pay
+from schedules.intrin.dot import BFLOATS, QUADS
+from schedules.intrin.tiles import TILE
 
 __all__ = ["PackWeights"]
+
+#: of what packed weights of a type are multiplied by dot products, or in tiles
+_FORMS = {"int8": QUADS, "bfloat16": BFLOATS}
 
 
 def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
@@ -34,7 +40,8 @@ def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tv
     (:mod:`mlc.graph.kernels.saturating`). Products of float32 with constants read both operands as bfloat16 where the
     model or the ``options`` say so (:mod:`mlc.graph.precision.bfloats`).
 
-    ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced.
+    ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced; so are rows that make
+    no whole tiles of a matrix unit, where that pays.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="PackWeights")
@@ -92,12 +99,25 @@ class _Packer(PyExprMutator):
         kernel, step = _kernel(call, packed)
         if kernel is bfloat.dense_bfloat:
             data = self.builder_.emit(relax.op.astype(data, "bfloat16"))
-        if depth % step:
-            data = self.builder_.emit(relax.op.nn.pad(data, [0] * (2 * rank - 1) + [-depth % step]))
+        rows, short = shape_of(data)[-2], self._short_rows(data, packed)
+        if depth % step or short:
+            around = [*[0] * (2 * rank - 3), short, 0, -depth % step]
+            data = self.builder_.emit(relax.op.nn.pad(data, around))
         product = self.builder_.call_te(kernel, data, packed, primfunc_name_hint="dense")
-        if columns % PANEL == 0:
+        cut = [axis for axis, more in ((rank - 2, short), (rank - 1, columns % PANEL)) if more]
+        if not cut:
             return product
-        return relax.op.strided_slice(self.builder_.emit(product), [rank - 1], [0], [columns])
+        ends = {rank - 2: rows, rank - 1: columns}
+        return relax.op.strided_slice(self.builder_.emit(product), cut, [0] * len(cut), [ends[axis] for axis in cut])
+
+    def _short_rows(self, data: relax.Expr, packed: relax.Expr) -> int:
+        """How many rows of zeros are put below the activations, where a matrix unit multiplies whole tiles of them
+        faster than dot products do the rows that there are."""
+        rows, form = shape_of(data)[-2], _FORMS.get(dtype_of(packed))
+        if form is None or not isinstance(rows, int):
+            return 0
+        panels, steps = shape_of(packed)[-4:-2]
+        return -rows % TILE if tiles_pay(rows, panels * PANEL, steps, form, self._target.tvm) else 0
 
     def _split(self, call: relax.Call) -> Split | None:
         """The weight of an integer product in two, where that is faster."""

@@ -33,15 +33,20 @@ from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, op_name, rewrite_pass, shape_of
 from mlc.graph.kernels.blocked import PANEL
+from mlc.graph.kernels.integer import STEP
 from mlc.graph.precision.affine import Affine, Dequantised, dequantised, spread
 from mlc.options import CompileOptions
 from mlc.sizes import usual_size
 from mlc.target import Target
+from schedules.cpu.gemm_tiles import pays as tiles_pay
+from schedules.intrin.dot import QUADS
 
 __all__ = ["IntegerProducts", "is_integer_product", "priced"]
 
 #: what |sum| stays below, whatever the 8-bit operands are
 _INT32 = 2**31
+#: part of their peak that tiles of a matrix unit are taken to reach
+_TILES_REACHED = 0.5
 #: how far int8 lies below uint8
 _HALF = 128
 #: whether a product of dequantised operands is to be one of integers
@@ -155,7 +160,9 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         data, weight, result = (prod(_usual(each)) for each in (*call.args, call))
         constant = array_of(call.args[1]) is not None
         operations = 2.0 * prod(shape) * depth
-        integers = estimate.kernel(operations / estimate.machine.dot, float(weight), float(data + result))
+        tiles = tiles_pay(shape[-2], shape[-1], -(-depth // STEP), QUADS, target.tvm)
+        rate = _TILES_REACHED * estimate.machine.tiles if tiles else estimate.machine.dot
+        integers = estimate.kernel(operations / rate, float(weight), float(data + result))
         if not constant:  # which is packed, and both are added up
             integers += estimate.copy(2.0 * weight) + estimate.copy(weight) + estimate.copy(data)
         floats = estimate.kernel(operations, 4.0 * weight, 4.0 * (data + result))

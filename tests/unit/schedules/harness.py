@@ -24,10 +24,12 @@ from mlc.testing import aarch64, cuda_emulator, cuda_twin
 from mlc.testing.cases import Case
 from schedules import intrin
 from schedules.analysis import walk
+from schedules.intrin.tiles import helper
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import Decisions, InvalidDecision, Space, best_seed, schedule_with
+from schedules.tiles import called_names
 from schedules.trace import replay, trace_json
 
 __all__ = [
@@ -46,10 +48,12 @@ ELSEWHERE = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2", threads
 _COMPARED = 3
 
 
-def build_and_run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Build for this machine, run once, and return every parameter as it is afterwards."""
+def build_and_run(
+    mod: tvm.IRModule, arrays: Sequence[np.ndarray], target: tvm.target.Target = TARGET
+) -> list[np.ndarray]:
+    """Build for this machine, or a ``target`` that it runs, run once, and return every parameter as it is then."""
     tvm.get_global_func("runtime.config_threadpool")(1, CORES)
-    executable = tvm.compile(mod, target=TARGET, tir_pipeline=PIPELINE)
+    executable = tvm.compile(mod, target=target, tir_pipeline=PIPELINE)
     tensors = [tvm.runtime.tensor(a) for a in arrays]
     executable["main"](*tensors)
     return [t.numpy() for t in tensors]
@@ -119,8 +123,10 @@ def emulated_error(
 
 
 def loop_kinds(func: tirx.PrimFunc) -> set[int]:
-    """The kinds of loops in a scheduled function; an intrinsic on whole vectors is a vectorised loop."""
+    """The kinds of loops in a scheduled function; an intrinsic on whole vectors or tiles is a vectorised loop."""
     found: set[int] = set()
+    if any(helper(name) for name in called_names(func.body)):
+        found.add(int(tirx.ForKind.VECTORIZED))
     walk(
         func.body,
         (tirx.For, lambda loop: found.add(int(loop.kind))),
@@ -182,7 +188,7 @@ class SpaceContract:
         if self.space.target_kind == "cuda":
             outputs = cuda_twin.run(cuda_twin.twin(sch, case.func()), inputs, outputs)
         else:
-            outputs = build_and_run(sch.mod, [*inputs, *outputs])[len(inputs) :]
+            outputs = build_and_run(sch.mod, [*inputs, *outputs], self.target)[len(inputs) :]
         assert case.error(inputs, outputs) <= case.rtol
 
     def test_matches_and_is_found(self, case: Case) -> None:

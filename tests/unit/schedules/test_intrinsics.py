@@ -17,8 +17,8 @@ from tvm.script import tirx as T
 
 from mlc.graph.kernels.integer import dense_integer
 from mlc.target import resolve
-from mlc.testing import aarch64, cuda_emulator
-from mlc.testing.intrinsics import is_for_warps, kernel_of, largest_errors, on_cpu
+from mlc.testing import aarch64, amx, cuda_emulator
+from mlc.testing.intrinsics import in_tiles, is_for_warps, kernel_of, largest_errors, on_cpu
 from schedules import intrin
 from schedules.intrin.dot import QUADS, dot
 from schedules.intrin.transpose import transpose
@@ -112,13 +112,29 @@ NATIVE = resolve("native", threads=1).tvm
 GPU = resolve("cuda:sm_80").tvm
 AARCH64 = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2", threads=1).tvm
 #: between them, they have every instruction
-ELSEWHERE = ("llvm -mcpu=znver4", "llvm -mcpu=alderlake", "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2")
+ELSEWHERE = ("llvm -mcpu=znver4", "llvm -mcpu=alderlake", "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2",
+             "llvm -mcpu=sapphirerapids")
+#: those of tiles that are tested each time
+SAMPLED = ("quads2x2x16", "quads1x3x12", "bfloats2x2x16", "bfloats3x1x4", "zero_int32_2x2", "store_float32_2x2_global")
+ENTRIES = [
+    pytest.param(i, id=i.name, marks=[pytest.mark.slow] if i.computes.startswith("tiles_")
+                 and not i.computes.endswith(SAMPLED) else [])
+    for i in intrin.declared()
+]
 
 
-def call(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def call(
+    module: tvm.IRModule, arrays: list[np.ndarray], target: tvm.target.Target = NATIVE
+) -> list[np.ndarray]:
     tensors = [tvm.runtime.tensor(a) for a in arrays]
-    tvm.compile(module, NATIVE, tir_pipeline=PIPELINE)["main"](*tensors)
+    tvm.compile(module, target, tir_pipeline=PIPELINE)["main"](*tensors)
     return [t.numpy() for t in tensors]
+
+
+def call_in_tiles(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """On this CPU with the instructions of tiles emulated."""
+    amx.install()
+    return call(module, arrays, amx.target().tvm)
 
 
 def emulate(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -130,12 +146,16 @@ def emulate(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return arrays
 
 
-@pytest.mark.parametrize("intrinsic", intrin.declared(), ids=lambda i: i.name)
+@pytest.mark.parametrize("intrinsic", ENTRIES)
 def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic) -> None:
     if intrinsic.supported(GPU):
         errors = largest_errors(intrinsic, emulate)
     elif intrinsic.supported(NATIVE):
         errors = largest_errors(intrinsic, call)
+    elif intrinsic.computes.startswith("tiles_"):
+        if amx.missing():
+            pytest.skip(f"to emulate {intrinsic.needs}, {amx.missing()} must be there")
+        errors = largest_errors(intrinsic, call_in_tiles)
     elif not intrinsic.supported(AARCH64):
         pytest.skip(f"this machine does not have {intrinsic.needs}")
     elif aarch64.missing():
@@ -145,7 +165,7 @@ def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic)
     assert max(errors) <= intrinsic.tolerance
 
 
-@pytest.mark.parametrize("intrinsic", intrin.declared(), ids=lambda i: i.name)
+@pytest.mark.parametrize("intrinsic", ENTRIES)
 def test_every_intrinsic_becomes_its_instruction(intrinsic: intrin.Intrinsic) -> None:
     """In the assembly of a target that has it, whichever machine this is."""
     if intrinsic.supported(GPU):
@@ -153,9 +173,9 @@ def test_every_intrinsic_becomes_its_instruction(intrinsic: intrin.Intrinsic) ->
         assert re.search(intrinsic.instruction, cuda_emulator.cuda_source(kernel, GPU))
         return
     target = next(t for t in (resolve(name).tvm for name in ELSEWHERE) if intrinsic.supported(t))
-    module = tvm.IRModule({"main": intrinsic.implementation(intrinsic.description())})
+    module = tvm.IRModule({"main": in_tiles(intrinsic, intrinsic.implementation(intrinsic.description()))})
     assembly = tvm.compile(module, target, tir_pipeline=PIPELINE).mod.inspect_source("s")
-    assert re.search(rf"\t\w*({intrinsic.instruction})\w*\t", assembly)
+    assert re.search(rf"\t\w*({intrinsic.instruction})\w*\s", assembly)
 
 
 def test_a_wrong_implementation_shows() -> None:
