@@ -84,6 +84,11 @@ def _conv_bias_relu(data: Any, weight: Any, bias: Any) -> Any:
     return topi.nn.relu(topi.add(_topi_conv(data, weight, 1, 1), bias))
 
 
+def _conv_groups(data: Any, weight: Any, bias: Any) -> Any:
+    topi = _topi()
+    return topi.nn.relu(topi.add(_topi_conv(data, weight, 1, 1, 1, 4), bias))
+
+
 def _conv_residual(data: Any, weight: Any, bias: Any, other: Any) -> Any:
     topi = _topi()
     return topi.nn.relu(topi.add(topi.add(_topi_conv(data, weight, 2, 1), bias), other))
@@ -246,6 +251,10 @@ CASES: tuple[Case, ...] = (
     _case(
         "conv3x3_bias_relu", "cuda.conv", ((1, 16, 8, 8), (32, 16, 3, 3), (1, 32, 1, 1)), _conv_bias_relu,
         lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0),
+    ),
+    _case(
+        "conv3x3_groups_bias", "cuda.conv", ((1, 32, 9, 9), (48, 8, 3, 3), (1, 48, 1, 1)), _conv_groups,
+        lambda x, w, b: np.maximum(_conv(x, w, 1, 1, 4) + b, 0),
     ),
     _case(
         "conv3x3_residual", "cuda.conv", ((1, 7, 15, 15), (18, 7, 3, 3), (1, 18, 1, 1), (1, 18, 8, 8)), _conv_residual,
