@@ -101,13 +101,20 @@ class WarpTile:
         return (self.block_m + self.block_n) * self.block_k
 
     def shared_bytes(self, kind: mma.Kind, across: tuple[bool, bool] = (False, False)) -> int:
-        """The ring of stages, or the sums after it; ``across``: whether A and B run across ``k`` in memory."""
-        padding = 0 if _permutes(kind) else sum(
-            self.depth(kind) * _ACROSS_OFFSET * 4 if kind.width == 1 and runs else block * _PIECE
+        """The rings of stages, or the sums after them; ``across``: whether A and B run across ``k`` in memory. Sums of
+        the operands' own type TVM puts in the place of one ring alone, beside the other."""
+        rings = [
+            self.stages * (block * self.block_k + self._padding(kind, block, runs))
             for block, runs in zip((self.block_m, self.block_n), across, strict=True)
-        )
+        ]
         sums = self.block_m * (self.block_n + _SUMS_OFFSET) * 4
-        return max(self.stages * (self.stage_bytes + padding), sums)
+        return max(sum(rings), sums + min(rings) if kind.width == 1 else sums)
+
+    def _padding(self, kind: mma.Kind, block: int, across: bool) -> int:
+        """Bytes that a stage of so many rows is larger than what it holds."""
+        if _permutes(kind):
+            return 0
+        return self.depth(kind) * _ACROSS_OFFSET * 4 if kind.width == 1 and across else block * _PIECE
 
     def blocks(self, contraction: Contraction) -> int:
         tiles = ceil_div(contraction.size(M), self.block_m) * ceil_div(contraction.size(N), self.block_n)
