@@ -131,6 +131,32 @@ def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None
         compared += 1
 
 
+def test_sums_of_the_operands_type_take_the_place_of_one_ring() -> None:
+    """Of tf32, whose sums are float32 too: the other ring lies beside them."""
+    func, shared = function(512, 512, 2048, "tf32"), DynamicShared()
+    large = decisions_of(block_m=128, block_n=256, block_k=128, warp_m=64, warp_n=64)
+    cuda_emulator.cuda_source(schedule_with(SPACE, func, HOPPER, large).mod["main"], HOPPER, [shared])
+    assert list(shared.bytes.values()) == [172032]
+    with pytest.raises(InvalidDecision, match="the tiles must fit 166912 bytes, got 172032"):
+        schedule_with(SPACE, func, AMPERE, large)
+
+
+def test_a_block_that_is_alone_may_use_all_registers() -> None:
+    """CUDA's compiler would keep to 128 for a second one, and spill."""
+    case = product_case("few", (400, 2048), (2048, 48), "float16", "float32")
+    alone = decisions_of(block_n=256, warp_n=64, stages=5, split_k=4, panel=4)
+
+    def source(decisions: dict[str, int], target: tvm.target.Target) -> str:
+        return cuda_emulator.cuda_source(schedule_with(SPACE, case.func(), target, decisions).mod["main"], target)
+
+    assert "__launch_bounds__(256, 1) " in source(alone, AMPERE)
+    assert "__launch_bounds__(256) " in source(alone, HOPPER), "there is room for two"
+    assert "__launch_bounds__(256) " in source({**alone, "stages": 2}, AMPERE)
+    if shutil.which("nvcc"):
+        (kernel,) = compiled(schedule_with(SPACE, case.func(), AMPERE, alone).mod["main"], AMPERE)
+        assert kernel.registers > 128 and kernel.stack_bytes == kernel.spilled_bytes == 0
+
+
 def test_seeds_fill_the_gpu() -> None:
     """Large products have large tiles that two blocks of a multiprocessor, or three stages, keep busy; where a grid of
     such would leave most of the GPU idle, tiles are small or the sum is cut."""
