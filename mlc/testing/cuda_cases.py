@@ -359,6 +359,8 @@ CASES: tuple[Case, ...] = (
         "concatenate", "cuda.elementwise", ((1, 6, 5, 5), (1, 9, 5, 5)), lambda x, y: _topi().concatenate([x, y], 1),
         lambda x, y: np.concatenate([x, y], 1),
     ),
+    _case("relu_f16", "cuda.elementwise", ((7, 64), (7, 64)), lambda x, y: _topi().nn.relu(_topi().add(x, y)),
+          lambda x, y: np.maximum(x + y, 0), ("float16", "float16")),
     _case(
         "split", "cuda.elementwise", ((4, 18),), lambda x: _topi().split(x, [5, 9], 1),
         lambda x: np.split(x, [5, 9], 1),

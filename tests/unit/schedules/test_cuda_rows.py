@@ -15,11 +15,14 @@ from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
+from mlc.testing.cuda_cases import CASES
 from schedules import registry
+from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.reduction import Rows
 from schedules.space import InvalidDecision, first_seed, schedule_with
 
 SPACE = Rows()
+BY_NAME = {case.name: case for case in CASES}
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
 
 needs_nvcc = pytest.mark.skipif(
@@ -110,3 +113,10 @@ def test_only_what_is_aligned_is_fetched_as_vectors() -> None:
         assert next(iter(SPACE.seeds(func, AMPERE)))["vector"] == vector
     with pytest.raises(InvalidDecision, match="2 neighbours of a row may be accessed at once, got 4"):
         schedule_with(SPACE, softmax(4, 250).func(), AMPERE, {"threads": 64, "vector": 4, "unroll": 0})
+
+
+@needs_nvcc
+def test_elementwise_functions_of_16_bits_take_four_at_a_time() -> None:
+    func, space = BY_NAME["relu_f16"].func(), Elementwise()
+    kernel = compiled(schedule_with(space, func, AMPERE, {"threads": 64, "vector": 4}).mod["main"], AMPERE)
+    assert kernel.count("LDG") == kernel.count("LDG.E.64.CONSTANT") == 2 and kernel.count("STG.E.64") == 1
