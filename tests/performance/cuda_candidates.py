@@ -1,11 +1,11 @@
 """Whether random candidates of the spaces for tensor cores hold in the machine code what they promise, without a GPU.
 
-    python -m tests.performance.cuda_candidates [--space cuda.mma] [--count 500] [--output FOLDER]
+    python -m tests.performance.cuda_candidates [--space cuda.mma] [--count 500] [--seeds] [--output FOLDER]
 
 A candidate is a function, an architecture and decisions that its space carries out, all three drawn by its number: what
 was looked at is not looked at again, and a number that failed fails again alone (``--only 17``). Each is a line in
-``build/cuda-candidates/SPACE.jsonl``; the last line printed counts them. It takes nvcc and nvdisasm, and some two
-seconds of one core a candidate.
+``build/cuda-candidates/SPACE.jsonl``; the last line printed counts them. With ``--seeds`` all seeds of each function
+are looked at instead, which must not spill. It takes nvcc and nvdisasm, and some two seconds of one core a candidate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAtten
 from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import gpu_of
-from schedules.space import InvalidDecision, Space, schedule_with
+from schedules.space import Decisions, InvalidDecision, Space, schedule_with
 from tests.performance.table import ROOT
 
 _SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "tf32": "float32"}
@@ -95,43 +96,52 @@ SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
 }
 
 
-def look_at(name: str, number: int) -> dict[str, Any]:
+def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
     """Candidate ``number`` of a space: what it is, its ``faults``, none where it can be launched and holds what it
-    promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such candidates by)."""
+    promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such candidates by). Or all
+    ``seeds`` of a function, whose bytes are added up and each a fault."""
     rng = random.Random(f"{name} {number}")
     draw, architectures = SPACES[name]
     arch = rng.choice(architectures)
     target = resolve(f"cuda:{arch}").tvm
     while True:
         case, space, dtype, promised = draw(rng)
-        scheduled = _scheduled(space, case, target, rng)
-        if scheduled is not None:
+        func = case.func()
+        if not space.matches(func, target):
+            continue
+        proposed = space.seeds(func, target) if seeds else _random(space, func, target, rng)
+        drawn = list(islice(_carried_out(space, func, target, proposed), None if seeds else 1))
+        if drawn:
             break
-    decisions, func = scheduled
-    row = {"number": number, "arch": arch, "function": case.name, "dtype": dtype, "decisions": decisions}
-    shared = DynamicShared()
-    try:
-        found = kernels(cuda_emulator.cuda_source(func, target, [shared]), arch, shared.bytes)
-    except (MlcError, RuntimeError, ValueError) as error:
-        return {**row, "spilled": 0, "faults": [f"not built: {str(error).strip().splitlines()[-1][:300]}"]}
-    spilled = sum(kernel.stack_bytes + kernel.spilled_bytes for kernel in found)
-    return {**row, "spilled": spilled, "faults": list(_faults(found, arch, promised))}
-
-
-def _scheduled(
-    space: Space, case: Case, target: Any, rng: random.Random
-) -> tuple[dict[str, int], tirx.PrimFunc] | None:
-    func = case.func()
-    knobs = space.knobs(func, target)
-    if not space.matches(func, target):
-        return None
-    for _ in range(_TRIES):
-        decisions = {knob.name: rng.choice(knob.values) for knob in knobs}
+    row: dict[str, Any] = {"number": number, "arch": arch, "function": case.name, "dtype": dtype, "spilled": 0,
+                           "decisions": [taken for taken, _ in drawn] if seeds else drawn[0][0], "faults": []}
+    for _, scheduled in drawn:
+        shared = DynamicShared()
         try:
-            return decisions, schedule_with(space, func, target, decisions).mod["main"]
+            found = kernels(cuda_emulator.cuda_source(scheduled, target, [shared]), arch, shared.bytes)
+        except (MlcError, RuntimeError, ValueError) as error:
+            row["faults"].append(f"not built: {str(error).strip().splitlines()[-1][:300]}")
+            continue
+        spilled = sum(k.stack_bytes + k.spilled_bytes + k.count("LDL") + k.count("STL") for k in found)
+        row["spilled"] += spilled
+        row["faults"] += [*_faults(found, arch, promised), *(["a seed spills"] if seeds and spilled else [])]
+    return row
+
+
+def _random(space: Space, func: tirx.PrimFunc, target: Any, rng: random.Random) -> Iterator[Decisions]:
+    knobs = space.knobs(func, target)
+    for _ in range(_TRIES):
+        yield {knob.name: rng.choice(knob.values) for knob in knobs}
+
+
+def _carried_out(
+    space: Space, func: tirx.PrimFunc, target: Any, proposed: Iterable[Decisions]
+) -> Iterator[tuple[Decisions, tirx.PrimFunc]]:
+    for decisions in proposed:
+        try:
+            yield dict(decisions), schedule_with(space, func, target, decisions).mod["main"]
         except InvalidDecision:
             continue
-    return None
 
 
 def _faults(found: Sequence[Kernel], arch: str, promised: Sequence[str]) -> Iterator[str]:
@@ -153,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--space", action="append", choices=SPACES, help="default: each")
     parser.add_argument("--count", type=int, default=500, help="candidates of a space (default: 500)")
+    parser.add_argument("--seeds", action="store_true", help="all seeds of random functions, which must not spill")
     parser.add_argument("--only", type=int, help="look at this number again, and write nothing")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "cuda-candidates")
     args = parser.parse_args(argv)
@@ -160,20 +171,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("nvdisasm must be there, got none; install nvidia-cuda-nvdisasm")
     spaces = args.space or list(SPACES)
     if args.only is not None:
-        rows = [look_at(space, args.only) for space in spaces]
+        rows = [look_at(space, args.only, args.seeds) for space in spaces]
         print(*map(json.dumps, rows), sep="\n")
         return int(any(row["faults"] for row in rows))
-    counts = {space: _fill(space, args.count, args.output) for space in spaces}
+    counts = {space: _fill(space, args.count, args.output, args.seeds) for space in spaces}
     print(json.dumps(counts))
     return int(any(count["with faults"] for count in counts.values()))
 
 
-def _fill(space: str, count: int, folder: Path) -> dict[str, int]:
+def _fill(space: str, count: int, folder: Path, seeds: bool) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{space}.jsonl"
+    file = folder / f"{space}{'.seeds' if seeds else ''}.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     for number in range(len(rows), count):
-        rows.append(look_at(space, number))
+        rows.append(look_at(space, number, seeds))
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(rows[-1]) + "\n")
         if rows[-1]["faults"] or rows[-1]["spilled"]:

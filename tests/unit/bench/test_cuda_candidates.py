@@ -29,7 +29,8 @@ def test_what_was_looked_at_is_not_looked_at_again(tmp_path: Path, monkeypatch: 
                                                    capsys: pytest.CaptureFixture[str]) -> None:
     looked = []
 
-    def look(space: str, number: int) -> dict[str, object]:
+    def look(space: str, number: int, seeds: bool) -> dict[str, object]:
+        assert not seeds
         looked.append((space, number))
         return {"number": number, "spilled": 0, "faults": ["without HMMA"] if number == 3 else []}
 
