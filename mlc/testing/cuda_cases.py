@@ -302,6 +302,8 @@ CASES: tuple[Case, ...] = (
           lambda x, w, b: np.maximum(_conv(x, w) + b, 0), ("float16", "float16", "float32")),
     _case("mma_conv3x3", "cuda.mma", ((1, 16, 9, 11), (24, 16, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
           lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32")),
+    _case("mma_conv3x3_deep", "cuda.mma", ((1, 64, 5, 7), (24, 64, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
+          lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32"), index="int32"),
     _case("wgmma_f16_gelu", "cuda.wgmma", ((67, 104), (104, 72), (72,)), _product(activation=True, total="float32"),
           lambda a, b, c: _gelu(a @ b + c), ("float16", "float16", "float32")),
     _case("wgmma_f16_swish", "cuda.wgmma", ((70, 136), (75, 136)), _rounded_swish,

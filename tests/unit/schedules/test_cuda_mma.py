@@ -289,3 +289,13 @@ def test_a_convolution_copies_whole_vectors(split_k: int) -> None:
     if find_nvdisasm():
         assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
         assert kernel.count("LDG") <= 16 * split_k, "the bias and the parts of a cut sum, no elements of an image"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_plain_convolutions_weights_are_copied_in_whole_vectors(stages: int) -> None:
+    """TVM would divide the number of each lane, in vectors of 64-bit integers that CUDA has no types for."""
+    func = function_of(BY_NAME["mma_conv3x3_deep"], decisions_of(stages=stages))
+    (kernel,) = compiled(func, AMPERE)
+    if find_nvdisasm():
+        assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
