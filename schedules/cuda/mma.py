@@ -48,6 +48,8 @@ _SEEDS = 4
 _PIECE = 16
 #: registers a thread needs beside its sums and fragments: addresses, loop counters
 _OVERHEAD_REGISTERS = 32
+#: and for where single elements of an image are fetched from, within its border or not
+_GATHER_REGISTERS = 40
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
 _GUARDED_BYTES = 4
 #: TVM's asynchronous copies have offsets of 32 bits
@@ -236,8 +238,10 @@ def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMa
     shared = tile.shared_bytes(kind, _across(contraction))
     if shared > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {shared}"
-    if not gpu.resident(tile.threads, tile.registers, shared):
-        return f"a block must fit a multiprocessor, got {tile.registers} registers for each of {tile.threads} threads"
+    gathered = contraction.windowed and 1 in (contraction.vector_a, contraction.vector_b)
+    registers = tile.registers + gathered * _GATHER_REGISTERS
+    if not gpu.resident(tile.threads, registers, shared):
+        return f"a block must fit a multiprocessor, got {registers} registers for each of {tile.threads} threads"
     if tile.steps(contraction, kind) < tile.stages:
         return f"a block must go through as many steps as it has stages, got {tile.steps(contraction, kind)}"
     for each, block in zip(_operands(contraction, kind, tile), (tile.block_m, tile.block_n), strict=True):

@@ -71,10 +71,13 @@ class Case:
             return model_named(self.name)
         kinds = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
         operator, attributes, inputs, result = self._node()
-        values = [helper.make_tensor_value_info(name, kinds[dtype or self.dtype], shape)
-                  for name, shape in {**inputs, "result": result}.items()]
+        kind = kinds[dtype or self.dtype]
+        values = [helper.make_tensor_value_info(name, kind, shape)
+                  for name, shape in {**inputs, "result": result}.items() if name != "w"]
+        filters = [helper.make_tensor(name, kind, shape, _filters(shape))
+                   for name, shape in inputs.items() if name == "w"]
         node = helper.make_node(operator, list(inputs), ["result"], **attributes)
-        graph = helper.make_graph([node], self.name, values[:-1], values[-1:])
+        graph = helper.make_graph([node], self.name, values[:-1], values[-1:], filters)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23 if operator == "Attention" else 17)])
 
     def _node(self) -> tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[int, ...]]:
@@ -113,6 +116,11 @@ class Case:
         else:
             terms = prod(self.shape)
         return {"tflops": 2e-12 * terms / seconds}
+
+
+def _filters(shape: tuple[int, ...]) -> np.ndarray:
+    """Constant weights, as networks have them, that keep the size of what they multiply."""
+    return np.random.default_rng(0).standard_normal(shape) * prod(shape[1:]) ** -0.5
 
 
 def cases(

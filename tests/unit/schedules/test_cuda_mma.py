@@ -299,3 +299,16 @@ def test_a_plain_convolutions_weights_are_copied_in_whole_vectors(stages: int) -
     (kernel,) = compiled(func, AMPERE)
     if find_nvdisasm():
         assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_no_seed_of_a_plain_convolution_spills() -> None:
+    """Addresses of single elements of an image take registers too."""
+    from tvm import te, topi
+
+    x, w = te.placeholder((8, 64, 56, 56), "float16", "x"), te.placeholder((64, 64, 3, 3), "float16", "w")
+    func = te.create_prim_func([x, w, topi.nn.conv2d_nchw(x, w, 1, 1, 1, out_dtype="float32")])
+    for decisions in SPACE.seeds(func, AMPERE):
+        (kernel,) = compiled(schedule_with(SPACE, func, AMPERE, decisions).mod["main"], AMPERE)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions
