@@ -25,8 +25,8 @@ SAMPLE_SECONDS ?= 600
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
-.PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet bench-executors bench-written bench-avx2 bench-gpu
-.PHONY: test-gpu clean
+.PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet
+.PHONY: bench-executors bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -51,7 +51,8 @@ help:
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
-	@echo "make bench-gpu      products and models on this machine's GPU beside cuBLAS, into build/bench-gpu/results.json (ten minutes)"
+	@echo "make sanitize-gpu   every CUDA kernel under compute-sanitizer: memory that is not theirs, and races"
+	@echo "make bench-gpu      kernels and models on this machine's GPU beside PyTorch, into build/bench-gpu/results.json (ten minutes)"
 	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
@@ -147,6 +148,11 @@ bench-avx2: $(STAMP)
 
 test-gpu: $(STAMP)
 	@$(PYTEST) -m gpu tests/gpu
+
+sanitize-gpu: $(STAMP)
+	@for tool in memcheck racecheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest -n 0 -m gpu tests/gpu -k test_best_seed || exit 1; \
+	done
 
 bench-gpu: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_gpu

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
 from mlc.codegen.cuda import find_nvcc, has_nvcc, options, run_tool
-from schedules.analysis import walk
-from schedules.cuda.lowering import LAST_PASS
+from schedules.cuda.lowering import LAST_PASS, dynamic_shared
 from schedules.machine import gpu_of
 
 __all__ = ["DynamicShared", "Kernel", "dumped", "find_nvdisasm", "kernels", "write_dump"]
 
 _SOURCE, _DYNAMIC = "kernels.cu", "kernels.json"
-_THREADS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)\(")
+_THREADS = re.compile(r"__launch_bounds__\((\d+)(?:, \d+)?\) (\w+)\(")
 
 _PROPERTIES = re.compile(
     r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
@@ -83,20 +81,8 @@ class DynamicShared:
         if info.name != LAST_PASS:
             return
         for var, func in mod.functions.items():
-            allocated: list[Any] = []
-            walk(func.body, (tirx.AllocBuffer, allocated.append))
-            if size := sum(_dynamic(each.buffer) for each in allocated):
+            if size := dynamic_shared(func):
                 self.bytes[str(var.name_hint)] = size
-
-
-def _dynamic(buffer: tirx.Buffer) -> int:
-    if buffer.scope() != "shared.dyn":
-        return 0
-    dtype = tvm.runtime.DataType(str(buffer.dtype))
-    elements = 1
-    for extent in buffer.shape:
-        elements *= int(extent)
-    return elements * dtype.bits * dtype.lanes // 8
 
 
 def write_dump(folder: Path, source: str, dynamic: Mapping[str, int]) -> None:

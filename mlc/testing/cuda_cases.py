@@ -84,6 +84,11 @@ def _conv_bias_relu(data: Any, weight: Any, bias: Any) -> Any:
     return topi.nn.relu(topi.add(_topi_conv(data, weight, 1, 1), bias))
 
 
+def _conv_groups(data: Any, weight: Any, bias: Any) -> Any:
+    topi = _topi()
+    return topi.nn.relu(topi.add(_topi_conv(data, weight, 1, 1, 1, 4), bias))
+
+
 def _conv_residual(data: Any, weight: Any, bias: Any, other: Any) -> Any:
     topi = _topi()
     return topi.nn.relu(topi.add(topi.add(_topi_conv(data, weight, 2, 1), bias), other))
@@ -248,6 +253,10 @@ CASES: tuple[Case, ...] = (
         lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0),
     ),
     _case(
+        "conv3x3_groups_bias", "cuda.conv", ((1, 32, 9, 9), (48, 8, 3, 3), (1, 48, 1, 1)), _conv_groups,
+        lambda x, w, b: np.maximum(_conv(x, w, 1, 1, 4) + b, 0),
+    ),
+    _case(
         "conv3x3_residual", "cuda.conv", ((1, 7, 15, 15), (18, 7, 3, 3), (1, 18, 1, 1), (1, 18, 8, 8)), _conv_residual,
         lambda x, w, b, r: np.maximum(_conv(x, w, 2, 1) + b + r, 0),
     ),
@@ -293,6 +302,8 @@ CASES: tuple[Case, ...] = (
           lambda x, w, b: np.maximum(_conv(x, w) + b, 0), ("float16", "float16", "float32")),
     _case("mma_conv3x3", "cuda.mma", ((1, 16, 9, 11), (24, 16, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
           lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32")),
+    _case("mma_conv3x3_deep", "cuda.mma", ((1, 64, 5, 7), (24, 64, 3, 3), (1, 24, 1, 1)), _conv_wide(1),
+          lambda x, w, b: np.maximum(_conv(x, w, 1, 1) + b, 0), ("float16", "float16", "float32"), index="int32"),
     _case("wgmma_f16_gelu", "cuda.wgmma", ((67, 104), (104, 72), (72,)), _product(activation=True, total="float32"),
           lambda a, b, c: _gelu(a @ b + c), ("float16", "float16", "float32")),
     _case("wgmma_f16_swish", "cuda.wgmma", ((70, 136), (75, 136)), _rounded_swish,
@@ -350,6 +361,8 @@ CASES: tuple[Case, ...] = (
         "concatenate", "cuda.elementwise", ((1, 6, 5, 5), (1, 9, 5, 5)), lambda x, y: _topi().concatenate([x, y], 1),
         lambda x, y: np.concatenate([x, y], 1),
     ),
+    _case("relu_f16", "cuda.elementwise", ((7, 64), (7, 64)), lambda x, y: _topi().nn.relu(_topi().add(x, y)),
+          lambda x, y: np.maximum(x + y, 0), ("float16", "float16")),
     _case(
         "split", "cuda.elementwise", ((4, 18),), lambda x: _topi().split(x, [5, 9], 1),
         lambda x: np.split(x, [5, 9], 1),

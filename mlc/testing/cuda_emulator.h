@@ -171,9 +171,10 @@ static bool block_met() {
   return any;
 }
 
-static void run_block() {
+// Between the first two barriers the first warp is ahead if `up`, else the last one.
+static void run_block(bool up) {
   size_t warps = (fibers.size() + kWarp - 1) / kWarp;
-  bool up = true, forward = true;
+  bool forward = true;
   do {
     for (size_t n = 0; n < warps; ++n) {
       size_t warp = up ? n : warps - 1 - n;
@@ -202,7 +203,7 @@ static inline unsigned __cvta_generic_to_shared(const void* p) {
 #include "cuda_ptx.h"
 #include "cuda_hopper.h"
 
-// Blocks run from the last to the first if `backwards`; `is_weak` as in cuda_global.h.
+// Blocks and warps run from the last to the first at first if `backwards`; `is_weak` as in cuda_global.h.
 static void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false,
                     bool backwards = false) {
   using namespace emulator;
@@ -230,7 +231,7 @@ static void emulate(Index grid, Index block, const std::function<void()>& kernel
         ptx::start_block();
         ptx::start_hopper_block();
         if (weak) enter_block();
-        run_block();
+        run_block(!backwards);
         if (weak) leave_block();
         ptx::end_block();
         ptx::end_hopper_block();

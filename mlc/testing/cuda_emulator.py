@@ -82,7 +82,7 @@ def run(
     """Build the scheduled ``func`` for a CUDA ``target`` and run its kernels; ``outputs`` are written in place.
 
     With ``repeats`` they are run again on the same memory, but for outputs and intermediates as they were at first, the
-    blocks of every other run from the last to the first.
+    blocks and at first the warps of every other run from the last to the first.
 
     Raises ``RuntimeError`` where the kernels do not compile, crash, or leave threads at a barrier.
     """

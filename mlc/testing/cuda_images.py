@@ -26,6 +26,7 @@ class Image:
     dilation: int = 1
     dtype: str = "float16"
     residual: bool = False
+    groups: int = 1
 
     def case(self, name: str, space: str = "cuda.mma") -> Case:
         """Its case, for the space that takes it."""
@@ -50,9 +51,9 @@ class Image:
 
         n, height, width, channels = self.size
         x = te.placeholder((n, 1, height, width, channels), self._type, "x")
-        w = te.placeholder((self.filters, self.window, self.window, channels), self._type, "w")
+        w = te.placeholder((self.filters, self.window, self.window, channels // self.groups), self._type, "w")
         bias = te.placeholder((1, 1, 1, 1, self.filters), "float32", "bias")
-        y = conv2d_channels_last(x, w, (self.stride,) * 2, (self.pad,) * 4, (self.dilation,) * 2)
+        y = conv2d_channels_last(x, w, (self.stride,) * 2, (self.pad,) * 4, (self.dilation,) * 2, self.groups)
         others = [te.placeholder(y.shape, self._type, "other")] if self.residual else []
         y = topi.add(y, bias)
         for other in others:
@@ -64,7 +65,8 @@ class Image:
         padded = np.pad(x[:, 0], ((0, 0), (pad, pad), (pad, pad), (0, 0)))
         windows = sliding_window_view(padded, (reach, reach), axis=(1, 2))
         windows = windows[:, :: self.stride, :: self.stride, :, :: self.dilation, :: self.dilation]
-        return np.einsum("nhwcrs,frsc->nhwf", windows, w)[:, None]
+        parts = zip(np.split(windows, self.groups, 3), np.split(w, self.groups), strict=True)
+        return np.concatenate([np.einsum("nhwcrs,frsc->nhwf", *part) for part in parts], -1)[:, None]
 
 
 def _marked(case: Case) -> Any:
@@ -80,4 +82,5 @@ IMAGES: tuple[Case, ...] = (
     Image((1, 15, 15, 64), 48, 1, 2).case("image1x1_stride2"),
     Image((1, 10, 9, 32), 24, pad=2, dilation=2).case("image3x3_dilated"),
     Image((1, 8, 12, 16), 24, pad=1, dtype="tf32").case("image3x3_tf32"),
+    Image((1, 7, 9, 40), 48, pad=1, groups=2).case("image3x3_groups"),
 )

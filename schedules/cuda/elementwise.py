@@ -14,11 +14,12 @@ from schedules.space import Decisions, Knob, Pick
 
 __all__ = ["Elementwise"]
 
-_VECTOR_TYPES = frozenset({"float32", "int32"})
+_VECTOR_TYPES = frozenset({"float32", "int32", "float16"})
 
 
 def _vector(info: BlockInfo, wanted: int) -> int:
-    """How many neighbouring results one access may take: four-byte types, and rows that it divides."""
+    """How many neighbouring results one access may take: types of which TVM writes such vectors, and rows that it
+    divides."""
     regions = (*info.block.reads, *info.block.writes)
     if any(str(region.source.dtype) not in _VECTOR_TYPES for region in regions):
         return 1

@@ -14,8 +14,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, sym, tirx
+from tvm.ir import TensorLoad
 
-from schedules.analysis import branches, loads, replaced, uses, walk
+from schedules.analysis import branches, linear_offset, loads, replaced, uses, walk
 
 __all__ = ["with_common_guards"]
 
@@ -31,7 +32,11 @@ def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
         walk(loop.body, (s_tir.SBlockRealize, inside.append))
         for realize in inside:
             body = realize.block.body
-            if isinstance(body, tirx.BufferStore) and branches(body.value) is not None:
+            if not isinstance(body, tirx.BufferStore):
+                continue
+            if (linear := _with_linear_offsets(realize.block)) is not None:
+                changed[realize.block] = linear
+            elif branches(body.value) is not None:
                 changed[realize.block] = _with_body(realize.block, _in_vectors(realize, loop))
 
     walk(func.body, (tirx.For, enter))
@@ -48,6 +53,38 @@ def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
     return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
                         block.alloc_buffers, block.match_buffers, block.annotations)
+
+
+def _with_linear_offsets(block: s_tir.SBlock) -> s_tir.SBlock | None:
+    """A block that copies ``w[i, k // 9, k // 3 % 3, k % 3]``, which lies ``i * 576 + k`` from the buffer's begin, with
+    that as the last index and zeros before it: of vectors TVM does not find out, and keeps each lane's divisions, which
+    CUDA has no types for. None where the offset is not proved to be linear, or the indices have no divisions."""
+    store, found = block.body, loads(block.body.value)
+    guard = (branches(store.value) or (None,))[0]
+    if len(found) != 1 or not _divides(found[0]) or (guard is not None and _divides(guard)):
+        return None
+    (load,) = found
+    extents = [int(each.dom.extent) for each in block.iter_vars if isinstance(each.dom.extent, tirx.IntImm)]
+    variables = [each.var for each in block.iter_vars]
+    linear = linear_offset(load, variables, extents) if len(extents) == len(variables) else None
+    if linear is None:
+        return None
+    steps, start = linear
+    dtype = str(load.indices[-1].ty.dtype)
+    offset: Any = tirx.const(start, dtype)
+    for step, variable in zip(steps, variables, strict=True):
+        offset = offset + variable.astype(dtype) * tirx.const(step, dtype)
+    zeros = [tirx.const(0, dtype) for _ in load.indices[1:]]
+    flat = tirx.BufferLoad(load.source, [*zeros, sym.Analyzer().simplify(offset)])
+    value = tvm_ffi.structural_map(
+        store.value, (TensorLoad, lambda each: flat if each.same_as(load) else each), order="post")
+    return _with_body(block, tirx.BufferStore(store.buffer, _single(value), store.indices))
+
+
+def _divides(expr: Any) -> bool:
+    found: list[Any] = []
+    walk(expr, (tirx.FloorDiv, found.append), (tirx.FloorMod, found.append))
+    return bool(found)
 
 
 def _in_vectors(realize: s_tir.SBlockRealize, loop: tirx.For) -> tirx.BufferStore:

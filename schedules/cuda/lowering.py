@@ -4,10 +4,14 @@ Fragments become registers, in the pipeline that :data:`PIPELINE` names (``tvm.c
 TVM's pass for memory of scope ``warp`` rewrites the first such buffer of a kernel and passes the others by (0.27),
 which are then 32 times too large and lie in the stack. It is run until none is left, and what it leaves of an element's
 thread in an index is worked out: an array whose index depends on the thread is no register.
+
+CUDA's compiler keeps to 128 registers a thread where two blocks of 256 threads could then run on a multiprocessor, and
+spills rather than take more, though the shared memory of such a block may leave no room for a second. There it is told.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import tvm
@@ -20,8 +24,9 @@ from schedules.analysis import walk
 from schedules.cuda import attention, wgmma
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
+from schedules.machine import gpu_machine
 
-__all__ = ["LAST_PASS", "PIPELINE"]
+__all__ = ["LAST_PASS", "PIPELINE", "dynamic_shared"]
 
 #: the name of the pipeline of GPU functions, for ``tir_pipeline``
 PIPELINE = "mlc.cuda"
@@ -30,6 +35,9 @@ LAST_PASS = "mlc.LowerWarpMemory"
 
 #: TVM's passes that insert barriers
 _BARRIERS = frozenset({"s_tir.ThreadSync", "tirx.ThreadSync"})
+
+#: TVM's attribute of a kernel: of how many blocks a multiprocessor's registers must have room
+_LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
@@ -42,7 +50,7 @@ def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tv
             break
         mod = lowered
     functions = {
-        var: _with_known_quotients(func) if isinstance(func, tirx.PrimFunc) else func
+        var: _with_registers(_with_known_quotients(func)) if isinstance(func, tirx.PrimFunc) else func
         for var, func in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs)
@@ -99,6 +107,27 @@ def _with_known_quotients(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = tvm_ffi.structural_map(func.body, (tirx.Div, known), order="post")
     return func.with_body(body)
+
+
+def dynamic_shared(func: tirx.PrimFunc) -> int:
+    """Bytes of dynamic shared memory that a kernel asks for when it is launched."""
+    allocated: list[Any] = []
+    walk(func.body, (tirx.AllocBuffer, allocated.append))
+    return sum(_bytes(each.buffer) for each in allocated if each.buffer.scope() == "shared.dyn")
+
+
+def _bytes(buffer: tirx.Buffer) -> int:
+    dtype = tvm.runtime.DataType(str(buffer.dtype))
+    return prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8
+
+
+def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with all registers of a multiprocessor, where its shared memory lets no second block run beside it."""
+    target, shared = func.attrs.get("target"), dynamic_shared(func)
+    if target is None or not shared:
+        return func
+    gpu = gpu_machine(target)
+    return func.with_attr(_LEAST_BLOCKS, 1) if gpu.resident(gpu.warp, 1, shared) == 1 else func
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

@@ -48,6 +48,8 @@ _SEEDS = 4
 _PIECE = 16
 #: registers a thread needs beside its sums and fragments: addresses, loop counters
 _OVERHEAD_REGISTERS = 32
+#: and for where single elements of an image are fetched from, within its border or not
+_GATHER_REGISTERS = 40
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
 _GUARDED_BYTES = 4
 #: TVM's asynchronous copies have offsets of 32 bits
@@ -101,13 +103,20 @@ class WarpTile:
         return (self.block_m + self.block_n) * self.block_k
 
     def shared_bytes(self, kind: mma.Kind, across: tuple[bool, bool] = (False, False)) -> int:
-        """The ring of stages, or the sums after it; ``across``: whether A and B run across ``k`` in memory."""
-        padding = 0 if _permutes(kind) else sum(
-            self.depth(kind) * _ACROSS_OFFSET * 4 if kind.width == 1 and runs else block * _PIECE
+        """The rings of stages, or the sums after them; ``across``: whether A and B run across ``k`` in memory. Sums of
+        the operands' own type TVM puts in the place of one ring alone, beside the other."""
+        rings = [
+            self.stages * (block * self.block_k + self._padding(kind, block, runs))
             for block, runs in zip((self.block_m, self.block_n), across, strict=True)
-        )
+        ]
         sums = self.block_m * (self.block_n + _SUMS_OFFSET) * 4
-        return max(self.stages * (self.stage_bytes + padding), sums)
+        return max(sum(rings), sums + min(rings) if kind.width == 1 else sums)
+
+    def _padding(self, kind: mma.Kind, block: int, across: bool) -> int:
+        """Bytes that a stage of so many rows is larger than what it holds."""
+        if _permutes(kind):
+            return 0
+        return self.depth(kind) * _ACROSS_OFFSET * 4 if kind.width == 1 and across else block * _PIECE
 
     def blocks(self, contraction: Contraction) -> int:
         tiles = ceil_div(contraction.size(M), self.block_m) * ceil_div(contraction.size(N), self.block_n)
@@ -229,8 +238,10 @@ def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMa
     shared = tile.shared_bytes(kind, _across(contraction))
     if shared > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {shared}"
-    if not gpu.resident(tile.threads, tile.registers, shared):
-        return f"a block must fit a multiprocessor, got {tile.registers} registers for each of {tile.threads} threads"
+    gathered = contraction.windowed and 1 in (contraction.vector_a, contraction.vector_b)
+    registers = tile.registers + gathered * _GATHER_REGISTERS
+    if not gpu.resident(tile.threads, registers, shared):
+        return f"a block must fit a multiprocessor, got {registers} registers for each of {tile.threads} threads"
     if tile.steps(contraction, kind) < tile.stages:
         return f"a block must go through as many steps as it has stages, got {tile.steps(contraction, kind)}"
     for each, block in zip(_operands(contraction, kind, tile), (tile.block_m, tile.block_n), strict=True):

@@ -1,6 +1,8 @@
 """Sums, maxima and the like: rows that are reduced and used again, and plain reductions with an epilogue.
 
-``Rows``   softmax, layer normalisation: one block of threads for each row, the row's statistics in shared memory.
+``Rows``   softmax, layer normalisation: one block of threads for each row, the row's statistics in shared memory. A
+           thread has the same elements in every stage, 16 bytes side by side where they are aligned, so that CUDA's
+           compiler fetches each once and keeps it in registers (seen in the machine code; not where a bound cuts rows).
 ``Reduce`` pooling, means, matrix times vector, depthwise convolution: some threads side by side in the results,
            some sharing one result (Harris, "Optimizing Parallel Reduction in CUDA", 2007).
 """
@@ -16,7 +18,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import BlockInfo, loads, remembered, uses, walk
+from schedules.analysis import BlockInfo, loads, remembered, uses, walk, widest_run
 from schedules.cuda.common import (
     CudaSpace,
     Leaf,
@@ -35,6 +37,9 @@ from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Reduce", "Rows"]
+
+#: elements that a thread of a row may have side by side, and the bytes of the widest access
+_VECTORS, _PIECE = (1, 2, 4), 16
 
 
 def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
@@ -65,6 +70,7 @@ class _RowShape:
     rows: int
     columns: int
     row_loops: tuple[int, ...]  # positions among the last leaf's iterators
+    vector: int  # elements that every access along a row may take at once
 
 
 @remembered
@@ -88,7 +94,19 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    return _RowShape(count, columns, tuple(sorted(rows)))
+    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in found))
+
+
+def _along_rows(leaf: Leaf) -> int:
+    """How many neighbours along its last iterator a leaf may access at once, in all that moves with it."""
+    info, last = leaf.info, len(leaf.info.variables) - 1
+    stores: list[Any] = []
+    walk(info.block.body, (tirx.BufferStore, stores.append))
+    accesses = [*loads(info.block.body), *(tirx.BufferLoad(store.buffer, store.indices) for store in stores)]
+    moving = [load for load in accesses if uses(load, [info.variables[last]])]
+    widest = max((tvm.runtime.DataType(str(load.source.dtype)).bits for load in moving), default=32)
+    widths = [v for v in _VECTORS[::-1] if 1 < v <= _PIECE // (widest // 8)]
+    return min((widest_run(load, info.variables, info.extents, last, widths) for load in moving), default=1)
 
 
 class Rows(CudaSpace):
@@ -101,22 +119,29 @@ class Rows(CudaSpace):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
-        return (Knob("threads", threads), Knob("unroll", (0, 16, 64)))
+        return (Knob("threads", threads), Knob("vector", _VECTORS), Knob("unroll", (0, 16, 64)))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         shape = _row_shape(func)
         assert shape is not None, "seeds are asked only of a space that matches"
-        (threads, _) = self.knobs(func, target)
+        (threads, _, _) = self.knobs(func, target)
         # four elements a thread keeps loads in flight; a warp alone needs no barrier
         wanted = max(32, ceil_div(shape.columns, 4))
-        for count in sorted(threads.values, key=lambda t: abs(t - wanted) + (t < wanted) * t):
-            yield {"threads": count, "unroll": 16}
+
+        def preference(count: int) -> tuple[bool, int]:
+            """Whole rows first, which no bound cuts; if not too few threads are left."""
+            cut = shape.columns % (count * shape.vector) != 0 or count * 4 < wanted
+            return cut, abs(count - wanted) + (count < wanted) * count
+
+        for count in sorted(threads.values, key=preference):
+            yield {"threads": count, "vector": shape.vector, "unroll": 16}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = _row_shape(sch.mod["main"])
         if shape is None:
             raise InvalidDecision("the function must reduce rows and use the results in one elementwise stage")
-        threads, unroll = pick("threads"), pick("unroll")
+        threads, vector, unroll = pick("threads"), pick("vector"), pick("unroll")
+        require(shape.vector % vector == 0, f"{shape.vector} neighbours of a row may be accessed at once, got {vector}")
         *stages, last = inline_injective(sch, leaves(sch))
         loops = sch.get_loops(last.rv)
         rows = [loops[i] for i in shape.row_loops] or [sch.add_unit_loop(loops[0])]
@@ -124,23 +149,45 @@ class Rows(CudaSpace):
         sch.reorder(*rows, *columns)
         row, column = sch.fuse(*rows), sch.fuse(*columns)
         sch.bind(row, "blockIdx.x")
-        _spread(sch, column, threads, unroll)
+        if vector > 1:
+            sch.vectorize(_spread(sch, column, threads, unroll, vector))
+        else:
+            _spread(sch, column, threads, unroll)
         for stage in reversed(stages):
             sch.compute_at(stage.rv, row, preserve_unit_loops=True)
             for i in range(len(stage.info.writes)):
                 sch.set_scope(stage.rv, i, "shared")
             reducing = sch.get_loops(stage.rv)[1:]
-            _spread(sch, sch.fuse(*reducing), threads, unroll)
+            if vector > 1:
+                _fetch_vectors(sch, stage, _spread(sch, sch.fuse(*reducing), threads, unroll, vector))
+            else:
+                _spread(sch, sch.fuse(*reducing), threads, unroll)
         require_joined(sch)
 
 
-def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int) -> None:
-    """Deal a loop out to the threads of a block, neighbours to neighbours."""
-    outer, inner = sch.split(loop, [None, threads])
+def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int, vector: int = 1) -> Any:
+    """Deal a loop out to the threads of a block, neighbours to neighbours; the loop over a thread's, or the threads'
+    where each has single ones."""
+    outer, inner, *lanes = sch.split(loop, [None, threads, *([vector] if vector > 1 else [])])
     sch.bind(inner, "threadIdx.x")
     if unroll:
         sch.annotate(outer, "pragma_auto_unroll_max_step", unroll)
         sch.annotate(outer, "pragma_unroll_explicit", 0)
+    return lanes[0] if lanes else inner
+
+
+def _fetch_vectors(sch: s_tir.Schedule, stage: Leaf, lanes: Any) -> None:
+    """Bring what moves along the row to registers as vectors, before the elements are reduced one by one."""
+    *_, thread, _ = sch.get_loops(stage.rv)
+    block = sch.get(stage.rv)
+    along = [block.iter_vars[-1].var]
+    moving = [i for i, read in enumerate(block.reads) if any(uses(dim.min, along) for dim in read.region)]
+    for i in moving:
+        fetched = sch.cache_read(stage.rv, i, "local", consumer_blocks=[stage.rv])
+        sch.compute_at(fetched, thread, preserve_unit_loops=True)
+        *_, last = sch.get_loops(fetched)
+        sch.vectorize(last)
+    sch.unroll(lanes)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""What a GPU makes of products and whole models: built where there is none, timed where there is one.
+"""What a GPU makes of kernels and whole models: built where there is none, timed where there is one.
 
     python -m tests.performance.bench_gpu --build [--target cuda:sm_80,sm_90a]    # anywhere, with a CUDA compiler
     make bench-gpu                                                                # with a GPU: at most ten minutes
 
 Building leaves an artifact for each case in ``build/bench-gpu/``; timing checks the numbers of each against onnxruntime
-on the CPU (a 16-bit product against float64), takes medians of runs on random data that is on the device already, and
-sets PyTorch's (cuBLAS, cuDNN) beside them where it knows the GPU. ``results.json`` has everything; what does not build
-or run has an ``error``.
+on the CPU (a product against float64, other kernels of 16 bits against the same in float32), takes medians of runs on
+random data that is on the device already, and sets PyTorch's (cuBLAS, cuDNN, its attention) beside them where it knows
+the GPU. A row has the rate of arithmetic, or of memory where that counts. ``results.json`` has everything; what does
+not build or run has an ``error``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,15 @@ PRODUCTS = (
     (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (2048, 768, 768),
     (2048, 3072, 768), (2048, 768, 3072), (2048, 11008, 4096), (1, 4096, 4096), (16, 4096, 4096),
 )
+#: rows and columns of softmax and layer normalisation
+ROWS = ((8192, 1024), (2048, 768), (2048, 4096), (512, 32000))
+#: batch, heads, length and head size, causal or not
+ATTENTIONS = ((4, 16, 2048, 128, 0), (4, 16, 2048, 128, 1), (1, 12, 128, 64, 0), (1, 32, 1, 128, 0))
+#: batch, channels, size, filters, window and stride: ResNet-50's
+CONVOLUTIONS = (
+    (32, 3, 224, 64, 7, 2), (32, 64, 56, 64, 3, 1), (32, 256, 56, 128, 1, 1), (32, 128, 28, 128, 3, 1),
+    (32, 256, 14, 256, 3, 1), (32, 1024, 14, 2048, 1, 2), (32, 512, 7, 512, 3, 1), (1, 256, 14, 256, 3, 1),
+)
 MODELS = ("resnet50", "bert_base", "gpt2_small")
 #: largest error that a result may have, relative to the largest value of the reference
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
@@ -42,33 +53,90 @@ _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """A model to build. ``shape`` is (m, n, k) of a product in ``dtype``; None for one of :data:`MODELS`."""
+    """A model to build: a node of ``kind`` in ``dtype`` and of ``shape``, whose numbers are those of :data:`PRODUCTS`,
+    :data:`ROWS` and so on; without a shape one of :data:`MODELS`."""
 
     name: str
     dtype: str = "float32"
-    shape: tuple[int, int, int] | None = None
+    shape: tuple[int, ...] | None = None
+    kind: str = "product"
 
-    def model(self) -> onnx.ModelProto:
-        """The case as ONNX."""
+    def model(self, dtype: str = "") -> onnx.ModelProto:
+        """The case as ONNX; a kernel in another type on demand."""
         from onnx import TensorProto, helper
 
         from mlc.networks.models import model_named
 
         if self.shape is None:
             return model_named(self.name)
-        m, n, k = self.shape
-        kind = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-        a, b, c = (helper.make_tensor_value_info(name, kind[self.dtype], shape)
-                   for name, shape in (("a", (m, k)), ("b", (k, n)), ("c", (m, n))))
-        graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], self.name, [a, b], [c])
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        kinds = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+        operator, attributes, inputs, result = self._node()
+        kind = kinds[dtype or self.dtype]
+        values = [helper.make_tensor_value_info(name, kind, shape)
+                  for name, shape in {**inputs, "result": result}.items() if name != "w"]
+        filters = [helper.make_tensor(name, kind, shape, _filters(shape))
+                   for name, shape in inputs.items() if name == "w"]
+        node = helper.make_node(operator, list(inputs), ["result"], **attributes)
+        graph = helper.make_graph([node], self.name, values[:-1], values[-1:], filters)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23 if operator == "Attention" else 17)])
+
+    def _node(self) -> tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[int, ...]]:
+        """The operator, its attributes, the shapes of its inputs, and of its result."""
+        assert self.shape is not None
+        if self.kind == "product":
+            m, n, k = self.shape
+            return "MatMul", {}, {"a": (m, k), "b": (k, n)}, (m, n)
+        if self.kind == "attention":
+            batch, heads, length, size, causal = self.shape
+            tensor = (batch, heads, length, size)
+            return "Attention", {"is_causal": causal}, dict.fromkeys("qkv", tensor), tensor
+        if self.kind == "convolution":
+            batch, channels, size, filters, window, stride = self.shape
+            out = (size + 2 * (window // 2) - window) // stride + 1
+            attributes = {"pads": [window // 2] * 4, "strides": [stride] * 2}
+            inputs = {"x": (batch, channels, size, size), "w": (filters, channels, window, window)}
+            return "Conv", attributes, inputs, (batch, filters, out, out)
+        rows, columns = self.shape
+        if self.kind == "softmax":
+            return "Softmax", {"axis": -1}, {"x": (rows, columns)}, (rows, columns)
+        return "LayerNormalization", {}, {"x": (rows, columns), "g": (columns,), "b": (columns,)}, (rows, columns)
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """TFLOP/s of products, attention and convolutions, GB/s of what only moves."""
+        if self.shape is None:
+            return {}
+        _, _, inputs, result = self._node()
+        if self.kind in ("softmax", "layer_norm"):
+            bytes_moved = (prod(result) + sum(map(prod, inputs.values()))) * (4 if self.dtype == "float32" else 2)
+            return {"gigabytes": 1e-9 * bytes_moved / seconds}
+        if self.kind == "attention":
+            terms = 2 * self.shape[2] * prod(result) // (1 + self.shape[4])
+        elif self.kind == "convolution":
+            terms = prod(result) * prod(inputs["w"][1:])
+        else:
+            terms = prod(self.shape)
+        return {"tflops": 2e-12 * terms / seconds}
 
 
-def cases(products: Sequence[tuple[int, int, int]] = PRODUCTS, models: Sequence[str] = MODELS) -> Iterator[Case]:
-    """Products in each type, then the models."""
+def _filters(shape: tuple[int, ...]) -> np.ndarray:
+    """Constant weights, as networks have them, that keep the size of what they multiply."""
+    return np.random.default_rng(0).standard_normal(shape) * prod(shape[1:]) ** -0.5
+
+
+def cases(
+    products: Sequence[tuple[int, int, int]] = PRODUCTS, models: Sequence[str] = MODELS
+) -> Iterator[Case]:
+    """Products in each type, the other kernels, then the models."""
     for dtype in ("bfloat16", "float16", "float32"):
         for m, n, k in products:
             yield Case(f"{m}x{n}x{k}-{dtype}", dtype, (m, n, k))
+    others: dict[str, tuple[Sequence[tuple[int, ...]], str]] = {
+        "attention": (ATTENTIONS, "float16"), "convolution": (CONVOLUTIONS, "float16"), "softmax": (ROWS, "float32"),
+        "layer_norm": (ROWS, "float32"),
+    }
+    for kind, (shapes, dtype) in others.items():
+        for shape in shapes:
+            yield Case(f"{kind}-{'x'.join(map(str, shape))}-{dtype}", dtype, shape, kind)
     yield from map(Case, models)
 
 
@@ -127,9 +195,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         if not error <= _TOLERANCE[case.dtype]:
             raise MlcError(f"the result must be within {_TOLERANCE[case.dtype]:g} of the reference, got {error:.2g}")
         row["target"], row["seconds"] = exe.metadata["target"], statistics.median(exe.time(**inputs))
-        row["torch_seconds"] = _torch_product(case) if case.shape else None
-        if case.shape:
-            row["tflops"] = 2e-12 * float(np.prod([float(size) for size in case.shape])) / row["seconds"]
+        row["torch_seconds"] = _torch(case) if case.shape else None
+        row |= case.rates(row["seconds"])
     except MlcError as error:
         row["error"] = str(error)
     return row
@@ -137,11 +204,13 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 def _error(case: Case, outputs: Sequence[np.ndarray], inputs: dict[str, np.ndarray]) -> float:
     """The largest difference from the reference, relative to its largest value."""
-    if case.shape is None:
+    if case.shape is None or case.kind != "product":
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(case.model().SerializeToString(), providers=["CPUExecutionProvider"])
-        wanted = session.run(None, inputs)
+        model = case.model("float32" if case.shape else "")
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        wide = {name: x.astype(np.float32) if case.shape else x for name, x in inputs.items()}
+        wanted = session.run(None, wide)
     else:  # some rows, at all columns: float64 products of thousands squared take minutes on a CPU
         rows = slice(0, min(case.shape[0], 64))
         wanted = [inputs["a"][rows].astype(np.float64) @ inputs["b"].astype(np.float64)]
@@ -150,18 +219,35 @@ def _error(case: Case, outputs: Sequence[np.ndarray], inputs: dict[str, np.ndarr
                for got, want in zip(outputs, wanted, strict=True))
 
 
-def _torch_product(case: Case) -> float | None:
-    """Median seconds of PyTorch's product; None where it knows no GPU. Operands take turns so that L2 holds none."""
+def _torch(case: Case) -> float | None:
+    """Median seconds of PyTorch's kernel; None where it knows no GPU. Operands take turns so that L2 holds none."""
     import torch
 
-    if not torch.cuda.is_available() or case.shape is None:
+    if not torch.cuda.is_available():
         return None
-    m, n, k = case.shape
+    _, attributes, inputs, _ = case._node()
     dtype = getattr(torch, case.dtype)
-    sets = max(1, (256 << 20) // (dtype.itemsize * (m * k + k * n)))
-    pairs = [(torch.randn(m, k, device="cuda").to(dtype), torch.randn(k, n, device="cuda").to(dtype))
-             for _ in range(min(sets, 16))]
-    return statistics.median(_events(torch, lambda turn: torch.matmul(*pairs[turn % len(pairs)])))
+    sets = max(1, (256 << 20) // (dtype.itemsize * sum(map(prod, inputs.values()))))
+    operands = [[torch.randn(shape, device="cuda").to(dtype) for shape in inputs.values()]
+                for _ in range(min(sets, 16))]
+    if case.kind == "convolution":
+        torch.backends.cudnn.benchmark = True
+        operands = [[x.contiguous(memory_format=torch.channels_last) for x in each] for each in operands]
+
+    def run(*xs: Any) -> Any:
+        functional = torch.nn.functional
+        if case.kind == "product":
+            return torch.matmul(*xs)
+        if case.kind == "attention":
+            return functional.scaled_dot_product_attention(*xs, is_causal=bool(attributes["is_causal"]))
+        if case.kind == "convolution":
+            return functional.conv2d(*xs, stride=attributes["strides"], padding=attributes["pads"][:2])
+        if case.kind == "softmax":
+            return torch.softmax(xs[0], -1)
+        return functional.layer_norm(xs[0], xs[0].shape[-1:], *xs[1:])
+
+    with torch.inference_mode():
+        return statistics.median(_events(torch, lambda turn: run(*operands[turn % len(operands)])))
 
 
 def _events(torch: Any, call: Callable[[int], Any], warmup: int = 5, repeats: int = 20) -> list[float]:

@@ -19,9 +19,10 @@ def pack_conv(weight: np.ndarray, filters: int, channels: int) -> np.ndarray:
 
 
 def conv2d_channels_last(
-    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+    data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    groups: int = 1,
 ) -> te.Tensor:
-    """2-D convolution, added up in float32: ``[N, 1, H, W, I]`` with a weight of :func:`pack_conv`,
+    """2-D convolution, added up in float32: ``[N, 1, H, W, groups * I]`` with a weight of :func:`pack_conv`,
     ``[O, KH, KW, I]``, to ``[N, 1, OH, OW, O]``. ``pads`` is ``(top, left, bottom, right)``.
 
     The products of a pixel are in the order in which its window lies in memory, rows of channels for each place.
@@ -34,7 +35,8 @@ def conv2d_channels_last(
     rc = te.reduce_axis((0, channels), name="rc")
 
     def total(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
-        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, rc].astype("float32")
+        channel = rc if groups == 1 else ci // (filters // groups) * channels + rc
+        value = padded[ni, bi, hi * sh + rh * dh, wi * sw + rw * dw, channel].astype("float32")
         return te.sum(value * weight[ci, rh, rw, rc].astype("float32"), axis=[rh, rw, rc])
 
     shape = (n, 1, windows(h, kh, sh, dh), windows(w, kw, sw, dw), filters)

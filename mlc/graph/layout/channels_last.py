@@ -39,6 +39,8 @@ _COPY = 8
 _TILE = 128
 #: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself
 _INSTRUCTIONS = 8
+#: filters of a group, and products of each of their sums, that tensor cores take at least
+_LEAST_ROWS, _LEAST_DEPTH = 16, 32
 #: bytes that the least asynchronous copy takes; the products of a sum that are multiplied at a time, and the cycles for
 #: which threads wait for what they copy by themselves before
 _ASYNCHRONOUS, _STEP, _LATENCY = 4, 64, 600
@@ -46,7 +48,7 @@ _ASYNCHRONOUS, _STEP, _LATENCY = 4, 64, 600
 
 def ChannelsLast(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: convolutions on the tensor cores of GPUs, and what lies between them, keep the channels of a pixel
-    together where that pays. Others, float32 that may not be rounded and groups among them, stay as they are."""
+    together where that pays. Others, float32 that may not be rounded and small groups among them, stay as they are."""
 
     @tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -73,11 +75,18 @@ def _bits(call: relax.Expr, options: CompileOptions) -> int:
     if not _has_constant(call) or is_depthwise(call) or dtype_of(call) != "float32":
         return 0
     types = {dtype_of(arg) for arg in call.args}
-    if int(call.attrs.groups) > 1:
+    if int(call.attrs.groups) > 1 and not _has_whole_groups(call):
         return 0
     if types in ({"float16"}, {"bfloat16"}):
         return 16
     return 32 if types == {"float32"} and options.precision == "tf32" else 0
+
+
+def _has_whole_groups(call: relax.Call) -> bool:
+    """Whether a grouped convolution's groups are worth a product on tensor cores each, and no channels are added."""
+    filters, channels, *kernel = shape_of(call.args[1])
+    rows, depth = filters // int(call.attrs.groups), channels * math.prod(kernel)
+    return rows >= _LEAST_ROWS and depth >= _LEAST_DEPTH and not (_last(call).padded or _last(call.args[0]).padded)
 
 
 def _last(image: relax.Expr) -> ChannelBlocks:
@@ -114,7 +123,8 @@ class _Planner(Planner):
         out, inner = _last(var), _last(data)
         reads: dict[Hashable, ChannelBlocks | None] = {data: inner} if isinstance(data, relax.Var) else {}
         if bits:
-            yield Alternative(out, reads, self._seconds(convolution(value, inner, out), bits, _COPY))
+            conv = convolution(value, inner, out)
+            yield Alternative(out, reads, self._seconds(conv, bits, math.gcd(conv.channels // conv.groups, _COPY)))
         elif is_depthwise(value) and out in self._family(var).layouts and _has_constant(value):
             moved = self._estimate.copy(self._bytes(data, inner) + self._bytes(var, out))
             yield Alternative(out, reads, moved)
@@ -143,10 +153,10 @@ class _Planner(Planner):
     def _seconds(self, conv: Convolution, bits: int, vector: int) -> float:
         """Of a product on tensor cores that copies so many elements of an image at a time."""
         gpu, conv = self._gpu, replace(conv, element=bits // 8)
-        depth = conv.channels * math.prod(conv.kernel)
-        patches = conv.n * math.prod(conv.out) * depth
-        products = 2.0 * patches * conv.filters / gpu.tensor_flops(bits)
-        copies = patches * math.ceil(conv.filters / _TILE) / vector
+        depth, filters = conv.channels // conv.groups * math.prod(conv.kernel), conv.filters // conv.groups
+        patches = conv.n * math.prod(conv.out) * depth * conv.groups
+        products = 2.0 * patches * filters / gpu.tensor_flops(bits)
+        copies = patches * math.ceil(filters / _TILE) / vector
         copying = copies * _INSTRUCTIONS / (gpu.lanes * gpu.multiprocessors * gpu.hz)
         waiting = depth / _STEP * _LATENCY / gpu.hz if vector * conv.element < _ASYNCHRONOUS else 0.0
         return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
@@ -167,8 +177,10 @@ class _Rewriter(Rewriter):
         if is_depthwise(call) or weight is None:
             return super()._conv2d(call, out, choice)
         inner = _last(call.args[0])
-        conv, packed = convolution(call, inner, out), constant(pack_conv(weight.numpy(), out.lanes, inner.lanes))
-        convolve = partial(conv2d_channels_last, strides=conv.strides, pads=conv.pads, dilation=conv.dilation)
+        conv = convolution(call, inner, out)
+        packed = constant(pack_conv(weight.numpy(), out.lanes, inner.lanes // conv.groups))
+        convolve = partial(conv2d_channels_last, strides=conv.strides, pads=conv.pads, dilation=conv.dilation,
+                           groups=conv.groups)
         return self._bb.call_te(convolve, self._as(call.args[0], inner), packed, primfunc_name_hint="conv2d",
                                 primfunc_attrs={"op_pattern": PRODUCT})
 

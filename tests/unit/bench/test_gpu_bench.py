@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.performance import bench_gpu
 from tests.performance.bench_gpu import Case, cases, main, run
 
 
@@ -19,6 +20,44 @@ def test_products_are_built_checked_and_timed(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "results.json").read_text())
     assert [row["model"] for row in rows] == [case.name for case in chosen]
     assert all(row["seconds"] > 0 and 0 < row["error_of_numbers"] < 2e-3 and "error" not in row for row in rows)
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype"), [
+    ("softmax", (5, 24), "float32"), ("layer_norm", (5, 24), "float32"), ("attention", (1, 2, 9, 8, 1), "float16"),
+    ("convolution", (1, 4, 9, 6, 3, 2), "float16"),
+])
+def test_kernels_are_compared_with_the_same_in_float32(
+    tmp_path: Path, kind: str, shape: tuple[int, ...], dtype: str
+) -> None:
+    assert run([Case(kind, dtype, shape, kind)], "native", tmp_path) == 0
+    [row] = json.loads((tmp_path / "results.json").read_text())
+    assert 0 < row["error_of_numbers"] < 2e-3 and row["torch_seconds"] is None
+    assert row["gigabytes" if kind in ("softmax", "layer_norm") else "tflops"] > 0
+
+
+@pytest.mark.parametrize(("kind", "shape", "result"), [
+    ("product", (5, 6, 7), (5, 6)), ("softmax", (5, 24), (5, 24)), ("layer_norm", (5, 24), (5, 24)),
+    ("attention", (1, 2, 9, 8, 1), (1, 2, 9, 8)), ("convolution", (1, 4, 9, 6, 3, 2), (1, 6, 5, 5)),
+])
+def test_the_peer_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...], result: tuple[int, ...]
+) -> None:
+    """With the CPU in the GPU's place, which says nothing of its times."""
+    import torch
+
+    random, shapes = torch.randn, []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "randn", lambda shape, device: random(shape))
+    monkeypatch.setattr(bench_gpu, "_events", lambda _, call: shapes.append(tuple(call(0).shape)) or [1.0])
+    assert bench_gpu._torch(Case("peer", "float32", shape, kind)) == 1.0 and shapes == [result]
+
+
+def test_rates_count_what_must_be_done() -> None:
+    assert Case("c", "float16", (1, 4, 9, 6, 3, 2), "convolution").rates(1.0) == {
+        "tflops": pytest.approx(2e-12 * 6 * 5 * 5 * 4 * 9)}
+    full, causal = (Case("a", "float16", (1, 2, 8, 4, c), "attention").rates(1.0)["tflops"] for c in (0, 1))
+    assert full == pytest.approx(2e-12 * 2 * 2 * 8 * 8 * 4) == 2 * causal
+    assert Case("s", "float32", (5, 24), "softmax").rates(1.0) == {"gigabytes": pytest.approx(1e-9 * 2 * 5 * 24 * 4)}
 
 
 def test_wrong_numbers_and_missing_compilers_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

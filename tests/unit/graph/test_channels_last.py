@@ -95,6 +95,17 @@ def test_nothing_is_transposed_between_convolutions() -> None:
     assert spaces == {"cuda.elementwise": 1, "cuda.mma": 6, "cuda.reduce": 2}
 
 
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize(("channels", "groups", "last"), [
+    (64, 2, True), (48, 2, True), (64, 16, False), (42, 2, False)])
+def test_groups_keep_channels_last_where_they_are_large(channels: int, groups: int, last: bool) -> None:
+    """Of 16 filters at least, and of channels that are whole copies: others are multiplied in the plain layout."""
+    mod = network((1, channels, 9, 11), lambda b, x: b.emit(op.nn.relu(b.emit(
+        op.nn.conv2d(x, weight(channels, channels // groups, 3, 3), padding=1, groups=groups)))))
+    products = [t.func for t in lowered(mod).tasks if find(t.func, GPU.tvm).name != "cuda.elementwise"]
+    assert [any(len(param.shape) == 5 for param in func.params) for func in products] == [last]
+
+
 def test_float32_and_older_gpus_keep_their_layout() -> None:
     shape, body = NETWORKS["residual"]
     mod = network(shape, body)

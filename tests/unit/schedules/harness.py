@@ -34,7 +34,7 @@ from schedules.trace import replay, trace_json
 
 __all__ = [
     "CORES", "TARGET", "Case", "SpaceContract", "build_and_run", "check_orders", "emulate",
-    "emulated_error", "pytest_generate_tests", "refusal",
+    "emulated_error", "pytest_generate_tests", "refusal", "without_each",
 ]
 
 CORES = 2
@@ -83,14 +83,29 @@ def check_orders(
     which: re.Pattern[str] = _ORDERS,
 ) -> int:
     """The scheduled kernel is right, and wrong without any one of its waits and barriers; how many there are."""
+    orders, errors = without_each(monkeypatch, case, scheduled, target, which)
+    assert min(errors) > 10 * case.rtol, list(zip(orders, errors, strict=True))
+    return len(orders)
+
+
+def without_each(
+    monkeypatch: pytest.MonkeyPatch, case: Case, scheduled: tirx.PrimFunc, target: tvm.target.Target = CUDA,
+    which: re.Pattern[str] = _ORDERS,
+) -> tuple[list[str], list[float]]:
+    """The waits and barriers of a scheduled kernel, which is right, and its error without each, the larger of those of
+    two orders in which warps run."""
     source = cuda_emulator.cuda_source(scheduled, target)
     orders = list(which.finditer(source, source.rindex('extern "C" __global__')))
     for place, order in reversed(list(enumerate(orders))):
         source = f"{source[: order.start()]}if (!LEFT_OUT({place})) {source[order.start() :]}"
     assert emulated_error(monkeypatch, case, scheduled, source) <= case.rtol
-    errors = [emulated_error(monkeypatch, case, scheduled, source, left_out=place) for place in range(len(orders))]
-    assert min(errors) > 10 * case.rtol, list(zip((order[0] for order in orders), errors, strict=True))
-    return len(orders)
+    errors = []
+    for place in range(len(orders)):
+        error = emulated_error(monkeypatch, case, scheduled, source, left_out=place)
+        if error <= 10 * case.rtol:  # what one warp does too early another may do in time
+            error = emulated_error(monkeypatch, case, scheduled, source, repeats=2, left_out=place)
+        errors.append(error)
+    return [order[0] for order in orders], errors
 
 
 def emulate(

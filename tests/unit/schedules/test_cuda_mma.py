@@ -131,6 +131,32 @@ def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with(dtype: str) -> None
         compared += 1
 
 
+def test_sums_of_the_operands_type_take_the_place_of_one_ring() -> None:
+    """Of tf32, whose sums are float32 too: the other ring lies beside them."""
+    func, shared = function(512, 512, 2048, "tf32"), DynamicShared()
+    large = decisions_of(block_m=128, block_n=256, block_k=128, warp_m=64, warp_n=64)
+    cuda_emulator.cuda_source(schedule_with(SPACE, func, HOPPER, large).mod["main"], HOPPER, [shared])
+    assert list(shared.bytes.values()) == [172032]
+    with pytest.raises(InvalidDecision, match="the tiles must fit 166912 bytes, got 172032"):
+        schedule_with(SPACE, func, AMPERE, large)
+
+
+def test_a_block_that_is_alone_may_use_all_registers() -> None:
+    """CUDA's compiler would keep to 128 for a second one, and spill."""
+    case = product_case("few", (400, 2048), (2048, 48), "float16", "float32")
+    alone = decisions_of(block_n=256, warp_n=64, stages=5, split_k=4, panel=4)
+
+    def source(decisions: dict[str, int], target: tvm.target.Target) -> str:
+        return cuda_emulator.cuda_source(schedule_with(SPACE, case.func(), target, decisions).mod["main"], target)
+
+    assert "__launch_bounds__(256, 1) " in source(alone, AMPERE)
+    assert "__launch_bounds__(256) " in source(alone, HOPPER), "there is room for two"
+    assert "__launch_bounds__(256) " in source({**alone, "stages": 2}, AMPERE)
+    if shutil.which("nvcc"):
+        (kernel,) = compiled(schedule_with(SPACE, case.func(), AMPERE, alone).mod["main"], AMPERE)
+        assert kernel.registers > 128 and kernel.stack_bytes == kernel.spilled_bytes == 0
+
+
 def test_seeds_fill_the_gpu() -> None:
     """Large products have large tiles that two blocks of a multiprocessor, or three stages, keep busy; where a grid of
     such would leave most of the GPU idle, tiles are small or the sum is cut."""
@@ -263,3 +289,26 @@ def test_a_convolution_copies_whole_vectors(split_k: int) -> None:
     if find_nvdisasm():
         assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
         assert kernel.count("LDG") <= 16 * split_k, "the bias and the parts of a cut sum, no elements of an image"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_plain_convolutions_weights_are_copied_in_whole_vectors(stages: int) -> None:
+    """TVM would divide the number of each lane, in vectors of 64-bit integers that CUDA has no types for."""
+    func = function_of(BY_NAME["mma_conv3x3_deep"], decisions_of(stages=stages))
+    (kernel,) = compiled(func, AMPERE)
+    if find_nvdisasm():
+        assert kernel.count("HMMA.16816.F32") and kernel.count("LDGSTS") == kernel.count("LDGSTS.E.BYPASS.128") > 0
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_no_seed_of_a_plain_convolution_spills() -> None:
+    """Addresses of single elements of an image take registers too."""
+    from tvm import te, topi
+
+    x, w = te.placeholder((8, 64, 56, 56), "float16", "x"), te.placeholder((64, 64, 3, 3), "float16", "w")
+    func = te.create_prim_func([x, w, topi.nn.conv2d_nchw(x, w, 1, 1, 1, out_dtype="float32")])
+    for decisions in SPACE.seeds(func, AMPERE):
+        (kernel,) = compiled(schedule_with(SPACE, func, AMPERE, decisions).mod["main"], AMPERE)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0, decisions

@@ -1,0 +1,197 @@
+"""Whether random candidates of the spaces for tensor cores hold in the machine code what they promise, without a GPU.
+
+    python -m tests.performance.cuda_candidates [--space cuda.mma] [--count 500] [--seeds] [--output FOLDER]
+
+A candidate is a function, an architecture and decisions that its space carries out, all three drawn by its number: what
+was looked at is not looked at again, and a number that failed fails again alone (``--only 17``). Each is a line in
+``build/cuda-candidates/SPACE.jsonl``; the last line printed counts them. With ``--seeds`` all seeds of each function
+are looked at instead, which must not spill. It takes nvcc and nvdisasm, and some two seconds of one core a candidate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tvm import tirx
+
+from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
+from mlc.errors import MlcError
+from mlc.target import resolve
+from mlc.testing import cuda_emulator
+from mlc.testing.cases import Case
+from mlc.testing.cuda_attention import attention_case
+from mlc.testing.cuda_cases import product_case
+from mlc.testing.cuda_images import Image
+from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention
+from schedules.cuda.mma import TensorCoreGemm
+from schedules.cuda.wgmma import WarpgroupGemm
+from schedules.machine import gpu_of
+from schedules.space import Decisions, InvalidDecision, Space, schedule_with
+from tests.performance.table import ROOT
+
+_SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "tf32": "float32"}
+#: what multiplies operands of each type
+_OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "int8": "IMMA.16832.S8.S8",
+            "tf32": "HMMA.1688.F32.TF32", "float32": "FFMA"}
+#: random decisions that may be refused before a function is given up for another
+_TRIES = 200
+
+#: a function, the space that takes it, the type of its operands, and opcodes of which each must be in the code
+Drawn = tuple[Case, Space, str, tuple[str, ...]]
+
+
+def _product(rng: random.Random) -> Drawn:
+    """Products whose copies can take 16 bytes, and convolutions of images."""
+    dtype = rng.choice(("float16", "bfloat16", "int8", "tf32"))
+    # bytes that a bound may cut, or that lie across, threads copy by themselves
+    copies = () if dtype == "int8" else ("LDGSTS.E.BYPASS.128", "LDGDEPBAR")
+    promised = (_OPCODES[dtype], "LDSM", *copies)
+    if rng.random() < 0.25 and dtype != "int8":
+        window = rng.choice((1, 3))
+        image = Image((rng.choice((1, 2)), *rng.choices((7, 14, 28, 30), k=2), rng.choice((32, 64, 128))),
+                      rng.choice((64, 96, 128)), window, rng.choice((1, 2)), window // 2, 1, dtype, rng.random() < 0.3)
+        return image.case(str(image)), TensorCoreGemm(), dtype, promised
+    m, n = (16 * rng.choice((1, 3, 4, 8, 25, 32, 64, 128)) for _ in range(2))
+    k = 128 * rng.choice((1, 2, 3, 6, 8, 16, 32))
+    transposed = rng.random() < 0.5
+    case = product_case(f"{m}x{n}x{k}", (m, k), (n, k) if transposed else (k, n), dtype, _SUMS[dtype], transposed)
+    return case, TensorCoreGemm(), dtype, promised
+
+
+def _warpgroup_product(rng: random.Random) -> Drawn:
+    """Of any row count; the others a multiple of 8."""
+    dtype = rng.choice(("float16", "bfloat16"))
+    m, n, k = rng.randint(64, 4096), 8 * rng.randint(8, 512), 8 * rng.randint(8, 512)
+    transposed = rng.random() < 0.5
+    case = product_case(f"{m}x{n}x{k}", (m, k), (n, k) if transposed else (k, n), dtype, "float32", transposed,
+                        "cuda.wgmma")
+    return case, WarpgroupGemm(), dtype, ("HGMMA", "UTMALDG")
+
+
+def _attention(rng: random.Random) -> Drawn:
+    """Of heads whose copies can take 16 bytes."""
+    dtype = rng.choice(("float16", "bfloat16", "tf32", "float32"))
+    space = {"tf32": TensorFloatAttention(), "float32": ExactAttention()}.get(dtype, Attention())
+    queries, keys = rng.randint(1, 1024), rng.randint(1, 1024)
+    depth, features = rng.choice(((64, 64), (128, 128), (32, 32), (96, 96), (64, 128), (80, 80)))
+    case = attention_case(
+        f"{queries}x{keys}x{depth}x{features}", (1, 8), (queries, keys, depth, features), dtype,
+        causal=rng.choice((None, keys - queries)) if keys >= queries else None, mask=rng.random() < 0.3,
+        groups=rng.choice((1, 1, 4)))
+    fetches = () if dtype == "float32" else ("LDSM",)
+    return case, space, dtype, (_OPCODES[dtype], "LDGSTS.E.BYPASS.128", "LDGDEPBAR", *fetches)
+
+
+SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
+    "cuda.mma": (_product, ("sm_80", "sm_90a")),
+    "cuda.wgmma": (_warpgroup_product, ("sm_90a",)),
+    "cuda.attention": (_attention, ("sm_80", "sm_90a")),
+}
+
+
+def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
+    """Candidate ``number`` of a space: what it is, its ``faults``, none where it can be launched and holds what it
+    promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such candidates by). Or all
+    ``seeds`` of a function, whose bytes are added up and each a fault."""
+    rng = random.Random(f"{name} {number}")
+    draw, architectures = SPACES[name]
+    arch = rng.choice(architectures)
+    target = resolve(f"cuda:{arch}").tvm
+    while True:
+        case, space, dtype, promised = draw(rng)
+        func = case.func()
+        if not space.matches(func, target):
+            continue
+        proposed = space.seeds(func, target) if seeds else _random(space, func, target, rng)
+        drawn = list(islice(_carried_out(space, func, target, proposed), None if seeds else 1))
+        if drawn:
+            break
+    row: dict[str, Any] = {"number": number, "arch": arch, "function": case.name, "dtype": dtype, "spilled": 0,
+                           "decisions": [taken for taken, _ in drawn] if seeds else drawn[0][0], "faults": []}
+    for _, scheduled in drawn:
+        shared = DynamicShared()
+        try:
+            found = kernels(cuda_emulator.cuda_source(scheduled, target, [shared]), arch, shared.bytes)
+        except (MlcError, RuntimeError, ValueError) as error:
+            row["faults"].append(f"not built: {str(error).strip().splitlines()[-1][:300]}")
+            continue
+        spilled = sum(k.stack_bytes + k.spilled_bytes + k.count("LDL") + k.count("STL") for k in found)
+        row["spilled"] += spilled
+        row["faults"] += [*_faults(found, arch, promised), *(["a seed spills"] if seeds and spilled else [])]
+    return row
+
+
+def _random(space: Space, func: tirx.PrimFunc, target: Any, rng: random.Random) -> Iterator[Decisions]:
+    knobs = space.knobs(func, target)
+    for _ in range(_TRIES):
+        yield {knob.name: rng.choice(knob.values) for knob in knobs}
+
+
+def _carried_out(
+    space: Space, func: tirx.PrimFunc, target: Any, proposed: Iterable[Decisions]
+) -> Iterator[tuple[Decisions, tirx.PrimFunc]]:
+    for decisions in proposed:
+        try:
+            yield dict(decisions), schedule_with(space, func, target, decisions).mod["main"]
+        except InvalidDecision:
+            continue
+
+
+def _faults(found: Sequence[Kernel], arch: str, promised: Sequence[str]) -> Iterator[str]:
+    """What is wrong with a function's kernels, of which the first promises the opcodes."""
+    gpu = gpu_of(arch)
+    assert gpu is not None
+    for kernel in found:
+        if kernel.serialised:
+            yield f"{kernel.name}: its products are serialised"
+        if not kernel.blocks or kernel.shared_bytes > gpu.shared_bytes:
+            yield f"{kernel.name}: no block fits a multiprocessor ({kernel.shared_bytes} bytes of shared memory)"
+    missing = [opcode for opcode in promised if not any(kernel.count(opcode) for kernel in found)]
+    if missing:
+        yield f"without {', '.join(missing)}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at what was not looked at yet; 1 if a candidate breaks a promise."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--space", action="append", choices=SPACES, help="default: each")
+    parser.add_argument("--count", type=int, default=500, help="candidates of a space (default: 500)")
+    parser.add_argument("--seeds", action="store_true", help="all seeds of random functions, which must not spill")
+    parser.add_argument("--only", type=int, help="look at this number again, and write nothing")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "cuda-candidates")
+    args = parser.parse_args(argv)
+    if find_nvdisasm() is None:
+        parser.error("nvdisasm must be there, got none; install nvidia-cuda-nvdisasm")
+    spaces = args.space or list(SPACES)
+    if args.only is not None:
+        rows = [look_at(space, args.only, args.seeds) for space in spaces]
+        print(*map(json.dumps, rows), sep="\n")
+        return int(any(row["faults"] for row in rows))
+    counts = {space: _fill(space, args.count, args.output, args.seeds) for space in spaces}
+    print(json.dumps(counts))
+    return int(any(count["with faults"] for count in counts.values()))
+
+
+def _fill(space: str, count: int, folder: Path, seeds: bool) -> dict[str, int]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{space}{'.seeds' if seeds else ''}.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    for number in range(len(rows), count):
+        rows.append(look_at(space, number, seeds))
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(rows[-1]) + "\n")
+        if rows[-1]["faults"] or rows[-1]["spilled"]:
+            print(f"{space} {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
+    faults, spilled = (sum(bool(row[what]) for row in rows) for what in ("faults", "spilled"))
+    return {"candidates": len(rows), "with faults": faults, "with spilled": spilled}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Rows on GPUs: what is fetched how often, in the machine code and in the emulator."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import emulate, without_each
+from tvm import te, tirx, topi
+
+from mlc.codegen.cuda import legal_names
+from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
+from mlc.target import resolve
+from mlc.testing import cuda_emulator
+from mlc.testing.cases import Case
+from mlc.testing.cuda_cases import CASES
+from schedules import registry
+from schedules.cuda.elementwise import Elementwise
+from schedules.cuda.reduction import Rows
+from schedules.space import InvalidDecision, first_seed, schedule_with
+
+SPACE = Rows()
+BY_NAME = {case.name: case for case in CASES}
+AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
+
+needs_nvcc = pytest.mark.skipif(
+    shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+
+
+def softmax(rows: int, columns: int) -> Case:
+    def reference(x: np.ndarray) -> np.ndarray:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+
+    return Case("softmax", lambda: _with_result(topi.nn.softmax, (rows, columns)), reference, 1e-5, space=SPACE.name,
+                index="int64")
+
+
+def layer_norm(rows: int, columns: int) -> Case:
+    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
+
+    return Case("layer_norm", lambda: _with_result(
+        lambda x, g, b: topi.nn.layer_norm(x, g, b, [1]), (rows, columns), (columns,), (columns,)), reference, 5e-5,
+        space=SPACE.name, index="int64")
+
+
+def rms_norm(rows: int, columns: int) -> Case:
+    """Of the sum with what went before, as decoders have it."""
+    def build(x: Any, residual: Any, g: Any) -> Any:
+        return topi.nn.rms_norm(topi.add(x, residual), g, [1])
+
+    def reference(x: np.ndarray, residual: np.ndarray, g: np.ndarray) -> np.ndarray:
+        y = x + residual
+        return y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * g
+
+    return Case("rms_norm", lambda: _with_result(build, (rows, columns), (rows, columns), (columns,)), reference, 5e-5,
+                space=SPACE.name, index="int64")
+
+
+def _with_result(build: Any, *shapes: tuple[int, ...]) -> list[Any]:
+    inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(shapes)]
+    return [*inputs, build(*inputs)]
+
+
+def seeded(case: Case, target: Any = AMPERE) -> tirx.PrimFunc:
+    assert registry.find(case.func(), target).name == SPACE.name
+    return first_seed(SPACE, case.func(), target)[0].mod["main"]
+
+
+def compiled(func: tirx.PrimFunc, target: Any) -> Kernel:
+    (kernel,) = kernels(cuda_emulator.cuda_source(func, target), str(target.attrs["arch"]))
+    return kernel
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("case", "operands"), [
+    (softmax(64, 1024), 1), (layer_norm(64, 768), 3), (rms_norm(64, 2048), 3)], ids=str)
+def test_each_element_is_fetched_once_in_16_bytes(case: Case, operands: int) -> None:
+    """And is in a register until the last stage takes it."""
+    for target in (AMPERE, HOPPER):
+        kernel = compiled(seeded(case, target), target)
+        fetches = int(case.func().params[0].shape[1]) // (4 * kernel.threads)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0
+        assert kernel.count("LDG") == kernel.count("LDG.E.128.CONSTANT") == operands * fetches
+        assert kernel.count("STG") == kernel.count("STG.E.128") == fetches
+
+
+@needs_gxx
+@pytest.mark.parametrize("case", [softmax(3, 512), rms_norm(3, 256)], ids=str)
+def test_rows_are_right_and_fetched_in_whole_sectors(case: Case) -> None:
+    error, costs = emulate(case, seeded(case))
+    assert error <= case.rtol
+    fetched = [cost for cost in costs if not cost.shared]
+    assert {cost.bytes for cost in fetched} == {16} and all(cost.taken == cost.least for cost in fetched), fetched
+
+
+@needs_gxx
+def test_each_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parts of a sum, and of the sum; between them TVM has one for what a single thread writes and reads."""
+    case = rms_norm(2, 512)
+    _, (parts, single, whole) = without_each(monkeypatch, case, legal_names(seeded(case)))
+    assert min(parts, whole) > 1e-2 and single <= case.rtol
+
+
+def test_only_what_is_aligned_is_fetched_as_vectors() -> None:
+    """Rows of 250 begin at multiples of 8 bytes, of 33 anywhere."""
+    for columns, vector in ((252, 4), (250, 2), (33, 1)):
+        func = softmax(4, columns).func()
+        assert next(iter(SPACE.seeds(func, AMPERE)))["vector"] == vector
+    with pytest.raises(InvalidDecision, match="2 neighbours of a row may be accessed at once, got 4"):
+        schedule_with(SPACE, softmax(4, 250).func(), AMPERE, {"threads": 64, "vector": 4, "unroll": 0})
+
+
+@needs_nvcc
+def test_elementwise_functions_of_16_bits_take_four_at_a_time() -> None:
+    func, space = BY_NAME["relu_f16"].func(), Elementwise()
+    kernel = compiled(schedule_with(space, func, AMPERE, {"threads": 64, "vector": 4}).mod["main"], AMPERE)
+    assert kernel.count("LDG") == kernel.count("LDG.E.64.CONSTANT") == 2 and kernel.count("STG.E.64") == 1
