@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from relax_evaluation import assert_same_values, weight
+from substitution_rules import rule
 from test_substitution_search import CPU, network, prepared
 from tvm import relax
 from tvm.relax import op
@@ -15,6 +16,7 @@ from mlc.graph.substitute.read import read
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.search import Candidate, Options, search
 from mlc.graph.substitute.write import write
+from mlc.substitution.codec import RuleError
 
 Emit = Callable[[relax.Expr], relax.Expr]
 ROWS, WIDTH = 96, 64
@@ -54,6 +56,17 @@ def test_what_is_added_to_all_of_a_row_is_not_seen() -> None:
 
     _, best = searched(body, x=(WIDTH, WIDTH), y=(WIDTH, 1))
     assert "add" not in {term.op for term in best.graph.terms}
+
+
+@pytest.mark.parametrize("inputs, shifted, plain", [
+    ("x[n,m] s[n,1]", "softmax(add(x, s), axis=1)", "softmax(x, axis=1)"),
+    ("x[n,m] s[n,1] g[m] b[m]", "layer_norm(add(x, s), g, b)", "layer_norm(x, g, b)"),
+])
+def test_shifts_are_proved_and_scales_are_not(inputs: str, shifted: str, plain: str) -> None:
+    """The small number in a norm tells its scale."""
+    assert rule("shift", inputs, shifted, plain).certificate is not None
+    with pytest.raises(RuleError, match="it is wrong"):
+        rule("scale", inputs, shifted.replace("add", "mul"), plain)
 
 
 @pytest.mark.parametrize("epsilon, axes, known", [
