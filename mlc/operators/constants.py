@@ -9,7 +9,7 @@ import numpy as np
 
 from mlc.operators.index import Condition, Poly, as_poly, at_least, divides, equal
 from mlc.operators.operator import operator
-from mlc.operators.scalar import Const, Scalar, Select
+from mlc.operators.scalar import Const, Scalar, Select, Size
 from mlc.operators.sliding import pair
 from mlc.operators.tensor import Requirements, Tensor
 
@@ -19,9 +19,13 @@ ZERO, ONE = Const(Fraction(0)), Const(Fraction(1))
 
 
 @operator("scalar", 0, {"value": None})
-def scalar(require: Requirements, value: Fraction | int) -> Tensor:
-    """A rational number, of rank 0."""
-    return Tensor((), lambda: Const(Fraction(value)))
+def scalar(require: Requirements, value: Fraction | int | Poly) -> Tensor:
+    """A rational number, or a size as a number, of rank 0."""
+    if isinstance(value, Poly):
+        size = value
+        return Tensor((), lambda: Size(size))
+    number = Fraction(value)
+    return Tensor((), lambda: Const(number))
 
 
 def _ones(number: Any, shape: tuple[int, ...], inputs: Any, given: Any) -> Any:

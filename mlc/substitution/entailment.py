@@ -10,8 +10,10 @@ and ``["pos", q, witness that n >= 0]`` is ``q >= 0``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -207,29 +209,8 @@ class Facts:
                 columns.append(({monomial: 1}, [self._lower[s][1] for s in monomial]))
         if len(columns) > _COLUMNS:
             return None
-        rows: dict[tuple[int, ...], list[Any]] = {}
-        import z3
-
-        factors = [z3.Real(f"f{k}") for k in range(len(columns))]
-        for (fact, _), factor in zip(columns, factors, strict=True):
-            for monomial, c in fact.items():
-                rows.setdefault(monomial, []).append(factor * z3.Q(Fraction(c).numerator, Fraction(c).denominator))
-        solver = z3.SolverFor("QF_LRA")
-        solver.set("timeout", 2000)
-        for factor in factors:
-            solver.add(factor >= 0)
-        for monomial in {**rows, **dict.fromkeys(goal)}:
-            c = Fraction(goal.get(monomial, 0))
-            solver.add(z3.Sum(rows.get(monomial, [z3.RealVal(0)])) == z3.Q(c.numerator, c.denominator))
-        if solver.check() != z3.sat:
-            return None
-        model = solver.model()
-        found = []
-        for (_, refs), factor in zip(columns, factors, strict=True):
-            value = model.eval(factor, model_completion=True).as_fraction()
-            if value:
-                found.append([str(value), refs])
-        return found
+        factors = _combination([fact for fact, _ in columns], goal)
+        return None if factors is None else [[str(value), columns[k][1]] for k, value in sorted(factors.items())]
 
     def _direct(self, goal: Shifted, more: list[tuple[Shifted, Any]], nodes: int) -> Witness | None:
         usable = [*more, *getattr(self, "_usable", [])]
@@ -258,7 +239,7 @@ class Facts:
                     continue
                 for place, factor in index.get(part, ()):
                     if (factor < 0) == (poly[monomial] < 0):
-                        scale = Fraction(poly[monomial]) / factor
+                        scale = _quotient(poly[monomial], factor)
                         left = dict(poly)
                         for names, c in usable[place][0].items():
                             key = tuple(sorted(names + rest))
@@ -314,6 +295,65 @@ class Facts:
         return {n: v[holds] for n, v in values.items()} if holds.any() else {}
 
 
+def _quotient(number: Fraction | int, divisor: Fraction | int) -> Fraction | int:
+    """An integer where it is one, with which Python computes many times faster."""
+    if isinstance(number, int) and isinstance(divisor, int) and number % divisor == 0:
+        return number // divisor
+    return Fraction(number) / divisor
+
+
+def _combination(columns: Sequence[Shifted], goal: Shifted) -> dict[int, Fraction] | None:
+    """Factors above 0 of some of the columns, whose sum with these is the goal, None where none were found."""
+    rows: dict[tuple[int, ...], dict[int, Fraction | int]] = {monomial: {} for monomial in goal}
+    for k, column in enumerate(columns):
+        for monomial, c in column.items():
+            rows.setdefault(monomial, {})[k] = c
+    if not _presolved(rows, columns, goal):
+        return None
+    names = sorted({k for row in rows.values() for k in row})
+    text = [f"(declare-const f{k} Real)(assert (>= f{k} 0))" for k in names]
+    for monomial, row in rows.items():
+        if row:
+            unit = math.lcm(*(Fraction(c).denominator for c in (*row.values(), goal.get(monomial, 0))))
+            terms = " ".join(f"(* {_number(c * unit)} f{k})" for k, c in row.items())
+            text.append(f"(assert (= (+ 0 {terms}) {_number(goal.get(monomial, 0) * unit)}))")
+    import z3
+
+    solver = z3.SolverFor("QF_LRA")
+    solver.set("timeout", 2000)
+    solver.from_string("\n".join(text))  # a hundred times as fast as z3's Python classes are at saying it
+    if solver.check() != z3.sat:
+        return None
+    model = solver.model()
+    found = {int(each.name()[1:]): model[each].as_fraction() for each in model.decls()}
+    return {k: value for k, value in found.items() if value}
+
+
+def _presolved(
+    rows: dict[tuple[int, ...], dict[int, Fraction | int]], columns: Sequence[Shifted], goal: Shifted
+) -> bool:
+    """Takes columns out of the rows whose factors must be 0: where all factors of a row that is to be 0 have one sign.
+    False where a row cannot be met."""
+    pending = list(rows)
+    while pending:
+        monomial = pending.pop()
+        row, wanted = rows[monomial], goal.get(monomial, 0)
+        above, below = any(c > 0 for c in row.values()), any(c < 0 for c in row.values())
+        if (wanted > 0 and not above) or (wanted < 0 and not below):
+            return False
+        if wanted == 0 and above != below:
+            for k in list(row):
+                for other in columns[k]:
+                    del rows[other][k]
+                    pending.append(other)
+    return True
+
+
+def _number(value: Fraction | int) -> str:
+    """An integer as SMT-LIB writes it."""
+    return str(value) if value >= 0 else f"(- {-value})"
+
+
 def _plainly_positive(divisor: Poly) -> bool:
     """Whether a divisor is a sum of products of sizes, which are at least 1."""
     return bool(divisor.terms) and all(
@@ -329,6 +369,7 @@ def _upper(poly: Poly, name: str) -> list[Poly]:
     return [] if name in bound.symbols else [bound]
 
 
+@lru_cache(maxsize=1 << 14)
 def _divisors(monomial: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every part of a monomial with the rest, largest parts first."""
     found = {}

@@ -32,8 +32,8 @@ __all__ = ["Generation", "Quarantined", "generate"]
 BATCH, ROUND = 40, 6
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
-#: the parts of the library, those that come first, whose rules are said once for all ranks
-RANKED = ("pointwise",)
+#: the parts of the library whose rules are said once for all ranks
+RANKED = ("pointwise", "rows")
 Progress = Callable[["Generation", str, float], None]
 
 

@@ -16,6 +16,10 @@ before                                     after
 ``take(x, i)[w]``                          ``take(x[w'], i[w''])``
 =========================================  =====================================================
 
+A window may be what is taken at places that each call decides, as the token is that ends a text of any length. What
+commutes with the slice of one element at every place commutes with a take along that axis, which is a concatenation of
+such slices: so the laws are the same, but for slices and concatenations along the axis itself, which know no place.
+
 Where readers need different parts, what they do not share is computed as before: keys and values of all tokens, the
 query of one. A window along an axis of free size has bounds in numbers, or is all of it.
 """
@@ -23,7 +27,7 @@ query of one. A window along an axis of free size has bounds in numbers, or is a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -36,12 +40,26 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import SLICE, cuts, permutation
 from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, rebuilt, shape_of
 from mlc.operators import relax_where
+from mlc.operators.shapes import fixed
 from mlc.sizes import UndecidedSizeError, usual_size
 
 __all__ = ["DropUnread"]
 
-#: ``(begin, end)`` along each axis; None is all of it
-Window: TypeAlias = "tuple[tuple[int, int] | None, ...]"
+
+@dataclass(frozen=True)
+class Taken:
+    """The elements of an axis at places that are known when the model runs: the ``count`` elements of a tensor
+    ``indices``, in row-major order, in the way of a ``take`` with this ``mode``."""
+
+    indices: relax.Var
+    mode: str
+    count: int
+
+
+#: of an axis: ``(begin, end)``, or places that are not known yet; None is all of it
+Cut: TypeAlias = "tuple[int, int] | Taken | None"
+#: a cut along each axis
+Window: TypeAlias = "tuple[Cut, ...]"
 Shape: TypeAlias = Sequence[int]
 #: part of an operator's elements that is read at most where it is computed for these alone: moving a slice of nearly
 #: all saves little, and leaves odd sizes
@@ -70,8 +88,22 @@ def _whole(rank: int) -> Window:
 
 
 def _hull(one: Window, other: Window) -> Window:
-    return tuple(None if a is None or b is None else (min(a[0], b[0]), max(a[1], b[1]))
-                 for a, b in zip(one, other, strict=True))
+    def both(a: Cut, b: Cut) -> Cut:
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            return min(a[0], b[0]), max(a[1], b[1])
+        return a if a == b else None
+
+    return tuple(map(both, one, other))
+
+
+def _length(cut: tuple[int, int] | Taken) -> int:
+    return cut.count if isinstance(cut, Taken) else cut[1] - cut[0]
+
+
+def _known(window: Window, axes: Collection[int] | None = None) -> Window:
+    """The window with all of ``axes`` (every one, if none are named) that are cut at places that are not known yet."""
+    return tuple(None if isinstance(cut, Taken) and (axes is None or axis in axes) else cut
+                 for axis, cut in enumerate(window))
 
 
 def _normal(window: Window, shape: Shape) -> Window:
@@ -80,11 +112,11 @@ def _normal(window: Window, shape: Shape) -> Window:
 
 
 def _sizes(window: Window, shape: Shape) -> tuple[int, ...]:
-    return tuple(size if cut is None else cut[1] - cut[0] for cut, size in zip(window, shape, strict=True))
+    return tuple(size if cut is None else _length(cut) for cut, size in zip(window, shape, strict=True))
 
 
 def _worth(window: Window, shape: Shape) -> bool:
-    parts = [(cut[1] - cut[0]) / usual_size(size) for cut, size in zip(window, shape, strict=True) if cut is not None]
+    parts = [_length(cut) / usual_size(size) for cut, size in zip(window, shape, strict=True) if cut is not None]
     return math.prod(parts) <= _WORTH
 
 
@@ -114,6 +146,7 @@ def _matmul(call: relax.Call, window: Window) -> Part | None:
     shapes = [shape_of(each) for each in call.args]
     if min(map(len, shapes)) < 2:
         return None
+    window = _known(window, {len(window) - 1})  # weights are packed when the model is built
     *batch, rows, columns = window
 
     def of(shape: Shape, inner: Window) -> Window:
@@ -126,7 +159,7 @@ def _matmul(call: relax.Call, window: Window) -> Part | None:
 
 def _convolution(call: relax.Call, window: Window) -> Part | None:
     """Of some images, by some of the filters; a window inside an image is none of the operand's."""
-    images, filters, *inside = window
+    images, filters, *inside = _known(window, {1})
     plain = str(call.attrs.data_layout).startswith("NC") and str(call.attrs.kernel_layout).startswith("OI")
     if not plain or int(call.attrs.groups) > 1:
         filters = None
@@ -148,7 +181,7 @@ def _reduction(call: relax.Call, window: Window) -> Part | None:
     rank = len(shape_of(call.args[0]))
     over = set(range(rank)) if call.attrs.axis is None else {int(axis) % rank for axis in call.attrs.axis}
     left = iter(window)
-    operand: list[tuple[int, int] | None] = []
+    operand: list[Cut] = []
     for axis in range(rank):
         cut = next(left) if axis not in over or call.attrs.keepdims else None
         operand.append(None if axis in over else cut)
@@ -166,9 +199,15 @@ def _slice(call: relax.Call, window: Window) -> Part | None:
     if found is None or 0 in shape_of(call):
         return None
     shape = shape_of(call.args[0])
-    ends = [(0, size) if cut is None else cut for cut, size in zip(window, shape_of(call), strict=True)]
-    reads = [(each.begin + first * each.step, each.begin + (last - 1) * each.step + 1)
-             for each, (first, last) in zip(found, ends, strict=True)]
+    window = _known(window, {axis for axis, each in enumerate(found) if (each.begin, each.step) != (0, 1)
+                             or each.end != shape[axis]})
+    reads: list[Cut] = []
+    for each, cut, size in zip(found, window, shape_of(call), strict=True):
+        if isinstance(cut, Taken):
+            reads.append(cut)
+        else:
+            first, last = cut or (0, size)
+            reads.append((each.begin + first * each.step, each.begin + (last - 1) * each.step + 1))
     operand = _normal(tuple(reads), shape)
     stepped = [axis for axis, each in enumerate(found) if each.step > 1]
 
@@ -184,7 +223,9 @@ def _slice(call: relax.Call, window: Window) -> Part | None:
 
 def _concat(call: relax.Call, window: Window) -> Part | None:
     axis = int(call.attrs.axis or 0) % len(window)
+    window = _known(window, {axis})
     cut, begin = window[axis], 0
+    assert not isinstance(cut, Taken)
     operands: list[Window | None] = []
     for each in _tensors(call):
         size = shape_of(each)[axis]
@@ -201,10 +242,13 @@ def _take(call: relax.Call, window: Window) -> Part | None:
     if call.attrs.axis is None:
         return None
     axis = int(call.attrs.axis) % len(data)
+    window = _known(window, range(axis, axis + len(indices)))
     inner = window[axis : axis + len(indices)]
+    if isinstance(call.args[1], relax.Var) and not any(inner) and fixed(indices) and 0 not in indices:
+        return _taken(call, window, axis)
     found = array_of(call.args[1])
     if found is not None:
-        found = found[tuple(slice(None) if cut is None else slice(*cut) for cut in inner)]
+        found = found[tuple(slice(*cut) if isinstance(cut, tuple) else slice(None) for cut in inner)]
     known = found is not None and found.size > 0 and found.min() >= 0 and bool(int(found.max()) < data[axis])
     reads = (int(found.min()), int(found.max()) + 1) if found is not None and known else None
     operand = _normal((*window[:axis], reads, *window[axis + len(indices) :]), data)
@@ -221,12 +265,29 @@ def _take(call: relax.Call, window: Window) -> Part | None:
     return Part(window, (operand, _whole(len(indices)) if found is not None else inner), build)
 
 
+def _taken(call: relax.Call, window: Window, axis: int) -> Part:
+    """Of indices that are known when the model runs, the elements that they take."""
+    data, indices = map(shape_of, call.args)
+    taken = Taken(call.args[1], str(call.attrs.mode), math.prod(indices))
+    operand = (*window[:axis], taken, *window[axis + len(indices) :])
+
+    def build(args: list[relax.Expr]) -> relax.Expr:
+        shape = shape_of(args[0])
+        return op.reshape(args[0], (*shape[:axis], *indices, *shape[axis + 1 :]))
+
+    return Part(window, (_normal(operand, data), _whole(len(indices))), build)
+
+
 def _reshape(call: relax.Call, window: Window) -> Part | None:
     """By groups of axes with equally many elements: all of one of which no box of the operand is what is read."""
     old, new = shape_of(call.args[0]), shape_of(call)
     operand, made = list(_whole(len(old))), list(_whole(len(new)))
     for before, after in _groups(old, new):
-        run = _run([window[axis] for axis in after], [new[axis] for axis in after])
+        if any(isinstance(window[axis], Taken) for axis in after):
+            if len(before) == len(after) == 1:
+                operand[before[0]] = made[after[0]] = window[after[0]]
+            continue
+        run = _run([cut for axis in after if not isinstance(cut := window[axis], Taken)], [new[axis] for axis in after])
         box = _box(run, [old[axis] for axis in before]) if run is not None else None
         if box is not None:
             for axis, cut in zip(before, box, strict=True):
@@ -351,6 +412,26 @@ def _shaped(var: relax.Var) -> bool:
     return isinstance(var.ty, relax.TensorType) and isinstance(var.ty.shape, relax.ShapeExpr)
 
 
+def _in_order(bound: Mapping[relax.Var, relax.Expr], parts: Mapping[relax.Var, Part]) -> dict[relax.Var, relax.Expr]:
+    """The bindings in an order in which places come before what is computed of the elements there.
+
+    There is one: what places depend on is read as a whole for them, so that it is not cut by them.
+    """
+    order: dict[relax.Var, relax.Expr] = {}
+    pending = [(var, False) for var in reversed(bound)]
+    while pending:
+        var, ready = pending.pop()
+        if ready:
+            order[var] = bound[var]
+        elif var in bound and var not in order:
+            part = parts.get(var)
+            windows = () if part is None else part.operands
+            places = [cut.indices for window in windows for cut in window or () if isinstance(cut, Taken)]
+            pending.append((var, True))
+            pending.extend((each, False) for each in (*places, *leaves(bound[var])))
+    return order
+
+
 def _run_pass(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     func = mod["main"]
     if not any(_reads(binding.value) for binding in bindings(func)):
@@ -359,6 +440,7 @@ def _run_pass(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModul
     made = {var: part.window for var, part in parts.items() if any(part.window)}
     if not made:
         return mod
+    bound = _in_order(bound, parts)
     image: dict[relax.Var, relax.Expr] = {}
     pieces: dict[tuple[relax.Expr, Window], relax.Expr] = {}
 
@@ -376,18 +458,29 @@ def _run_pass(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModul
     def cut(builder: relax.BlockBuilder, operand: relax.Expr, window: Window) -> relax.Expr:
         """The window of an operand, of which more may be there."""
         there = made.get(operand, _whole(len(window)))
-        begins = [0 if cut is None else cut[0] for cut in there]
-        expr = image.get(operand, operand)
-        wanted = _normal(tuple(None if cut is None else (cut[0] - begin, cut[1] - begin)
+        if (operand, window) not in pieces:
+            expr = image.get(operand, operand)
+            pieces[operand, window] = taken(builder, sliced(builder, expr, there, window), there, window)
+        return pieces[operand, window]
+
+    def sliced(builder: relax.BlockBuilder, expr: relax.Expr, there: Window, window: Window) -> relax.Expr:
+        begins = [cut[0] if isinstance(cut, tuple) else 0 for cut in there]
+        wanted = _normal(tuple((cut[0] - begin, cut[1] - begin) if isinstance(cut, tuple) else None
                                for cut, begin in zip(window, begins, strict=True)), shape_of(expr))
-        axes = [axis for axis, each in enumerate(wanted) if each is not None]
-        if not axes:
+        ends = {axis: cut for axis, cut in enumerate(wanted) if isinstance(cut, tuple)}
+        if not ends:
             return expr
-        if (operand, wanted) not in pieces:
-            ends = [each for each in wanted if each is not None]
-            pieces[operand, wanted] = builder.emit(
-                op.strided_slice(expr, axes, [begin for begin, _ in ends], [end for _, end in ends]))
-        return pieces[operand, wanted]
+        return builder.emit(op.strided_slice(
+            expr, list(ends), [begin for begin, _ in ends.values()], [end for _, end in ends.values()]))
+
+    def taken(builder: relax.BlockBuilder, expr: relax.Expr, there: Window, window: Window) -> relax.Expr:
+        for axis, cut in enumerate(window):
+            if isinstance(cut, Taken) and cut != there[axis]:
+                places = image.get(cut.indices, cut.indices)
+                if len(shape_of(places)) != 1:
+                    places = builder.emit(op.reshape(places, (cut.count,)))
+                expr = builder.emit(op.take(expr, places, axis, mode=cut.mode))
+        return expr
 
     return relax.transform.CanonicalizeBindings()(rebuilt(mod, bound, change, image=image))
 

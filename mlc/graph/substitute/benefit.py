@@ -14,16 +14,22 @@ go on without end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from itertools import combinations
+from typing import TypeAlias
 
 from mlc.operators import OPERATORS
 from mlc.substitution.egraph import PRODUCTS
-from mlc.substitution.graph import Graph, Ref
+from mlc.substitution.graph import Graph, Node, Ref
 from mlc.substitution.rule import Rule
 
 __all__ = ["DOUBTFUL", "Benefit", "benefit_of", "benefits_of"]
+
+
+#: of a side, the operators with what they read, and the outputs
+_Operators: TypeAlias = "tuple[tuple[tuple[str, tuple[Ref, ...]], ...], tuple[Ref, ...]]"
 
 
 class Benefit(IntEnum):
@@ -48,8 +54,19 @@ def benefit_of(rule: Rule) -> Benefit:
 
 def benefits_of(rule: Rule) -> dict[frozenset[str], Benefit]:
     """The smallest sets of inputs that must be constant for a rule to be of use, with the benefit that it has then."""
-    source, target = _Side(rule.source), _Side(rule.target)
-    names = [name for name in rule.source.inputs if name in rule.shapes]
+    names = tuple(name for name in rule.source.inputs if name in rule.shapes)
+    return dict(_benefits(_operators(rule.source), _operators(rule.target), names))
+
+
+def _operators(side: Graph) -> _Operators:
+    return tuple((node.op, node.inputs) for node in side.nodes), side.outputs
+
+
+@lru_cache(maxsize=1 << 12)
+def _benefits(before: _Operators, after: _Operators, names: Sequence[str]) -> Mapping[frozenset[str], Benefit]:
+    """By the operators of both sides: a rule at one rank is of the same use at another."""
+    source, target = (_Side(Graph(tuple(Node(op, inputs) for op, inputs in nodes), outputs))
+                      for nodes, outputs in (before, after))
     found: dict[frozenset[str], Benefit] = {}
     for count in range(len(names)):
         for chosen in combinations(names, count):

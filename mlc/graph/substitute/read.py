@@ -25,8 +25,8 @@ from mlc.substitution.terms import CONSTANT, INPUT, OPAQUE, Term, TermBuilder, T
 
 __all__ = ["Reading", "read"]
 
-#: operators by their names in Relax. What other operators define (GELU) stays as it is: no rule speaks of it
-_KNOWN = {each.relax.name: each for each in OPERATORS.values() if each.relax is not None and not each.expansion}
+#: operators by their names in Relax
+_KNOWN = {each.relax.name: each for each in OPERATORS.values() if each.relax is not None}
 #: those that are not defined everywhere, of the table and of the others
 _PARTIAL = relax_where(lambda each: each.partial)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from functools import cache
 
@@ -18,7 +19,13 @@ __all__ = ["patterns", "shipped_patterns"]
 @cache
 def shipped_patterns(rank: int = RANK) -> tuple[Pattern, ...]:
     """The rules of the library; those for many ranks for tensors of up to ``rank``."""
-    return patterns(shipped_rules(), rank)
+    collects = gc.isenabled()
+    gc.disable()  # all of it stays: to look through it for garbage again and again would take as long as to make it
+    try:
+        return patterns(shipped_rules(), rank)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def patterns(rules: Iterable[Rule], rank: int = RANK) -> tuple[Pattern, ...]:

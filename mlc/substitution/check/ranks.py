@@ -27,6 +27,8 @@ _Layout: TypeAlias = "tuple[Axis, ...]"
 #: pointwise operators that others define; of the rest the specification says that an element is one of elements
 _FUNCTIONS = ("gelu", "silu")
 _REDUCTIONS = ("sum", "mean", "max")
+#: over the last axis of the first operand, with parameters of rank 1 for it
+_NORMS = ("layer_norm", "rms_norm")
 _MOST_AXES = 8
 
 
@@ -136,6 +138,9 @@ def _result(node: Node, operands: Sequence[_Layout], shapes: Sequence[tuple[Poly
         axis = _axis(given["axis"], len(x))
         need(all(each[axis] is None for each in operands), f"{op} must be along one axis, not along a block")
         need(all(_others(each, axis) == _others(x, axis) for each in operands), f"{op} must have equal other axes")
+        return x
+    if op in _NORMS:
+        need(all(each[-1] is None for each in operands), f"{op} must be along one axis, not along a block")
         return x
     if op in _REDUCTIONS:
         gone = {_axis(axis, len(x)) for axis in given["axes"]}  # type: ignore[union-attr]

@@ -78,6 +78,73 @@ def test_last_block_of_a_classifier_is_computed_of_one_token(batch: int, token: 
     assert elements(simplified(before), "matmul") == elements(after, "matmul")  # as one pass of many
 
 
+def chosen(builder: relax.BlockBuilder, shape: tuple[int, ...], places: tuple[int, ...]) -> tvm.IRModule:
+    """A block, and a head that reads the tokens at places that an input says, counted as models do: behind all else,
+    and from the end where they are negative."""
+    x, ends = relax.Var("x", R.Tensor(shape, "float32")), relax.Var("ends", R.Tensor(places, "int64"))
+    with builder.function("main", [x, ends]):
+        with builder.dataflow():
+            emit = builder.emit
+            tokens = block(emit, emit(op.tanh(x)), shape[0])
+            back = emit(op.less(ends, relax.const(0, "int64")))
+            found = emit(op.where(back, emit(op.add(ends, relax.const(TOKENS, "int64"))), ends))
+            out = builder.emit_output(linear(emit, emit(op.take(tokens, found, axis=1, mode="clip")), 3))
+        builder.emit_func_output(out)
+    return builder.finalize()
+
+
+def test_last_block_is_computed_of_tokens_that_each_call_chooses() -> None:
+    batch, places = 2, (1, 3)
+    before = chosen(relax.BlockBuilder(), (batch, TOKENS, WIDTH), places)
+    after = DropUnread(before)
+    count = math.prod(places)
+    rows, some = batch * TOKENS * WIDTH, batch * count * WIDTH
+    assert elements(after, "matmul")[:-1] == [
+        some, rows, rows, batch * HEADS * TOKENS * count, some, some, 4 * some, some]
+    x = RNG.standard_normal((batch, TOKENS, WIDTH)).astype("float32")
+    ends = np.resize([-2, 5, 3 * TOKENS], places)  # beyond the end is the last
+    for old, new in zip(evaluate(before, x, ends), evaluate(after, x, ends), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
+    assert DropUnread(after).same_as(after)
+
+
+def test_places_that_differ_or_depend_on_what_is_read_leave_it_whole() -> None:
+    @R.function(private=True)
+    def differ(x: R.Tensor((16, 8), "float32"), i: R.Tensor((2,), "int64"), j: R.Tensor((2,), "int64")):
+        with R.dataflow():
+            a = R.tanh(x)
+            b = R.take(a, i, axis=0, mode="clip")
+            c = R.take(a, j, axis=0, mode="clip")
+            y = R.add(b, c)
+            R.output(y)
+        return y
+
+    @R.function(private=True)
+    def own(x: R.Tensor((16, 8), "float32")):
+        with R.dataflow():
+            a = R.tanh(x)
+            i = R.argmax(a, axis=0)
+            y = R.take(a, i, axis=0, mode="clip")
+            R.output(y)
+        return y
+
+    for func in (differ, own):
+        assert_unchanged(DropUnread, func)
+
+
+def test_filters_are_not_chosen_at_run_time() -> None:
+    """They are packed when the model is built."""
+    @R.function(private=True)
+    def columns(x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 64), "float32"), i: R.Tensor((2,), "int64")):
+        with R.dataflow():
+            a = R.matmul(x, w)
+            y = R.take(a, i, axis=1, mode="clip")
+            R.output(y)
+        return y
+
+    assert_unchanged(DropUnread, columns)
+
+
 def test_readers_of_different_parts() -> None:
     """One function is computed of the rows that either reader needs, another of those of its only one."""
     @R.function(private=True)
@@ -156,6 +223,7 @@ class Chance:
         steps = [self.pointwise, self.joined, self.product, self.columns, self.permuted, self.reshaped, self.along,
                  self.reduced, self.concatenated, self.part, self.taken, self.convolved]
         ends = {x: x}
+        self.places = emit(op.argmax(x, axis=2))
         for step in self.rng.choice(len(steps), 10):
             operand = known[-1 - int(self.rng.integers(min(2, len(known))))]
             known.append(steps[step](emit, operand, shape_of(operand)))
@@ -223,6 +291,9 @@ class Chance:
     def taken(self, emit: Emit, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
         axis = int(self.rng.integers(len(shape)))
         some = self.rng.integers(shape[axis], size=() if self.rng.integers(2) and len(shape) > 1 else 3)
+        if self.rng.integers(2):  # at places that depend on the input, some behind the end
+            few = emit(op.strided_slice(self.places, [0, 1], [0, 0], [1, 2 if np.ndim(some) else 1]))
+            return emit(op.take(x, emit(op.reshape(few, np.shape(some) and (2,))), axis=axis, mode="clip"))
         return emit(op.take(x, relax.const(np.asarray(some, "int64")), axis=axis, mode="clip"))
 
     def convolved(self, emit: Emit, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
@@ -268,6 +339,17 @@ LAWS = {
 }
 
 
+#: what may be taken at places that are known when the model runs
+PLACED = ("elementwise", "broadcast", "rows", "batch", "images", "softmax", "norm", "scale", "mean", "transpose")
+
+
 @pytest.mark.parametrize("name", LAWS)
 def test_law_is_proved(name: str) -> None:
     assert rule(name, *LAWS[name]).certificate is not None
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_law_holds_at_every_single_place(name: str) -> None:
+    """Hence of what is taken: a concatenation of the elements at some places."""
+    texts = (text.replace("begin=i, end=i+j", "begin=i-1, end=i").replace("i+j+k", "i+k-1") for text in LAWS[name])
+    assert rule(name, *texts).certificate is not None

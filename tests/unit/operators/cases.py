@@ -159,7 +159,8 @@ def _normalisation(op: str, parameters: int) -> Callable[[np.random.Generator], 
         shape = _shape(rng, _some(rng, 2, 4))
         length = shape[1] if op == "batch_norm" else shape[-1]
         positive = (4,) if op == "batch_norm" else ()
-        return Case(op, [shape, *[(length,)] * parameters], {"epsilon": Fraction(1, 1000)}, positive)
+        epsilon = {"epsilon": Fraction(1, 1000)} if op == "batch_norm" else {"inverse_epsilon": 1000}
+        return Case(op, [shape, *[(length,)] * parameters], epsilon, positive)
 
     return make
 

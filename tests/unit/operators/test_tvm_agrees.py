@@ -71,7 +71,8 @@ def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def normalise(case: Case, *operands: Any) -> Any:
-    epsilon = float(case.attributes["epsilon"])
+    given = case.attributes
+    epsilon = float(given["epsilon"]) if case.op == "batch_norm" else 1 / given["inverse_epsilon"]
     if case.op == "batch_norm":
         return relax.TupleGetItem(nn.batch_norm(*operands, axis=1, epsilon=epsilon, training=False), 0)
     function = nn.layer_norm if case.op == "layer_norm" else nn.rms_norm
