@@ -237,6 +237,8 @@ def _legend(rows: Mapping[str, Mapping[str, Any]], checked: Mapping[str, Mapping
 def _left(rows: Mapping[str, Mapping[str, Any]], checked: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"{title} failed: {row['failed']}" for title, row in rows.items() if "failed" in row)
     yield from (f"{name}: {why}" for name, row in checked.items() for why in row["eager"])
+    if without := [name for name, row in checked.items() if not row["graphs"]]:
+        yield f"Of {', '.join(without)} Dynamo captures nothing: it leaves PyTorch's recurrent layers to eager PyTorch."
 
 
 if __name__ == "__main__":
