@@ -18,8 +18,9 @@ SMALL = Sizes(layers=1, width=64, inner=96, heads=4, groups=2, vocabulary=64, ca
 
 
 @pytest.mark.slow
-def test_the_model_computes_what_onnxruntime_does() -> None:
-    model = decoder(SMALL)
+@pytest.mark.parametrize("accuracy", [0, None])
+def test_the_model_computes_what_onnxruntime_does(accuracy: int | None) -> None:
+    model = decoder(SMALL, accuracy)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     ids, empty = np.array([[3, 1, 4, 1, 5]]), np.zeros((1, SMALL.groups, 0, SMALL.head), np.float32)
     past = {each.name: empty for each in session.get_inputs() if each.name.startswith("past")}
