@@ -47,14 +47,14 @@ help:
 	@echo "make bench-executors  SqueezeNet tuned by this machine, by two Ray nodes, by two RPC workers (ten minutes)"
 	@echo "make bench-quantised  models of 8 bits, untuned, against onnxruntime, OpenVINO and own float32 (10 minutes)"
 	@echo "make bench-sixteen  every benchmark model in float16 and bfloat16, untuned, against the same (an hour)"
-	@echo "make bench-decoder  tokens per second of a decoder of a billion parameters with weights of 4 bits (ten minutes)"
+	@echo "make bench-decoder  tokens per second of GPT-2 and of a billion parameters of 4 bits and of float32 (half an hour, 20 GB)"
 	@echo "make bench-unseen   architectures that nothing was tuned for, untuned, against onnxruntime and OpenVINO (20 minutes)"
 	@echo "make bench-avx2     both tables for a CPU without AVX-512, hidden from every engine, untuned and from the shipped log (45 minutes)"
 	@echo "make test-gpu       every CUDA kernel and two models on this machine's GPU"
 	@echo "make sanitize-gpu   every CUDA kernel under compute-sanitizer: memory that is not theirs, and races"
 	@echo "make bench-gpu      kernels and models on this machine's GPU beside PyTorch, into build/bench-gpu/results.json (ten minutes)"
 	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
-	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour)"
+	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour; goes on where it stopped)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
 	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
@@ -136,6 +136,8 @@ bench-sixteen: $(STAMP)
 
 bench-decoder: $(STAMP)
 	@$(BIN)/python -m tests.performance.decoder --publish
+	@$(BIN)/python -m tests.performance.decoder --model gpt2 --publish
+	@$(BIN)/python -m tests.performance.decoder --model llama --publish
 
 bench-unseen: $(STAMP)
 	@$(BIN)/python -m tests.performance.unseen
@@ -161,7 +163,7 @@ bench-dynamic: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_dynamic --publish
 
 bench-torch: $(STAMP)
-	@$(BIN)/python -m tests.performance.bench_torch_compile
+	@$(BIN)/python -m tests.performance.bench_torch_compile --publish
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m tuning_logs.ship --seconds $(SECONDS)

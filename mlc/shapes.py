@@ -82,7 +82,8 @@ class Range:
 
 
 def _no_range(low: int, high: int) -> UsageError:
-    return UsageError(f"a range of sizes must be LOW..HIGH with 1 <= LOW <= HIGH, got {low}..{high}")
+    most = f" <= {_LARGEST}" if high > _LARGEST else ""
+    return UsageError(f"a range of sizes must be LOW..HIGH with 1 <= LOW <= HIGH{most}, got {low}..{high}")
 
 
 def _whole(value: Any) -> int:
@@ -132,6 +133,19 @@ class Linear:
         plain = found.terms == ((text.strip(), 1),) and not constant
         return found if found.terms and not plain else None
 
+    def replaced(self, name: str, other: Linear) -> Linear:
+        """With what ``other`` comes to instead of the size ``name``.
+
+        >>> str(Linear((("past", 1), ("new", 2)), 1).replaced("new", Linear((), 3)))
+        'past + 7'
+        """
+        terms, factor = dict(self.terms), dict(self.terms).get(name, 0)
+        terms.pop(name, None)
+        for term, times in other.terms if factor else ():
+            terms[term] = terms.get(term, 0) + factor * times
+        return Linear(tuple((term, times) for term, times in terms.items() if times),
+                      self.constant + factor * other.constant)
+
     def of(self, sizes: Mapping[str, int]) -> int:
         """The size where the free ones are ``sizes``."""
         return sum(factor * sizes[name] for name, factor in self.terms) + self.constant
@@ -143,7 +157,7 @@ class Linear:
 
     def __str__(self) -> str:
         words = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
-        return " + ".join([*words, *([str(self.constant)] if self.constant else [])])
+        return " + ".join([*words, *([str(self.constant)] if self.constant or not words else [])])
 
 
 #: an input's shape as a user gives it

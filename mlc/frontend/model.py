@@ -150,13 +150,15 @@ def check_static(mod: tvm.IRModule, name: str, free: Mapping[str, Free] | None =
 
 
 def merge_shapes(
-    own: Mapping[str, Sequence[int | str | None]], given: Mapping[str, Sequence[Range]]
+    own: Mapping[str, Sequence[int | str | None]], given: Mapping[str, Sequence[Range]],
+    defaults: Mapping[str, Range] | None = None,
 ) -> dict[str, tuple[int | Free, ...]]:
     """The inputs' shapes by name: the model's ``own``, with what is ``given`` for their free dimensions.
 
-    A symbol is one size wherever it stands, so two ranges of it must be the same; where it was given none it has the
-    default range, and so has a dimension without a name. What follows from symbols that stand alone elsewhere
-    (``"past + length"``, ``"2*batch"``) is computed from their sizes, and may be given what that comes to alone.
+    A symbol is one size wherever it stands, so two ranges of it must be the same; where it was given none it has that
+    of ``defaults``, or the default range, and so has a dimension without a name. What follows from symbols that stand
+    alone elsewhere (``"past + length"``, ``"2*batch"``) is computed from their sizes, and may be given what that comes
+    to alone.
     Raises :class:`UsageError` for shapes that contradict the model's or each other.
     """
     alone = {d for shape in own.values() for d in shape if isinstance(d, str)}
@@ -181,7 +183,10 @@ def merge_shapes(
         if d in linear:
             terms = {term: size(name, axis, term) for term, _ in linear[d].terms}
             return _combined(linear[d], terms, given[name][axis] if name in given else None)
-        found = ranges.get(d, DEFAULT_RANGE) if d else given[name][axis] if name in given else DEFAULT_RANGE
+        if d:
+            found = ranges.get(d) or (defaults or {}).get(d, DEFAULT_RANGE)
+        else:
+            found = given[name][axis] if name in given else DEFAULT_RANGE
         return found.low if found.fixed else Free(names.of(d or f"{name}_{axis}"), found, found.middle)
 
     return {name: tuple(size(name, axis, d) for axis, d in enumerate(shape)) for name, shape in own.items()}

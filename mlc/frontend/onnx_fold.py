@@ -24,12 +24,12 @@ from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
-from mlc.shapes import Free, Linear, Shape, parse_shape
+from mlc.shapes import DEFAULT_RANGE, Free, Linear, Range, Shape, parse_shape
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Graph", "make_static"]
+__all__ = ["Agreed", "AtLeast", "Graph", "make_static"]
 
 _SMALL = 1 << 12  # bytes: constants up to here may be shapes and are shown to shape inference
 _LARGEST_FOLDED = 1 << 30  # bytes, of one value and of all together
@@ -46,6 +46,27 @@ _NEVER_FOLDED = frozenset({
 _NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
+
+
+#: an input by its name, and an axis of it
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A free dimension of an input that is the one at another place, or a number."""
+
+    place: Place
+    other: Place | int
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A free dimension of an input that begins at ``least``, for the sake of a node of ``operator``."""
+
+    place: Place
+    least: int
+    operator: str
 
 
 @dataclass
@@ -90,6 +111,11 @@ class Graph:
     def constant_or_none(self, name: str) -> np.ndarray | None:
         return self.constant(name) if self.is_constant(name) else None
 
+    def place(self, free: str) -> Place:
+        """The first input and axis that has a free dimension of this name."""
+        return next((value.name, axis) for value in self.inputs
+                    for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param == free)
+
     def used_constants(self) -> dict[str, np.ndarray]:
         """The constants that some node or output reads."""
         names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
@@ -104,15 +130,21 @@ def _in_bytes(array: np.ndarray) -> np.ndarray:
     return array.astype("uint8" if array.dtype.name.startswith("u") else "int8")
 
 
-def make_static(model: onnx.ModelProto, shapes: Mapping[str, Shape], name: str) -> Graph:
+def make_static(
+    model: onnx.ModelProto, shapes: Mapping[str, Shape], name: str, agreed: Sequence[Agreed | AtLeast] = ()
+) -> Graph:
     """The model's graph with the sizes and ranges of ``shapes`` for its inputs' free dimensions, and everything folded
-    that depends on constants and static shapes alone.
+    that depends on constants and static shapes alone. Dimensions that are ``agreed`` are one, whatever the model calls
+    them, or begin later unless ``shapes`` says their range.
 
     Functions are inlined where TVM has no converter for them. Raises :class:`ModelError` for an input that is no tensor
     and :class:`UsageError` for ``shapes`` that do not fit.
     """
     graph = _take_apart(model)
-    _fix_inputs(graph, shapes, name)
+    for each in agreed:
+        if isinstance(each, Agreed):
+            _make_one(graph.inputs, each)
+    _fix_inputs(graph, shapes, name, [each for each in agreed if isinstance(each, AtLeast)])
     if graph.functions:
         _inline(graph, None, name)
     _fold(graph, name)
@@ -146,7 +178,7 @@ def _copy(proto: Any) -> Any:
     return copied
 
 
-def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
+def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str, later: Sequence[AtLeast]) -> None:
     from onnx import helper
 
     unknown = shapes.keys() - {i.name for i in graph.inputs}
@@ -157,8 +189,9 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
+    defaults = _beginning(graph.inputs, later, shapes)
     own = {value.name: _dims(value) or () for value in graph.inputs}
-    merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()})
+    merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()}, defaults)
     free = (d for shape in merged.values() for d in shape if isinstance(d, Free))
     graph.free = {d.name: d for d in free if Linear.parse(d.name) is None}
     for value in graph.inputs:
@@ -167,6 +200,49 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str) -> None:
         if 0 in sizes and len(sizes) == len(merged[value.name]):  # a constant: kernels are of tensors with elements
             dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             graph.folded[value.name] = np.zeros(sizes, dtype)
+
+
+def _beginning(
+    inputs: Sequence[onnx.ValueInfoProto], later: Sequence[AtLeast], shapes: Mapping[str, Shape]
+) -> dict[str, Range]:
+    """Ranges of the symbols that begin ``later``, which dimensions without a name are given one for."""
+    ranges: dict[str, Range] = {}
+    for each in later:
+        dims = {(value.name, axis): dim for value in inputs
+                for axis, dim in enumerate(value.type.tensor_type.shape.dim)}
+        symbol = _symbol(dims, each.place)
+        if any(dim.dim_param == symbol and name in shapes for (name, _), dim in dims.items()):
+            raise UsageError(f"{symbol} must be at least {each.least}, of which {each.operator} leaves something; give "
+                             "a range that begins there")
+        ranges[symbol] = Range(each.least, max(each.least, DEFAULT_RANGE.high))
+    return ranges
+
+
+def _make_one(inputs: Sequence[onnx.ValueInfoProto], agreed: Agreed) -> None:
+    """Give a dimension, wherever it stands, the other one's name or its number."""
+    dims = {(value.name, axis): dim for value in inputs
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)}
+    other = agreed.other
+    target = Linear((), other) if isinstance(other, int) else Linear(((_symbol(dims, other), 1),))
+    symbol, dims[agreed.place].dim_param = dims[agreed.place].dim_param, str(target)
+    for place, dim in dims.items():
+        if place != agreed.place and symbol and dim.dim_param == symbol:
+            dim.dim_param = str(target)
+        elif (linear := Linear.parse(dim.dim_param)) and symbol:
+            dim.dim_param = str(linear.replaced(symbol, target))
+        if dim.dim_param.isdecimal():
+            dim.dim_value = int(dim.dim_param)
+
+
+def _symbol(dims: Mapping[Place, Any], place: Place) -> str:
+    """What a free dimension is called; one without a name is given one."""
+    dim, known = dims[place], {each.dim_param for each in dims.values()}
+    if not dim.dim_param:
+        name = "_".join(map(str, place))
+        while name in known:
+            name += "_"
+        dim.dim_param = name
+    return str(dim.dim_param)
 
 
 def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend import onnx_sizes
+from mlc.frontend import onnx_agreement, onnx_sizes
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_file import check_model, check_text
-from mlc.frontend.onnx_fold import Graph, make_static
+from mlc.frontend.onnx_fold import Agreed, AtLeast, Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
 from mlc.frontend.origins import origins, variable_name
 from mlc.frontend.static_shapes import fold_shapes
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import tvm
 
 __all__ = ["import_onnx"]
+
+#: what a node may say that the model must be imported again for
+_NEEDS = (onnx_agreement.SizesMustAgreeError, onnx_agreement.SizeTooSmallError)
 
 
 def import_onnx(
@@ -48,17 +51,34 @@ def import_onnx(
     check_model(model, name)
     own = list(walk_nodes(model.graph.node))
     model = with_values(model, values or {}, name)
-    graph = make_static(model, shapes or {}, name)
+    graph, mod = _with_sizes_agreed(model, name, shapes or {})
     free = graph.free
-    _check_borders(graph, name)
-    check_size(graph.nodes, graph.is_constant, name)
-    check_supported(graph.nodes)
     with scope(free):
-        mod = _to_relax(graph, name)
         if attrs := {**(attributes(free) if free else {}), **allowed(graph.nodes)}:
             mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attrs))
     found = imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
     return replace(found, nodes=origins(own, graph.nodes))
+
+
+def _with_sizes_agreed(
+    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape]
+) -> tuple[Graph, tvm.IRModule]:
+    """The graph and its module; free dimensions that some node needs to be equal are one, or the number they must be,
+    and those that were given no range begin where every node has a result."""
+    agreed: list[Agreed | AtLeast] = []
+    while True:
+        graph = make_static(model, shapes, name, agreed)
+        _check_borders(graph, name)
+        check_size(graph.nodes, graph.is_constant, name)
+        check_supported(graph.nodes)
+        try:
+            with scope(graph.free):
+                return graph, _to_relax(graph, name)
+        except onnx_agreement.SizesMustAgreeError as need:
+            agreed.append(Agreed(graph.place(need.name),
+                                 need.other if isinstance(need.other, int) else graph.place(need.other)))
+        except onnx_agreement.SizeTooSmallError as need:
+            agreed.append(AtLeast(graph.place(need.name), need.least, need.operator))
 
 
 def _check_borders(graph: Graph, name: str) -> None:
@@ -86,7 +106,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
             if importer is not None:
                 with contextlib.suppress(Exception):  # else TVM complains of it once more where the builder ends
                     importer.bb._end_block()
-            if isinstance(error, MlcError):
+            if isinstance(error, (MlcError, *_NEEDS)):
                 raise
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
     return fold_shapes(mod)
@@ -221,12 +241,20 @@ def _importer_class() -> Any:
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             try:
+                if self._free:
+                    onnx_agreement.check(op_name, inputs, attrs)
                 ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
                 if ours is None and op_name in CONVERTERS:
                     ours = CONVERTERS[op_name](self.bb, inputs, attrs)
-                if ours is not None:
-                    return ours if isinstance(ours, onnx_sizes.Sizes) else self.bb.normalize(ours)
-                return super()._convert_operator(op_name, inputs, attrs, opset)
+                if isinstance(ours, onnx_sizes.Sizes):
+                    return ours
+                made = super()._convert_operator(op_name, inputs, attrs, opset) if ours is None else \
+                    self.bb.normalize(ours)
+                if self._free:
+                    onnx_agreement.check_result(op_name, made)
+                return made
+            except _NEEDS:
+                raise
             except Exception as error:
                 node = attrs["tvm_custom"]["name"] or "an unnamed node"
                 raise ModelError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlc.networks.models import Network
 
-__all__ = ["BENCHMARK_ARCHITECTURES", "SMALL_ARCHITECTURES"]
+__all__ = ["BENCHMARK_ARCHITECTURES", "SMALL_ARCHITECTURES", "TRANSFORMERS_ARCHITECTURES"]
 
 _Shapes = dict[str, tuple[int, ...]]
 
@@ -161,6 +161,13 @@ BENCHMARK_ARCHITECTURES: Mapping[str, Network] = {
     "tcn": _module("TemporalConvolutions", {"input": (1, 64, 256)}),
     "c3d": _module("C3D", {"input": (1, 3, 8, 56, 56)}),
     "dlrm": _module("DLRM", {"dense": (32, 13), "category_ids": (32, 26)}),
+}
+
+#: the well-known ones of ``transformers`` at their own sizes, which other benchmarks have from elsewhere
+TRANSFORMERS_ARCHITECTURES: Mapping[str, Network] = {
+    "resnet50": _transformers("ResNetModel", _image(224)),
+    "mobilenet_v2": _transformers("MobileNetV2Model", _image(224)),
+    "vit_base": _transformers("ViTModel", _image(224)),
 }
 
 #: two layers of 64 channels and 4 heads

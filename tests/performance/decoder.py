@@ -1,11 +1,13 @@
-"""Tokens per second of a LLaMA-like decoder of a billion parameters with weights of 4 bits, beside its peers.
+"""Tokens per second of decoders, beside their peers: like LLaMA with a billion parameters, of 4 bits or float32; GPT-2.
 
-``make bench-decoder``, or ``python -m tests.performance.decoder --engines mlc,onnxruntime,openvino``. The model is made
-here, as exporters for onnxruntime write one (MatMulNBits in blocks of 32, GroupQueryAttention with rotary positions),
-with the sizes of TinyLlama and random weights. Every engine has a process of its own and the same threads; each in turn
-takes a prompt anew and then generates tokens, each of which is the likeliest after those before it. The weights are
-more than any cache holds, so that a token takes at least the time of reading them: the table gives that rate, too.
-llama.cpp joins where its Python package is installed (:mod:`tests.performance.llama_cpp_engine`).
+``make bench-decoder``, or ``python -m tests.performance.decoder --model gpt2 --prompt 800``. The models are made here
+(:mod:`tests.performance.decoders`). Every engine has a process of its own and the same threads; each in turn takes a
+prompt anew and then generates tokens, each of which is the likeliest after those before it. The weights are more than
+any cache holds, so that a token takes at least the time of reading them and the keys and values before it: the table
+gives that rate, and in the row ``reading`` what this machine reads while it does nothing else, measured in turn with
+the engines. ``mlc-long`` is mlc with a cache eight times as long, which is not used: it must take as long.
+llama.cpp joins the decoder of 4 bits where its Python package is installed
+(:mod:`tests.performance.llama_cpp_engine`).
 """
 
 from __future__ import annotations
@@ -18,47 +20,54 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tests.performance import llama_cpp_engine
+from tests.performance.decoders import DECODERS, Sizes, eager, save, sizes_of, state_bytes, weight_bytes
 from tests.performance.results import publish, write_whole
 from tests.performance.table import ROOT
 
-if TYPE_CHECKING:
-    import onnx
-
-ENGINES = ("mlc", "onnxruntime", "openvino", *(["llama.cpp"] if llama_cpp_engine.installed() else []))
-_BLOCK = 32
+#: what is timed of each decoder unless something else is asked for
+_DEFAULTS = {"llama-4bit": "mlc,onnxruntime,openvino" + (",llama.cpp" if llama_cpp_engine.installed() else ""), "llama": "mlc,onnxruntime,torch,reading",
+             "gpt2": "mlc,mlc-long,onnxruntime,torch,reading"}
+#: sections of results.md
+_SECTIONS = {"llama-4bit": "decoder", "llama": "decoder-llama", "gpt2": "decoder-gpt2"}
 #: what the table says of a level of MatMulNBits
 _ALLOWED = {0: "", 4: "The model allows activations of 8 bits in its products, which OpenVINO makes no use of."}
+#: how much longer the cache of ``mlc-long`` is
+_LONGER = 8
+#: bytes that each core reads in the row ``reading``: more than the last cache holds
+_READ = 256 << 20
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of a decoder; the defaults are TinyLlama's, 1.1 billion parameters."""
+class Run:
+    """A decoder in a file, and what is done with it."""
 
-    layers: int = 22
-    width: int = 2048
-    inner: int = 5632
-    heads: int = 32
-    groups: int = 4
-    vocabulary: int = 32000
-    capacity: int = 512
+    model: str
+    sizes: Sizes
+    path: Path
+    threads: int
+    prompt: int
+    tokens: int
 
     @property
-    def head(self) -> int:
-        return self.width // self.heads
+    def token_bytes(self) -> int:
+        """What a token reads, of weights and of the keys and values before it."""
+        return weight_bytes(self.sizes, self.model) + state_bytes(self.sizes, self.prompt + self.tokens // 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the model, time the engines and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engines", default=",".join(ENGINES), help="comma-separated (default: all)")
-    parser.add_argument("--layers", type=int, default=Sizes.layers, help="fewer of them, to try (default: 22)")
+    parser.add_argument("--model", default="llama-4bit", choices=DECODERS, help="(default: llama-4bit)")
+    parser.add_argument("--engines", help=f"comma-separated, of {', '.join(_ENGINES)}, reading (default: by model)")
+    parser.add_argument("--layers", type=int, help="fewer of them, to try (default: 22, of gpt2 12)")
+    parser.add_argument("--capacity", type=int, default=Sizes.capacity, help="tokens that the cache has room for")
     parser.add_argument("--accuracy-level", type=int, default=4, choices=sorted(_ALLOWED),
                         help="what MatMulNBits allows onnxruntime: 0 as is, 4 activations of 8 bits (default: 4)")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt (default: 32)")
@@ -70,143 +79,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-decoder")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    path = args.output / f"decoder{args.layers}-{args.accuracy_level}.onnx"
+    if args.prompt + args.tokens > args.capacity:
+        parser.error(f"--capacity must be at least --prompt and --tokens, got {args.capacity} for {args.prompt} and "
+                     f"{args.tokens}")
+    sizes, level = sizes_of(args.model, args.layers, args.capacity), args.accuracy_level
+    named = f"{args.model}-{sizes.layers}-{sizes.capacity}{f'-{level}' if args.model == 'llama-4bit' else ''}"
+    run = Run(args.model, sizes, args.output / f"{named}.onnx", args.threads, args.prompt, args.tokens)
+    engines = (args.engines or _DEFAULTS[args.model]).split(",")
     if args.serve:
-        return _serve(_ENGINES[args.serve](path, args.threads), args.prompt, args.tokens)
+        return _read(run) if args.serve == "reading" else _serve(_ENGINES[args.serve](run), run)
     args.output.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        import onnx
-
-        onnx.save(decoder(Sizes(layers=args.layers), args.accuracy_level), path)
+    if not run.path.exists():
+        save(args.model, sizes, run.path, level)
     if args.build:
-        _ENGINES["mlc"](path, args.threads)
+        for name in engines:
+            if name.startswith("mlc"):
+                _ENGINES[name](run)
         return 0
-    turns = measured(args.engines.split(","), sys.argv[1:] if argv is None else argv, args.rounds)
-    text = markdown(turns, weight_bytes(Sizes(layers=args.layers)), args)
-    write_whole(args.output / "table.md", text)
+    turns = measured(engines, sys.argv[1:] if argv is None else argv, args.rounds, args.threads)
+    text = markdown(turns, run, args.rounds, _ALLOWED[level] if args.model == "llama-4bit" else "")
+    write_whole(args.output / f"{args.model}.md", text)
     if args.publish:
-        publish("decoder", text)
+        publish(_SECTIONS[args.model], text)
     print(text)
     return 0
-
-
-def decoder(sizes: Sizes, accuracy: int = 0) -> onnx.ModelProto:
-    """The model: int64 ``input_ids``, ``attention_mask`` and past keys and values to logits and present ones."""
-    return _Decoder(sizes, accuracy).model()
-
-
-def weight_bytes(sizes: Sizes) -> int:
-    """What a token reads: half a byte for each weight of a product, four for each block's scale."""
-    kv, w = sizes.groups * sizes.head, sizes.width
-    weights = sizes.layers * (2 * w * w + 2 * w * kv + 3 * w * sizes.inner) + w * sizes.vocabulary
-    return weights // 2 + weights // _BLOCK * 4
-
-
-class _Decoder:
-    """A decoder under construction."""
-
-    def __init__(self, sizes: Sizes, accuracy: int) -> None:
-        self._sizes, self._accuracy, self._rng = sizes, accuracy, np.random.default_rng(0)
-        self._nodes: list[onnx.NodeProto] = []
-        self._weights: list[onnx.TensorProto] = []
-
-    def model(self) -> onnx.ModelProto:
-        from onnx import TensorProto, helper
-
-        s, value = self._sizes, helper.make_tensor_value_info
-        names = [f"{layer}.{side}" for layer in range(s.layers) for side in ("key", "value")]
-        self._tokens()
-        shape = ["batch", s.groups, "past", s.head], ["batch", s.groups, "total", s.head]
-        graph = helper.make_graph(
-            self._nodes, "decoder",
-            [value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
-             value("attention_mask", TensorProto.INT64, ["batch", "total"]),
-             *(value(f"past_key_values.{n}", TensorProto.FLOAT, shape[0]) for n in names)],
-            [value("logits", TensorProto.FLOAT, ["batch", "sequence", s.vocabulary]),
-             *(value(f"present.{n}", TensorProto.FLOAT, shape[1]) for n in names)], self._weights)
-        domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=domains, ir_version=10)
-
-    def _constant(self, values: Any) -> str:
-        from onnx import numpy_helper
-
-        self._weights.append(numpy_helper.from_array(np.asarray(values), f"w{len(self._weights)}"))
-        return str(self._weights[-1].name)
-
-    def _add(self, operator: str, *inputs: str, out: Sequence[str] = (), **attributes: Any) -> str:
-        from onnx import helper
-
-        names = list(out) or [f"v{len(self._nodes)}"]
-        self._nodes.append(helper.make_node(operator, list(inputs), names, **attributes))
-        return names[0]
-
-    def _dense(self, x: str, depth: int, columns: int, out: Sequence[str] = ()) -> str:
-        blocks = depth // _BLOCK
-        words = self._rng.integers(0, 256, (columns, blocks, _BLOCK // 2), np.uint8)
-        scales = self._rng.uniform(0.5, 1.5, columns * blocks) / (4.6 * depth**0.5)  # results of variance one
-        level = {"accuracy_level": self._accuracy} if self._accuracy else {}
-        return self._add("MatMulNBits", x, self._constant(words), self._constant(scales.astype(np.float32)), out=out,
-                         domain="com.microsoft", K=depth, N=columns, bits=4, block_size=_BLOCK, **level)
-
-    def _gamma(self) -> str:
-        return self._constant(self._rng.uniform(0.5, 1.5, self._sizes.width).astype(np.float32))
-
-    def _tokens(self) -> None:
-        s = self._sizes
-        table = self._rng.standard_normal((s.vocabulary, s.width), np.float32)
-        x = self._add("Gather", self._constant(table), "input_ids")
-        past = self._lengths()
-        y = self._add("SimplifiedLayerNormalization", x, self._gamma(), axis=-1, epsilon=1e-5)
-        for layer in range(s.layers):
-            x, y = self._skipped(x, self._attended(y, layer, past), f"attended{layer}")
-            x, y = self._skipped(x, self._inner(y), f"inner{layer}")
-        self._dense(y, s.width, s.vocabulary, ["logits"])
-
-    def _lengths(self) -> tuple[str, ...]:
-        """Of the past and in all, and the tables of rotary positions."""
-        from onnx import TensorProto
-
-        s, one = self._sizes, self._constant(np.array(1, np.int64))
-        count = self._add("Sub", self._add("ReduceSum", "attention_mask", self._constant(np.array([1], np.int64)),
-                                           keepdims=0), one)
-        total = self._add("Gather", self._add("Shape", "attention_mask"), one, axis=0)
-        turn = np.outer(np.arange(s.capacity), 1e4 ** -(np.arange(s.head // 2) / (s.head // 2)))
-        tables = (self._constant(f(turn).astype(np.float32)) for f in (np.cos, np.sin))
-        return (self._add("Cast", count, to=TensorProto.INT32), self._add("Cast", total, to=TensorProto.INT32), *tables)
-
-    def _attended(self, y: str, layer: int, past: Sequence[str]) -> str:
-        s = self._sizes
-        parts = [self._dense(y, s.width, count * s.head) for count in (s.heads, s.groups, s.groups)]
-        sides = [f"{layer}.{side}" for side in ("key", "value")]
-        seen = self._add(
-            "GroupQueryAttention", *parts, *(f"past_key_values.{n}" for n in sides), *past,
-            out=[f"seen{layer}", *(f"present.{n}" for n in sides)], domain="com.microsoft", num_heads=s.heads,
-            kv_num_heads=s.groups, do_rotary=1)
-        return self._dense(seen, s.width, s.width)
-
-    def _inner(self, y: str) -> str:
-        s = self._sizes
-        gate, up = (self._dense(y, s.width, s.inner) for _ in range(2))
-        gate = self._add("Mul", gate, self._add("Sigmoid", gate))
-        return self._dense(self._add("Mul", gate, up), s.inner, s.width)
-
-    def _skipped(self, x: str, y: str, name: str) -> tuple[str, str]:
-        """The sum, and that normalised."""
-        self._add("SkipSimplifiedLayerNormalization", x, y, self._gamma(), out=[name, "", "", f"{name}.sum"],
-                  domain="com.microsoft", epsilon=1e-5)
-        return f"{name}.sum", name
 
 
 #: token ids ``[1, n]`` after those before them --> logits of the last one; None forgets them all
 Step = Callable[["np.ndarray | None"], np.ndarray]
 
 
-def _mlc(path: Path, threads: int) -> Step:
+def _mlc(run: Run) -> Step:
     import mlc
 
-    built = path.with_suffix(f".{threads}.so")
+    built = run.path.with_suffix(f".{run.sizes.capacity}.{run.threads}.so")
     if not built.exists():
-        mlc.Generator(path, capacity=Sizes.capacity, threads=threads, log=False).save(built)
+        mlc.Generator(run.path, capacity=run.sizes.capacity, threads=run.threads, log=False).save(built)
     generator = mlc.Generator(built)
 
     def step(ids: np.ndarray | None) -> np.ndarray:
@@ -218,54 +126,84 @@ def _mlc(path: Path, threads: int) -> Step:
     return step
 
 
-def _empty(names: Sequence[str]) -> dict[str, np.ndarray]:
-    s = Sizes()
+def _mlc_long(run: Run) -> Step:
+    return _mlc(replace(run, sizes=replace(run.sizes, capacity=_LONGER * run.sizes.capacity)))
+
+
+def _torch(run: Run) -> Step:
+    import torch
+    from transformers import DynamicCache
+
+    torch.set_num_threads(run.threads)
+    module = eager(run.model, run.sizes, run.path)
+    state: dict[str, Any] = {}
+
+    def step(ids: np.ndarray | None) -> np.ndarray:
+        if ids is None:
+            state["past"] = DynamicCache()
+            return np.empty(0)
+        with torch.inference_mode():
+            made = module(torch.from_numpy(ids), past_key_values=state["past"], use_cache=True)
+        return np.asarray(made.logits[0, -1].numpy())
+
+    return step
+
+
+def _empty(names: Sequence[str], s: Sizes) -> dict[str, np.ndarray]:
     return {name: np.zeros((1, s.groups, 0, s.head), np.float32) for name in names if name.startswith("past")}
 
 
-def _onnxruntime(path: Path, threads: int) -> Step:
+def _given(ids: np.ndarray, seen: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """What a model takes beside keys and values, of ``ids`` the last ones of ``seen``."""
+    made = {"input_ids": ids, "attention_mask": np.ones((1, seen), np.int64),
+            "position_ids": np.arange(seen - ids.shape[1], seen)[None]}
+    return {name: array for name, array in made.items() if name in names}
+
+
+def _onnxruntime(run: Run) -> Step:
     """Keys and values stay where the session has put them."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = run.threads
+    session = ort.InferenceSession(str(run.path), options, providers=["CPUExecutionProvider"])
     names, outputs = ([i.name for i in each] for each in (session.get_inputs(), session.get_outputs()))
+    pasts = [name for name in names if name.startswith("past")]
     state: dict[str, Any] = {}
     made = ort.OrtValue.ortvalue_from_numpy
 
     def step(ids: np.ndarray | None) -> np.ndarray:
         if ids is None:
-            state.update({n: made(a) for n, a in _empty(names).items()}, seen=0)
+            state.update({n: made(a) for n, a in _empty(names, run.sizes).items()}, seen=0)
             return np.empty(0)
         state["seen"] += ids.shape[1]
-        feeds = {"input_ids": made(ids), "attention_mask": made(np.ones((1, state["seen"]), np.int64))}
-        logits, *present = session.run_with_ort_values(outputs, {**feeds, **{n: state[n] for n in names[2:]}})
-        state.update(zip(names[2:], present, strict=True))
+        feeds = {name: made(array) for name, array in _given(ids, state["seen"], names).items()}
+        logits, *present = session.run_with_ort_values(outputs, {**feeds, **{n: state[n] for n in pasts}})
+        state.update(zip(pasts, present, strict=True))
         return np.asarray(logits.numpy())[0, -1]
 
     return step
 
 
-def _openvino(path: Path, threads: int) -> Step:
+def _openvino(run: Run) -> Step:
     """At its own default precision; keys and values stay tensors of its own."""
     import openvino as ov
 
     core = ov.Core()
-    compiled = core.compile_model(str(path), "CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1})
+    compiled = core.compile_model(str(run.path), "CPU", {"INFERENCE_NUM_THREADS": run.threads, "NUM_STREAMS": 1})
     names = [port.get_any_name() for port in compiled.inputs]
     requests = [compiled.create_infer_request() for _ in range(2)]  # one reads what the other has made
     state: dict[str, Any] = {}
 
     def step(ids: np.ndarray | None) -> np.ndarray:
         if ids is None:
-            state.update({n: ov.Tensor(a) for n, a in _empty(names).items()}, seen=0)
+            state.update({n: ov.Tensor(a) for n, a in _empty(names, run.sizes).items()}, seen=0)
             return np.empty(0)
         state["seen"] += ids.shape[1]
         request = requests[0]
         requests.reverse()
-        request.set_tensor("input_ids", ov.Tensor(ids))
-        request.set_tensor("attention_mask", ov.Tensor(np.ones((1, state["seen"]), np.int64)))
+        for name, array in _given(ids, state["seen"], names).items():
+            request.set_tensor(name, ov.Tensor(array))
         for name in names:
             if name.startswith("past"):
                 request.set_tensor(name, state[name])
@@ -278,25 +216,40 @@ def _openvino(path: Path, threads: int) -> Step:
     return step
 
 
-def _llama_cpp(path: Path, threads: int) -> Step:
-    return llama_cpp_engine.step(path, threads, Sizes.capacity)
+def _llama_cpp(run: Run) -> Step:
+    return llama_cpp_engine.step(run.path, run.threads, run.sizes.capacity)
 
 
-_ENGINES: dict[str, Callable[[Path, int], Step]] = {
-    "mlc": _mlc, "onnxruntime": _onnxruntime, "openvino": _openvino, "llama.cpp": _llama_cpp,
-}
+_ENGINES: dict[str, Callable[[Run], Step]] = {
+    "mlc": _mlc, "mlc-long": _mlc_long, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
+    "llama.cpp": _llama_cpp}
 
 
-def _serve(step: Step, prompt: int, tokens: int) -> int:
+def _read(run: Run) -> int:
+    """For each line of input, one of output: seconds of reading what a token reads, at the rate of this moment."""
+    from mlc import threads
+    from mlc.measure.calibrate import Kernels
+    from mlc.target import resolve
+
+    threads.configure(run.threads)
+    kernels = Kernels(resolve("native", run.threads))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        rate, _confirmed = kernels.read(_READ, run.threads)
+        print(json.dumps({"seconds": [0.0, run.token_bytes / rate], "logits": []}), flush=True)
+    return 0
+
+
+def _serve(step: Step, run: Run) -> int:
     """For each line of input, one of output: seconds of the prompt and of each token, and the prompt's logits."""
-    ids = np.random.default_rng(1).integers(0, Sizes.vocabulary, (1, prompt))
+    ids = np.random.default_rng(1).integers(0, run.sizes.vocabulary, (1, run.prompt))
     print("ready", flush=True)
     for _ in sys.stdin:
         step(None)
         start = time.perf_counter()
         logits = first = step(ids)
         times = [time.perf_counter() - start]
-        for _ in range(tokens):
+        for _ in range(run.tokens):
             start = time.perf_counter()
             logits = step(np.array([[logits.argmax()]]))
             times.append(time.perf_counter() - start)
@@ -304,14 +257,13 @@ def _serve(step: Step, prompt: int, tokens: int) -> int:
     return 0
 
 
-def measured(engines: Sequence[str], argv: Sequence[str], rounds: int) -> dict[str, list[dict[str, Any]]]:
+def measured(engines: Sequence[str], argv: Sequence[str], rounds: int, threads: int) -> dict[str, list[dict[str, Any]]]:
     """The answers of every engine's turns, the first of which is not counted; an engine that fails has none."""
     from mlc.bench.engines import environment
 
     command = [sys.executable, "-m", "tests.performance.decoder", *argv]
-    threads = argv[argv.index("--threads") + 1] if "--threads" in argv else "2"
     running = {name: subprocess.Popen([*command, "--serve", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      text=True, cwd=ROOT, env={**os.environ, **environment(int(threads))})
+                                      text=True, cwd=ROOT, env={**os.environ, **environment(threads)})
                for name in engines}
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     waiting = {name: process for name, process in running.items() if _line(process) == "ready\n"}
@@ -342,32 +294,42 @@ def _line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def markdown(turns: dict[str, list[dict[str, Any]]], size: int, args: argparse.Namespace) -> str:
+def markdown(turns: dict[str, list[dict[str, Any]]], run: Run, rounds: int, allowed: str = "") -> str:
     """The table, and what it is."""
     from mlc.cpu import machine_id
 
-    lines = ["| engine | tokens/s | ms a token | GB/s of weights | prompt, ms | error |", "|---" * 6 + "|"]
-    lines += _rows(turns, size)
-    return "\n".join([*lines, "", (
-        f"{args.layers} layers, {size / 1e6:.0f} MB of weights and scales; {args.tokens} tokens after a prompt of "
-        f"{args.prompt}, {args.rounds} turns each, medians; {machine_id()}, {args.threads} threads. The error is that "
-        "of the prompt's logits, relative to the largest, against the first engine. " + _ALLOWED[args.accuracy_level])
-    ]).rstrip() + "\n"
+    sizes = run.sizes
+    lines = ["| engine | tokens/s | ms a token | GB/s | prompt, ms | error |", "|---" * 6 + "|", *_rows(turns, run)]
+    said = [f"{run.model}, {sizes.layers} layers, {weight_bytes(sizes, run.model) / 1e6:.0f} MB of weights; "
+            f"{run.tokens} tokens after a prompt of {run.prompt} in a cache of {sizes.capacity}, {rounds} turns each, "
+            f"medians; {machine_id()}, {run.threads} threads. The error is that of the prompt's logits, relative to "
+            "the largest, against the first engine."]
+    times = {name: _token(answers) for name, answers in turns.items() if answers}
+    if times.keys() >= {"mlc", "reading"}:
+        said.append(f"A token of mlc's takes {times['mlc'] / times['reading']:.2f} times as long as reading alone.")
+    return "\n".join([*lines, "", " ".join([*said, allowed]).rstrip()]) + "\n"
 
 
-def _rows(turns: dict[str, list[dict[str, Any]]], size: int) -> Iterator[str]:
+def _token(answers: Sequence[dict[str, Any]]) -> float:
+    return statistics.median(second for each in answers for second in each["seconds"][1:])
+
+
+def _rows(turns: dict[str, list[dict[str, Any]]], run: Run) -> Iterator[str]:
     reference: np.ndarray | None = None
     for name, answers in turns.items():
         if not answers:
             yield f"| {name} | failed | | | | |"
             continue
-        token = statistics.median(second for each in answers for second in each["seconds"][1:])
+        token = _token(answers)
+        row = f"| {name} | {1 / token:.1f} | {1e3 * token:.1f} | {run.token_bytes / token / 1e9:.1f} |"
+        if name == "reading":
+            yield f"{row} | |"
+            continue
         prompt = statistics.median(each["seconds"][0] for each in answers)
         logits = np.array(answers[0]["logits"])
         reference = logits if reference is None else reference
         error = np.abs(logits - reference).max() / np.abs(reference).max()
-        yield (f"| {name} | {1 / token:.1f} | {1e3 * token:.1f} | {size / token / 1e9:.1f} | {1e3 * prompt:.0f} | "
-               f"{error:.0e} |")
+        yield f"{row} {1e3 * prompt:.0f} | {error:.0e} |"
 
 
 if __name__ == "__main__":

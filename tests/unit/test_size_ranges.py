@@ -35,6 +35,11 @@ def test_what_is_no_size_is_refused(shape):
     assert "size" in refused(parse_shape, shape)
 
 
+def test_sizes_beyond_what_code_counts_are_refused():
+    with pytest.raises(UsageError, match=r"1 <= LOW <= HIGH <= 2147483647, got 1\.\.4096000000"):
+        Range.of("1..4096000000")
+
+
 @pytest.mark.parametrize(("words", "said"), [(["1,2"], "NAME="), (["=1"], "NAME="), (["x=1", "x=2"], "twice")])
 def test_words_of_a_command_line_that_make_no_sense_are_refused(words, said):
     assert said in refused(parse_shapes, words)
