@@ -32,8 +32,10 @@ from tests.performance.results import publish, write_whole
 from tests.performance.table import ROOT
 
 #: what is timed of each decoder unless something else is asked for
-_DEFAULTS = {"llama-4bit": "mlc,onnxruntime,openvino" + (",llama.cpp" if llama_cpp_engine.installed() else ""), "llama": "mlc,onnxruntime,torch,reading",
-             "gpt2": "mlc,mlc-long,onnxruntime,torch,reading"}
+_DEFAULTS = {
+    "llama-4bit": "mlc,onnxruntime,openvino" + (",llama.cpp" if llama_cpp_engine.installed() else ""),
+    "llama": "mlc,onnxruntime,torch,reading", "gpt2": "mlc,mlc-long,onnxruntime,torch,reading",
+}
 #: sections of results.md
 _SECTIONS = {"llama-4bit": "decoder", "llama": "decoder-llama", "gpt2": "decoder-gpt2"}
 #: what the table says of a level of MatMulNBits
