@@ -70,7 +70,7 @@ def test_models_that_are_there_are_skipped_unless_asked_for(tmp_path: Path, monk
 
 
 SECTIONS = ("models", "models-avx2", "quantised", "quantised-vnni", "sixteen", "decoder", "unseen", "unseen-avx2",
-            "tuner", "ablation", "written", "dynamic")
+            "tuner", "ablation", "written", "dynamic", "substitutions", "torch", "decoder-llama", "decoder-gpt2")
 
 
 @pytest.mark.parametrize("section", SECTIONS)
