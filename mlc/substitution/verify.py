@@ -95,8 +95,11 @@ def bounded_verdicts(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float
 
 
 def _answers(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float) -> Iterator[Verdict]:
-    """The verdicts of one process, up to the first that it cannot give."""
-    context = multiprocessing.get_context("fork")
+    """The verdicts of one process, up to the first that it cannot give.
+
+    It is a fresh one: a fork would have the locks of this one's other threads, and z3's belief in its own.
+    """
+    context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_report, args=(there, rules), daemon=True)
     child.start()
