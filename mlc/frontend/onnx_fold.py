@@ -21,15 +21,16 @@ import numpy as np
 
 from mlc.errors import ModelError, UsageError
 from mlc.frontend.model import merge_shapes
+from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
-from mlc.shapes import DEFAULT_RANGE, Free, Linear, Range, Shape, parse_shape
+from mlc.shapes import Free, Linear, Shape, parse_shape
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Agreed", "AtLeast", "Graph", "make_static"]
+__all__ = ["Graph", "make_static"]
 
 _SMALL = 1 << 12  # bytes: constants up to here may be shapes and are shown to shape inference
 _LARGEST_FOLDED = 1 << 30  # bytes, of one value and of all together
@@ -46,27 +47,6 @@ _NEVER_FOLDED = frozenset({
 _NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
-
-
-#: an input by its name, and an axis of it
-Place = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """A free dimension of an input that is the one at another place, or a number."""
-
-    place: Place
-    other: Place | int
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """A free dimension of an input that begins at ``least``, for the sake of a node of ``operator``."""
-
-    place: Place
-    least: int
-    operator: str
 
 
 @dataclass
@@ -143,7 +123,7 @@ def make_static(
     graph = _take_apart(model)
     for each in agreed:
         if isinstance(each, Agreed):
-            _make_one(graph.inputs, each)
+            make_one(graph.inputs, each)
     _fix_inputs(graph, shapes, name, [each for each in agreed if isinstance(each, AtLeast)])
     if graph.functions:
         _inline(graph, None, name)
@@ -189,7 +169,7 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str, later: Seq
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(f"every input must be a tensor, but {value.name} of {name} is a {kind}; export it without")
-    defaults = _beginning(graph.inputs, later, shapes)
+    defaults = ranges_that_begin(graph.inputs, later, shapes)
     own = {value.name: _dims(value) or () for value in graph.inputs}
     merged = merge_shapes(own, {each: parse_shape(shape) for each, shape in shapes.items()}, defaults)
     free = (d for shape in merged.values() for d in shape if isinstance(d, Free))
@@ -200,49 +180,6 @@ def _fix_inputs(graph: Graph, shapes: Mapping[str, Shape], name: str, later: Seq
         if 0 in sizes and len(sizes) == len(merged[value.name]):  # a constant: kernels are of tensors with elements
             dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             graph.folded[value.name] = np.zeros(sizes, dtype)
-
-
-def _beginning(
-    inputs: Sequence[onnx.ValueInfoProto], later: Sequence[AtLeast], shapes: Mapping[str, Shape]
-) -> dict[str, Range]:
-    """Ranges of the symbols that begin ``later``, which dimensions without a name are given one for."""
-    ranges: dict[str, Range] = {}
-    for each in later:
-        dims = {(value.name, axis): dim for value in inputs
-                for axis, dim in enumerate(value.type.tensor_type.shape.dim)}
-        symbol = _symbol(dims, each.place)
-        if any(dim.dim_param == symbol and name in shapes for (name, _), dim in dims.items()):
-            raise UsageError(f"{symbol} must be at least {each.least}, of which {each.operator} leaves something; give "
-                             "a range that begins there")
-        ranges[symbol] = Range(each.least, max(each.least, DEFAULT_RANGE.high))
-    return ranges
-
-
-def _make_one(inputs: Sequence[onnx.ValueInfoProto], agreed: Agreed) -> None:
-    """Give a dimension, wherever it stands, the other one's name or its number."""
-    dims = {(value.name, axis): dim for value in inputs
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim)}
-    other = agreed.other
-    target = Linear((), other) if isinstance(other, int) else Linear(((_symbol(dims, other), 1),))
-    symbol, dims[agreed.place].dim_param = dims[agreed.place].dim_param, str(target)
-    for place, dim in dims.items():
-        if place != agreed.place and symbol and dim.dim_param == symbol:
-            dim.dim_param = str(target)
-        elif (linear := Linear.parse(dim.dim_param)) and symbol:
-            dim.dim_param = str(linear.replaced(symbol, target))
-        if dim.dim_param.isdecimal():
-            dim.dim_value = int(dim.dim_param)
-
-
-def _symbol(dims: Mapping[Place, Any], place: Place) -> str:
-    """What a free dimension is called; one without a name is given one."""
-    dim, known = dims[place], {each.dim_param for each in dims.values()}
-    if not dim.dim_param:
-        name = "_".join(map(str, place))
-        while name in known:
-            name += "_"
-        dim.dim_param = name
-    return str(dim.dim_param)
 
 
 def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
