@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-substitutions")
     args = parser.parse_args(argv)
-    names = args.models.split(",") if args.models else everything()
+    known = everything()
+    names = args.models.split(",") if args.models else known
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"a model must be one of {', '.join(known)}, got {', '.join(unknown)}")
     results = Results(args.output)
     if args.build:
         for name in names:
