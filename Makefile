@@ -40,7 +40,7 @@ help:
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
 	@echo "make bench-ablation substitutions and schedules: neither, each alone, both, on nine networks (an hour and a half)"
 	@echo "make bench-written  substitutions on architectures as their authors publish them, with and without (ten minutes)"
-	@echo "make bench-substitutions  nodes saved and latency with and without them: Tensat's and PET's networks, then all others (40 minutes)"
+	@echo "make bench-substitutions  nodes saved and latency with and without them: Tensat's and PET's networks, then all others (a quarter of an hour)"
 	@echo "make bench-models   how soon whole models have what tuning gives them, from an empty log and from other models'"
 	@echo "make bench-transfer how many trials it saves to know what other models have taught (half an hour)"
 	@echo "make bench-fleet    a fleet of 1 to 1,000 simulated devices: how busy they are, what the session costs, and its curves (3 minutes)"
