@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Three things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Four things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -11,6 +11,8 @@ from memory in bursts: the first tile waits for them and the others leave the me
 :func:`prefetch_ahead` has marked touches the weights of the *next* tile column a few lines at a time.
 
 Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
+
+Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from schedules.analysis import op_name, replaced, uses, walk
 from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
 from schedules.machine import LINE_BYTES
+from schedules.masks import hidden_masks
 from schedules.pieces import expanded
 from schedules.ragged import whole_tiles
 from schedules.tiles import with_helpers, with_tiles
@@ -377,6 +380,9 @@ _ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_l
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
+_HideMasks = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: hidden_masks(func), opt_level=0, name="mlc.HideMasks"
+)
 _KeepOnStack = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _keep_on_stack(func), opt_level=0, name="mlc.KeepOnStack"
 )
@@ -403,7 +409,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _lower_free(mod, ctx, lower)
 
-    return tvm.transform.Sequential([_ExpandPieces, _InsertPrefetches, _WithTiles, lowered]), host, finish_device
+    steps = [_ExpandPieces, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
+    return tvm.transform.Sequential(steps), host, finish_device
 
 
 compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import s_tir, te, tirx, topi
@@ -16,6 +17,7 @@ from schedules.cpu.gemm import GEMM, GEMM_INTEGER
 from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.tiling import accumulate
 from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
+from schedules.masks import HINT
 from schedules.space import schedule_with
 
 TARGET = resolve("x86-64-v4", threads=2)
@@ -155,3 +157,33 @@ def test_fetching_past_the_end_is_harmless() -> None:
     x, w, bias = (a.astype("float64") for a in arrays)
     expected = x @ w.transpose(1, 0, 2).reshape(DEPTH, COLUMNS) + bias
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("offset", [-9, 0, 3, 40])
+@pytest.mark.parametrize("lower", [True, False])
+def test_a_ragged_loop_is_not_cut_outside_of_itself(offset: int, lower: bool) -> None:
+    """A triangle's edge may lie before or behind a tile of a row: TVM took that for iterations and wrote there."""
+    x = te.placeholder((64, 15), name="x")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        return tirx.Select(j <= i + offset if lower else j >= i + offset, x[i, j], tirx.const(7.0, "float32"))
+
+    func = te.create_prim_func([x, te.compute((64, 15), element, name="y")])
+    sch = s_tir.Schedule(func)
+    i, j = sch.get_loops(sch.get_sblock("y"))
+    tile, row = sch.split(j, [3, None])
+    sch.reorder(tile, i, row)
+    ragged, lanes = sch.split(row, [None, 4])
+    sch.vectorize(lanes)
+    sch.annotate(ragged, HINT, True)
+    built = tvm.compile(sch.mod, tvm.target.Target({"kind": "llvm"}), tir_pipeline=PIPELINE)
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((64, 15)).astype("float32")
+    # what is written before or behind shows in the frame
+    frame = np.full((3, 64, 15), 5.0, "float32")
+    whole = tvm.runtime.tensor(frame)
+    inside = tvm.runtime.from_dlpack(np.from_dlpack(whole)[1])
+    built["main"](tvm.runtime.tensor(data), inside)
+    i, j = np.indices((64, 15))
+    frame[1] = np.where(j <= i + offset if lower else j >= i + offset, data, np.float32(7))
+    np.testing.assert_array_equal(whole.numpy(), frame)

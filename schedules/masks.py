@@ -1,0 +1,174 @@
+"""Conditions inside of statements, kept from the pass that cuts loops.
+
+TVM's ``LoopPartition`` cuts a marked loop where the conditions in it begin or cease to hold, so that a ragged end is
+tested and what lies before it is not. Where a condition depends on loops around as well, as that of a triangle does,
+the place of the cut may lie before the loop or behind it, and the pass takes that for a number of iterations: it runs
+the loop from a negative index on. Such a condition is written so that the pass cannot solve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from schedules.analysis import replaced, uses, walk
+from schedules.free import SIZES, variables
+
+__all__ = ["HINT", "hidden_masks"]
+
+#: of a loop that is to be cut
+HINT = "pragma_loop_partition_hint"
+
+_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+_OPPOSITE = {tirx.LT: tirx.GE, tirx.LE: tirx.GT, tirx.GT: tirx.LE, tirx.GE: tirx.LT}
+
+
+def hidden_masks(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A scheduled function whose marked loops are not cut by conditions that may change outside of them; the same
+    object where there are none.
+
+    ::
+
+        for i in range(65):                              for i in range(65):
+            for j in range(2):  # marked                     for j in range(2):  # marked
+                B[i, j] = select(j * 4 + 5 * t <= i,  -->        B[i, j] = select(max(j * 4 + 5 * t - i, 0) == 0,
+                                 A[i, j], 0)                                      A[i, j], 0)
+    """
+    if not _any_mark(func):
+        return func
+    ranges = {}
+    if func.attrs and SIZES in func.attrs:
+        for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
+            ranges[var] = tvm.ir.Range(tirx.const(int(low), str(var.ty)), tirx.const(int(high) + 1, str(var.ty)))
+    masks = _Masks()
+    masks.visit(func.body, ranges, {}, [])
+    return func.with_body(masks.hidden(func.body)) if masks.found else func
+
+
+def _any_mark(func: tirx.PrimFunc) -> bool:
+    marks: list[bool] = []
+    walk(func.body, (tirx.For, lambda loop: marks.append(HINT in loop.annotations)))
+    return any(marks)
+
+
+class _Masks:
+    """The conditions of a function by which loops must not be cut."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def visit(
+        self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
+        marked: list[tirx.For],
+    ) -> None:
+        """Look through ``statement``: ``ranges`` are those of the sizes and of the loops around it, ``values`` what the
+        iterators of blocks around it are of these, ``marked`` the loops around it that are to be cut."""
+        if isinstance(statement, tirx.For):
+            inside = {**ranges, statement.loop_var: tvm.ir.Range.from_min_extent(statement.min, statement.extent)}
+            own = [statement] if HINT in statement.annotations else []
+            self.visit(statement.body, inside, values, [*marked, *own])
+        elif isinstance(statement, tirx.SeqStmt):
+            for part in statement.seq:
+                self.visit(part, ranges, values, marked)
+        elif isinstance(statement, s_tir.SBlockRealize):
+            block = statement.block
+            mine = {each.var: replaced(value, values)
+                    for each, value in zip(block.iter_vars, statement.iter_values, strict=True)}
+            for part in (block.init, block.body):
+                if part is not None:
+                    self.visit(part, ranges, {**values, **mine}, marked)
+        elif isinstance(statement, tirx.IfThenElse | tirx.AttrStmt):
+            parts = [statement.body] if isinstance(statement, tirx.AttrStmt) else [
+                statement.then_case, statement.else_case]
+            for part in parts:
+                if part is not None:
+                    self.visit(part, ranges, values, marked)
+        elif marked:
+            self._look(statement, ranges, values, marked)
+
+    def _look(
+        self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
+        marked: list[tirx.For],
+    ) -> None:
+        for comparison in _comparisons(statement):
+            plain = replaced(comparison, values)
+            if any(not _cuts_inside(plain, loop, ranges) for loop in marked):
+                self.found.append(comparison)
+
+    def hidden(self, body: Any) -> Any:
+        def hide(comparison: Any) -> Any:
+            if not any(tvm_ffi.structural_equal(comparison, each) for each in self.found):
+                return comparison
+            return _opaque(comparison)
+
+        return tvm_ffi.structural_map(body, (_COMPARISONS, hide))
+
+
+def _opaque(comparison: Any) -> Any:
+    """A comparison of whole numbers as one of a maximum, which the pass cannot solve for a loop's variable."""
+    a, b = comparison.a, comparison.b
+    if isinstance(comparison, tirx.EQ):
+        return tirx.all(_at_most(a, b), _at_most(b, a))
+    if isinstance(comparison, tirx.NE):
+        return tirx.any(_at_most(a + 1, b), _at_most(b + 1, a))
+    if isinstance(comparison, tirx.LT | tirx.LE):
+        return _at_most(a + 1 if isinstance(comparison, tirx.LT) else a, b)
+    return _at_most(b + 1 if isinstance(comparison, tirx.GT) else b, a)
+
+
+def _at_most(a: Any, b: Any) -> Any:
+    zero = tirx.const(0, str(a.ty))
+    return tirx.EQ(tirx.Max(a - b, zero), zero)
+
+
+def _comparisons(statement: Any) -> list[Any]:
+    """Those of whole numbers."""
+    found: list[Any] = []
+    walk(statement, *((kind, found.append) for kind in _COMPARISONS))
+    return [each for each in found if str(each.a.ty).startswith("int")]
+
+
+def _cuts_inside(comparison: Any, loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]) -> bool:
+    """Whether the places where a comparison changes along a loop lie in the loop or at one of its ends."""
+    around = _around(loop, ranges)
+    if not uses(comparison, [loop.loop_var]) or not uses(comparison, list(around)):
+        return True  # nothing to cut by, or a cut at a number, which the pass compares with the ends
+    inside = {var: r for var, r in ranges.items() if var not in around and not var.same_as(loop.loop_var)}
+    known, relaxed = ({var: _interval(r) for var, r in each.items()} for each in (around, inside))
+    analyzer = tvm.sym.Analyzer()
+    for var, r in around.items():
+        analyzer.bind(var, r)
+    opposite = _OPPOSITE.get(type(comparison))
+    for each in (comparison, *([opposite(comparison.a, comparison.b)] if opposite else [])):
+        held = tvm.sym.deduce_bound(loop.loop_var, each, known, relaxed)
+        if not isinstance(held, tvm.sym.IntervalSet):
+            continue
+        first, last = held.min_value, held.max_value
+        if _is_number(last) and not analyzer.can_prove(last >= loop.min - 1):
+            return False
+        if _is_number(first) and not analyzer.can_prove(first <= loop.min + loop.extent):
+            return False
+    return True
+
+
+def _around(loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]) -> dict[tirx.Var, tvm.ir.Range]:
+    """The sizes and the loops around a loop: those before it, for ``ranges`` goes from the outside in."""
+    found: dict[tirx.Var, tvm.ir.Range] = {}
+    for var, r in ranges.items():
+        if var.same_as(loop.loop_var):
+            break
+        found[var] = r
+    return found
+
+
+def _interval(r: tvm.ir.Range) -> Any:
+    return tvm.sym.IntervalSet(r.min, r.min + r.extent - 1)
+
+
+def _is_number(bound: Any) -> bool:
+    """Whether an end of an interval is a number, not beyond all numbers."""
+    return not (isinstance(bound, tirx.Var) and str(bound.name) in ("pos_inf", "neg_inf"))
