@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.relax.transform import LegalizeOps
 
+from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.patterns import INJECTIVE
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
@@ -86,14 +87,39 @@ def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A kernel of its own loops and of what makes its indices: the pattern that TVM reads off an element whose place
     depends on data is opaque, which would keep both, and what is done with the elements, in kernels of their own."""
-    return builder.call_te(topi.take, *call.args, call.attrs.axis, mode=str(call.attrs.mode),
-                           primfunc_name_hint="take", primfunc_attrs={"op_pattern": INJECTIVE})
+    axis, mode = call.attrs.axis, str(call.attrs.mode)
+    if mode == "fast" and axis is not None:  # TVM's own says at every use that indices must be in bounds
+        return builder.call_te(_elements, *call.args, int(axis), primfunc_name_hint="take",
+                               primfunc_attrs={"op_pattern": INJECTIVE})
+    return builder.call_te(topi.take, *call.args, axis, mode=mode, primfunc_name_hint="take",
+                           primfunc_attrs={"op_pattern": INJECTIVE})
+
+
+def _elements(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
+    """The elements of ``x`` at ``indices``, which are in bounds, of ``axis``."""
+    first, count = axis % len(x.shape), len(indices.shape)
+    shape = [*x.shape[:first], *indices.shape, *x.shape[first + 1:]]
+
+    def element(*place: tirx.Var) -> tirx.PrimExpr:
+        index = indices(*place[first:first + count])
+        return x(*place[:first], index, *place[first + count:])
+
+    return te.compute(shape, element, name="T_take")
+
+
+def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's own asks whether the type's name holds "float" of what is no name when the value is infinite."""
+    shape, value = call.args
+    number = array_of(value)
+    if number is None or not isinstance(shape, relax.ShapeExpr):
+        return tvm.ir.Op.get("relax.full").get_attr("FLegalize")(builder, call)
+    return builder.call_te(topi.full, list(shape.values), dtype_of(call), number.item(), primfunc_name_hint="full")
 
 
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
-    custom = {"relax.max": _extremum, "relax.min": _extremum}
+    custom = {"relax.max": _extremum, "relax.min": _extremum, "relax.full": _full}
     if target.kind == "llvm":
         custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

@@ -136,7 +136,14 @@ def _separable(net: _Net) -> str:
     return net.add("GlobalAveragePool", net.add("Add", x, y))
 
 
-@pytest.mark.parametrize("body", [_layers, _separable])
+def _pooled(net: _Net) -> str:
+    """A padded maximum between convolutions: images of minus infinity lie before and after those of a block."""
+    x = net.add("MaxPool", net.conv("x", 16, 3, 3, 3, 3, pads=[1] * 6), kernel_shape=[3] * 3, strides=[2] * 3,
+                pads=[1] * 6)
+    return net.add("GlobalAveragePool", net.conv(x, 16, 16, 1, 3, 3, pads=[0, 1, 1, 0, 1, 1]))
+
+
+@pytest.mark.parametrize("body", [_layers, _separable, _pooled])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_layers_in_blocked_layouts(batch: int, body: Callable[[_Net], str]) -> None:
     net = _Net(batch, 3, 6, 16, 16)
