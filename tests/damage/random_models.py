@@ -1,0 +1,90 @@
+"""Random sound models, each of which must compile and be right: ``python -m tests.damage.random_models --count 1000``.
+
+Networks of :mod:`tests.damage.random_networks`, compiled for this CPU or a lesser one of its kind and compared with
+onnxruntime, which evaluates each node alone. A refusal counts as bad too, unless :data:`LIMITS` names it. ``--verbose``
+prints every case; ``--save FOLDER`` writes the models of those that went wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import numpy as np
+
+from tests.damage import harness
+from tests.damage.harness import Case, Outcome
+from tests.damage.random_networks import KINDS, Network, random_network
+
+__all__ = ["KINDS", "case_network", "check", "main", "target_of"]
+
+TARGETS = ("native", "x86-64-v3", "x86-64-v2")
+#: what code generation, the tables of schedules and one call take of the processors
+SECONDS = 240.0
+#: of the largest output: what Winograd's algorithm and another order of sums may cost one kernel, and a network by how
+#: far noise of a few roundings moves it
+_ONE_KERNEL = 5e-5
+_BY_NOISE = 30.0
+
+
+def case_network(case: Case) -> Network:
+    """The case's network of 3 to 16 nodes."""
+    rng = case.rng()
+    return random_network(rng, case.strategy, rng.randint(3, 16))
+
+
+def target_of(case: Case) -> str:
+    """The target that the case is compiled for, one that this CPU can run."""
+    from mlc.testing.targets import runs
+
+    name = Random(str(case)).choice(TARGETS)
+    return name if runs(name) else "native"
+
+
+def check(case: Case) -> Outcome:
+    """Compile the case's network, run it at each of its sizes, and compare."""
+    import mlc
+
+    network = case_network(case)
+    executable = mlc.compile(network.model, target=target_of(case), log=False)
+    for inputs, wanted, moved in zip(network.inputs, network.outputs, network.moved, strict=True):
+        found = dict(zip(wanted, executable(*inputs.values()), strict=True))
+        wrong = [name for name in wanted if not _agree(found[name], wanted[name], moved[name])]
+        if wrong:
+            print(_difference(found, wanted, wrong[0]), file=sys.stderr)
+            return Outcome.WRONG
+    return Outcome.RIGHT
+
+
+def _agree(found: np.ndarray, wanted: np.ndarray, moved: float) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if wanted.dtype.kind != "f":
+        return bool(np.array_equal(found, wanted))
+    allowed = _ONE_KERNEL * max(1e-3, float(np.abs(wanted).max())) + _BY_NOISE * moved
+    return bool(np.isfinite(found).all() and np.abs(np.subtract(found, wanted, dtype="f8")).max() <= allowed)
+
+
+def _difference(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], name: str) -> str:
+    mine, theirs = found[name], wanted[name]
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return f"{name} is {mine.dtype}{mine.shape}, not {theirs.dtype}{theirs.shape}"
+    off = np.abs(np.subtract(mine, theirs, dtype="f8"))
+    return f"{name} of {mine.dtype}{mine.shape} is off by {off.max():.3g}, the largest is {np.abs(theirs).max():.3g}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Import beforehand what every case needs, so that only the cases are timed."""
+    import onnxruntime  # noqa: F401
+
+    from mlc import api  # noqa: F401
+    from mlc.frontend import load_model
+    from tests.damage.networks import network
+
+    load_model(network("dense"))
+    return harness.main(KINDS, check, argv, seconds=SECONDS, extra_bytes=8 << 30)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
