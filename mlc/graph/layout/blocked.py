@@ -24,7 +24,7 @@ from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, integ
 from mlc.graph.estimate import Convolution, Estimate
 from mlc.graph.ir.channels import ChannelBlocks, block_diagonal, merged_groups
 from mlc.graph.ir.constants import array_of, constant
-from mlc.graph.ir.patterns import PRODUCT
+from mlc.graph.ir.patterns import INJECTIVE, PRODUCT
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, replaced, shape_of
 from mlc.graph.kernels import bfloat
 from mlc.graph.kernels.blocked import BANDED, CONVOLUTION, PANEL, conv2d_nchwc
@@ -105,6 +105,11 @@ class _Value:
 
     plain: relax.Expr | None = None
     blocked: dict[ChannelBlocks, relax.Expr] = field(default_factory=dict)
+
+
+def _first_pixels(x: te.Tensor, rows: int, columns: int) -> te.Tensor:
+    """``[N, C, H, W, c] -> [N, C, rows, columns, c]``."""
+    return te.compute((*x.shape[:2], rows, columns, x.shape[4]), lambda *place: x(*place), name="first_pixels")
 
 
 def BlockedLayouts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
@@ -414,7 +419,9 @@ class Rewriter:
         image = self._bb.call_te(convolve, self._as(data, inner), packed, primfunc_name_hint="conv2d_transpose")
         if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
             return image
-        return relax.op.strided_slice(self._bb.emit(image), [2, 3], [0, 0], [rows.out, columns.out])
+        # by itself: no schedule interleaves phases that the result has but a part of
+        return self._bb.call_te(_first_pixels, self._bb.emit(image), rows.out, columns.out,
+                                primfunc_name_hint="first_pixels", primfunc_attrs={"op_pattern": INJECTIVE})
 
     def _narrow(self, data: relax.Expr, size: int) -> relax.Expr:
         """All channels, padded to ``size``, as one block."""

@@ -16,6 +16,8 @@ from mlc.graph.kernels.transposed import Axis, axes, phase_weight
 from mlc.graph.pipeline import optimise
 from mlc.graph.tasks import extract_tasks
 from mlc.target import resolve
+from schedules import registry
+from schedules.space import first_seed
 
 CPU = resolve("native")
 #: image, kernel, channels, filters, groups, and what else the node says
@@ -76,6 +78,15 @@ def test_against_the_reference_evaluator(name: str) -> None:
     (actual,) = evaluate(mod, data)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.usefixtures("always_blocked")
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("name", [*CASES, *PLAIN])
+def test_every_function_has_a_schedule(name: str, level: str) -> None:
+    target = resolve(level)
+    for task in extract_tasks(optimise(load_model(_model(*{**CASES, **PLAIN}[name])).mod, target), target):
+        first_seed(registry.find(task.func, target.tvm), task.func, target.tvm)
 
 
 def test_bias_and_activation_are_part_of_the_kernel() -> None:
