@@ -169,16 +169,20 @@ def _seed(task: Task) -> Scheduled | None:
 
 
 def _seeded(task: Task) -> tuple[Space, s_tir.Schedule, dict[str, int]]:
-    """The first seed of the function's space; the last space's where free sizes fit none of its own."""
+    """The first seed of the function's space; the last space's where none of its own fits: with a warning, unless it is
+    free sizes that they do not fit."""
     target = task.target.tvm
-    space = registry.find(task.func, target)
+    space, last = registry.find(task.func, target), registry.all_spaces(task.target.kind)[-1]
     try:
         return space, *first_seed(space, task.func, target)
-    except InvalidDecision:
-        if usual_function(task.func) is task.func:
+    except InvalidDecision as error:
+        if space is last:
             raise
-        last = registry.all_spaces(task.target.kind)[-1]
-        return last, *first_seed(last, task.func, target)
+        found = last, *first_seed(last, task.func, target)
+        if usual_function(task.func) is task.func:
+            warnings.warn(f"no schedule of {space.name} fits {task.name}, so {last.name} lays it out, which is slow "
+                          f"({error})", stacklevel=2)
+        return found
 
 
 def _bounded(entry: BuiltFunction, task: Task) -> BuiltFunction:

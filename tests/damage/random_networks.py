@@ -241,7 +241,7 @@ def _product(g: _Growing) -> bool:
     if others and g.rng.random() < 0.4:
         return g.add("MatMul", [x, g.rng.choice(others)])
     width = g.rng.choice((1, 3, 7, 8, 16, 24, 32, 48, 65))
-    before = list(g.shape(x)[:-2]) if len(g.shape(x)) > 2 and g.rng.random() < 0.15 else []
+    before = list(g.shape(x)[:-2]) if g.rng.random() < 0.15 and not any(g.free(x)) else []
     return g.add("MatMul", [x, g.weight([*before, depth, width], depth ** -0.5)])
 
 

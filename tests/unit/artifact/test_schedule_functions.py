@@ -150,7 +150,23 @@ class _Unfit(Space):
 
 
 def test_a_function_that_nothing_schedules_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule.registry, "find", lambda func, target: _Unfit())
+    unfit = _Unfit()
+    monkeypatch.setattr(schedule.registry, "find", lambda func, target: unfit)
+    monkeypatch.setattr(schedule.registry, "all_spaces", lambda kind: (unfit,))
     with pytest.raises(BuildError, match=r"function matmul must have a schedule.*five axes are needed") as caught:
         schedule_functions(dense().mod, TARGET, _nothing)
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_no_seed_of_its_space_fits_gets_the_last_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = registry.all_spaces("llvm")[-1]
+
+    def unless_product(space: Space, *rest: object) -> object:
+        if space.name == "cpu.gemm":
+            raise InvalidDecision("the index map is not bijective")
+        return first_seed(space, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schedule, "first_seed", unless_product)
+    with pytest.warns(UserWarning, match=r"no schedule of cpu\.gemm fits matmul, so .* lays it out, which is slow"):
+        _, functions, _ = schedule_functions(dense().mod, TARGET, _nothing)
+    assert {f.name: f.space for f in functions}["matmul"] == last.name
