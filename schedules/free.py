@@ -63,5 +63,6 @@ def specialised(func: tirx.PrimFunc, sizes: Mapping[tirx.Var, int]) -> tirx.Prim
                 given[param] = values[param]
         elif any(dim in values for dim in param.shape):
             shape = [values.get(dim, dim) for dim in param.shape]
-            given[param] = tirx.decl_buffer(shape, str(param.dtype), name=str(param.name))
+            given[param] = tirx.decl_buffer(shape, str(param.dtype), name=str(param.name),
+                                            data_alignment=int(param.data_alignment))
     return func.specialize(given).without_attr(SIZES)

@@ -39,8 +39,9 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     axis = int(attrs.get("axis", 0)) % len(data.ty.shape)
     extent = size_of(data.ty.shape[axis])
     array, constant = array_of(indices), array_of(data)
-    if array is not None:
-        array = np.where(array < 0, array + extent, array).astype(array.dtype)
+    if array is not None and (not isinstance(extent, Size) or (array >= 0).all()):
+        if not isinstance(extent, Size):
+            array = np.where(array < 0, array + extent, array).astype(array.dtype)
         if constant is not None:
             return relax.const(np.take(constant, array, axis=axis, mode="clip"))
         return relax.op.take(data, relax.const(array, str(array.dtype)), axis, mode="clip")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, input_at, text
+from mlc.sizes import Size, size_of
 
 __all__ = ["LONG", "MOST_UNROLLED", "activations", "arguments_of", "gru", "lstm", "rnn", "unless_zero", "unrolled"]
 
@@ -56,11 +57,13 @@ class _Emitter:
     def at(self, expr: Any, index: int) -> Any:
         """``expr[index]``; of a constant, a constant."""
         part = self.cut(expr, 0, index, index + 1)
-        return self.shaped(part, [int(extent) for extent in expr.ty.shape][1:])
+        return self.shaped(part, list(expr.ty.shape)[1:])
 
-    def shaped(self, expr: Any, shape: Sequence[int]) -> Any:
+    def shaped(self, expr: Any, shape: Sequence[Any]) -> Any:
         array = array_of(expr)
-        return _constant(array.reshape(shape)) if array is not None else self("reshape", expr, list(shape))
+        if array is not None:
+            return _constant(array.reshape([int(extent) for extent in shape]))
+        return self("reshape", expr, [each.expr if isinstance(each, Size) else each for each in shape])
 
     def transposed(self, expr: Any, axes: Sequence[int]) -> Any:
         array = array_of(expr)
@@ -89,7 +92,8 @@ class _Layer:
         self.emit = _Emitter(bb, dtype_of(data))
         self.batch_first = bool(attrs.get("layout", 0))
         self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
-        self.steps, self.batch, self.features = (int(extent) for extent in self.data.ty.shape)
+        steps, self.batch, self.features = (size_of(extent) for extent in self.data.ty.shape)
+        self.steps = _fixed(steps, "the number of steps")
         self.hidden = int(recurrent.ty.shape[2])
         self.backwards = _directions(text(attrs, "direction", "forward"))
         self._weights, self._recurrent, self._bias = weights, recurrent, unless_zero(bias)
@@ -156,10 +160,14 @@ class _Layer:
         product = self.emit("matmul", rows, weights)
         if bias is not None:
             product = self.emit("add", product, bias)
+        if isinstance(self.batch, Size):  # rows of a step begin where a call says
+            product = self.emit.shaped(product, (self.steps, self.batch, product.ty.shape[1]))
         states = [self._start(initial, direction) for initial in self._initial]
         hidden = [None] * self.steps
         for t in reversed(range(self.steps)) if self.backwards[direction] else range(self.steps):
-            states = step(self.emit.cut(product, 0, t * self.batch, (t + 1) * self.batch), states)
+            own = self.emit.at(product, t) if isinstance(self.batch, Size) else \
+                self.emit.cut(product, 0, t * self.batch, (t + 1) * self.batch)
+            states = step(own, states)
             hidden[t] = states[0]
         return hidden, states
 
@@ -196,10 +204,11 @@ def unrolled(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
 
 def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """One call for a layer of many steps that a kernel may compute, else the steps one after another."""
-    data = inputs[0]
-    steps = int(data.ty.shape[1 if attrs.get("layout", 0) else 0])
+    data, batch_first = inputs[0], int(bool(attrs.get("layout", 0)))
+    steps = _fixed(size_of(data.ty.shape[batch_first]), "the number of steps")
+    free = isinstance(size_of(data.ty.shape[1 - batch_first]), Size)
     whole = operator != "GRU" or attrs.get("linear_before_reset", 0)  # else a step has two products, one of the other
-    if steps <= MOST_UNROLLED or not whole or dtype_of(data) != "float32":
+    if steps <= MOST_UNROLLED or not whole or free or dtype_of(data) != "float32":
         return unrolled(operator, bb, inputs, attrs)
     return _long(operator, bb, inputs, attrs)
 
@@ -365,6 +374,12 @@ def unless_zero(expr: Any) -> Any:
     """None for a constant that is zero everywhere: exporters write initial states and biases out."""
     array = array_of(expr)
     return None if array is not None and not array.any() else expr
+
+
+def _fixed(size: Any, what: str) -> int:
+    if isinstance(size, Size):
+        raise ValueError(f"{what} must not be free, got {size}; fix it, as in --shape NAME=32,1,64")
+    return int(size)
 
 
 def _directions(name: str) -> tuple[bool, ...]:

@@ -7,18 +7,22 @@ passes over the scales of batches and channels, ``axes``, ``antialias`` and ``ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, input_at, text
+from mlc.sizes import Size, size_of
 
 __all__ = ["resize"]
 
 #: coordinate transformations of ``relax.image.resize2d`` that need no region of interest
 _MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn")
+#: the largest denominator of a scale of a free size
+_FINEST = 4096
 _ROUNDED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -38,7 +42,7 @@ class _Axis:
     region: tuple[float, float] | None = None
 
 
-def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+def resize(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """``Resize(x, roi, scales, sizes)``; None where the sizes are not constant.
 
     Raises ``ValueError`` for what would be computed wrongly.
@@ -52,8 +56,11 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     method = text(attrs, "mode", "nearest")
     if not isinstance(x.ty, relax.TensorType):
         return None
-    old = [int(extent) for extent in x.ty.shape]
-    axes = _axes(old, [None, inputs[1]] if old_form else inputs[1:], attrs, mode == "tf_crop_and_resize")
+    old = [size_of(extent) for extent in x.ty.shape]
+    given = [None, inputs[1]] if old_form else inputs[1:]
+    if any(isinstance(n, Size) for each in (old, *map(_sizes, given)) for n in each):
+        return _free(bb, x, old, given, attrs, (method, mode, rounding))
+    axes = _axes(old, given, attrs, mode == "tf_crop_and_resize")
     if axes is None:
         return None
     proportional = mode == "align_corners" or all(abs(a.scale * a.old - a.new) < 1e-6 * a.new for a in axes)
@@ -61,12 +68,11 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         mode = "half_pixel"
     smooth = bool(attrs.get("antialias", 0)) and any(a.scale < 1 for a in axes) and method != "nearest"
     plain = all(a.old == a.new for a in axes[:2])
-    if len(old) == 4 and plain and proportional and not smooth and mode in _MODES:
+    if len(old) == 4 and plain and proportional and method != "cubic" and not smooth and mode in _MODES:
         return relax.op.image.resize2d(
             x, relax.ShapeExpr([a.new for a in axes[2:]]), roi=(0.0,) * 4, layout="NCHW",
             method="nearest_neighbor" if method == "nearest" else method, coordinate_transformation_mode=mode,
-            rounding_method=rounding, cubic_alpha=attrs.get("cubic_coeff_a", -0.75),
-            cubic_exclude=attrs.get("exclude_outside", 0),
+            rounding_method=rounding,
         )
     if method != "nearest" and not str(x.ty.dtype).startswith("float"):
         raise ValueError(f"elements must be of a float type to lie between two pixels, got {x.ty.dtype}")
@@ -78,14 +84,132 @@ def resize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
             x = bb.normalize(_taken(x, number, _ROUNDED[rounding](places)))
         elif method == "linear" and not smooth and not attrs.get("exclude_outside", 0):
             x = bb.normalize(_between(bb, x, number, places))
-        else:
+        elif smooth:
             x = _product(bb, x, number, _weights(axis, places, method, smooth, attrs))
+        else:
+            x = _mixed(bb, x, number, *_taps(axis, places, method, smooth, attrs))
         if axis.region:
             x = _beyond(bb, x, number, (places < 0) | (places > axis.old - 1), attrs)
     return x
 
 
-def _axes(old: list[int], given: Sequence[Any], attrs: dict[str, Any], cropped: bool) -> list[_Axis] | None:
+def _sizes(expr: Any) -> list[Any]:
+    """The numbers and free sizes of a shape; none of what is no shape."""
+    values = getattr(expr, "values", None)
+    return [] if values is None else [size_of(n) if not isinstance(n, int | np.integer) else int(n)
+                                      for n in np.asarray(list(values), dtype=object).reshape(-1)]
+
+
+def _free(
+    bb: Any, x: Any, old: Sequence[Any], given: Sequence[Any], attrs: Mapping[str, Any], how: tuple[str, str, str]
+) -> Any:
+    """``Resize`` of free sizes, or to them: as one image operator where the scale is that of the sizes for all of them,
+    else axis by axis, of which each element's place is computed by the call.
+
+    Raises ``ValueError`` for other than linear interpolation and nearest pixels, and for what depends on a region, on
+    smoothing or on the aspect ratio.
+    """
+    from tvm import relax
+
+    method, mode, rounding = how
+    plain = text(attrs, "keep_aspect_ratio_policy", "stretch") == "stretch" and not attrs.get("antialias", 0)
+    if method not in ("nearest", "linear") or mode not in _MODES or attrs.get("exclude_outside", 0) or not plain:
+        raise ValueError(f"an image of free size must be resized to nearest pixels or linearly, without smoothing or a "
+                         f"region, got mode {method} and {mode}; fix the size, as in --shape NAME=1,3,224,224")
+    new, scales = _enlarged(old, given, attrs)
+    changed = [axis for axis in range(len(old)) if not _same(new[axis], old[axis])]
+    exact = all(scale is None or scale.denominator == 1 for scale in (scales[axis] for axis in changed))
+    if method == "linear" and (mode == "align_corners" or any(
+            isinstance(new[axis], Size) and scales[axis] is None for axis in changed)):
+        raise ValueError("linear interpolation of an image of free size must have scales, and corners that are not "
+                         "aligned; fix the size, as in --shape NAME=1,3,224,224")
+    if len(old) == 4 and set(changed) <= {2, 3} and exact:
+        size = relax.ShapeExpr([n.expr if isinstance(n, Size) else int(n) for n in new[2:]])
+        return relax.op.image.resize2d(
+            x, size, roi=(0.0,) * 4, layout="NCHW", method="nearest_neighbor" if method == "nearest" else method,
+            coordinate_transformation_mode=mode, rounding_method=rounding,
+        )
+    for axis in changed:
+        scale = scales[axis]
+        if scale is None or mode == "align_corners":
+            raise ValueError("axes of free size must be the two of an image, or have scales without align_corners, got "
+                             f"axis {axis}; fix the size, as in --shape NAME=1,3,224,224")
+        x = _along(bb, x, axis, new[axis], scale, how)
+    return x
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for all that is free."""
+    return bool(a == b)
+
+
+def _enlarged(
+    old: Sequence[Any], given: Sequence[Any], attrs: Mapping[str, Any]
+) -> tuple[list[Any], list[Fraction | None]]:
+    """The new sizes, and the scales where these are given."""
+    chosen = [int(axis) % len(old) for axis in attrs.get("axes", range(len(old)))]
+    factors, sizes = _numbers(input_at(given, 1)), _sizes(input_at(given, 2))
+    if not sizes and (constant := _numbers(input_at(given, 2))) is not None:
+        sizes = [int(n) for n in constant]
+    new, scales = list(old), [Fraction(1)] * len(old)
+    found: list[Fraction | None] = list(scales)
+    if factors is None:
+        if len(sizes) != len(chosen):
+            raise ValueError(f"sizes must be known for {len(chosen)} axes, got {len(sizes)}")
+        for axis, n in zip(chosen, sizes, strict=True):
+            new[axis], found[axis] = n, None
+        return new, found
+    for axis, factor in zip(chosen, factors, strict=True):
+        scale = Fraction(float(factor)).limit_denominator(_FINEST)
+        if np.float32(float(scale)) != np.float32(factor):
+            raise ValueError(f"a scale of a free size must be a fraction with a denominator of at most {_FINEST}, got "
+                             f"{float(factor):g}")
+        new[axis], found[axis] = old[axis] * scale.numerator // scale.denominator, scale
+    return new, found
+
+
+def _along(bb: Any, x: Any, axis: int, new: Any, scale: Fraction, how: tuple[str, str, str]) -> Any:
+    """``x`` with one axis made ``new`` long, by whole numbers: the place of element ``i`` is ``(i * step + start) /
+    whole``. Elements beyond the ends are the last ones there."""
+    from tvm import relax
+
+    method, mode, rounding = how
+    n, d = scale.numerator, scale.denominator
+    step, start, whole = {
+        "half_pixel": (2 * d, d - n, 2 * n), "pytorch_half_pixel": (2 * d, d - n, 2 * n),
+        "asymmetric": (d, 0, n), "tf_half_pixel_for_nn": (2 * d, d, 2 * n),
+    }[mode]
+
+    def number(value: int) -> Any:
+        return relax.const(value, "int64")
+
+    def emit(name: str, *args: Any) -> Any:
+        return bb.normalize(getattr(relax.op, name)(*args))
+
+    end = new.expr if isinstance(new, Size) else int(new)
+    place = emit("multiply", bb.normalize(relax.op.arange(0, end, 1, "int64")), number(step))
+    begin = number(start)
+    if mode == "pytorch_half_pixel":  # the only element of an axis lies at its begin
+        several = emit("minimum", bb.normalize(relax.op.arange(end - 1, end, 1, "int64")), number(1))
+        begin = emit("multiply", several, begin)
+    place = emit("add", place, begin)
+    if method == "nearest":
+        if rounding.startswith("round"):
+            place = emit("add", emit("multiply", place, number(2)), number(whole - (rounding == "round_prefer_floor")))
+            whole *= 2
+        elif rounding == "ceil":
+            place = emit("add", place, number(whole - 1))
+        return emit("take", x, emit("floor_divide", place, number(whole)), axis, "clip")
+    before = emit("floor_divide", place, number(whole))
+    dtype = str(x.ty.dtype)
+    part = emit("subtract", place, emit("multiply", before, number(whole)))
+    part = emit("multiply", emit("astype", part, dtype), relax.const(1.0 / whole, dtype))
+    part = emit("reshape", part, [end if i == axis else 1 for i in range(len(x.ty.shape))])
+    first, second = (emit("take", x, index, axis, "clip") for index in (before, emit("add", before, number(1))))
+    return emit("add", first, emit("multiply", part, emit("subtract", second, first)))
+
+
+def _axes(old: list[int], given: Sequence[Any], attrs: Mapping[str, Any], cropped: bool) -> list[_Axis] | None:
     """Every axis, from ``roi, scales, sizes``; None where what says the sizes is not constant."""
     chosen = [int(axis) % len(old) for axis in attrs.get("axes", range(len(old)))]
     region, scales, sizes = (_numbers(input_at(given, i)) for i in range(3))
@@ -171,8 +295,33 @@ def _between(bb: Any, x: Any, number: int, places: np.ndarray) -> Any:
     return relax.op.add(first, bb.normalize(relax.op.multiply(step, part)))
 
 
-def _weights(axis: _Axis, places: np.ndarray, method: str, smooth: bool, attrs: dict[str, Any]) -> np.ndarray:
-    """What each of the new elements takes of each old one, (new, old).
+def _mixed(bb: Any, x: Any, number: int, near: np.ndarray, parts: np.ndarray) -> Any:
+    """``x`` with an axis whose elements are sums of old ones, ``near``, by ``parts``; both (new, taps)."""
+    from tvm import relax
+
+    shape, dtype = [-1 if i == number else 1 for i in range(len(x.ty.shape))], str(x.ty.dtype)
+    total = None
+    for tap in range(near.shape[1]):
+        weight = relax.const(parts[:, tap].reshape(shape).astype(dtype), dtype)
+        term = bb.normalize(relax.op.multiply(bb.normalize(_taken(x, number, near[:, tap])), weight))
+        total = term if total is None else bb.normalize(relax.op.add(total, term))
+    return total
+
+
+def _weights(axis: _Axis, places: np.ndarray, method: str, smooth: bool, attrs: Mapping[str, Any]) -> np.ndarray:
+    """What each of the new elements takes of each old one, (new, old)."""
+    near, parts = _taps(axis, places, method, smooth, attrs)
+    matrix = np.zeros((axis.new, axis.old))
+    rows = np.broadcast_to(np.arange(axis.new)[:, None], near.shape)
+    np.add.at(matrix, (rows, np.clip(near, 0, axis.old - 1).astype(int)), parts)
+    return matrix
+
+
+def _taps(
+    axis: _Axis, places: np.ndarray, method: str, smooth: bool, attrs: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The old elements that each of the new ones is made of, which may lie beyond the ends, and what it takes of each;
+    both (new, taps).
 
     The kernel of a shrinking axis is as much wider where it is ``smooth``. At a place that is an element's own, that
     element is the second of the two in the middle.
@@ -193,10 +342,7 @@ def _weights(axis: _Axis, places: np.ndarray, method: str, smooth: bool, attrs: 
     if attrs.get("exclude_outside", 0):
         parts = np.where((near < 0) | (near >= axis.old), 0.0, parts)
     total = parts.sum(axis=1, keepdims=True)
-    matrix = np.zeros((axis.new, axis.old))
-    rows = np.broadcast_to(np.arange(axis.new)[:, None], near.shape)
-    np.add.at(matrix, (rows, np.clip(near, 0, axis.old - 1).astype(int)), parts / np.where(total == 0, 1.0, total))
-    return matrix
+    return near, parts / np.where(total == 0, 1.0, total)
 
 
 def _product(bb: Any, x: Any, number: int, matrix: np.ndarray) -> Any:
@@ -212,7 +358,7 @@ def _product(bb: Any, x: Any, number: int, matrix: np.ndarray) -> Any:
     return bb.normalize(relax.op.reshape(result, [*before, len(matrix), *behind]))
 
 
-def _beyond(bb: Any, x: Any, number: int, outside: np.ndarray, attrs: dict[str, Any]) -> Any:
+def _beyond(bb: Any, x: Any, number: int, outside: np.ndarray, attrs: Mapping[str, Any]) -> Any:
     """``extrapolation_value`` where a region reaches beyond the image."""
     from tvm import relax
 

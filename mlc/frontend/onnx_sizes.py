@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_values import array_of
 from mlc.sizes import Size, UndecidedSizeError, bounds_of, size_of
 
@@ -349,12 +350,48 @@ def _cut(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     axes = [int(axis) % len(extents) for axis in axes] if axes is not None else list(range(len(starts)))
     if not any(isinstance(size, Size) for size in (*starts, *ends, *(extents[axis] for axis in axes))):
         return None
-    if steps is not None and any(step != 1 for step in steps):
-        raise UndecidedSizeError("a Slice at a free size must go by steps of 1; fix the size")
+    steps = [1] * len(axes) if steps is None else [int(step) for step in steps]
+    if any(step < 0 for step in steps):
+        return _backwards(bb, inputs[0], axes, starts, ends, steps)
     begins, stops = ([_clamped(v, extents[axis]) for v, axis in zip(values, axes, strict=True)]
                      for values in (starts, ends))
     words = [[v.expr if isinstance(v, Size) else int(v) for v in values] for values in (begins, stops)]
-    return relax.op.strided_slice(inputs[0], axes, *words, assume_inbound=True)
+    return relax.op.strided_slice(inputs[0], axes, *words, steps, assume_inbound=True)
+
+
+def _backwards(
+    bb: Any, x: Any, axes: Sequence[int], starts: Sequence[Any], ends: Sequence[Any], steps: Sequence[int]
+) -> Any:
+    """``Slice`` some of whose steps are negative: each such axis is reversed, and cut by positive ones.
+
+    From ``start`` down to, without it, ``end`` is from ``n - 1 - start`` up to ``n - 1 - end``.
+    """
+    from tvm import relax
+
+    extents = [size_of(d) for d in x.ty.shape]
+    begins, stops = [], []
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        extent = extents[axis]
+        if step > 0:
+            begins.append(_clamped(start, extent))
+            stops.append(_clamped(end, extent))
+            continue
+        x = bb.normalize(relax.op.flip(x, axis))
+        begins.append(extent - 1 - _from_end(start, extent))
+        stops.append(extent - 1 - _from_end(end, extent))
+    words = [[v.expr if isinstance(v, Size) else int(v) for v in values] for values in (begins, stops)]
+    return relax.op.strided_slice(x, list(axes), *words, [abs(step) for step in steps], assume_inbound=True)
+
+
+def _from_end(position: Any, extent: Any) -> Any:
+    """A position of a ``Slice`` that goes backwards, as one from -1 to ``extent - 1``."""
+    if not isinstance(position, Size) and position < -(1 << 31):
+        return -1
+    if not isinstance(position, Size) and position < 0:
+        return _maximum(position + extent, -1)
+    if not isinstance(position, Size) and position >= 1 << 31:
+        return extent - 1
+    return _minimum(position, extent - 1)
 
 
 def _clamped(position: Any, extent: Any) -> Any:
@@ -418,5 +455,6 @@ _CONSUMERS: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = 
     "Expand": _expand,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": resize,
     "Slice": _cut,
 }

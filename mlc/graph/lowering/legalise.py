@@ -77,7 +77,7 @@ def _extremum(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _resize2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not is_exact(call):
         return tvm.ir.Op.get("relax.image.resize2d").get_attr("FLegalize")(builder, call)
-    attrs, size = call.attrs, tuple(int(extent) for extent in call.args[1].values)
+    attrs, size = call.attrs, tuple(call.args[1].values)
     return builder.call_te(
         resize2d, call.args[0], size, str(attrs.layout), str(attrs.method),
         str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), primfunc_name_hint="resize2d",

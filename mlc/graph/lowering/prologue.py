@@ -51,7 +51,9 @@ class _Folding:
         self.prologues: dict[relax.Var, relax.Var] = {}
         for var, value in self._bound.items():
             data = self._data(value)
-            if isinstance(data, relax.Var) and uses[data] == 1 and self._elementwise(data):
+            if not isinstance(data, relax.Var) or uses[data] != 1 or not self._elementwise(data):
+                continue
+            if not (_is_sized(self._mod, value) or _is_sized(self._mod, self._bound[data])):
                 self.prologues[data] = var
 
     def _data(self, value: relax.Expr) -> relax.Expr | None:
@@ -124,6 +126,11 @@ class _Folding:
             body.emit_func_output(result)
         group = builder.add_func(body.finalize()[name], name)
         return relax.Call(group, inputs)
+
+
+def _is_sized(mod: tvm.IRModule, value: relax.Expr) -> bool:
+    """Whether a kernel is given free sizes beside tensors: types in terms of such a parameter are lost by Relax."""
+    return any(isinstance(arg.ty, tvm.ir.PrimType) for _, call in _steps(mod, value) for arg in call.args[1].fields)
 
 
 def _reduces(func: tirx.PrimFunc) -> bool:

@@ -1,0 +1,104 @@
+"""Operators of free sizes, each alone, against onnxruntime at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+import mlc
+from mlc.errors import MlcError
+
+_STEPS = "<int64[1] from = {%d}, int64[1] axis = {0}, int64[1] to = {%d}, int64[1] step = {%d}> " \
+         "{ y = Slice(x, from, to, axis, step) }"
+_FAR = np.iinfo(np.int64).max
+_RESIZE = "<float[4] s = {%s}> { y = Resize<%s>(x, , s) }"
+_RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_ROWS = ({"n": 4}, {"n": 9}, {"n": 1})
+_IMAGES = ({"h": 5, "w": 7}, {"h": 8, "w": 8}, {"h": 3, "w": 12})
+
+#: the shape of x, the graph's body, sizes
+CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] = {
+    "gather from the end": (("n", 6), "<int64[3] i = {-1, 0, -2}> { y = Gather<axis=0>(x, i) }", ({"n": 4}, {"n": 9})),
+    "every second": (("n", 6), _STEPS % (0, _FAR, 2), _ROWS),
+    "backwards": (("n", 6), _STEPS % (-1, -_FAR, -1), _ROWS),
+    "every second backwards": (("n", 6), _STEPS % (-1, -_FAR, -2), _ROWS),
+    "largest": (("n", 6), "<int64[1] k = {2}> { y, i = TopK<axis=0>(x, k) }", ({"n": 4}, {"n": 9})),
+    "nearest, doubled": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 2, 2", 'nearest_mode="floor", coordinate_transformation_mode="asymmetric"'), _IMAGES),
+    "nearest, by parts": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 1.5, 0.5", 'nearest_mode="round_prefer_ceil"'), _IMAGES),
+    "linear, doubled": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear"'), _IMAGES),
+    "linear, by parts": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 1.5", 'mode="linear"'), _IMAGES),
+    "linear, one row": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 0.5, 3", 'mode="linear", coordinate_transformation_mode="pytorch_half_pixel"'), _IMAGES),
+    "to the size of another": ((1, 4, "h", "w"), """{
+        a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
+        s = Shape(x)
+        u = Resize<nearest_mode="floor", coordinate_transformation_mode="asymmetric">(a, , , s)
+        y = Add(u, x) }""", _IMAGES),
+}
+
+
+def _model(
+    shape: Sequence[int | str], body: str, weights: Mapping[str, Sequence[int]] | None = None
+) -> onnx.ModelProto:
+    rng, given = np.random.default_rng(0), weights or {}
+    declared = ", ".join(f"float[{', '.join(map(str, s))}] {n}" for n, s in {"x": shape, **given}.items())
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g ({declared}) => (float[1] y) {body}')
+    for value in [each for each in model.graph.input if each.name in given]:
+        array = rng.standard_normal(given[value.name]).astype("float32") / 3
+        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+        model.graph.input.remove(value)
+    rank = len(onnxruntime.InferenceSession(_unshaped(model).SerializeToString()).get_outputs()[0].shape)
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * rank))
+    return model
+
+
+def _unshaped(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output[0].type.tensor_type.ClearField("shape")
+    return copy
+
+
+def _check(model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[Mapping[str, int]]) -> None:
+    reference, rng = onnxruntime.InferenceSession(model.SerializeToString()), np.random.default_rng(1)
+    executable = mlc.compile(model, log=False)
+    for size in sizes:
+        x = rng.standard_normal([size.get(str(each), each) for each in shape]).astype("float32")
+        found = executable(x)
+        (wanted,) = reference.run(["y"], {"x": x})
+        np.testing.assert_allclose(found[0] if isinstance(found, list | tuple) else found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_of_free_sizes(name: str) -> None:
+    shape, body, sizes = CASES[name]
+    _check(_model(shape, body), shape, sizes)
+
+
+@pytest.mark.parametrize(("operator", "attributes", "ways"), [
+    ("LSTM", "", 1), ("GRU", "", 1), ("GRU", ", linear_before_reset=1", 1), ("RNN", ', direction="bidirectional"', 2),
+])
+def test_recurrent_layers_of_a_free_batch(operator: str, attributes: str, ways: int) -> None:
+    gates, shape = _RECURRENT[operator] * 8, (5, "n", 6)
+    weights = {"w": (ways, gates, 6), "r": (ways, gates, 8), "b": (ways, 2 * gates)}
+    body = f"{{ y, last = {operator}<hidden_size=8{attributes}>(x, w, r, b) }}"
+    _check(_model(shape, body, weights), shape, _ROWS)
+
+
+@pytest.mark.parametrize(("shape", "body", "said"), [
+    (("n", 1, 6), "{ y, last = RNN<hidden_size=8>(x, w, r) }", "the number of steps must not be free, got n"),
+    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
+    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
+     "corners that are not aligned"),
+])
+def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
+    weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
+    with pytest.raises(MlcError, match=said) as caught:
+        mlc.compile(_model(shape, body, weights), log=False)
+    assert "\n" not in str(caught.value)
