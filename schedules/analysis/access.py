@@ -46,7 +46,7 @@ def _stride(
     variables: Sequence[tirx.Var], extents: Sequence[int], bindings: Mapping[tirx.Var, Any],
 ) -> tuple[int | None, int]:
     """The stride and the period of one access along the variable at ``position``."""
-    if extents[position] == 1 or not any(position in dim for dim in dims):
+    if extents[position] <= 1 or not any(position in dim for dim in dims):
         return 0, 0
     point: dict[tirx.Var, Any] = {v: np.int64(0) for v in variables}
     point[variables[position]] = np.arange(min(extents[position], _MAX_STEPS), dtype=np.int64)

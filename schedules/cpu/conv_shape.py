@@ -41,6 +41,7 @@ class Shape:
     step: Step = FLOAT
     line: bool = False
     least: int = 0  # pixels of the shortest row where rows are of free length, and each begins with a tile of its own
+    phased: bool = False  # whether the block has axes of phases, be it of one
 
     @property
     def groups(self) -> int:
@@ -53,7 +54,7 @@ class Shape:
         end of one and the begin of the other."""
         made = self.padded and self.step.form != WORDS  # a block that widens leaves pixels where they are
         pointwise = self.kh == self.kw == self.stride == 1 and not made
-        return self.line or (pointwise and self.phases == (1, 1))
+        return self.line or (pointwise and not self.phased)
 
     @property
     def apart(self) -> bool:
@@ -91,12 +92,13 @@ def shape_of(func: tirx.PrimFunc) -> Shape | None:
     padded = any(b.name != block.name for b in analyse(func).producers(block))
     weights = next(a.buffer for a in block.reads if a.depends(lane) and a is not data)
     weight = next((i for i, param in enumerate(func.params) if param.same_as(weights)), -1)
-    line = oh == 1 < ow and phases == (1, 1)
+    line = oh == 1 < ow and not extra
     if line:
         oh, ow, kh, kw = ow, oh, kw, kh
     return Shape(
         n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic, padded, int(stride) // int(data.buffer.shape[-1]), per_group,
         weight, phases, {BYTES: SATURATING, TAPS: TAPPED}.get(block.annotation) or step_of(weights), line,
+        phased=bool(extra),
     )
 
 
