@@ -197,6 +197,8 @@ def _pool(g: _Growing) -> bool:
     rank = len(g.shape(x)) - 2
     kernel = _around(g, rank, (1, 2, 2, 3, 3))
     strides = _around(g, rank, (1, 2, 2, 3))
+    if any(size < k for arrays in g.exact for size, k in zip(arrays[x].shape[2:], kernel, strict=True)):
+        return False
     # engines differ on a last window that begins beyond the image
     ceiling = g.rng.random() < 0.3 and all(s <= k for s, k in zip(strides, kernel, strict=True))
     attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "ceil_mode": int(ceiling),
