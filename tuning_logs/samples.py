@@ -133,7 +133,7 @@ def _sample(task: Task, log: TuningLog, measurer: Any, wanted: int) -> int:
     """Measure what one task lacks; how many candidates that were."""
     from mlc.tuning.candidate import Candidate, TaskSpace
 
-    known = list(log.records(task.key))
+    known = [record for key in reversed(task.keys) for record in log.records(key)]
     if known:  # a task is measured in one go, and what was disturbed once more
         doubtful = _doubtful(known)
         for start in range(0, len(doubtful), _BATCH):
