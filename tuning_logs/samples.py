@@ -84,11 +84,17 @@ def _prepare(args: argparse.Namespace) -> Outcome:
 
 
 def tasks_of(model: str, target: Any) -> list[Task]:
-    """Every task that a model has, its alternatives among them."""
-    from mlc.compilation import Compilation
+    """Every task that a benchmark model has, its alternatives among them."""
     from mlc.networks.models import model_named
 
-    return Compilation.of(model_named(model), target, substitutions=False).tasks()
+    return every_task(model_named(model), target)
+
+
+def every_task(model: Any, target: Any) -> list[Task]:
+    """The same of anything that :func:`mlc.compile` takes."""
+    from mlc.compilation import Compilation
+
+    return Compilation.of(model, target, substitutions=False).tasks()
 
 
 def spread(tasks: Sequence[Task], each: int) -> list[Task]:
