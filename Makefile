@@ -55,7 +55,7 @@ help:
 	@echo "make bench-gpu      kernels and models on this machine's GPU beside PyTorch, into build/bench-gpu/results.json (ten minutes)"
 	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour; goes on where it stopped)"
-	@echo "make shipped-logs   tuning_logs/: each benchmark model tuned for SECONDS=$(SECONDS) on each x86 level"
+	@echo "make shipped-logs   tuning_logs/: each benchmark model, quantised ones too, tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
 	@echo "make cost-model     train the model that ships on the samples, and rank held-out tasks with it"
 	@echo "make lint           ruff, mypy and import-linter alone"
@@ -167,6 +167,7 @@ bench-torch: $(STAMP)
 
 shipped-logs: $(STAMP)
 	@$(BIN)/python -m tuning_logs.ship --seconds $(SECONDS)
+	@$(BIN)/python -m tuning_logs.ship --quantised --seconds $(SECONDS)
 
 samples: $(STAMP)
 	@$(BIN)/python -m tuning_logs.samples prepare --log $(SAMPLES) --target $(SAMPLED)

@@ -191,7 +191,7 @@ class Compilation:
                              f"such as {shapes}")
 
     def _times(
-        self, modules: Sequence[tvm.IRModule], lookup: Callable[[str], Record | None]
+        self, modules: Sequence[tvm.IRModule], lookup: Callable[[Task], Record | None]
     ) -> list[list[float]]:
         from mlc.artifact.compare import times_in_turn
 
@@ -219,11 +219,11 @@ class Compilation:
                              found_again=_TUNED_SEARCH_WORK)
 
 
-def _chosen(log: LogReader, key: str) -> Record | None:
+def _chosen(log: LogReader, task: Task) -> Record | None:
     """The record to compile a task with: one that was timed, if there is such."""
     from mlc.log.record import untimed_of
 
-    return log.best(key) or untimed_of(log.records(key))
+    return log.best(*task.keys) or untimed_of(record for key in reversed(task.keys) for record in log.records(key))
 
 
 def tune_together(

@@ -59,10 +59,29 @@ def _i(value: int) -> Any:
     return tirx.const(value, "int32")
 
 
+def _u(value: int) -> Any:
+    return tirx.const(value, "uint32")
+
+
 def _let(value: Any, body: Callable[[Any], Any], dtype: str = "float32") -> Any:
     """``body`` of a new variable that holds ``value``, so that the value is computed once."""
     variable = tirx.Var("t", dtype)
-    return tirx.Let(variable, value, body(variable))
+    return tirx.Let(variable, tvm_ffi.structural_map(value, (tirx.Cast, _spelled_out)), body(variable))
+
+
+def _spelled_out(node: tirx.Cast) -> Any:
+    """The conversion of a bfloat16 number to float32 as operations on bits; any other as it is.
+
+    TVM's pass that makes these operations of conversions, BF16ComputeLegalize, leaves out the values of variables, and
+    what it leaves out converts the bits as if they were an integer.
+    """
+    value = node.value
+    if (str(node.ty), str(value.ty)) != ("float32", "bfloat16"):
+        return node
+    if isinstance(value, tirx.Cast) and str(value.value.ty) == "float32":  # rounded, halves to even
+        return _let(tirx.reinterpret("uint32", value.value), lambda bits: _float(
+            (bits + _u(0x7FFF) + (tirx.shift_right(bits, _u(16)) & _u(1))) & _u(0xFFFF0000)), "uint32")
+    return _float(tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _u(16)))
 
 
 def _horner(coefficients: Sequence[float], x: Any) -> Any:

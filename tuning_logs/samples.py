@@ -84,11 +84,17 @@ def _prepare(args: argparse.Namespace) -> Outcome:
 
 
 def tasks_of(model: str, target: Any) -> list[Task]:
-    """Every task that a model has, its alternatives among them."""
-    from mlc.compilation import Compilation
+    """Every task that a benchmark model has, its alternatives among them."""
     from mlc.networks.models import model_named
 
-    return Compilation.of(model_named(model), target, substitutions=False).tasks()
+    return every_task(model_named(model), target)
+
+
+def every_task(model: Any, target: Any) -> list[Task]:
+    """The same of anything that :func:`mlc.compile` takes."""
+    from mlc.compilation import Compilation
+
+    return Compilation.of(model, target, substitutions=False).tasks()
 
 
 def spread(tasks: Sequence[Task], each: int) -> list[Task]:
@@ -133,7 +139,7 @@ def _sample(task: Task, log: TuningLog, measurer: Any, wanted: int) -> int:
     """Measure what one task lacks; how many candidates that were."""
     from mlc.tuning.candidate import Candidate, TaskSpace
 
-    known = list(log.records(task.key))
+    known = [record for key in reversed(task.keys) for record in log.records(key)]
     if known:  # a task is measured in one go, and what was disturbed once more
         doubtful = _doubtful(known)
         for start in range(0, len(doubtful), _BATCH):

@@ -1,16 +1,21 @@
 """``make shipped-logs``: tune the benchmark models for each x86 level and write the logs that ship with mlc.
 
 ``python -m tuning_logs.ship --seconds 60`` gives each model 60 s on each target. What is measured goes to working logs,
-and after every model the best record of each task to ``tuning_logs/<target>/models.jsonl``, so that an interrupted run
+and after every model the best record of each task to ``tuning_logs/<level>/models.jsonl``, so that an interrupted run
 loses nothing; the same command goes on with what is missing, and with more seconds it tunes further. Records of other
 models stay in the file: delete it and the working logs to start anew. A target that this machine cannot run is only
 cross-built: its records have decisions, no times, and the mark ``untimed``, and are never preferred to anything.
+
+``--quantised`` does the same for the quantised benchmark models, which onnxruntime's quantiser makes (in the folder of
+the working logs, some minutes once), for each level with and without dot products of bytes: to ``quantised.jsonl``, and
+to ``quantised-vnni.jsonl``, which only machines with such instructions read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +27,7 @@ from mlc.cli import options
 from mlc.cli.main import finish
 from mlc.cli.outcome import Outcome
 from mlc.errors import UsageError
+from tuning_logs import quantised
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE", "best_records", "in_turn", "main", "refresh", "refreshed", "ship", "write"]
 
-#: what a target's folder holds
+#: what a level's folder holds
 FILE = "models.jsonl"
 _TARGETS = "x86-64-v4,x86-64-v3"
+_WITH_DOTS = {"x86-64-v4": "x86-64-v4 -mattr=+avx512vnni", "x86-64-v3": "x86-64-v3 -mattr=+avxvnni"}
+_QUANTISED_TARGETS = ",".join(target for level, dots in _WITH_DOTS.items() for target in (dots, level))
 #: where an untimed record's ``extra`` says so
 UNTIMED = "untimed"
 #: rounds in which alternatives are timed in turn
@@ -48,8 +56,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tuning_logs.ship", description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", default=_TARGETS, help=f"comma-separated (default: {_TARGETS})")
+    parser.add_argument("--targets", help=f"comma-separated (default: {_TARGETS}; of quantised models "
+                                          f"{_QUANTISED_TARGETS})")
     parser.add_argument("--models", help="comma-separated names (default: the benchmark models)")
+    parser.add_argument("--quantised", action="store_true", help="the quantised benchmark models instead")
     parser.add_argument("--seconds", type=options.positive_float, default=60.0,
                         help="tuning budget of each model on each target (default: 60)")
     parser.add_argument("--work", type=Path, default=_ROOT / "build" / "shipped", help="where the working logs are")
@@ -59,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                              "the faster")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     args = parser.parse_args(argv)
-    targets, models = _names(args.targets), _names(args.models)
+    from mlc.target import split
+
+    targets = split(args.targets or (_QUANTISED_TARGETS if args.quantised else _TARGETS))
+    models = _names(args.models) or (list(quantised.MODELS) if args.quantised else [])
     return finish(
         lambda: refresh(targets, models, args.output) if args.refresh
         else ship(targets, models, args.seconds, args.work, args.output),
@@ -83,27 +96,32 @@ def ship(targets: Sequence[str], models: Sequence[str], seconds: float, work: Pa
     resolved = {name: resolve(name) for name in targets}
     counts: dict[str, int] = {}
     started = time.monotonic()
+    work.mkdir(parents=True, exist_ok=True)
     for number, model in enumerate(models):
         for name, target in resolved.items():
             console.print(f"{(time.monotonic() - started) / 60:5.1f} min  {model} ({number + 1} of {len(models)}) for "
                           f"{target.canonical}", soft_wrap=True)
-            work.mkdir(parents=True, exist_ok=True)
-            counts[name] = _one(model, target, seconds, work, output / name / FILE, console)
+            file = _file(model, target)
+            counts[str(file)] = _one(model, target, seconds, work, _slug(name), output / file, console)
     document = {"records": counts, "seconds": time.monotonic() - started, "output": str(output)}
     return Outcome(document, lambda out: _render(document, out))
 
 
 def refresh(targets: Sequence[str], models: Sequence[str], output: Path) -> Outcome:
     """Replace the records that the first seed of their space beats by now; told on standard error."""
+    from mlc.log.shipped import family
     from mlc.measure import local_measurer
     from mlc.report.console import stderr_console
     from mlc.target import resolve
     from tuning_logs.samples import tasks_of
 
+    if any(name in quantised.MODELS for name in models):
+        raise UsageError("--refresh is for float32 models alone; leave quantised ones out")
     console, counts = stderr_console(), dict[str, int]()
     began = time.monotonic()
     for name in targets:
-        file, target = output / name / FILE, resolve(name)
+        target = resolve(name)
+        file = output / family(target) / FILE
         done, measurer = set[str](), local_measurer(target)
         try:
             for model in _known(models):
@@ -112,7 +130,8 @@ def refresh(targets: Sequence[str], models: Sequence[str], output: Path) -> Outc
                 kept, replaced = refreshed(tasks, read(file), measurer)
                 changed = {new.task_key for _, new in replaced}
                 choices = {task.choice for task in tasks if task.choice and task.key in changed}
-                counts[name] = write(file, in_turn([t for t in tasks if t.choice in choices], kept, measurer))
+                rivals = [task for task in tasks if task.choice in choices]
+                counts[f"{file.parent.name}/{file.name}"] = write(file, in_turn(rivals, kept, measurer))
                 for old, new in replaced:
                     console.print(f"{model}: {new.task_name} {new.seconds * 1e6:.0f} us in place of "
                                   f"{old.seconds * 1e6:.0f}", soft_wrap=True, markup=False)
@@ -161,31 +180,56 @@ def _is_faster(new: Sequence[float], old: Sequence[float]) -> bool:
 def _known(models: Sequence[str]) -> list[str]:
     from mlc.networks.models import BENCHMARK_MODELS, MODELS
 
-    models = list(models or BENCHMARK_MODELS)
-    unknown = [name for name in models if name not in MODELS]
+    models, known = list(models or BENCHMARK_MODELS), (*MODELS, *quantised.MODELS)
+    unknown = [name for name in models if name not in known]
     if unknown:
-        raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
+        raise UsageError(f"a model must be one of {', '.join(known)}, got {', '.join(unknown)}")
     return models
 
 
-def _one(model: str, target: Target, seconds: float, work: Path, file: Path, console: Console) -> int:
+def _file(model: str, target: Target) -> Path:
+    """Where the records of a model belong, in the folder of all that ships."""
+    from mlc.log.shipped import VNNI, family
+    from schedules.machine import cpu_machine
+
+    if model not in quantised.MODELS:
+        return Path(family(target), FILE)
+    return Path(family(target), f"quantised{VNNI if cpu_machine(target.tvm).dot_per_cycle else ''}.jsonl")
+
+
+def _slug(target: str) -> str:
+    """``x86-64-v4-mattr-avx512vnni`` for a target's name: what its working files are called."""
+    return re.sub(r"[^a-z0-9]+", "-", target)
+
+
+def _model(name: str, work: Path) -> Any:
+    """What :func:`mlc.tune` takes for a model's name; quantised ones are made in a folder beside the working logs."""
+    from mlc.networks.models import model_named
+
+    if name not in quantised.MODELS:
+        return model_named(name)
+    folder = work / "models"
+    folder.mkdir(exist_ok=True)
+    return quantised.quantised(name, folder)
+
+
+def _one(model: str, target: Target, seconds: float, work: Path, slug: str, file: Path, console: Console) -> int:
     """One model on one target; how many records the target's file has now."""
     from mlc import api
     from mlc.artifact.features import missing_features, required_features
     from mlc.log import TuningLog
     from mlc.measure import local_measurer
-    from mlc.networks.models import model_named
     from mlc.report.progress import listening
-    from tuning_logs.samples import tasks_of
+    from tuning_logs.samples import every_task
 
-    log, done = work / f"{file.parent.name}.db", work / f"{file.parent.name}-{model}.json"
+    log, done = work / f"{slug}.db", work / f"{slug}-{model}.json"
     if missing := missing_features("x86_64", required_features(target.tvm)):
         console.print(f"  untimed: this machine lacks {', '.join(missing[:4])}", soft_wrap=True)
-        return write(file, [*read(file), *_untimed(model, target)])
+        return write(file, [*read(file), *_untimed(_model(model, work), target)])
     spent = json.loads(done.read_text())["seconds"] if done.exists() else 0.0
     if spent < seconds:
         with listening(console) as listener:
-            report = api.tune(model_named(model), target=target, seconds=seconds - spent, log=log, on_event=listener)
+            report = api.tune(_model(model, work), target=target, seconds=seconds - spent, log=log, on_event=listener)
         if report.reason == "interrupted":
             raise KeyboardInterrupt("interrupted; the same command goes on")
         done.write_text(json.dumps({"seconds": seconds, "tasks": [task.key for task in report.tasks]}))
@@ -195,7 +239,7 @@ def _one(model: str, target: Target, seconds: float, work: Path, file: Path, con
         return len(read(file))
     measurer = local_measurer(target)
     try:
-        return write(file, in_turn(tasks_of(model, target), read(file), measurer))
+        return write(file, in_turn(every_task(_model(model, work), target), read(file), measurer))
     finally:
         measurer.close()
 
@@ -236,14 +280,13 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def _untimed(model: str, target: Target) -> list[Record]:
+def _untimed(model: Any, target: Target) -> list[Record]:
     """Schedules that were built for a machine that is not there, without a time."""
     from mlc import api
     from mlc.log import Record
     from mlc.measure import machine_id
-    from mlc.networks.models import model_named
 
-    exe = api.compile(model_named(model), target=target, log=False, values={})
+    exe = api.compile(model, target=target, log=False, values={})
     return [
         Record(f["key"], f["name"], f["space"], f["decisions"], "[]", flops=f["flops"],
                extra={UNTIMED: f"cross-built on {machine_id()}"})
@@ -285,8 +328,8 @@ def _names(text: str | None) -> list[str]:
 
 
 def _render(document: Mapping[str, Any], console: Console) -> None:
-    for name, count in document["records"].items():
-        console.print(f"{Path(document['output']) / name / FILE}: {count} records", soft_wrap=True)
+    for file, count in document["records"].items():
+        console.print(f"{Path(document['output']) / file}: {count} records", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from mlc.config import get
 from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
 from mlc.graph.algorithms.filters import TRANSFORMED, Filters, transform_weight
-from mlc.graph.tasks import extract_tasks
+from mlc.graph.tasks import called_functions
 from mlc.shapes import to_json
 from mlc.target import Target
 
@@ -55,11 +55,11 @@ def compile_module(
     if meta is None:
         model = imported(mod, "module")
         meta = ModelMeta(model.name, model.inputs, model.outputs)
-    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _key: None), meta.origins)
+    scheduled, functions, twins = schedule_functions(mod, target, lookup or (lambda _task: None), meta.origins)
     try:
         made = _generate(scheduled, twins, target)
     except CodeGenerationError as error:
-        scheduled, functions = replace_refused(scheduled, functions, extract_tasks(mod, target), target, error)
+        scheduled, functions = replace_refused(scheduled, functions, called_functions(mod, target), target, error)
         made = _generate(scheduled, twins, target)
     stored = [_stored(tensor, meta.filters) for tensor in made.tensors]
     metadata = {

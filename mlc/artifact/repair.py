@@ -18,6 +18,7 @@ from mlc.artifact.emit import refusal
 from mlc.artifact.schedule import BuiltFunction, ready
 from mlc.errors import BuildError, CodeGenerationError
 from mlc.graph.task import Task
+from mlc.graph.tasks import Called
 from mlc.target import Target
 from schedules import registry
 from schedules.space import feasible_seeds
@@ -29,7 +30,7 @@ _SEEDS = 4
 
 
 def replace_refused(
-    scheduled: tvm.IRModule, functions: Sequence[BuiltFunction], tasks: Sequence[Task], target: Target,
+    scheduled: tvm.IRModule, functions: Sequence[BuiltFunction], called: Sequence[Called], target: Target,
     error: CodeGenerationError,
 ) -> tuple[tvm.IRModule, list[BuiltFunction]]:
     """``scheduled`` and what is said of its ``functions``, with another schedule for each that does not compile.
@@ -37,13 +38,13 @@ def replace_refused(
     Warns of each one. Raises :class:`BuildError` naming a function that compiles in no way, and ``error``, which the
     module as a whole met, where each function compiles alone.
     """
-    of = {task.key: task for task in tasks}
+    of = {found.symbols[0]: found.task for found in called}
     result = tvm.IRModule(scheduled.functions, attrs=scheduled.attrs)
     entries = []
     for entry in functions:
         reason = refusal(scheduled[entry.symbol], target)
         if reason:
-            entry, func = _replaced(entry, of[entry.key], target, reason)
+            entry, func = _replaced(entry, of[entry.symbol], target, reason)
             result.update_func(scheduled.get_global_var(entry.symbol), func)
         entries.append(entry)
     if not any(entry.replaced for entry in entries):

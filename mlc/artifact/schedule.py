@@ -18,12 +18,11 @@ from mlc.codegen import prepared
 from mlc.errors import BuildError
 from mlc.frontend.origins import listed
 from mlc.graph.ir.rewrite import bindings, op_name
-from mlc.graph.task import Task, normalise, task_key
-from mlc.graph.tasks import extract_tasks
+from mlc.graph.task import Task
+from mlc.graph.tasks import Called, called_functions
 from mlc.log.record import Record
 from mlc.log.shipped import is_shipped, schedule_of
 from mlc.measure.machine import machine_id
-from mlc.sizes import free_sizes
 from mlc.target import Target
 from schedules import registry
 from schedules.free import SIZES, usual_function
@@ -32,8 +31,8 @@ from schedules.space import InvalidDecision, Space, first_seed
 
 __all__ = ["BuiltFunction", "Lookup", "Origins", "last_line", "ready", "schedule_functions"]
 
-#: the log's best record of a task key, or None
-Lookup = Callable[[str], Record | None]
+#: the log's best record of a task, or None
+Lookup = Callable[[Task], Record | None]
 
 #: a function's symbol --> the model's nodes that each call of it comes from, as :func:`mlc.frontend.origins.labelled`
 #: gives them
@@ -42,9 +41,9 @@ Origins = Mapping[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class BuiltFunction:
-    """What became of one distinct tensor function. ``calls`` counts its call sites; ``seconds`` is its logged time,
-    ``roofline_seconds`` what the machine's peaks allow, ``bytes`` what must be read and written at least (both 0 where
-    the function cannot be analysed), all of one call.
+    """What became of one distinct tensor function; several may be of one task, with its ``key``. ``calls`` counts its
+    call sites; ``seconds`` is its logged time, ``roofline_seconds`` what the machine's peaks allow, ``bytes`` what must
+    be read and written at least (both 0 where the function cannot be analysed), all of one call.
 
     ``source``: ``log`` (a trace that was measured here), ``untimed`` (one that was ranked and not run), ``shipped``
     (one that came with mlc; ``seconds`` only if it was timed on such a machine), ``seed`` (the space's own decisions),
@@ -83,29 +82,25 @@ def schedule_functions(
 ) -> tuple[tvm.IRModule, list[BuiltFunction], dict[str, str]]:
     """Schedule each distinct tensor function that ``main`` calls, once.
 
-    Returns the module with scheduled functions, what was done, and for functions equal to an earlier one the symbol
-    that stands for them. Raises :class:`BuildError` naming a function that no space can schedule.
+    Returns the module with scheduled functions, what was done, and for functions that compute what an earlier one does
+    the symbol that stands for them. What has an equal key alone is a function of its own, of an equal schedule. Raises
+    :class:`BuildError` naming a function that no space can schedule.
     """
-    tasks, free = {task.key: task for task in extract_tasks(mod, target)}, free_sizes(mod)
+    _check_called(mod)
     scheduled = tvm.IRModule(mod.functions, attrs=mod.attrs)
-    built: dict[str, BuiltFunction] = {}
+    built: list[BuiltFunction] = []
     twins: dict[str, str] = {}
-    for symbol in _called(mod):
-        func = mod[symbol]
-        if not isinstance(func, tirx.PrimFunc):
-            raise BuildError(f"main must call tensor functions only, but {symbol} is a {type(func).__name__}")
-        key, nodes = task_key(normalise(func, free), target), (origins or {}).get(symbol, ())
-        if key in built:
-            twins[symbol] = built[key].symbol
-            built[key] = replace(built[key], origins=(*built[key].origins, *nodes))
-            continue
+    for found in called_functions(mod, target):
+        (symbol, *others), task = found.symbols, found.task
+        twins.update(dict.fromkeys(others, symbol))
+        func, nodes = mod[symbol], _nodes(found, origins or {})
         if func.attrs and func.attrs.get("tirx.is_scheduled", False):
-            entry = BuiltFunction(tasks[key].name, symbol, key, "given", "given", tasks[key].weight)
+            entry = BuiltFunction(task.name, symbol, task.key, "given", "given", task.weight)
         else:
-            func, entry = _scheduled(tasks[key], symbol, lookup, nodes)
-        built[key] = replace(_bounded(entry, tasks[key]), origins=nodes)
+            func, entry = _scheduled(task, symbol, lookup, nodes)
+        built.append(replace(_bounded(entry, task), origins=nodes))
         scheduled.update_func(mod.get_global_var(symbol), ready(func, symbol, target))
-    return scheduled, list(built.values()), twins
+    return scheduled, built, twins
 
 
 def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
@@ -115,16 +110,23 @@ def ready(func: tirx.PrimFunc, symbol: str, target: Target) -> tirx.PrimFunc:
     return whole.with_attr("global_symbol", symbol).with_attr("tirx.is_scheduled", True)
 
 
-def _called(mod: tvm.IRModule) -> list[str]:
-    """The functions that ``main`` calls, in the order of first calls."""
+def _check_called(mod: tvm.IRModule) -> None:
+    """Raise :class:`BuildError` where ``main`` calls what is no tensor function."""
     calls = (b.value for b in bindings(mod["main"]) if isinstance(b.value, relax.Call))
-    return list(dict.fromkeys(call.args[0].name_hint for call in calls if op_name(call) == "relax.call_tir"))
+    for symbol in (call.args[0].name_hint for call in calls if op_name(call) == "relax.call_tir"):
+        if not isinstance(mod[symbol], tirx.PrimFunc):
+            raise BuildError(
+                f"main must call tensor functions only, but {symbol} is a {type(mod[symbol]).__name__}")
+
+
+def _nodes(found: Called, origins: Origins) -> tuple[tuple[str, ...], ...]:
+    return tuple(nodes for symbol in found.symbols for nodes in origins.get(symbol, ()))
 
 
 def _scheduled(
     task: Task, symbol: str, lookup: Lookup, nodes: tuple[tuple[str, ...], ...] = ()
 ) -> tuple[tirx.PrimFunc, BuiltFunction]:
-    record = lookup(task.key)
+    record = lookup(task)
     if record is not None:
         try:
             func = schedule_of(task, record).mod["main"]
@@ -152,7 +154,7 @@ def _scheduled(
 
 def _recorded(task: Task, lookup: Lookup) -> Scheduled | None:
     """The log's schedule of a task; None where it has none that fits."""
-    record = lookup(task.key)
+    record = lookup(task)
     if record is not None:
         with suppress(InvalidDecision):
             return record.trace, schedule_of(task, record).mod["main"]

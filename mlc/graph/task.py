@@ -1,4 +1,9 @@
-"""A task: one fused tensor function, the target it is built for, and how often the model runs it."""
+"""A task: one fused tensor function, the target it is built for, and how often the model runs it.
+
+Two notions of being equal are kept apart. Functions of an equal *key* are scheduled alike: they differ at most in the
+numbers that elements are computed with (:mod:`mlc.graph.ir.immediates`), so that one is tuned for all. Functions of an
+equal *identity* compute the same: they alone may share code.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from mlc.graph.ir.immediates import without_immediates
 from mlc.graph.ir.narrow import narrowed
 from mlc.shapes import Free
 from mlc.sizes import scope
@@ -18,10 +24,13 @@ from mlc.target import Target
 from schedules.flat import FLAT, flattened
 from schedules.free import SIZES, variables
 
-__all__ = ["Task", "normalise", "task_key"]
+__all__ = ["Task", "function_key", "normalise", "task_key"]
 
 #: attributes of a PrimFunc that change what it computes or how it must be built; the rest is naming
 _KEPT_ATTRS = ("tirx.noalias", FLAT)
+#: the hash of a function without its immediates by that of the whole; the same functions come again with each graph
+_MASKED: dict[int, int] = {}
+_MOST_MASKED = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,20 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal functions on equal targets under equal versions; what the log is keyed by."""
+        """Equal for functions that are scheduled alike on equal targets under equal versions; what the log is keyed by.
+        """
         return task_key(self.func, self.target)
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for functions that compute the same, on equal targets under equal versions."""
+        return function_key(self.func, self.target)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys under which logs may have records of the task, the present one first: numbers were part of the key
+        once."""
+        return tuple(dict.fromkeys((self.key, self.identity)))
 
     def with_weight(self, weight: int) -> Task:
         return replace(self, weight=weight)
@@ -75,8 +96,28 @@ def normalise(func: tirx.PrimFunc, free: Mapping[str, Free] | None = None) -> ti
 
 
 def task_key(func: tirx.PrimFunc, target: Target) -> str:
-    """``<structural hash>-<target>-<versions>``; stable across processes and machines."""
-    digest = tvm_ffi.structural_hash(func, map_free_vars=True) & (2**64 - 1)
+    """``<structural hash>-<target>-<versions>`` of what a schedule depends on; stable across processes and machines.
+
+    It is the :func:`function_key` where a function has no numbers that are mere data.
+    """
+    whole = _hash(func)
+    if whole not in _MASKED:
+        if len(_MASKED) >= _MOST_MASKED:
+            _MASKED.clear()
+        _MASKED[whole] = _hash(without_immediates(func))
+    return _key(_MASKED[whole], target)
+
+
+def function_key(func: tirx.PrimFunc, target: Target) -> str:
+    """The key of what a function computes, numbers included, in the form of :func:`task_key`."""
+    return _key(_hash(func), target)
+
+
+def _hash(func: tirx.PrimFunc) -> int:
+    return int(tvm_ffi.structural_hash(func, map_free_vars=True)) & (2**64 - 1)
+
+
+def _key(digest: int, target: Target) -> str:
     return f"{digest:016x}-{target.canonical}-{versions()}"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from mlc.graph.ir.constants import tensor_of
@@ -17,7 +18,7 @@ from mlc.graph.task import Task, normalise
 from mlc.sizes import free_sizes
 from mlc.target import Target
 
-__all__ = ["combined", "extract_tasks", "human_name", "with_alternatives"]
+__all__ = ["Called", "called_functions", "combined", "extract_tasks", "human_name", "with_alternatives"]
 
 
 #: names longer than this mention each operator once only
@@ -41,7 +42,7 @@ class _Calls:
     constants: frozenset[int]
 
     def and_(self, other: _Calls) -> _Calls:
-        """The calls of both, of functions that are equal."""
+        """The calls of both, of functions that are one."""
         return _Calls(self.count + other.count, self.constants & other.constants)
 
 
@@ -63,29 +64,85 @@ def _calls(mod: tvm.IRModule) -> tuple[dict[str, _Calls], int]:
     return calls, sum(sizes.values())
 
 
-def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
-    """One task for each distinct tensor function that ``main`` calls, in the order of first calls.
+@dataclass(frozen=True)
+class Called:
+    """A function that ``main`` calls: ``symbols`` all stand for it, in the order of first calls. ``task`` is its own,
+    whose weight counts these calls alone; tasks of an equal key have one name."""
 
-    Equal functions are one task whatever they are called in the module; ``weight`` counts the calls of all of them.
-    Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
+    symbols: tuple[str, ...]
+    task: Task
+
+
+def called_functions(mod: tvm.IRModule, target: Target) -> list[Called]:
+    """The distinct tensor functions that ``main`` calls, in the order of first calls.
+
+    Only what computes the same is one function: numbers count, too.
     """
+    found = _distinct(mod, target)
+    names = {task.key: task.name for task in _merged((each.task, each.calls) for each in found)}
+    return [Called(tuple(each.symbols), _weighed(replace(each.task, name=names[each.task.key]), each.calls))
+            for each in found]
+
+
+def extract_tasks(mod: tvm.IRModule, target: Target) -> list[Task]:
+    """One task for each tensor function that ``main`` calls and that is scheduled unlike the others, in the order of
+    first calls.
+
+    Functions of an equal key are one task whatever they are called in the module; ``weight`` counts the calls of all of
+    them. Names are unique: the second ``fused_conv2d_add`` is ``fused_conv2d_add_2``.
+    """
+    return _merged((each.task, each.calls) for each in _distinct(mod, target))
+
+
+@dataclass
+class _Function:
+    symbols: list[str]
+    task: Task
+    calls: _Calls
+
+
+def _distinct(mod: tvm.IRModule, target: Target) -> list[_Function]:
+    """The functions that ``main`` calls, equal ones as one."""
     calls, constant_bytes = _calls(mod)
     free = free_sizes(mod)
-    found: dict[str, tuple[Task, _Calls]] = {}
+    found: list[_Function] = []
+    known: defaultdict[str, list[_Function]] = defaultdict(list)
     for symbol, call in calls.items():
         func = mod[symbol]
         if not isinstance(func, tirx.PrimFunc):
             continue
         task = Task(human_name(symbol), normalise(func, free), target, constant_bytes=constant_bytes)
-        key = task.key
-        found[key] = (found[key][0], found[key][1].and_(call)) if key in found else (task, call)
-    return _uniquely_named(
-        replace(task, weight=call.count, constants=tuple(sorted(call.constants))) for task, call in found.values()
-    )
+        twins = known[task.identity]
+        # a hash is no proof, and taking one function for another is wrong numbers
+        twin = next((each for each in twins if _are_equal(each.task.func, task.func)), None)
+        if twin is not None:
+            twin.symbols.append(symbol)
+            twin.calls = twin.calls.and_(call)
+        else:
+            twins.append(_Function([symbol], task, call))
+            found.append(twins[-1])
+    return found
+
+
+def _are_equal(one: tirx.PrimFunc, other: tirx.PrimFunc) -> bool:
+    return bool(tvm_ffi.structural_equal(one, other, map_free_vars=True))
+
+
+def _merged(functions: Iterable[tuple[Task, _Calls]]) -> list[Task]:
+    """Functions of equal keys as one task."""
+    found: dict[str, tuple[Task, _Calls]] = {}
+    for task, calls in functions:
+        known = found.get(task.key)
+        found[task.key] = (task, calls) if known is None else (known[0], known[1].and_(calls))
+    return _uniquely_named(_weighed(task, calls) for task, calls in found.values())
+
+
+def _weighed(task: Task, calls: _Calls) -> Task:
+    return replace(task, weight=calls.count, constants=tuple(sorted(calls.constants)))
 
 
 def combined(tasks: Iterable[Task]) -> list[Task]:
-    """Equal tasks as one that weighs what they weigh together, in the order of their first appearance."""
+    """Tasks of equal keys as one that weighs what they weigh together, in the order of their first appearance."""
     found: dict[str, Task] = {}
     for task in tasks:
         key = task.key

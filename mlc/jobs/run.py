@@ -131,7 +131,8 @@ def plan(jobs: Jobs, find: Find) -> list[Plan]:
         every = set().union(*keys)
         path = job.log or user_log_path(target.canonical)
         with layered(job.log if job.log is not None and job.log.exists() else None, target) as log:
-            known = sum(log.best(key) is not None for key in every)
+            named = {task.key: task.keys for tasks in models.values() for task in tasks}
+            known = sum(log.best(*keys) is not None for keys in named.values())
         plans.append(Plan(
             job, target.canonical, path, len(every), len(_shared(keys)), known,
             tuple((name, len({t.key for t in tasks}), sum(t.weight for t in tasks if not t.choice or t.choice == t.key))

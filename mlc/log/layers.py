@@ -31,8 +31,9 @@ class MemoryLog:
         found = self._best.get(task_key)
         return found.seconds if found else float("inf")
 
-    def best(self, task_key: str) -> Record | None:
-        return self._best.get(task_key)
+    def best(self, *task_keys: str) -> Record | None:
+        found = [self._best[key] for key in task_keys if key in self._best]
+        return found[0] if len(found) == 1 else best_of(found)
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for record in self._records:
@@ -75,8 +76,8 @@ class Layers(AbstractContextManager["Layers"]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def best(self, task_key: str) -> Record | None:
-        return next((found for reader in self.readers if (found := reader.best(task_key)) is not None), None)
+    def best(self, *task_keys: str) -> Record | None:
+        return next((found for reader in self.readers if (found := reader.best(*task_keys)) is not None), None)
 
     def records(self, task_key: str | None = None, session: str | None = None) -> Iterator[Record]:
         for reader in self.readers:

@@ -27,7 +27,7 @@ class Prices:
     def __call__(self, task: Task) -> float | None:
         """Seconds of the record that the task would be built from, None without one."""
         key = task.key
-        record = self._log.best(key) if self._log is not None else None
+        record = self._log.best(*task.keys) if self._log is not None else None
         if record is None or not record.ok or record.machine == ELSEWHERE:
             return None
         if self._machines.setdefault(task.choice or key, record.machine) != record.machine:

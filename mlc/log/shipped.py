@@ -2,7 +2,9 @@
 
 ``tuning_logs/<family>/*.jsonl`` (or ``.db``) holds the best record of each task of the benchmark models. A family is a
 level of the x86 instruction set: where vector width and the number of vector registers agree, a schedule means the
-same, so a record made for ``x86-64-v4`` on 2 cores serves ``native`` on any AVX-512 machine. It was timed elsewhere,
+same, so a record made for ``x86-64-v4`` on 2 cores serves ``native`` on any AVX-512 machine. What a level does not say
+is whether there are dot products of bytes: files that end in ``-vnni`` are read where there are, and others in any
+case, since products of bytes are other functions with them, of other keys. A record was timed elsewhere,
 if at all: it replaces the untuned default and is the first candidate of a tuning run. Its time decides between
 alternatives of a graph unless the times of its machine are below what arithmetic allows on this one, which is then
 another kind of machine: what is faster there may be slower here (Winograd's 4x4 tiles, with half of the multipliers).
@@ -21,6 +23,7 @@ from pathlib import Path
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from cost_model.machine import Machine, machine
 from mlc.errors import LogError
 from mlc.graph.task import Task
 from mlc.log import manifest
@@ -30,13 +33,16 @@ from mlc.log.record import ELSEWHERE, Record
 from mlc.log.store import TuningLog
 from mlc.target import Target
 from schedules.machine import cpu_machine
+from schedules.registry import by_name
 from schedules.space import InvalidDecision
 from schedules.trace import replay
 
-__all__ = ["family", "for_target", "is_shipped", "schedule_of", "shipped_records"]
+__all__ = ["VNNI", "family", "for_target", "is_shipped", "schedule_of", "shipped_records"]
 
 #: the x86 level by bytes of a vector register and the number of them
 _LEVELS = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}
+#: what the names of files end in whose schedules use dot products of bytes
+VNNI = "-vnni"
 #: part of the cores that a schedule made for fewer of them must keep busy; below, the machine's own default is better
 _BUSY = 0.7
 #: part of a machine's times that are not below what arithmetic allows, at least, if it may be one like this (of what
@@ -47,8 +53,8 @@ _WITHIN = 0.75
 def family(target: Target) -> str:
     """The name of the folder with the records that serve ``target``."""
     if target.kind == "llvm":
-        machine = cpu_machine(target.tvm)
-        level = _LEVELS.get((machine.vector_bytes, machine.vector_registers))
+        found = cpu_machine(target.tvm)
+        level = _LEVELS.get((found.vector_bytes, found.vector_registers))
         if level:
             return level
     return target.canonical.replace("/", "-")
@@ -77,24 +83,37 @@ def shipped_records(target: Target) -> list[Record]:
     found: list[Record] = []
     for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
         with resources.as_file(item) as path:
-            if path.suffix in (".db", ".jsonl"):
+            if path.suffix in (".db", ".jsonl") and (not path.stem.endswith(VNNI) or _has_dots(target)):
                 records = list(for_target(_read(path, path.stat().st_mtime_ns), target))
                 faster = _faster_machines(records, target)
                 found.extend(replace(r, machine=ELSEWHERE) if r.machine in faster else r for r in records)
     return found
 
 
+def _has_dots(target: Target) -> bool:
+    return target.kind == "llvm" and cpu_machine(target.tvm).dot_per_cycle > 0
+
+
 def _faster_machines(records: Iterable[Record], target: Target) -> set[str]:
-    """The machines of records that compute more in a second, on as many cores, than ``target`` can: in so many of them
-    that it is not for operations that padding or a simplification saves."""
+    """The machines of records that compute more in a second, on as many cores and by the same instructions, than
+    ``target`` can: in so many of them that it is not for operations that padding or a simplification saves."""
     if target.kind != "llvm":
         return set()
-    machine, within = cpu_machine(target.tvm), defaultdict[str, list[bool]](list)
+    on, within = machine(target.tvm), defaultdict[str, list[bool]](list)
     for record in records:
         if record.ok and record.flops:
-            most = machine.flops / machine.cores * _cores(record.made_for)
+            most = on.flops / on.cores * _rate(record.space, on) * _cores(record.made_for)
             within[record.machine].append(record.flops <= most * record.seconds)
     return {name for name, each in within.items() if sum(each) < _WITHIN * len(each)}
+
+
+def _rate(space: str, on: Machine) -> float:
+    """How many times the operations of float32 a machine does by the instructions that a space's schedules use."""
+    found = by_name(space, "llvm")
+    if found is None or not found.tensorizes:
+        return 1.0
+    rates = (on.dot, on.bfloat, on.tiles) if found.tensorizes.startswith("tiles_") else (on.dot, on.bfloat)
+    return max(1.0, *rates)
 
 
 def is_shipped(record: Record) -> bool:

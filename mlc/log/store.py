@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -43,8 +44,8 @@ class TaskSummary:
 class LogReader(Protocol):
     """What a compiler needs of a log; one file, or several read as one (:func:`mlc.log.layered`)."""
 
-    def best(self, task_key: str) -> Record | None:
-        """The record to compile a task with.
+    def best(self, *task_keys: str) -> Record | None:
+        """The record to compile a task with, of those under any of its keys.
 
         It is the one that was kept when the task's best were last timed in turn, unless something measured since
         is clearly faster; where none were compared, the fastest.
@@ -173,28 +174,30 @@ class TuningLog(AbstractContextManager["TuningLog"]):
 
     # -- reading
 
-    def best(self, task_key: str) -> Record | None:
-        number = self.best_number(task_key)
+    def best(self, *task_keys: str) -> Record | None:
+        number = self.best_number(*task_keys)
         if number is None:
             return None
         found = next(self.records_at([number]), None)
-        return found or best_of(self.records(task_key))  # the index named a damaged one: all are looked at
+        return found or best_of(chain.from_iterable(map(self.records, task_keys)))  # the index named a damaged one
 
-    def best_number(self, task_key: str) -> int | None:
+    def best_number(self, *task_keys: str) -> int | None:
         """The number of :meth:`best`, as :meth:`outline` has it."""
-        kept = self._rows(
+        kept = [row for key in task_keys for row in self._rows(
             "SELECT id, seconds FROM records WHERE task_key = ? AND kept AND " + _TIME + " ORDER BY id DESC LIMIT 1",
-            task_key,
-        )
-        after, below = (kept[0][0], kept[0][1] * CLEARLY_FASTER) if kept else (-1, float("inf"))
-        rows = self._rows(
+            key,
+        )]
+        latest = max(kept, default=None)
+        after, below = (latest[0], latest[1] * CLEARLY_FASTER) if latest else (-1, float("inf"))
+        rows = [row for key in task_keys for row in self._rows(
             # the plus keeps SQLite from walking the table by id instead of the index by seconds
-            "SELECT id FROM records WHERE task_key = ? AND seconds < ? AND +id > ? AND " + _TIME
+            "SELECT seconds, id FROM records WHERE task_key = ? AND seconds < ? AND +id > ? AND " + _TIME
             + " ORDER BY seconds LIMIT 1",
-            task_key, below, after,
-        )
-        found = rows or kept
-        return int(found[0][0]) if found else None
+            key, below, after,
+        )]
+        if rows:
+            return int(min(rows)[1])
+        return None if latest is None else int(latest[0])
 
     def outline(self, task_key: str) -> list[tuple[int, float]]:
         """``(number, seconds)`` of each record of a task, oldest first, a failure's infinite: without reading any."""

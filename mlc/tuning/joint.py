@@ -46,7 +46,7 @@ from mlc.tuning.transfer import Experience
 __all__ = ["JointTuning", "Timer", "TunedModel"]
 
 #: seconds of a call of each lowered module in each of several rounds, built from the records that the function gives
-Timer = Callable[[Sequence[tvm.IRModule], "Callable[[str], Record | None]"], "list[list[float]]"]
+Timer = Callable[[Sequence[tvm.IRModule], "Callable[[Task], Record | None]"], "list[list[float]]"]
 
 #: a graph whose untuned estimate is this many times that of the model's own is not tuned
 _HOPELESS = 1.15
@@ -121,7 +121,7 @@ class _Joint:
         return found
 
     def price(self, task: Task) -> float | None:
-        record = self.log.best(task.key) or self.shipped.best(task.key)
+        record = self.log.best(*task.keys) or self.shipped.best(*task.keys)
         return record.seconds if record is not None and record.ok and record.machine != ELSEWHERE else None
 
     def seconds(self, entrants: Sequence[_Entrant]) -> list[float]:
@@ -263,7 +263,7 @@ class _Part:
             log = Layers([joint.log, *joint.shipped.readers])
             modules = [lower(entrant.module, joint.target, Prices(log), joint.options).module
                        for entrant in (winner, self.own)]
-            ours_, theirs = self.timer(modules, log.best)
+            ours_, theirs = self.timer(modules, lambda task: log.best(*task.keys))
             return faster(ours_, theirs), median(theirs), median(ours_)
         except Exception as error:
             failed(error)
@@ -364,8 +364,8 @@ class JointTuning:
         self._rounds.begin(graphs, spent, elapsed)
         self._reports.append(tune_tasks(
             list(tasks.values()), self._target, self._log, options, self._measurer, self._rounds,
-            shipped=self._shipped.best, experience=Experience.of([self._log, *self._shipped.readers], self._target),
-            graphs=graphs,
+            shipped=lambda task: self._shipped.best(*task.keys),
+            experience=Experience.of([self._log, *self._shipped.readers], self._target), graphs=graphs,
         ))
 
     def _report(self, winner: _Entrant, graph: GraphReport | None) -> TuneReport:

@@ -58,7 +58,7 @@ def tune_tasks(
     measurer: Measurer,
     on_event: Listener | None = None,
     model: CostModel | None = None,
-    shipped: Callable[[str], Record | None] | None = None,
+    shipped: Callable[[Task], Record | None] | None = None,
     experience: Experience | None = None,
     graphs: Sequence[Sequence[Mapping[str, int]]] = (),
 ) -> TuneReport:
@@ -66,7 +66,7 @@ def tune_tasks(
 
     ``model`` ranks candidates (default: a :class:`RankingModel` on top of the pre-trained model that ships for the
     target, with what the log has stored of it). ``shipped``
-    gives the record that came with mlc for a task's key: it is measured first, and a winner must beat it. Searches
+    gives the record that came with mlc for a task: it is measured first, and a winner must beat it. Searches
     begin near what ``experience`` found best for other tasks. ``graphs`` say, for each of several models, how often
     each of its graphs calls the task of which key; left out, one model calls each as often as it weighs. The budget
     goes to what may still become the fastest graph of its model. A keyboard interrupt ends the run with what was
@@ -76,7 +76,7 @@ def tune_tasks(
     """
     if model is None:
         model = RankingModel(seed=options.seed, pretrained=pretrained(target)[0], explore=EXPLORE)
-    return _Run(tasks, target, log, options, measurer, on_event or _ignore, model, shipped or (lambda _key: None),
+    return _Run(tasks, target, log, options, measurer, on_event or _ignore, model, shipped or (lambda _task: None),
                 experience, graphs).run()
 
 
@@ -113,7 +113,7 @@ class _Turn:
 class _Run:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, measurer: Measurer,
-        emit: Listener, model: CostModel, shipped: Callable[[str], Record | None], experience: Experience | None,
+        emit: Listener, model: CostModel, shipped: Callable[[Task], Record | None], experience: Experience | None,
         graphs: Sequence[Sequence[Mapping[str, int]]],
     ) -> None:
         self._shipped, self._experience, self._graphs = shipped, experience, graphs
@@ -164,7 +164,7 @@ class _Run:
             try:
                 search = Search(
                     task, len(self._searches), self._model, self._options.strategy, self._options.seed, records,
-                    earlier, self._shipped(task.key), budget, self._experience,
+                    earlier, self._shipped(task), budget, self._experience,
                 )
             except Exception as error:  # a space that fails on one function must not cost the other tasks their turn
                 self._broken.append(_broken(task, error))
@@ -185,10 +185,11 @@ class _Run:
     def _recalled(self, task: Task) -> tuple[list[Record], Record | None]:
         """The log's records of a task and the one of them to compile with; of a fleet's machine class, where one
         measures: the times of two say nothing about each other."""
-        records = [record for record in self._journal.log.records(task.key) if not record.expected]  # was never run
+        found = (record for key in reversed(task.keys) for record in self._journal.log.records(key))
+        records = [record for record in found if not record.expected]  # was never run
         machine = self._measurer.executor.machine
         if not machine:
-            return records, self._journal.log.best(task.key)
+            return records, self._journal.log.best(*task.keys)
         own = [record for record in records if record.machine == machine]
         return own, best_of(own)
 

@@ -49,10 +49,10 @@ class Experience:
         Records of the task itself are left out: they are no guess.
         """
         found = self._known.get((space.space.name, frozenset(knob.name for knob in space.knobs)), [])
-        digest = space.task.key.partition("-")[0]
+        own = {key.partition("-")[0] for key in space.task.keys}
         placed: list[tuple[float, Point]] = []
         for record in found:
-            if record.task_key.partition("-")[0] == digest:
+            if record.task_key.partition("-")[0] in own:
                 continue
             point, moved = _rounded(space.knobs, record.decisions)
             apart = abs(math.log2(max(flops, 1.0) / max(record.flops, 1.0)))

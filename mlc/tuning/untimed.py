@@ -142,8 +142,8 @@ class _Ranking:
     ) -> None:
         self._emit = emit
         self._journal = Journal(log, tasks, target, options)
-        every = [_Ranked(TaskSpace(task), analyse(task.func, target.tvm), list(log.records(task.key)))
-                 for task in tasks]
+        every = [_Ranked(TaskSpace(task), analyse(task.func, target.tvm),
+                         [record for key in reversed(task.keys) for record in log.records(key)]) for task in tasks]
         self._tasks = sorted(every, key=lambda each: -each.cost)
 
     def run(self) -> TuneReport:

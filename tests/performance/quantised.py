@@ -16,26 +16,22 @@ nothing.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.performance.results import Results, publish, write_whole
 from tests.performance.table import ROOT, cell, geometric_mean
+from tuning_logs.quantised import MODELS, original, quantised
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-MODELS = ("resnet50-qdq", "mobilenet_v2-qdq", "inception_v1-qdq", "bert_base-qdq", "bert_base-dynamic")
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
-#: what onnxruntime's quantiser needs: per-channel scales came with 13, and its fusions know up to 17
-_OPSET = 17
-_CALIBRATED = 4
 _TYPES = {"f16": "float16", "bf16": "bfloat16", "f16-in-bf16": "float16 in bfloat16"}
 #: ends the name of a model whose operands may be rounded to bfloat16
 _ROUNDED = "-in-bf16"
@@ -122,61 +118,14 @@ def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]
 
 def made(name: str, folder: Path) -> tuple[Path, Path]:
     """The files of a model and of the float32 one that it is made of; both have the same inputs."""
-    import onnx
-
     name = name.removesuffix(_ROUNDED)
     network, _, how = name.rpartition("-")
-    plain, small = folder / f"{network}.onnx", folder / f"{name}.onnx"
-    if not plain.exists():
-        onnx.save(_float32(network), plain)
+    if how not in _SIXTEEN:
+        return quantised(name, folder), original(network, folder)
+    wide, small = original(network, folder), folder / f"{name}.onnx"
     if not small.exists():
-        {"qdq": _static, "dynamic": _dynamic, "f16": _halved, "bf16": _bfloats}[how](plain, small)
-    return small, plain
-
-
-def _float32(network: str) -> onnx.ModelProto:
-    from onnx import version_converter
-
-    from mlc.networks.models import model_named
-
-    model = model_named(network)
-    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    return version_converter.convert_version(model, _OPSET) if opset < _OPSET else model
-
-
-def _static(plain: Path, small: Path) -> None:
-    import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
-    from mlc.bench.engines import onnx_inputs
-    from mlc.networks.inputs import random_inputs
-
-    def feeds() -> Iterator[Mapping[str, np.ndarray]]:
-        for seed in range(_CALIBRATED):
-            yield random_inputs(onnx_inputs(str(plain)), seed=seed)
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._feeds = feeds()
-
-        def get_next(self) -> Any:
-            return next(self._feeds, None)
-
-    prepared = _prepared(plain)
-    nodes = onnx.load(prepared, load_external_data=False).graph.node
-    last = [node.name for node in nodes if node.op_type == "Softmax"] if _is_image(plain) else []
-    quantize_static(
-        prepared, small, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, nodes_to_exclude=last,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
-    prepared.unlink()
-
-
-def _dynamic(plain: Path, small: Path) -> None:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    prepared = _prepared(plain)
-    quantize_dynamic(prepared, small, per_channel=True, weight_type=QuantType.QInt8)
-    prepared.unlink()
+        _SIXTEEN[how](wide, small)
+    return small, wide
 
 
 def _halved(plain: Path, small: Path) -> None:
@@ -194,6 +143,9 @@ def _bfloats(plain: Path, small: Path) -> None:
 
     _halved(plain, small)
     onnx.save(_retyped(onnx.load(small), "BFLOAT16"), small)
+
+
+_SIXTEEN = {"f16": _halved, "bf16": _bfloats}
 
 
 def _retyped(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -251,22 +203,6 @@ def _sort(graph: onnx.GraphProto) -> None:
         waiting = [node for node in waiting if not known.issuperset(node.output)]
     del graph.node[:]
     graph.node.extend(sorted_nodes)
-
-
-def _prepared(plain: Path) -> Path:
-    """The model after onnxruntime's own preparation, which folds batch norms."""
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    logging.getLogger().setLevel(logging.ERROR)
-    prepared = plain.with_suffix(".prepared.onnx")
-    quant_pre_process(plain, prepared, skip_symbolic_shape=True)
-    return prepared
-
-
-def _is_image(plain: Path) -> bool:
-    from mlc.bench.engines import onnx_inputs
-
-    return len(onnx_inputs(str(plain))[0].shape) == 4
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

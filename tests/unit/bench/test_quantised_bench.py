@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from mlc.bench.engines import onnx_inputs
 from mlc.networks.inputs import random_inputs
 from tests.performance import quantised
+from tuning_logs import quantised as quantised_models
 
 
 def _row(model: str, mlc: float, own: float, peers: tuple[float, float | None]) -> dict[str, object]:
@@ -49,7 +50,7 @@ def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 64])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 32])], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    monkeypatch.setattr(quantised, "_float32", lambda _network: model)
+    monkeypatch.setattr(quantised_models, "_float32", lambda _network: model)
     small, plain = quantised.made(f"net-{how}", tmp_path)
     types = {tensor.data_type for tensor in onnx.load(small).graph.initializer if len(tensor.dims) == 2}
     assert types == {{"f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}.get(how, TensorProto.INT8)}

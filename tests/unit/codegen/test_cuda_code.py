@@ -132,7 +132,7 @@ def test_launches_of_large_models(name: str, most: int) -> None:
     are one CUDA graph, whose memory is allocated once."""
     compilation = Compilation.of(bert_base() if name == "bert_base" else light_model(name), "cuda:sm_90a")
     lowered = compilation.lowered()
-    functions, built, twins = schedule_functions(lowered.module, compilation.target, lambda _key: None)
+    functions, built, twins = schedule_functions(lowered.module, compilation.target, lambda _task: None)
     count = sum(entry.calls * len(list(launches(functions[entry.symbol]))) for entry in built)
     assert count <= most
     final = emit.finalise(weights.lift(functions, twins)[0], compilation.target)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from mlc.errors import LogError
 from mlc.log import Layers, Record, TuningLog, Verdict, export_jsonl, layered, shipped
 from mlc.log.layers import shipped as shipped_readers
 from mlc.log.record import ELSEWHERE
+from mlc.log.shipped import _faster_machines, shipped_records
 from mlc.target import Target
 from schedules.machine import cpu_machine
 
@@ -121,7 +124,43 @@ def test_a_shipped_log_is_read_without_leaving_anything_beside_it(package: Path)
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_the_real_package_can_be_read(level: str) -> None:
     with Layers(shipped_readers(Target(level, f'{{"kind": "llvm", "mcpu": "{level}", "num-cores": 5}}'))) as reader:
-        assert all(summary.records == 1 for summary in reader.tasks())
+        for file in (resources.files("tuning_logs") / level).iterdir():
+            lines = file.read_text().splitlines() if file.suffix == ".jsonl" else []
+            keys = [json.loads(line)["task_key"] for line in lines]
+            assert len(keys) == len(set(keys)), "each file has one record of a task"
         for summary in reader.tasks():
             found = reader.best(summary.task_key)
             assert found is not None and found.made_for.startswith(f"llvm/{level}/") and not found.kept
+
+
+def _named(level: str, *features: str) -> Target:
+    attrs = {"kind": "llvm", "mcpu": level, "num-cores": 2, **({"mattr": list(features)} if features else {})}
+    return Target(level, json.dumps(attrs))
+
+
+@pytest.mark.parametrize(("level", "feature"), [("x86-64-v4", "+avx512vnni"), ("x86-64-v3", "+avxvnni")])
+def test_schedules_of_dot_products_of_bytes_are_read_where_there_are_any(
+    level: str, feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / level
+    folder.mkdir()
+    monkeypatch.setattr("mlc.log.shipped.resources.files", {"tuning_logs": tmp_path}.__getitem__)
+    for place, stem in enumerate(("models", "quantised", "quantised-vnni")):
+        with TuningLog(folder / f"{stem}.db") as log:
+            log.append([record(1, place)])
+    found = {name: sorted(each.task_key.partition("-")[0] for each in shipped_records(target))
+             for name, target in (("plain", _named(level)), ("dots", _named(level, feature)))}
+    names = [f"{place:016x}" for place in range(3)]
+    assert found == {"plain": names[:2], "dots": names}
+    assert shipped_records(_named(level, feature))[0].task_key.split("-", 1)[1].startswith(f"llvm/{level}/2/mattr=")
+
+
+@pytest.mark.parametrize(("features", "elsewhere"), [(("+avx512vnni",), False), ((), True)])
+def test_a_machine_is_faster_by_the_instructions_that_it_uses(features: tuple[str, ...], elsewhere: bool) -> None:
+    """Three times float32's peak is nothing much for dot products of bytes, and impossible where there are none."""
+    target = _named("x86-64-v4", *features)
+    most = cpu_machine(target.tvm).flops
+    bytes_ = replace(record(1), space="cpu.gemm_integer", times=(1.0,), flops=3.0 * most, made_for=target.canonical)
+    assert (_faster_machines([bytes_], target) == {bytes_.machine}) == elsewhere
+    assert _faster_machines([replace(bytes_, space="cpu.gemm")], target) == {bytes_.machine}
+    assert _faster_machines([replace(bytes_, space="cpu.gemm", flops=0.9 * most)], target) == set()

@@ -17,7 +17,7 @@ from log_records import VERSIONS, key, record
 from mlc.errors import LogError
 from mlc.log import Record, TuningLog, Verdict
 from mlc.log.codec import MalformedRecord, canonical_text, parse_text
-from mlc.log.layers import MemoryLog
+from mlc.log.layers import Layers, MemoryLog
 
 HERE = Path(__file__).parent  # where the writers find log_records
 WRITER = """
@@ -214,3 +214,22 @@ def _times(call: object, count: int) -> list[float]:
         call(i)  # type: ignore[operator]
         spent.append(time.perf_counter() - start)
     return spent
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1])
+def test_the_best_of_several_keys_is_that_of_all_their_records(tmp_path: Path, kept: int | None) -> None:
+    """A task has records under its present key and under one that it had before."""
+    times = ((0, 3e-3), (1, 1e-3), (0, 2e-3))
+    history = [replace(record(i, task), times=(seconds,)) for i, (task, seconds) in enumerate(times)]
+    if kept is not None:  # what a comparison in turn kept goes before what is not clearly faster, whatever its key
+        history.append(replace(record(4, kept), times=(1.01e-3,), verdict=Verdict.KEPT))
+    with TuningLog(tmp_path / "log.db") as log:
+        log.append(history)
+        expected = history[-1] if kept is not None else history[1]
+        for keys in ((key(0), key(1)), (key(1), key(0)), (key(9), key(1), key(0))):
+            assert log.best(*keys) == expected
+        assert log.best(key(0)) == (history[-1] if kept == 0 else history[2])
+        assert log.best(key(8), key(9)) is None
+    assert MemoryLog(history).best(key(1), key(0)) is not None
+    assert MemoryLog(history[:3]).best(key(0), key(1)) == history[1]
+    assert Layers([MemoryLog(history[:1]), MemoryLog(history[1:])]).best(key(1), key(0)) == history[0], "own ones first"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from log_records import record
+from tvm import te
 
 from mlc.graph.task import Task, normalise
 from mlc.graph.tasks import extract_tasks
@@ -85,3 +86,14 @@ def test_a_log_of_the_schema_before_is_read_and_brought_up_to_date(tmp_path: Pat
         assert log.put_workloads([Workload.of(task)]) == 1
     with TuningLog(path, readonly=True) as log:
         assert log.count() == 1 and log.workload(task.key) == Workload.of(task)
+
+
+def test_one_under_the_key_of_the_function_with_its_numbers_is_read() -> None:
+    """Numbers were part of keys once; see :mod:`mlc.graph.ir.immediates`."""
+    x = te.placeholder((8,), "float32", name="x")
+    scaled = normalise(te.create_prim_func([x, te.compute((8,), lambda i: x[i] * 0.3, name="y")]))
+    task = Task("scaled", scaled, resolve("x86-64-v3"))
+    old = replace(Workload.of(task), task_key=task.identity)
+    assert task.key != task.identity and old.task().key == task.key
+    with pytest.raises(ValueError, match="must have the hash 0000"):
+        replace(old, task_key="0000" + task.key[4:]).task()

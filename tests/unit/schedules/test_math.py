@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
@@ -189,3 +190,34 @@ def test_a_relu_and_a_running_maximum_stay_one_instruction() -> None:
     k = te.reduce_axis((0, 1024))
     pool = _assembly(lambda a: te.compute((64,), lambda i: te.max(a[i, k], axis=k)))
     assert "max" in pool and "cmpunord" not in pool
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_widened_and_rounded_before(name: str, vector: bool) -> None:
+    """What is read and what is rounded on the way are bfloat16; the bits of every number of it in the interval."""
+    function, reference, (low, high), bound = CASES[name]
+    every = np.arange(0, 2**16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype("float32")
+    with np.errstate(invalid="ignore"):
+        values = every[(every > low) & (every < high) & ((np.abs(every) > 1e-4) | (every == 0))]
+    values = np.resize(values, len(values) // 32 * 32 + 32)
+    a = te.placeholder((len(values),), "bfloat16")
+
+    def rounded(i: Any) -> Any:
+        halved = a[i].astype("float32") * tirx.const(0.77, "float32")
+        return function(halved.astype("bfloat16").astype("float32"))
+
+    plain, twice = te.compute(a.shape, lambda i: function(a[i].astype("float32")), "b"), te.compute(
+        a.shape, rounded, "c")
+    sch = s_tir.Schedule(tvm.IRModule({"main": te.create_prim_func([a, plain, twice])}))
+    for block in ("b", "c"):
+        _, inner = sch.split(sch.get_loops(sch.get_sblock(block))[0], [None, 32])
+        if vector:
+            sch.vectorize(inner)
+    results = [tvm.runtime.tensor(np.zeros(values.shape, "float32")) for _ in range(2)]
+    built = tvm.compile(tvm.IRModule({"main": expand_math(sch.mod["main"])}), target=TARGET)
+    built["main"](tvm.runtime.tensor(values.astype(ml_dtypes.bfloat16)), *results)
+    given = (values, (values * np.float32(0.77)).astype(ml_dtypes.bfloat16).astype("float32"))
+    for got, each in zip(results[: 1 if name in ("rsqrt", "nearbyint") else 2], given, strict=False):
+        want = reference(each.astype("float64"))  # where there is no variable, TVM leaves out what only rounds
+        np.testing.assert_allclose(got.numpy(), want, rtol=4 * bound + 1e-7, atol=1e-37)

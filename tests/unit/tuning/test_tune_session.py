@@ -148,7 +148,7 @@ def test_what_ships_is_measured_first_and_is_what_a_winner_must_beat(
     task = matmul(64, 64, 32)
     shipped = _shipped(task, {"rows": rows, "columns": 32, "unroll": 4})
     measurer = FakeMeasurer(bowl(BEST))
-    report = tune_tasks([task], TARGET, log, TuneOptions(trials=40), measurer, shipped={task.key: shipped}.get)
+    report = tune_tasks([task], TARGET, log, TuneOptions(trials=40), measurer, shipped=lambda _task: shipped)
     assert points(measurer)[0] == (rows, 32, 4) and DEFAULT in points(measurer)
     (found,) = report.tasks
     assert found.verdict == verdict and found.best_seconds == pytest.approx(1e-3)
@@ -163,7 +163,7 @@ def test_what_ships_and_does_not_fit_is_left_alone(log: TuningLog, changes: dict
     task = matmul(64, 64, 32)
     shipped = replace(_shipped(task, {"rows": 8, "columns": 32, "unroll": 4}), **changes)  # type: ignore[arg-type]
     measurer = FakeMeasurer(bowl(BEST))
-    tune_tasks([task], TARGET, log, TuneOptions(trials=8), measurer, shipped={task.key: shipped}.get)
+    tune_tasks([task], TARGET, log, TuneOptions(trials=8), measurer, shipped=lambda _task: shipped)
     assert points(measurer)[0] == DEFAULT
 
 

@@ -12,6 +12,7 @@ from mlc import api
 from mlc.errors import UsageError
 from mlc.log import Record, TuningLog, Verdict, manifest
 from mlc.log.exchange import read_jsonl
+from mlc.networks.models import model_named
 from mlc.tuning.report import TaskReport, TuneReport
 from tuning_logs import ship
 
@@ -61,7 +62,7 @@ def test_each_model_gets_its_seconds_once_and_the_file_holds_the_best(tuner: Tun
     outcome = ship.ship(["x86-64-v3"], models, 5.0, work, out)
     file = out / "x86-64-v3" / ship.FILE
     records = _read(file)
-    assert tuner.calls == [5.0, 5.0] and outcome.document["records"] == {"x86-64-v3": 2}
+    assert tuner.calls == [5.0, 5.0] and outcome.document["records"] == {f"x86-64-v3/{ship.FILE}": 2}
     assert len(records) == 2 and [r.task_name for r in records] == sorted(r.task_name for r in records)
     best = max(records, key=lambda r: r.seconds)
     assert best.times == (2.02e-3,) and best.kept and best.machine == "here" and best.trace
@@ -112,7 +113,7 @@ def test_the_command_prints_one_document(tuner: Tuner, tmp_path: Path, capsys) -
     words = ["--targets", "x86-64-v3", "--models", "squeezenet", "--seconds", "2", "--work", str(tmp_path / "w"),
              "--output", str(tmp_path / "o"), "--json"]
     assert ship.main(words) == 0
-    assert json.loads(capsys.readouterr().out)["records"] == {"x86-64-v3": 1}
+    assert json.loads(capsys.readouterr().out)["records"] == {f"x86-64-v3/{ship.FILE}": 1}
 
 
 def test_alternatives_are_timed_in_turn_whenever_their_records_are_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,3 +171,24 @@ def test_what_the_first_seed_beats_is_replaced(seed: float | None, replaced: boo
     if replaced:
         assert kept[0].decisions == dict(first.decisions) and kept[0].seconds == pytest.approx(seed)
         assert kept[0].machine != "here" and kept[0].session == ""
+
+
+def test_quantised_models_have_files_of_their_own_by_what_multiplies_bytes(tuner: Tuner, tmp_path: Path, monkeypatch):
+    made: list[tuple[str, Path]] = []
+
+    def small(name: str, folder: Path):
+        made.append((name, folder))
+        return model_named("squeezenet")
+
+    monkeypatch.setattr(ship.quantised, "quantised", small)
+    monkeypatch.setattr(ship, "in_turn", lambda tasks, records, measurer: records)
+    monkeypatch.setattr("tuning_logs.samples.every_task", lambda model, target: [])
+    words = ["--quantised", "--models", "mobilenet_v2-qdq", "--seconds", "2", "--work", str(tmp_path / "w"),
+             "--output", str(tmp_path / "o")]
+    assert ship.main(words) == 0
+    files = sorted(str(path.relative_to(tmp_path / "o")) for path in (tmp_path / "o").glob("*/*"))
+    assert files == [f"x86-64-v{level}/quantised{dots}.jsonl" for level in (3, 4) for dots in ("-vnni", "")]
+    assert len(tuner.calls) == 4 and {each for each, _ in made} == {"mobilenet_v2-qdq"}
+    assert sorted(path.name for path in (tmp_path / "w").glob("*.db")) == [
+        "x86-64-v3-mattr-avxvnni.db", "x86-64-v3.db", "x86-64-v4-mattr-avx512vnni.db", "x86-64-v4.db"]
+    assert ship.main([*words, "--refresh"]) == 2, "only float32 models are refreshed"
