@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mlc.artifact import Executable
     from mlc.frontend.model import ImportedModel
+    from mlc.frontend.onnx_weights import Model
     from mlc.graph.pipeline import Lowered
     from mlc.graph.substitute.choose import Decided, Decision, Substitutions
     from mlc.graph.task import Task
@@ -100,7 +101,7 @@ class Compilation:
 
     @classmethod
     def of_decoder(
-        cls, model: onnx.ModelProto, name: str, batch: int, capacity: int, target: str | Target = "native", *,
+        cls, model: onnx.ModelProto | Model, name: str, batch: int, capacity: int, target: str | Target = "native", *,
         threads: int | None = None,
     ) -> Compilation:
         """A language model that keeps the keys and values of at most ``capacity`` tokens in memory of its caller's.
@@ -109,10 +110,13 @@ class Compilation:
         """
         from mlc.frontend.model import imported
         from mlc.frontend.onnx_past import decoder
+        from mlc.frontend.onnx_weights import Model, outside
         from mlc.graph.ir.states import PAST, keep_states
 
-        found = decoder(model, batch, capacity, name)
-        first = cls.of(found.model, target, shapes=found.shapes, threads=threads, substitutions=False)
+        model = model if isinstance(model, Model) else outside(model)
+        found = decoder(model.proto, batch, capacity, name)
+        first = cls.of(Model(found.model, model.weights), target, shapes=found.shapes, threads=threads,
+                       substitutions=False)
         given = [spec.name for spec in first.model.inputs]
         with _one_at_a_time():
             mod = keep_states(first.model.mod, found.states, given)
