@@ -131,28 +131,34 @@ class Compilation:
         return Prices(log)
 
     def lowered(
-        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None, *,
+        last: bool = False,
     ) -> Lowered:
-        """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line."""
+        """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line.
+
+        ``last`` says that nothing else will be asked of this compilation: the imported weights are let go of.
+        """
         from mlc.graph.pipeline import lower
 
         rules = self._rules(_SEARCH_WORK, log, on_decision)
         with _one_at_a_time(), _one_line(self.model.name, self.target):
-            return lower(self.model.mod, self.target, self.prices(log), self.options, substitutions=rules)
+            return lower(self.model.taken() if last else self.model.mod, self.target, self.prices(log), self.options,
+                         substitutions=rules)
 
     def tasks(self, log: LogReader | None = None) -> list[Task]:
         """The tensor functions of :meth:`lowered`, and those that it might call instead of some."""
         return self.lowered(log).with_alternatives()
 
     def build(
-        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None, *,
+        last: bool = False,
     ) -> Executable:
-        """Compile with the best schedules of ``log``; see :func:`mlc.compile`."""
+        """Compile with the best schedules of ``log``; see :func:`mlc.compile`, and :meth:`lowered` for ``last``."""
         from mlc.artifact import ModelMeta, compile_module
         from mlc.frontend.origins import labelled
 
         with _one_at_a_time():
-            lowered = self.lowered(log, on_decision)
+            lowered = self.lowered(log, on_decision, last=last)
             origins = labelled(lowered.origins, self.model.nodes)
             meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins,
                              lowered.filters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,17 @@ def test_places_outside_of_the_file_are_refused(entries, tmp_path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="must lie beside it"):
         read_model(path)
+
+
+def test_constants_are_the_memory_that_was_read(tmp_path) -> None:
+    array = read_model(_saved(tmp_path / "m.onnx", "inside")).weights["f32"].array()
+    assert tensor_of(array).data_ptr() == array.ctypes.data
+
+
+def test_a_module_that_is_taken_is_nobody_elses(tmp_path) -> None:
+    model = load_model(_saved(tmp_path / "m.onnx", "inside"))
+    mod = weakref.ref(model.taken())
+    assert mod() is None
 
 
 def test_arrays_that_cannot_be_shared_are_copied() -> None:
