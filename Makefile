@@ -26,7 +26,7 @@ SAMPLE_SECONDS ?= 600
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
 .PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
 .PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet
-.PHONY: bench-executors bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
+.PHONY: bench-executors bench-recurrent bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
 
 help:
 	@echo "make venv           install mlc with its development and benchmark extras into $(VENV)"
@@ -54,6 +54,7 @@ help:
 	@echo "make sanitize-gpu   every CUDA kernel under compute-sanitizer: memory that is not theirs, and races"
 	@echo "make bench-gpu      kernels and models on this machine's GPU beside PyTorch, into build/bench-gpu/results.json (ten minutes)"
 	@echo "make bench-dynamic  one build for free batch, sequence or image sizes beside onnxruntime and OpenVINO (half an hour)"
+	@echo "make bench-recurrent  LSTM, GRU and RNN of 128 steps, untuned, against onnxruntime and OpenVINO (3 minutes)"
 	@echo "make bench-torch    torch.compile(backend='mlc') against eager PyTorch and Inductor, untuned (an hour; goes on where it stopped)"
 	@echo "make shipped-logs   tuning_logs/: each benchmark model, quantised ones too, tuned for SECONDS=$(SECONDS) on each x86 level"
 	@echo "make samples        time candidates of many tasks for SAMPLE_SECONDS=$(SAMPLE_SECONDS), for the cost model to learn from"
@@ -161,6 +162,9 @@ bench-gpu: $(STAMP)
 
 bench-dynamic: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_dynamic --publish
+
+bench-recurrent: $(STAMP)
+	@$(BIN)/python -m tests.performance.recurrent
 
 bench-torch: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_torch_compile --publish

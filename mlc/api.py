@@ -133,7 +133,7 @@ def compile(
         build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
                         substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
         return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
-    built = [build_with(replace(first, target=each), log, on_decision) for each in targets]
+    built = [build_with(replace(first, target=each), log, on_decision, last=each is targets[-1]) for each in targets]
     if len(built) == 1:
         return built[0]
     from mlc.artifact import Bundle
@@ -143,18 +143,18 @@ def compile(
 
 def build_with(
     compilation: Compilation, log: str | os.PathLike[str] | LogReader | bool | None = None,
-    on_decision: Callable[[Decision], None] | None = None,
+    on_decision: Callable[[Decision], None] | None = None, *, last: bool = False,
 ) -> Executable:
     """What :meth:`mlc.Compilation.build` makes with a log given as to :func:`compile`."""
     if log is False:
-        return compilation.build(None, on_decision)
+        return compilation.build(None, on_decision, last=last)
     if log is not None and not isinstance(log, str | os.PathLike | bool):
-        return compilation.build(log, on_decision)
+        return compilation.build(log, on_decision, last=last)
     from mlc.log import layered
 
     path = Path(log) if isinstance(log, str | os.PathLike) else None
     with layered(path, compilation.target) as reader:
-        return compilation.build(reader, on_decision)
+        return compilation.build(reader, on_decision, last=last)
 
 
 def tune(

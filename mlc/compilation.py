@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mlc.artifact import Executable
     from mlc.frontend.model import ImportedModel
+    from mlc.frontend.onnx_weights import Model
     from mlc.graph.pipeline import Lowered
     from mlc.graph.substitute.choose import Decided, Decision, Substitutions
     from mlc.graph.task import Task
@@ -100,7 +101,7 @@ class Compilation:
 
     @classmethod
     def of_decoder(
-        cls, model: onnx.ModelProto, name: str, batch: int, capacity: int, target: str | Target = "native", *,
+        cls, model: onnx.ModelProto | Model, name: str, batch: int, capacity: int, target: str | Target = "native", *,
         threads: int | None = None,
     ) -> Compilation:
         """A language model that keeps the keys and values of at most ``capacity`` tokens in memory of its caller's.
@@ -109,10 +110,13 @@ class Compilation:
         """
         from mlc.frontend.model import imported
         from mlc.frontend.onnx_past import decoder
+        from mlc.frontend.onnx_weights import Model, outside
         from mlc.graph.ir.states import PAST, keep_states
 
-        found = decoder(model, batch, capacity, name)
-        first = cls.of(found.model, target, shapes=found.shapes, threads=threads, substitutions=False)
+        model = model if isinstance(model, Model) else outside(model)
+        found = decoder(model.proto, batch, capacity, name)
+        first = cls.of(Model(found.model, model.weights), target, shapes=found.shapes, threads=threads,
+                       substitutions=False)
         given = [spec.name for spec in first.model.inputs]
         with _one_at_a_time():
             mod = keep_states(first.model.mod, found.states, given)
@@ -127,28 +131,34 @@ class Compilation:
         return Prices(log)
 
     def lowered(
-        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None, *,
+        last: bool = False,
     ) -> Lowered:
-        """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line."""
+        """The fused module as it would be built with ``log``. Raises :class:`mlc.errors.BuildError` in one line.
+
+        ``last`` says that nothing else will be asked of this compilation: the imported weights are let go of.
+        """
         from mlc.graph.pipeline import lower
 
         rules = self._rules(_SEARCH_WORK, log, on_decision)
         with _one_at_a_time(), _one_line(self.model.name, self.target):
-            return lower(self.model.mod, self.target, self.prices(log), self.options, substitutions=rules)
+            return lower(self.model.taken() if last else self.model.mod, self.target, self.prices(log), self.options,
+                         substitutions=rules)
 
     def tasks(self, log: LogReader | None = None) -> list[Task]:
         """The tensor functions of :meth:`lowered`, and those that it might call instead of some."""
         return self.lowered(log).with_alternatives()
 
     def build(
-        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None
+        self, log: LogReader | None = None, on_decision: Callable[[Decision], None] | None = None, *,
+        last: bool = False,
     ) -> Executable:
-        """Compile with the best schedules of ``log``; see :func:`mlc.compile`."""
+        """Compile with the best schedules of ``log``; see :func:`mlc.compile`, and :meth:`lowered` for ``last``."""
         from mlc.artifact import ModelMeta, compile_module
         from mlc.frontend.origins import labelled
 
         with _one_at_a_time():
-            lowered = self.lowered(log, on_decision)
+            lowered = self.lowered(log, on_decision, last=last)
             origins = labelled(lowered.origins, self.model.nodes)
             meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states, origins,
                              lowered.filters)

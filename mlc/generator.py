@@ -300,7 +300,8 @@ def _build(
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise UsageError(f"capacity must be a whole number of at least 1, got {capacity!r}")
     proto, name = _proto(model)
-    return build_with(Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads), log)
+    compilation = Compilation.of_decoder(proto, name, batch, capacity, target, threads=threads)
+    return build_with(compilation, log, last=True)
 
 
 def _proto(model: Any) -> tuple[Any, str]:

@@ -81,12 +81,13 @@ class InputSlot:
                                      "other strides; make it so with .contiguous()")
                 return tensor
             if tensor is not None:
-                return tensor if _aligned(tensor) else self._copied(_strided(tensor, self._dtype))
+                whole = _aligned(tensor) and 0 not in tensor.shape
+                return tensor if whole else self._copied(_strided(tensor, self._dtype))
             value = _as_array(value, self.spec)
         if not self._fit.takes(value):
             raise _mismatch("input", self.spec, value.shape, value.dtype)
         flags = value.flags
-        if flags.c_contiguous and flags.writeable:
+        if flags.c_contiguous and flags.writeable and value.size:  # strides of no elements may be any
             tensor = tensor_of(value)
             if not tensor.data_ptr() % ALIGNMENT:
                 return tensor

@@ -99,7 +99,7 @@ def sample_input(rng: np.random.Generator, spec: TensorSpec) -> np.ndarray:
 def main(arguments: list[str]) -> int:
     """Run an artifact once; 1 with a line on standard error where that raises."""
     try:
-        exe = load(arguments[0], target=arguments[1])
+        exe = load(arguments[0], verify=False, target=arguments[1])  # whoever has built it has the weights in memory
         rng = np.random.default_rng(0)
         exe(*(sample_input(rng, spec) for spec in exe.inputs))
     except MlcError as error:

@@ -198,12 +198,12 @@ def _inputs(args: argparse.Namespace, specs: list[EngineSpec]) -> dict[str, np.n
 def _source(args: argparse.Namespace, model: ModelArgument) -> Path | onnx.ModelProto:
     """The model for every engine, with what --value says as constants."""
     from mlc.frontend.onnx_decisive import with_values
-    from mlc.frontend.onnx_file import read_model
+    from mlc.frontend.onnx_file import read_model, whole
 
     source, values = model.source(), options.values(args)
     if not values:
         return source
-    return with_values(read_model(source) if isinstance(source, Path) else source, values, model.stem)
+    return with_values(whole(read_model(source)) if isinstance(source, Path) else source, values, model.stem)
 
 
 def _compiled(args: argparse.Namespace, model: ModelArgument, path: Path, log: str | bool | None) -> Path:

@@ -73,7 +73,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     with _dumping(args.report):
         exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
-                          precision=args.precision, integers=args.integers, on_decision=decisions.append)
+                          precision=args.precision, integers=args.integers,
+                          on_decision=decisions.append if args.explain else None)  # a decision holds the weights
     tried = save_tried(exe, output, native=args.target == "native")
     took = time.perf_counter() - started
     document: dict[str, Any] = {

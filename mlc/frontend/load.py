@@ -10,6 +10,7 @@ from typing import Any
 
 from mlc.errors import UsageError
 from mlc.frontend.model import ImportedModel, imported
+from mlc.frontend.onnx_weights import Model
 from mlc.shapes import Shape
 from mlc.text import one_line
 
@@ -26,8 +27,9 @@ def load_model(
 ) -> ImportedModel:
     """Import a model.
 
-    ``source`` is the path of an ONNX file, an ``onnx.ModelProto``, a ``torch.nn.Module`` with ``example_inputs`` (a
-    tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax ``IRModule`` with a static ``main``. ``shapes``
+    ``source`` is the path of an ONNX file, an ``onnx.ModelProto`` (or one with its weights outside of it), a
+    ``torch.nn.Module`` with ``example_inputs`` (a tuple of tensors), a ``torch.export.ExportedProgram``, or a Relax
+    ``IRModule`` with a static ``main``. ``shapes``
     gives the free dimensions of an ONNX model's inputs sizes or ranges: ``{"input": ((1, 32), 3, 224, 224)}``, or
     ``{"input": "1..32,3,224,224"}``. What is left out is :data:`mlc.shapes.DEFAULT_RANGE`. ``values`` makes constants
     of inputs of an ONNX model, which those must be whose numbers decide shapes. The dimensions that a program of
@@ -44,10 +46,11 @@ def load_model(
 
         path = Path(source)
         return import_onnx(read_model(path), one_line(name or path.stem), shapes, values)
-    if _is(source, "onnx", "ModelProto"):
+    if _is(source, "onnx", "ModelProto") or isinstance(source, Model):
         from mlc.frontend.onnx_relax import import_onnx
 
-        return import_onnx(source, one_line(name or source.graph.name or "model"), shapes, values)
+        graph = (source.proto if isinstance(source, Model) else source).graph
+        return import_onnx(source, one_line(name or graph.name or "model"), shapes, values)
     if _is(source, "torch.export", "ExportedProgram") and not values:
         from mlc.frontend.pytorch import import_torch
 

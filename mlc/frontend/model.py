@@ -92,6 +92,12 @@ class ImportedModel:
     #: the labels of the user's nodes that each imported node comes from (:mod:`mlc.frontend.origins`)
     nodes: tuple[tuple[str, ...], ...] = ()
 
+    def taken(self) -> tvm.IRModule:
+        """The module, which is not kept here any longer: whoever rewrites it frees its weights on the way."""
+        mod = self.mod
+        object.__setattr__(self, "mod", None)
+        return mod
+
 
 def imported(
     mod: tvm.IRModule, name: str, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None

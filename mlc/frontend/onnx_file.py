@@ -7,27 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from mlc.errors import ModelError
 from mlc.frontend.onnx_decoder import NORMS
+from mlc.frontend.onnx_weights import Model, Weight, light_message, take_external
 from mlc.text import one_line
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["check_model", "check_text", "read_model"]
+__all__ = ["check_model", "check_text", "read_model", "whole"]
 
 _PROTOBUF_LIMIT = 2 << 30  # bytes one protobuf message can hold; larger models keep their weights in other files
 _MICROSOFT = "com.microsoft"
 
 
-def read_model(path: Path) -> onnx.ModelProto:
-    """The model in ``path`` with its external data, parsed but not checked."""
+def read_model(path: Path) -> Model:
+    """The model in ``path``, parsed but not checked, its large weights outside of its message."""
     import onnx
 
     if not path.exists():
         raise ModelError(f"the model file must exist, but there is no {path}; check the path")
     if path.is_dir():
         raise ModelError(f"the model must be an ONNX file, but {path} is a folder; name the .onnx file inside it")
+    weights: dict[str, Weight] = {}
     try:
-        model = onnx.load(path, load_external_data=False)  # by its suffix: protobuf, textproto, JSON or ONNX's text
+        if (light := light_message(path)) is not None:
+            model, weights = onnx.ModelProto.FromString(light[0]), dict(light[1])
+        else:
+            model = onnx.load(path, load_external_data=False)  # by its suffix: protobuf, textproto, JSON, ONNX's text
     except OSError as error:
         raise ModelError(f"the model file must be readable, but {path} is not: {error.strerror}; check its permissions"
                          ) from None
@@ -41,13 +46,27 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise ModelError(f"the model must hold a graph, but the one in {path} is empty; export it again")
     check_text(model, path.name)
     try:
+        weights |= take_external(model, path.parent)
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ModelError(
             f"the weights that {path.name} keeps in other files must lie beside it, but: {_one_line(error)}; "
             "copy them together"
         ) from None
-    return model
+    return Model(model, weights)
+
+
+def whole(model: Model) -> onnx.ModelProto:
+    """The model as one message, as other engines want it. Raises :class:`ModelError` for weights that cannot be read.
+    """
+    import onnx
+
+    message = onnx.ModelProto()
+    message.CopyFrom(model.proto)
+    for tensor in message.graph.initializer:
+        if tensor.name in model.weights:
+            tensor.raw_data = model.weights[tensor.name].array().tobytes()
+    return message
 
 
 def _parsers_reason(error: Exception) -> str:
@@ -78,10 +97,11 @@ def check_text(message: Any, name: str) -> None:
                                  "export it again")
 
 
-def check_model(model: onnx.ModelProto, name: str) -> None:
+def check_model(given: Model, name: str) -> None:
     """Raise :class:`ModelError` where ``onnx.checker`` refuses the model."""
     import onnx
 
+    model = _with_empty(given)
     unknown = any(map(_is_norm, model.graph.node))
     if model.ByteSize() >= _PROTOBUF_LIMIT or unknown:
         model = _without_weights(model)
@@ -95,6 +115,21 @@ def check_model(model: onnx.ModelProto, name: str) -> None:
         raise ModelError(
             f"the model must pass onnx.checker, but {name} does not: {_one_line(error)}; export it again"
         ) from None
+
+
+def _with_empty(model: Model) -> onnx.ModelProto:
+    """The message with nothing in the weights outside, which are as large as they say: the checker wants elements of
+    others."""
+    import onnx
+
+    if not model.weights:
+        return model.proto
+    message = onnx.ModelProto()
+    message.CopyFrom(model.proto)
+    for tensor in message.graph.initializer:
+        if tensor.name in model.weights:
+            tensor.dims[:] = [0]
+    return message
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:

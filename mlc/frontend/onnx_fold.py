@@ -11,7 +11,7 @@ their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +25,7 @@ from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, range
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import is_valid_scale
+from mlc.frontend.onnx_weights import Model, Weight
 from mlc.shapes import Free, Linear, Shape, parse_shape
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalizat
 
 @dataclass
 class Graph:
-    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, ``folded`` arrays.
+    """A graph taken apart. ``nodes`` are in topological order; ``weights`` are protobuf tensors, those ``outside``
+    without elements, ``folded`` arrays.
 
     ``free`` are the dimensions that calls decide, by name, as inputs' shapes have them.
     """
@@ -62,6 +64,7 @@ class Graph:
     weights: dict[str, onnx.TensorProto]
     opsets: dict[str, int]
     functions: list[onnx.FunctionProto]
+    outside: Mapping[str, Weight] = field(default_factory=dict)
     folded: dict[str, np.ndarray] = field(default_factory=dict)
     free: dict[str, Free] = field(default_factory=dict)
     folded_bytes: int = 0
@@ -81,6 +84,8 @@ class Graph:
 
         if name in self.folded:
             return self.folded[name]
+        if name in self.outside:
+            return self.outside[name].array()
         tensor = self.weights[name]
         try:
             return numpy_helper.to_array(tensor)
@@ -96,11 +101,11 @@ class Graph:
         return next((value.name, axis) for value in self.inputs
                     for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param == free)
 
-    def used_constants(self) -> dict[str, np.ndarray]:
-        """The constants that some node or output reads."""
+    def used_constants(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The constants that some node or output reads, with their names."""
         names = {i for node in walk_nodes(self.nodes) for i in node.input} | {o.name for o in self.outputs}
         names -= {i.name for i in self.inputs}
-        return {name: _in_bytes(self.constant(name)) for name in sorted(names) if self.is_constant(name)}
+        return ((name, _in_bytes(self.constant(name))) for name in sorted(names) if self.is_constant(name))
 
 
 def _in_bytes(array: np.ndarray) -> np.ndarray:
@@ -111,7 +116,7 @@ def _in_bytes(array: np.ndarray) -> np.ndarray:
 
 
 def make_static(
-    model: onnx.ModelProto, shapes: Mapping[str, Shape], name: str, agreed: Sequence[Agreed | AtLeast] = ()
+    model: Model, shapes: Mapping[str, Shape], name: str, agreed: Sequence[Agreed | AtLeast] = ()
 ) -> Graph:
     """The model's graph with the sizes and ranges of ``shapes`` for its inputs' free dimensions, and everything folded
     that depends on constants and static shapes alone. Dimensions that are ``agreed`` are one, whatever the model calls
@@ -140,7 +145,8 @@ def make_static(
     return graph
 
 
-def _take_apart(model: onnx.ModelProto) -> Graph:
+def _take_apart(given: Model) -> Graph:
+    model = given.proto
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         inputs=[_copy(i) for i in model.graph.input if i.name not in weights],
@@ -149,6 +155,7 @@ def _take_apart(model: onnx.ModelProto) -> Graph:
         weights=weights,
         opsets={o.domain: o.version for o in model.opset_import},
         functions=list(model.functions),
+        outside=given.weights,
     )
 
 
@@ -263,7 +270,7 @@ def _as_model(graph: Graph) -> onnx.ModelProto:
             kind = helper.np_dtype_to_tensor_dtype(array.dtype)
             inputs.append(helper.make_tensor_value_info(name, kind, list(array.shape)))
     for name, tensor in graph.weights.items():
-        if tensor.ByteSize() <= _SMALL:
+        if name not in graph.outside and tensor.ByteSize() <= _SMALL:
             small.append(tensor)
         else:
             inputs.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))

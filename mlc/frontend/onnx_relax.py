@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, reduce
 from operator import add
@@ -22,6 +22,7 @@ from mlc.frontend.onnx_dimensions import Agreed, AtLeast
 from mlc.frontend.onnx_file import check_model, check_text
 from mlc.frontend.onnx_fold import Graph, make_static
 from mlc.frontend.onnx_operators import check_known, check_size, check_supported, walk_nodes
+from mlc.frontend.onnx_weights import Model, outside, tensor_of
 from mlc.frontend.origins import origins, variable_name
 from mlc.frontend.static_shapes import fold_shapes
 from mlc.shapes import Linear, Shape
@@ -38,7 +39,7 @@ _NEEDS = (onnx_agreement.SizesMustAgreeError, onnx_agreement.SizeTooSmallError)
 
 
 def import_onnx(
-    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] | None = None,
+    source: onnx.ModelProto | Model, name: str, shapes: Mapping[str, Shape] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Check and import an ONNX model; ``shapes`` gives free input dimensions sizes or ranges of sizes, ``values``
@@ -47,11 +48,12 @@ def import_onnx(
     Raises :class:`ModelError` for a model that is not valid or whose sizes depend on data, and
     :class:`UnsupportedOperators` with all operators that cannot be imported.
     """
-    check_text(model, name)
-    check_known(model)
+    model = source if isinstance(source, Model) else outside(source)
+    check_text(model.proto, name)
+    check_known(model.proto)
     check_model(model, name)
-    own = list(walk_nodes(model.graph.node))
-    model = with_values(model, values or {}, name)
+    own = list(walk_nodes(model.proto.graph.node))
+    model = replace(model, proto=with_values(model.proto, values or {}, name))
     graph, mod = _with_sizes_agreed(model, name, shapes or {})
     free = graph.free
     with scope(free):
@@ -62,7 +64,7 @@ def import_onnx(
 
 
 def _with_sizes_agreed(
-    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape]
+    model: Model, name: str, shapes: Mapping[str, Shape]
 ) -> tuple[Graph, tvm.IRModule]:
     """The graph and its module; free dimensions that some node needs to be equal are one, or the number they must be,
     and those that were given no range begin where every node has a result."""
@@ -169,7 +171,6 @@ def _mute_importer() -> None:
 
 def _importer_class() -> Any:
     """TVM's importer with weights as arrays instead of protobufs (no second copy), and errors that name the node."""
-    import tvm
     from tvm import relax
     from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
@@ -215,13 +216,13 @@ def _importer_class() -> Any:
             return self._made[expr]
 
     class Importer(ONNXGraphImporter):
-        def __init__(self, constants: Mapping[str, Any], shapes: Mapping[str, list[Any]], free: bool) -> None:
+        def __init__(self, constants: Iterable[tuple[str, Any]], shapes: Mapping[str, list[Any]], free: bool) -> None:
             super().__init__(shape_dict=shapes, dtype_dict={})
             self._free = free
             self.bb = Builder()
             self.bb.begin("")
             self._outer: Any = None
-            self._nodes.update({n: relax.const(tvm.runtime.tensor(array)) for n, array in constants.items()})
+            self._nodes.update((name, relax.const(tensor_of(array))) for name, array in constants)
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
             """Done before, with our own converters counted in."""

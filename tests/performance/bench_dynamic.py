@@ -12,13 +12,16 @@ import argparse
 import itertools
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.performance.decoders import Sizes as DecoderSizes
+from tests.performance.decoders import sizes_of
 from tests.performance.results import Results, publish, write_whole
 from tests.performance.table import ROOT, cell, geometric_mean
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
     from mlc.artifact import Executable
+    from mlc.shapes import Range
 
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
 FREE, STATIC = "mlc", "mlc static"
@@ -41,11 +45,17 @@ Sizes = tuple[int, ...]
 @dataclass(frozen=True)
 class Dynamic:
     """A model and what it is built for: ``shape`` of all inputs, and the ``sizes`` of the free dimensions that are
-    timed, in their order."""
+    timed, in their order.
+
+    Where inputs differ, ``shape`` is the ranges alone, ``inputs`` are their shapes by what their names begin with, and
+    ``names`` are those of the free dimensions in them, which may be added up: ``"1,past+length"``.
+    """
 
     make: Callable[[], onnx.ModelProto]
     shape: str
     sizes: tuple[Sizes, ...]
+    names: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -53,10 +63,25 @@ class Dynamic:
         return [(int(low), int(high)) for word in self.shape.split(",") if ".." in word
                 for low, high in [word.split("..")]]
 
-    def dims(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of an input at ``sizes`` of the free dimensions."""
+    def dims(self, sizes: Sizes, name: str = "") -> tuple[int, ...]:
+        """The shape of the input ``name`` at ``sizes`` of the free dimensions."""
+        if self.inputs:
+            known = dict(zip(self.names, sizes, strict=True))
+            return tuple(sum(known[part] if part in known else int(part) for part in word.split("+"))
+                         for word in self._own(name))
         left = iter(sizes)
         return tuple(next(left) if ".." in word else int(word) for word in self.shape.split(","))
+
+    def range(self, name: str) -> str | None:
+        """The shape of the input ``name`` as a build for the range is given it; None for what follows from others."""
+        if not self.inputs:
+            return self.shape
+        known = dict(zip(self.names, self.shape.split(","), strict=True))
+        words = self._own(name)
+        return None if any("+" in word for word in words) else ",".join(known.get(word, word) for word in words)
+
+    def _own(self, name: str) -> list[str]:
+        return next(shape for start, shape in self.inputs.items() if name.startswith(start)).split(",")
 
     def compared(self, count: int = COMPARED) -> list[Sizes]:
         """Where outputs are compared: each corner of the range, and random sizes."""
@@ -100,6 +125,31 @@ def _detector() -> onnx.ModelProto:
     return detector()
 
 
+def _decoder(name: str, sizes: DecoderSizes) -> onnx.ModelProto:
+    """A decoder whose inputs say what their sizes are to each other."""
+    import onnx
+
+    from mlc.frontend.onnx_past import decoder
+    from tests.performance.decoders import save
+
+    with tempfile.TemporaryDirectory(prefix="mlc-decoder-") as folder:
+        path = Path(folder) / f"{name}.onnx"
+        save(name, sizes, path)
+        return decoder(onnx.load(path), 1, sizes.capacity, name).model
+
+
+def _generating(name: str, sizes: DecoderSizes) -> Dynamic:
+    """A decoder that is given its past and returns it with the tokens of the call: prompts, and tokens behind them."""
+    past = f"1,{sizes.groups},past,{sizes.head}"
+    return Dynamic(
+        partial(_decoder, name, sizes), f"0..{_PAST},1..{_PROMPT}",
+        ((0, 17), (0, 64), (100, 17), (1, 1), (100, 1), (500, 1), (1000, 1)), ("past", "length"),
+        {"input_ids": "1,length", "attention_mask": "1,past+length", "position_ids": "1,length", "past": past})
+
+
+#: tokens before a call and of a call, at most
+_PAST, _PROMPT = 1024, 128
+_CAPACITY = _PAST + _PROMPT
 _TEXTS = ((1, 1), (1, 16), (4, 32), (1, 128), (8, 57), (2, 384))
 MODELS = {
     "bert_base": Dynamic(partial(_bert, 12), "1..8,1..512", _TEXTS),
@@ -107,13 +157,16 @@ MODELS = {
     "resnet50": Dynamic(_resnet, "1..8,3,224,224", ((1,), (3,), (4,), (8,))),
     "detector": Dynamic(_detector, "1,3,128..512,128..512", ((128, 128), (224, 224), (256, 256), (301, 450),
                                                              (512, 512))),
+    "gpt2": _generating("gpt2", sizes_of("gpt2", capacity=_CAPACITY)),
+    "llama": _generating("llama", DecoderSizes(8, 1024, 2816, 16, 4, 32000, _CAPACITY)),
+    "llama_2_layers": _generating("llama", DecoderSizes(2, 256, 704, 8, 2, 1000, _CAPACITY)),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="bert_base,resnet50,detector", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--models", default="bert_base,resnet50,detector,gpt2,llama", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--sizes", help="of the free dimensions, such as 1x128,4x33 (default: each model's own)")
     parser.add_argument("--no-static", action="store_true", help="without builds for one size each")
     parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
@@ -184,8 +237,10 @@ class _Session:
         from mlc.bench.engines import onnx_inputs
 
         started = time.process_time()
-        shape = ",".join(map(str, self.known.dims(sizes))) if sizes else self.known.shape
-        shapes = {value.name: shape for value in onnx_inputs(str(self._path))}
+        names = [value.name for value in onnx_inputs(str(self._path))]
+        given = {name: ",".join(map(str, self.known.dims(sizes, name))) if sizes else self.known.range(name)
+                 for name in names}
+        shapes = {name: _ranges(shape) for name, shape in given.items() if shape is not None}
         api.compile(self._path, self.target, log=False, shapes=shapes).save(self._artifact(sizes))
         return time.process_time() - started
 
@@ -209,14 +264,18 @@ class _Session:
         return {"errors": errors}
 
     def _inputs(self, exe: Executable, sizes: Sizes, seed: int = 0) -> dict[str, np.ndarray]:
+        import numpy as np
+
         from mlc.frontend.model import TensorSpec
         from mlc.networks.inputs import random_inputs
 
-        own = [TensorSpec(spec.name, self.known.dims(sizes), spec.dtype) for spec in exe.inputs]
+        own = [TensorSpec(spec.name, self.known.dims(sizes, spec.name), spec.dtype) for spec in exe.inputs]
         feeds = random_inputs(own, seed)
         for name, array in feeds.items():
-            if "mask" in name:
-                array[:, 0] = 1  # some token of each text is there
+            if "mask" in name:  # some token of each text is there, all of what a decoder has seen
+                array[:, slice(None) if self.known.inputs else 0] = 1
+            elif "position" in name and self.known.inputs:
+                array[...] = np.arange(sizes[0], sum(sizes))
         return feeds
 
     def _timed(self, sizes: Sizes) -> dict[str, Any]:
@@ -231,6 +290,14 @@ class _Session:
         inputs = self._inputs(api.load(whole), sizes)
         result = run_bench(self._path, engines, name=self.name, inputs=inputs, timing=Timing(rounds=self.rounds))
         return {"sizes": list(sizes), **result.to_json()}
+
+
+def _ranges(shape: str) -> tuple[Range, ...]:
+    """A shape that is written as on the command line; a past may begin at 0 here."""
+    from mlc.shapes import Range
+
+    ends = (word.partition("..") for word in shape.split(","))
+    return tuple(Range(int(low), int(high or low)) for low, _, high in ends)
 
 
 def _array(value: Any) -> np.ndarray:

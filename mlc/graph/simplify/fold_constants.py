@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant, tensor_of
 from mlc.graph.ir.rewrite import Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.operators import OPERATORS
 
@@ -68,6 +68,8 @@ def fold(call: relax.Call, scope: Scope) -> relax.Expr | None:
     evaluator = NUMPY.get(op_name(call))
     if evaluator is None or not tensors:
         return evaluate(call)
+    if evaluator is _reshaped and (tensor := tensor_of(call.args[0])) is not None:
+        return relax.const(tensor._create_view(shape_of(call)))  # the same memory
     arrays = [array_of(arg) for arg in call.args if is_constant(arg)]
     with np.errstate(all="ignore"):
         return constant(evaluator(call, *arrays), dtype_of(call))

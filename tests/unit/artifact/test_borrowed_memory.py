@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from onnx import TensorProto, helper
 from tvm import relax, topi
 
+import mlc
 from mlc.artifact import Executable, compile_module, emit
 from mlc.artifact.inputs import InputSlot
 from mlc.artifact.memory import INTO, AddEntryInto
 from mlc.artifact.places import CpuPlace
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
+from mlc.shapes import Range
 from mlc.target import resolve
 from mlc.testing import programs
 
@@ -238,3 +241,20 @@ def test_inputs_of_other_libraries_that_do_not_fit(dense: tuple[Executable, prog
         with pytest.raises(InputError) as caught:
             exe(x)
         assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_an_input_may_have_no_elements(library: str) -> None:
+    """What its strides are is left to each library; a model that is given a past has none at its first call."""
+    sizes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, size, 4])
+             for name, size in (("past", "before"), ("new", "now"), ("both", "after"))]
+    node = helper.make_node("Concat", ["past", "new"], ["both"], axis=2)
+    graph = helper.make_graph([node], "grown", sizes[:2], sizes[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    shapes = {"past": (1, 2, Range(0, 8), 4), "new": (1, 2, Range(1, 4), 4)}
+    exe = mlc.compile(model, log=False, threads=1, shapes=shapes)
+    new = np.random.default_rng(0).standard_normal((1, 2, 3, 4), np.float32)
+    for before in (0, 5, 0):
+        past = np.ones((1, 2, before, 4), np.float32)
+        given = past if library == "numpy" else torch.from_numpy(past)
+        np.testing.assert_array_equal(exe(given, new)[0], np.concatenate([past, new], axis=2))

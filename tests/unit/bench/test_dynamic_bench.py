@@ -39,6 +39,16 @@ def test_outputs_are_compared_at_all_ends_and_at_different_sizes() -> None:
     assert sorted(few) == [(1,), (2,), (3,), (4,)]
 
 
+def test_inputs_of_a_decoder_have_shapes_of_their_own() -> None:
+    known = bench_dynamic.MODELS["llama"]
+    assert known.ranges == [(0, 1024), (1, 128)]
+    assert known.dims((500, 3), "attention_mask") == (1, 503) and known.dims((500, 3), "input_ids") == (1, 3)
+    assert known.dims((500, 3), "past_key_values.7.value") == (1, 4, 500, 64)
+    assert known.range("input_ids") == "1,1..128" and known.range("past_key_values.0.key") == "1,4,0..1024,64"
+    assert known.range("attention_mask") is None  # it follows
+    assert all(past + length <= 1152 for past, length in known.sizes)
+
+
 def _network() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])
@@ -76,7 +86,7 @@ def test_wrong_outputs_end_the_benchmark(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["detector", "resnet50", "bert_2_layers"])
+@pytest.mark.parametrize("name", ["detector", "resnet50", "bert_2_layers", "llama_2_layers"])
 def test_a_network_is_right_at_twenty_sizes(name: str, tmp_path: Path) -> None:
     assert bench_dynamic.main(["--models", name, "--output", str(tmp_path), "--build-only", "--no-static"]) == 0
     rows = {row["model"]: row for row in json.loads((tmp_path / "results.json").read_text())}
