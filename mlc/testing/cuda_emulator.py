@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mlc.codegen.cuda import PASS_CONFIG, legal_names
+from mlc.codegen.cuda import PASS_CONFIG, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
@@ -151,7 +151,7 @@ def _identifier(buffer: Any) -> str:
 
 
 def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()) -> str:
-    """The CUDA source that TVM writes for ``func``, watched by ``instruments``."""
+    """The CUDA source of ``func`` as the compiler is given it; ``instruments`` watch how it is made."""
     import tvm
 
     captured: list[str] = []
@@ -167,7 +167,7 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Seq
     ):
         tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target,
                     tir_pipeline=PIPELINE)
-    return captured[0]
+    return keeping_nan(captured[0])
 
 
 @contextmanager
