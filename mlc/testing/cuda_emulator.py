@@ -22,6 +22,7 @@ import numpy as np
 
 from mlc.codegen.cuda import PASS_CONFIG, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
+from schedules.cuda import attention
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
 from schedules.cuda.wgmma import expanded
@@ -86,9 +87,14 @@ def run(
 
     Raises ``RuntimeError`` where the kernels do not compile, crash, or leave threads at a barrier.
     """
+    from tvm import tirx
+
     func = legal_names(func)
     arrays = {_identifier(p): a for p, a in zip(func.params, (*inputs, *outputs), strict=True)}
-    inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")]
+    whole = attention.expanded(func).body
+    inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")] + [
+        step.buffer for step in (whole.seq if isinstance(whole, tirx.SeqStmt) else ())
+        if isinstance(step, tirx.AllocBuffer)]
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
@@ -191,7 +197,7 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
     import tvm_ffi
     from tvm import tirx as tir
 
-    whole = joined(func).body
+    whole = joined(attention.expanded(func)).body
     root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
     body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:
