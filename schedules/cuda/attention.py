@@ -18,7 +18,7 @@ from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.flash import Flash, FlashTiles
 from schedules.cuda.flash_simt import SimtFlash, SimtTiles
 from schedules.cuda.flash_tf32 import TensorFloatFlash, TensorFloatTiles
-from schedules.cuda.heads import MARK, Heads, heads_of
+from schedules.cuda.heads import MARK, Heads, grouped, heads_of
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
@@ -97,7 +97,7 @@ class Attention(CudaSpace):
         tiles = self.tiles(**{knob.name: pick(knob.name) for knob in self.knobs(sch.mod["main"], target)})
         misfit = _misfit(tiles, heads, gpu_machine(target))
         require(misfit is None, str(misfit))
-        _mark(sch, heads, tiles)
+        _mark(sch, tiles)
 
 
 class TensorFloatAttention(Attention):
@@ -126,10 +126,11 @@ class ExactAttention(Attention):
 
 
 def _known(func: tirx.PrimFunc) -> Heads:
+    """The attention as its kernel takes it."""
     heads = heads_of(func)
     if heads is None:
         raise InvalidDecision("the function must hold one attention")
-    return heads
+    return grouped(heads)
 
 
 def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
@@ -172,12 +173,13 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> 
     return (least**4 + cycles**4) ** 0.25 + joining  # near the memory's rate, neither hides all of the other
 
 
-def _mark(sch: s_tir.Schedule, heads: Heads, tiles: Tiles) -> None:
+def _mark(sch: s_tir.Schedule, tiles: Tiles) -> None:
     """Lay the result out in blocks of threads, with all that it is made of inside, and mark the scores.
 
     Until it is expanded, the function computes what the kernel does, all scores of a block's queries at once.
     """
-    root = sch.get_sblock("root")
+    heads, root = heads_of(sch.mod["main"]), sch.get_sblock("root")
+    assert heads is not None
     scores = next(block for block in sch.get_child_blocks(root) if "mlc.op" in sch.get(block).annotations)
     numbers = [tiles.warps, tiles.keys, tiles.stages, tiles.splits]
     sch.annotate(scores, MARK, numbers[:3] if tiles.splits == 1 else numbers)
@@ -208,4 +210,4 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if heads is None:
         return func
     space = next(each for each in (Attention, TensorFloatAttention, ExactAttention) if each().accepts(heads))
-    return space.kernel(func, heads, space.tiles(*marks[0])).function()
+    return space.kernel(func, grouped(heads), space.tiles(*marks[0])).function()

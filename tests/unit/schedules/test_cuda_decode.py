@@ -16,6 +16,7 @@ from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import TOLERANCES, attention_case
 from schedules.cuda.attention import expanded
+from schedules.cuda.heads import grouped, heads_of
 from schedules.machine import gpu_machine
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
@@ -78,25 +79,59 @@ ODD = [((1, 1), 1, 4096, 64, 64, None), ((1, 2), 8, 333, 50, 18, None), ((2, 3),
 def test_odd_shapes_and_lengths_are_exact_enough(
     dtype: str, shape: tuple[tuple[int, int], int, int, int, int, int | None]
 ) -> None:
-    """Of the first seed, and with a mask that hides all keys behind a length."""
+    """Of the first seed's tiles and as many splits as there may be, with a mask that hides all keys behind a length
+    where there is no causal limit."""
     heads, queries, keys, depth, features, causal = shape
-    plain = attention_case(f"{shape}", heads, (queries, keys, depth, features), dtype, causal=causal)
-    func = first_seed(SPACES[dtype], plain.func(), HOPPER)[0].mod["main"]
-    assert grid(func) > heads[0] * heads[1]
-    assert emulate(plain, func, HOPPER)[0] <= TOLERANCES[dtype]
-    case = attention_case(f"{shape}", heads, (queries, keys, depth, features), dtype, mask=True)
+    sizes = (queries, keys, depth, features)
+    case = attention_case(f"{shape}", heads, sizes, dtype, causal=causal, mask=causal is None)
+    *_, splits = SPACES[dtype].knobs(case.func(), HOPPER)
+    decisions = first_seed(SPACES[dtype], case.func(), HOPPER)[1] | {splits.name: splits.values[-1]}
+    func = scheduled(case, dtype, decisions, HOPPER)
+    assert splits.name == "splits" and grid(func) >= heads[0] * heads[1] * 2
     inputs, outputs = case.arrays()
-    for batch, mask in enumerate(inputs[-1]):
+    for batch, mask in enumerate(inputs[-1] if causal is None else ()):
         mask[..., 1 + keys // (batch + 3):] = -np.inf
-    func = first_seed(SPACES[dtype], case.func(), HOPPER)[0].mod["main"]
     cuda_emulator.run(func, HOPPER, inputs, outputs)
     assert case.error(inputs, outputs) <= TOLERANCES[dtype]
 
 
+def test_heads_that_share_keys_are_rows_of_one() -> None:
+    """As far as their queries fill one tile, and each query's limit is the same."""
+    def shape(heads: int, groups: int, queries: int, causal: int | None = None) -> tuple[int, int]:
+        sizes = (queries, 64, 32, 32)
+        found = heads_of(attention_case("any", (2, heads), sizes, groups=groups, causal=causal).func())
+        assert found is not None
+        taken = grouped(found)
+        return taken.count, taken.queries
+
+    assert shape(8, 4, 1) == (4, 4) and shape(8, 8, 2) == (2, 16) and shape(6, 3, 5) == (4, 15)
+    assert shape(8, 1, 1) == (16, 1) and shape(8, 4, 5) == (8, 10), "two of the four heads that share fill a tile"
+    assert shape(8, 4, 100) == (16, 100) and shape(8, 4, 2, causal=62) == (16, 2)
+
+
+@needs_gxx
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("dtype", SPACES)
+@pytest.mark.parametrize("heads,groups,queries,keys,mask", [
+    (8, 4, 1, 333, True), (6, 3, 2, 77, False), (8, 8, 1, 64, True)], ids=str)
+def test_shared_keys_are_brought_once(
+    dtype: str, heads: int, groups: int, queries: int, keys: int, mask: bool
+) -> None:
+    brought = {}
+    for number, shared in ((heads // groups, 1), (heads, groups)):  # as many heads of keys
+        case = attention_case("shared", (2, number), (queries, keys, 32, 32), dtype, groups=shared, mask=mask)
+        func = scheduled(case, dtype, split(2))
+        error, costs = emulate(case, func)
+        assert error <= case.rtol
+        assert grid(func) == 2 * number // shared * 2
+        brought[shared] = sum(cost.requests for cost in costs if cost.what.startswith("cp.async"))
+    assert brought[groups] <= brought[1] * 1.05, "but for the queries"
+
+
 def decode(dtype: str = "float16", mask: bool = False) -> tuple[Case, tvm.tirx.PrimFunc]:
-    """Three queries over seven tiles of keys in four splits."""
+    """Three queries over seven tiles of keys in two splits."""
     case = attention_case("split", (1, 2), (3, 107, 40, 24), dtype, mask=mask)
-    return case, scheduled(case, dtype, split(3 if dtype == "float32" else 2, 1))
+    return case, scheduled(case, dtype, split(2))
 
 
 @needs_gxx
@@ -110,7 +145,7 @@ def test_the_last_block_joins_whichever_it_is(dtype: str) -> None:
         cuda_emulator.run(func, AMPERE, inputs, outputs, repeats)
         assert case.error(inputs, outputs) <= case.rtol
         found.append(outputs[0])
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 @needs_gxx
