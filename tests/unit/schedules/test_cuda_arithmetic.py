@@ -19,6 +19,7 @@ from mlc.measure.data import numpy_dtype
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from schedules import registry
+from schedules.cuda.arithmetic import vectorising
 from schedules.space import best_seed
 
 FLOATS = ("float16", "bfloat16", "float32")
@@ -167,6 +168,38 @@ def test_extrema_that_keep_nan_are_one_instruction() -> None:
     (kernel,) = kernels(written(func, resolve("cuda:sm_80").tvm), "sm_80")
     if find_nvdisasm():
         assert kernel.count("FMNMX.NAN") == 2 and not kernel.count("FSETP") and not kernel.count("FSEL")
+
+
+def gelu(dtype: str) -> tirx.PrimFunc:
+    """In float32, of what is kept in ``dtype``."""
+    x = te.placeholder((4096, 1024), dtype, "x")
+
+    def value(v: Any) -> Any:
+        return v * 0.5 * (1.0 + tirx.erf(v * 0.7071067811865476))
+
+    return te.create_prim_func([x, te.compute(x.shape, lambda *i: value(x(*i).astype("float32")).astype(dtype))])
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype,bits", [("float16", "64"), pytest.param("float32", "128", marks=pytest.mark.slow)])
+def test_functions_of_numbers_stand_between_accesses_of_vectors(dtype: str, bits: str) -> None:
+    (kernel,) = kernels(written(gelu(dtype), resolve("cuda:sm_80").tvm), "sm_80")
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        assert kernel.count("STG") == kernel.count(f"STG.E.{bits}") == 1
+        assert kernel.count("LDG") == kernel.count(f"LDG.E.{bits}") == 1
+
+
+def test_functions_are_of_vectors_in_kernels_alone() -> None:
+    """A CPU's library has no such functions, which another build of this process may call."""
+    erf = tvm.ir.Op.get("tirx.erf")
+    source = written(gelu("float32"), resolve("cuda:sm_80").tvm)
+    assert "float4" in source and source.count("erff(") == 4
+    assert not erf.get_attr("TVectorizable")
+    with pytest.raises(ZeroDivisionError), vectorising():
+        assert erf.get_attr("TVectorizable")
+        _ = 1 / 0
+    assert not erf.get_attr("TVectorizable")
 
 
 def test_extrema_of_kernels_alone_are_renamed() -> None:
