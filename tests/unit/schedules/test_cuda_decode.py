@@ -124,8 +124,8 @@ def test_shared_keys_are_brought_once(
         error, costs = emulate(case, func)
         assert error <= case.rtol
         assert grid(func) == 2 * number // shared * 2
-        brought[shared] = sum(cost.requests for cost in costs if cost.what.startswith("cp.async"))
-    assert brought[groups] <= brought[1] * 1.05, "but for the queries"
+        brought[shared] = sum(cost.requests for cost in costs if cost.what.startswith("cp.async") and cost.bytes == 16)
+    assert brought[groups] <= brought[1], "queries of several heads may come one number at a time"
 
 
 def decode(dtype: str = "float16", mask: bool = False) -> tuple[Case, tvm.tirx.PrimFunc]:
