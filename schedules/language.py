@@ -124,7 +124,9 @@ def _is_prefetch(value: Any) -> bool:
 
 
 def _is_attention(value: Any) -> bool:
-    return value in [[w, k, s] for w in (1, 2, 4, 8) for k in (16, 32, 64, 128) for s in (2, 3, 4)]
+    split = _ints(1, 128, 4)(value) and len(value) == 4 and value[3] > 1
+    tiles = value[:3] if split else value
+    return tiles in [[w, k, s] for w in (1, 2, 4, 8) for k in (16, 32, 64, 128) for s in (2, 3, 4)]
 
 
 def _is_wgmma(value: Any) -> bool:

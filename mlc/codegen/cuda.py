@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 __all__ = [
-    "PASS_CONFIG", "Compile", "architectures", "distinct_shared", "find_nvcc", "has_nvcc", "legal_names",
-    "machine_code", "nvcc", "options", "run_tool",
+    "PASS_CONFIG", "Compile", "architectures", "distinct_shared", "find_nvcc", "has_nvcc", "keeping_nan",
+    "legal_names", "machine_code", "nvcc", "options", "run_tool",
 ]
 
 #: TVM's common-subexpression pass leaves its variables unused in CUDA source, and nvcc does that work itself;
@@ -54,6 +54,32 @@ _DRIVER_FUNCTIONS = (
     "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled",
 )
 _NO_DEVICE = 100
+_KERNEL = 'extern "C" __global__ '
+#: how what TVM declares before kernels ends
+_DECLARED = "#endif"
+#: extrema as TVM writes them, of whichever type
+_EXTREMUM = re.compile(r"(?<![\w.:])(max|min)\(")
+#: CUDA's own extrema of floats give the number where one side is NaN; those of integers go on to them
+_WITH_NAN = """
+template <typename A, typename B> static __device__ __forceinline__ auto nan_{0}(A a, B b) {{ return {0}(a, b); }}
+static __device__ __forceinline__ float nan_{0}(float a, float b) {{
+#if __CUDA_ARCH__ >= 800
+  float r;
+  asm("{0}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+#else
+  return a != a || b != b ? a + b : {0}(a, b);
+#endif
+}}
+static __device__ __forceinline__ double nan_{0}(double a, double b) {{
+  return a != a || b != b ? a + b : {0}(a, b);
+}}
+"""
+_NARROW_WITH_NAN = """
+static __device__ __forceinline__ {1} nan_{0}({1} a, {1} b) {{ return __h{0}_nan(a, b); }}
+"""
+#: the header that declares a type of 16-bit floats, and its name
+_NARROW = {"cuda_fp16.h": "__half", "cuda_bf16.h": "__nv_bfloat16"}
 #: dynamic shared memory: alignment and type, and the name
 _SHARED = re.compile(r"extern __shared__ (__align__\(\d+\) [\w ]+?) (\w+)\[\];")
 
@@ -80,7 +106,7 @@ def machine_code(archs: Sequence[str], compile_with: Compile | None = None) -> I
     sources: list[str] = []
 
     def compile_source(source: str) -> bytes:
-        sources.append(distinct_shared(source))
+        sources.append(keeping_nan(distinct_shared(source)))
         try:
             return compile_code(sources[-1], archs)
         except BuildError as error:  # its type would not survive the way through TVM
@@ -102,7 +128,7 @@ def machine_code(archs: Sequence[str], compile_with: Compile | None = None) -> I
 def distinct_shared(source: str) -> str:
     """The same kernels where no two declare one name for shared memory of different types: such a declaration is one of
     the whole source's, and kernels of several spaces call theirs alike."""
-    first, *chunks = re.split(r'(?=^extern "C" __global__ )', source, flags=re.MULTILINE)
+    first, *chunks = re.split(rf"(?=^{_KERNEL})", source, flags=re.MULTILINE)
     declared: dict[str, str] = {}
     parts = [first]
     for number, chunk in enumerate(chunks):
@@ -111,6 +137,21 @@ def distinct_shared(source: str) -> str:
                 chunk = re.sub(rf"\b{name}\b", f"{name}_{number}", chunk)
         parts.append(chunk)
     return "".join(parts)
+
+
+def keeping_nan(source: str) -> str:
+    """The same kernels where a maximum or minimum of floats is NaN if either side is, as in ONNX and numpy; one
+    instruction does so from ``sm_80`` on."""
+    at = source.find(_KERNEL)
+    used = sorted(set(_EXTREMUM.findall(source, at))) if at >= 0 else []
+    if not used:
+        return source
+    declared = source.rindex(_DECLARED, 0, at) + len(_DECLARED)
+    narrow = [name for header, name in _NARROW.items() if header in source[:declared]]
+    definitions = "".join(
+        _WITH_NAN.format(name) + "".join(_NARROW_WITH_NAN.format(name, kind) for kind in narrow) for name in used)
+    return (f"{source[:declared]}\n#ifndef NAN_EXTREMA\n{definitions}{_DECLARED}\n{source[declared:at]}"
+            + _EXTREMUM.sub(r"nan_\1(", source[at:]))
 
 
 def _compiler() -> Compile:

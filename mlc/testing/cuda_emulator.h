@@ -21,6 +21,9 @@
 // as in CUDA, the arguments may be of different types (a double constant beside a float)
 template <typename A, typename B> static inline A max(A a, B b) { return a < b ? A(b) : a; }
 template <typename A, typename B> static inline A min(A a, B b) { return b < a ? A(b) : a; }
+// as in CUDA, those of floats give the number where one side is NaN; these of what is generated do not
+template <typename A, typename B> static inline A nan_max(A a, B b) { return a != a ? a : b != b ? A(b) : max(a, b); }
+template <typename A, typename B> static inline A nan_min(A a, B b) { return a != a ? a : b != b ? A(b) : min(a, b); }
 
 struct Index { unsigned x, y, z; };
 static Index threadIdx, blockIdx;
@@ -94,6 +97,10 @@ using half2 = Two<half>;
 using half4 = Four<half>;
 using nv_bfloat162 = Two<nv_bfloat16>;
 using nv_bfloat164 = Four<nv_bfloat16>;
+template <typename T> static inline T __habs(T x) { return std::fabs(float(x)); }
+template <typename T> static inline T hceil(T x) { return std::ceil(float(x)); }
+template <typename T> static inline T hfloor(T x) { return std::floor(float(x)); }
+template <typename T> static inline T htrunc(T x) { return std::trunc(float(x)); }
 static inline float __half2float(half x) { return x; }
 static inline half __float2half_rn(float x) { return x; }
 static inline float __bfloat162float(nv_bfloat16 x) { return x; }

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mlc.codegen.cuda import PASS_CONFIG, legal_names
+from mlc.codegen.cuda import PASS_CONFIG, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
+from schedules.cuda import attention
 from schedules.cuda.joined import joined
 from schedules.cuda.lowering import PIPELINE
 from schedules.cuda.wgmma import expanded
@@ -86,9 +87,14 @@ def run(
 
     Raises ``RuntimeError`` where the kernels do not compile, crash, or leave threads at a barrier.
     """
+    from tvm import tirx
+
     func = legal_names(func)
     arrays = {_identifier(p): a for p, a in zip(func.params, (*inputs, *outputs), strict=True)}
-    inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")]
+    whole = attention.expanded(func).body
+    inner = [b for b in func.body.block.alloc_buffers if b.scope() in ("", "global")] + [
+        step.buffer for step in (whole.seq if isinstance(whole, tirx.SeqStmt) else ())
+        if isinstance(step, tirx.AllocBuffer)]
     # TVM lets one intermediate take over another's memory, so each gets as much as the largest
     room = max((prod(int(s) for s in b.shape) * 8 for b in inner), default=0)
     arrays |= {_identifier(b): np.full(room, 0x7F, "uint8") for b in inner}
@@ -151,7 +157,7 @@ def _identifier(buffer: Any) -> str:
 
 
 def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Sequence[Any] = ()) -> str:
-    """The CUDA source that TVM writes for ``func``, watched by ``instruments``."""
+    """The CUDA source of ``func`` as the compiler is given it; ``instruments`` watch how it is made."""
     import tvm
 
     captured: list[str] = []
@@ -167,7 +173,7 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Seq
     ):
         tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target,
                     tir_pipeline=PIPELINE)
-    return captured[0]
+    return keeping_nan(captured[0])
 
 
 @contextmanager
@@ -191,7 +197,7 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
     import tvm_ffi
     from tvm import tirx as tir
 
-    whole = joined(func).body
+    whole = joined(attention.expanded(func)).body
     root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
     body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:

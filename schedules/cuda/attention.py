@@ -18,7 +18,7 @@ from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.flash import Flash, FlashTiles
 from schedules.cuda.flash_simt import SimtFlash, SimtTiles
 from schedules.cuda.flash_tf32 import TensorFloatFlash, TensorFloatTiles
-from schedules.cuda.heads import MARK, Heads, heads_of
+from schedules.cuda.heads import MARK, Heads, grouped, heads_of
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
@@ -29,10 +29,12 @@ __all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "TensorFloatAttention
 #: features of a head: what a thread's registers hold the sums of
 MOST_FEATURES = 128
 _SEEDS = 4
-#: cycles until a copy from the second cache lands
-_LATENCY = 600
+#: cycles until a copy from the second cache lands, and one from memory
+_LATENCY, _FAR = 600, 1000
 #: of a thread, beyond which the compiler for sm_90a spilled some though there were more
 _MOST_REGISTERS = 168
+#: splits of keys at most, blocks that they may give each multiprocessor, and keys of one at least
+_MOST_SPLITS, _BLOCKS, _LEAST_KEYS = 128, 4, 32
 #: cycles of a tile's barrier and of joining what lanes know of a query, in which other blocks get on
 _STEP = 40
 
@@ -45,12 +47,14 @@ def available(target: tvm.target.Target) -> bool:
 
 class Attention(CudaSpace):
     """Attention of 16-bit floats on tensor cores. Knobs: ``warps`` of a block, ``keys`` of a tile, ``stages`` of tiles
-    that are kept or under way."""
+    that are kept or under way; and where queries are too few for the GPU, ``splits`` of their keys."""
 
     name = "cuda.attention"
     opcodes: tuple[str, ...] = ("HMMA",)
     tiles: type[Tiles] = FlashTiles
     kernel: type[Online] = Flash
+    choices: tuple[Knob, ...] = (
+        Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64, 128)), Knob("stages", (2, 3, 4)))
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
         heads = heads_of(func)
@@ -64,27 +68,36 @@ class Attention(CudaSpace):
         return available(target) and super().matches(func, target)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return (Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64, 128)), Knob("stages", (2, 3, 4)))
+        splits = self._splits(_known(func), gpu_machine(target))
+        return (*self.choices, Knob("splits", splits)) if len(splits) > 1 else self.choices
+
+    def _splits(self, heads: Heads, gpu: GpuMachine) -> tuple[int, ...]:
+        """Into how many parts keys may be cut: no more than give each multiprocessor a few blocks, of no fewer than the
+        smallest tile's keys."""
+        blocks = heads.count * ceil_div(heads.queries, self.tiles.rows)
+        most = min(_MOST_SPLITS, _BLOCKS * gpu.multiprocessors // blocks, heads.keys // _LEAST_KEYS)
+        even = (gpu.multiprocessors * n // blocks for n in range(1, _BLOCKS + 1))  # as many blocks as run at once
+        return tuple(sorted({1, *(1 << n for n in range(8)), *even} & set(range(1, most + 1)) | {1}))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        heads, gpu = _known(func), gpu_machine(target)
-        choices = [self.tiles(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
+        heads, gpu, knobs = _known(func), gpu_machine(target), self.knobs(func, target)
+        choices = [self.tiles(*choice) for choice in product(*(knob.values for knob in knobs))]
         fitting = [tiles for tiles in choices if _misfit(tiles, heads, gpu) is None]
         for tiles in sorted(fitting, key=lambda t: estimate(t, heads, gpu))[:_SEEDS]:
-            yield {"warps": tiles.warps, "keys": tiles.keys, "stages": tiles.stages}
+            yield {knob.name: getattr(tiles, knob.name) for knob in knobs}
 
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu, tiles = gpu_machine(target), self.tiles(decisions["warps"], decisions["keys"], decisions["stages"])
+        gpu, tiles = gpu_machine(target), self.tiles(**decisions)
         return estimate(tiles, _known(func), gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         heads = _known(sch.mod["main"])
-        tiles = self.tiles(pick("warps"), pick("keys"), pick("stages"))
+        tiles = self.tiles(**{knob.name: pick(knob.name) for knob in self.knobs(sch.mod["main"], target)})
         misfit = _misfit(tiles, heads, gpu_machine(target))
         require(misfit is None, str(misfit))
-        _mark(sch, heads, tiles)
+        _mark(sch, tiles)
 
 
 class TensorFloatAttention(Attention):
@@ -105,19 +118,19 @@ class ExactAttention(Attention):
     opcodes = ("FFMA",)
     tiles = SimtTiles
     kernel = SimtFlash
+    choices = (Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64)), Knob("stages", (2, 3)))
 
     def accepts(self, heads: Heads) -> bool:
         return heads.dtype == "float32" and not heads.tf32
 
-    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return (Knob("warps", (2, 4, 8)), Knob("keys", (16, 32, 64)), Knob("stages", (2, 3)))
 
 
 def _known(func: tirx.PrimFunc) -> Heads:
+    """The attention as its kernel takes it."""
     heads = heads_of(func)
     if heads is None:
         raise InvalidDecision("the function must hold one attention")
-    return heads
+    return grouped(heads)
 
 
 def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
@@ -134,7 +147,7 @@ def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
 def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> float:
     """Cycles: products, shared memory or copies, whichever is slowest, and exponentials, of all tiles of keys, longer
     where few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
-    blocks = heads.count * ceil_div(heads.queries, tiles.queries)
+    blocks = heads.count * ceil_div(heads.queries, tiles.queries) * tiles.splits
     resident = resident or max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
     exact = blocks / gpu.multiprocessors
     here = min(resident, max(1, round(exact)))
@@ -147,22 +160,29 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> 
     special = points * (1 / 16 + 6 / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums are rescaled
     idle = max(1.0, 8 / (here * tiles.warps)) ** 0.5
     step = (max(products, fetched, copied) + special / 2) * idle + _STEP
-    steps = float(ceil_div(heads.keys, tiles.keys))
+    steps = float(ceil_div(ceil_div(heads.keys, tiles.keys), tiles.splits))
     if heads.causal is not None:
         steps *= min(1.0, 0.5 + 0.5 * tiles.queries / heads.queries)
     rounds = ceil_div(blocks, gpu.multiprocessors) if exact < 4 else exact + 0.5
-    late = max(0.0, _LATENCY / (tiles.stages - 1) - here * step) / here
-    return rounds * (steps * (step + late) + 2 * _LATENCY / here)
+    once = heads.queries <= tiles.queries  # keys and values are read by one block alone
+    late = max(0.0, (_FAR if once else _LATENCY) / (tiles.stages - 1) - here * step) / here
+    # the last block of a place reads four splits at a time, twice, behind two fences
+    joining = (2 * ceil_div(tiles.splits, 4) + 2) * _LATENCY if tiles.splits > 1 else 0.0
+    least = heads.count * heads.keys * features * heads.bits / 8 / (gpu.memory_rate / gpu.hz)
+    cycles = rounds * (steps * (step + late) + 2 * _LATENCY / here)
+    return (least**4 + cycles**4) ** 0.25 + joining  # near the memory's rate, neither hides all of the other
 
 
-def _mark(sch: s_tir.Schedule, heads: Heads, tiles: Tiles) -> None:
+def _mark(sch: s_tir.Schedule, tiles: Tiles) -> None:
     """Lay the result out in blocks of threads, with all that it is made of inside, and mark the scores.
 
     Until it is expanded, the function computes what the kernel does, all scores of a block's queries at once.
     """
-    root = sch.get_sblock("root")
+    heads, root = heads_of(sch.mod["main"]), sch.get_sblock("root")
+    assert heads is not None
     scores = next(block for block in sch.get_child_blocks(root) if "mlc.op" in sch.get(block).annotations)
-    sch.annotate(scores, MARK, [tiles.warps, tiles.keys, tiles.stages])
+    numbers = [tiles.warps, tiles.keys, tiles.stages, tiles.splits]
+    sch.annotate(scores, MARK, numbers[:3] if tiles.splits == 1 else numbers)
     (out,) = sch.get_output_blocks(root)
     loops = sch.get_loops(out)
     variables = [iterator.var for iterator in sch.get(out).iter_vars]
@@ -190,4 +210,4 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if heads is None:
         return func
     space = next(each for each in (Attention, TensorFloatAttention, ExactAttention) if each().accepts(heads))
-    return space.kernel(func, heads, space.tiles(*marks[0])).function()
+    return space.kernel(func, grouped(heads), space.tiles(*marks[0])).function()

@@ -118,13 +118,16 @@ class Registers:
 
 
 def kernel(
-    func: tirx.PrimFunc, grid: int, threads: int, buffers: Sequence[tirx.Buffer], body: Callable[[Any, Any], list[Any]]
+    func: tirx.PrimFunc, grid: int, threads: int, buffers: Sequence[tirx.Buffer],
+    body: Callable[[Any, Any], list[Any]], handed: Sequence[tirx.Buffer] = (),
 ) -> tirx.PrimFunc:
-    """A function of the parameters of ``func``: one kernel, ``body`` of the numbers of a block and of its thread."""
+    """A function of the parameters of ``func``: one kernel, ``body`` of the numbers of a block and of its thread.
+    ``handed`` are what blocks hand to each other, which the host allocates."""
     block, thread = tirx.Var("block", "int32"), tirx.Var("thread", "int32")
     inner: tirx.Stmt = tirx.SeqStmt(body(block, thread))
     for variable, extent, axis in ((thread, threads, "threadIdx.x"), (block, grid, "blockIdx.x")):
         binding = tirx.IterVar(None, tirx.Var("", "int32"), tirx.IterVar.ThreadIndex, axis)
         inner = tirx.For(variable, i32(0), i32(extent), tirx.ForKind.THREAD_BINDING, inner, binding)
     root = s_tir.SBlock([], [], [], "root", inner, alloc_buffers=list(buffers))
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))
+    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
+    return func.with_body(tirx.SeqStmt([*map(tirx.AllocBuffer, handed), realize]) if handed else realize)

@@ -56,6 +56,9 @@ class Flash(Online):
     def each_sum(self, visit: Any) -> tirx.Stmt:
         return self._each(self.features, visit)
 
+    def sum_of(self, row: Any, number: Any) -> Any:
+        return number // 2 * 4 + row * 2 + number % 2
+
     def _each(self, columns: int, visit: Any) -> tirx.Stmt:
         pair = self.lane % 4 * 2
         return loop(columns // 8, lambda n: loop(2, lambda r: loop(2, lambda e: visit(

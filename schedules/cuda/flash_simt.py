@@ -64,6 +64,9 @@ class SimtFlash(Online):
     def each_sum(self, visit: Any) -> tirx.Stmt:
         return loop(_ROWS, lambda r: loop(self.each, lambda c: visit(r * self.each + c, r, self._feature(c))))
 
+    def sum_of(self, row: Any, number: Any) -> Any:
+        return row * self.each + number
+
     def _feature(self, number: Any) -> Any:
         """Which feature a thread's feature of this number is."""
         return number // self.side * (_LANES * self.side) + self._own() * self.side + number % self.side

@@ -7,7 +7,7 @@ The function holds the chain ``scores -> logits -> peak, powers -> total, values
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import Any
 
@@ -21,12 +21,14 @@ from schedules.cuda.contraction import PRECISION
 from schedules.cuda.emit import i64, substituted
 from schedules.errors import InvalidDecision
 
-__all__ = ["LOG2E", "MARK", "Heads", "check_marked", "heads_of"]
+__all__ = ["LOG2E", "MARK", "Heads", "check_marked", "grouped", "heads_of"]
 
 #: the annotation of the scores that names what the function is, and that of their tiles
 _OP, MARK = "mlc.op", "mlc.attention"
 LOG2E = log2(2.718281828459045)
 _PIECE_BYTES = 16
+#: queries of the smallest tile
+_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,61 @@ def heads_of(func: tirx.PrimFunc) -> Heads | None:
     walk(func.body, (s_tir.SBlock, blocks.append))
     scores = next((b for b in blocks if str(b.annotations.get(_OP, "")) == "attention"), None)
     return _read(blocks, scores) if scores is not None else None
+
+
+def grouped(heads: Heads) -> Heads:
+    """The same attention with the heads that share keys and values as rows of queries of one head, where all of them
+    fill no more than one tile: so keys and values are read once for all.
+
+    ``g`` heads of ``q`` queries each are one of ``g q`` queries, of which the row ``n`` is query ``n % q`` of the head
+    ``n // q``.
+    """
+    count = _sharing(heads) if heads.causal is None and heads.batch else 1
+    if count == 1:
+        return heads
+    head, row = heads.batch[-1], heads.query.row
+    kept = tirx.Var(str(head.name), head.ty.dtype)  # the head that shares its keys
+
+    def at(number: Any, variable: Any) -> dict[Any, Any]:
+        """What the head and the query are in terms of a row's number."""
+        whole = tirx.const(heads.queries, number.ty.dtype)
+        return {variable[0]: kept * count + (number // whole).astype(kept.ty.dtype), variable[1]: number % whole}
+
+    def moved(load: Load) -> Load:
+        return Load(substituted(load.element, {head: kept * count}), load.row, load.column)
+
+    queries = tirx.Var("n", row.ty.dtype)
+    i = tirx.Var("n", heads.i.ty.dtype)
+    own, (line, column) = heads.own[-1], heads.rows
+    n = tirx.Var("n", line.ty.dtype)
+    stored = at(n, (own, line))
+    result = tirx.BufferStore(heads.result.buffer, substituted(heads.result.value, stored),
+                              [substituted(index, stored) for index in heads.result.indices])
+    return replace(
+        heads, batch=(*heads.batch[:-1], kept), own=(*heads.own[:-1], kept),
+        extents=(*heads.extents[:-1], heads.extents[-1] // count), queries=heads.queries * count,
+        query=Load(substituted(heads.query.element, at(queries, (head, row))), queries, heads.query.column),
+        key=moved(heads.key), value=moved(heads.value), i=i,
+        mask=None if heads.mask is None else substituted(heads.mask, at(i, (head, heads.i))),
+        result=result, rows=(n, column),
+    )
+
+
+def _sharing(heads: Heads) -> int:
+    """How many neighbouring heads read the same keys and values, of a number whose queries fill one tile at most."""
+    head, extent = heads.batch[-1], heads.extents[-1]
+    for count in range(min(extent, _ROWS // heads.queries), 1, -1):
+        if extent % count:
+            continue
+        analyzer, first, other = sym.Analyzer(), *(tirx.Var(name, head.ty.dtype) for name in ("first", "other"))
+        for variable, size in ((first, extent // count), (other, count)):
+            zero = tirx.const(0, head.ty.dtype)
+            analyzer.bind(variable, tvm.ir.Range.from_min_extent(zero, tirx.const(size, head.ty.dtype)))
+        indices = [index for load in (heads.key, heads.value) for index in load.element.indices]
+        moved = [analyzer.simplify(substituted(index, {head: first * count + other})) for index in indices]
+        if not any(uses(index, [other]) for index in moved):
+            return count
+    return 1
 
 
 def check_marked(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:

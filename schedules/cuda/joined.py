@@ -23,7 +23,7 @@ from tvm.ir import TensorLoad
 
 from schedules.analysis import evaluate, loads, replaced, uses, walk
 
-__all__ = ["joined"]
+__all__ = ["joined", "last_of"]
 
 _BLOCK = "blockIdx.x"
 _POINTERS = frozenset({"tirx.tvm_access_ptr", "tirx.address_of"})
@@ -43,6 +43,17 @@ __forceinline__ __device__ int {name}(int tile) {{
   return __syncthreads_or(last);
 }}
 """
+
+
+def last_of(parts: int, tiles: int, tile: Any) -> Any:
+    """Whether a block is the last of the ``parts`` blocks of a ``tile``, of which there are so many: all threads of a
+    block ask, once, when they have written its part. The last one sees what all of them have written."""
+    from tvm.backend.cuda.op import cuda_func_call
+
+    name = f"mlc_last_of_{parts}_in_{tiles}"
+    source = _ARRIVE.format(name=name, tiles=tiles, parts=parts)
+    last = cuda_func_call(name, tirx.Cast("int32", tile), source_code=source, return_type="int32")
+    return tirx.NE(last, tirx.const(0, "int32"))
 
 
 def joined(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -247,15 +258,9 @@ def _by_loops(indices: Sequence[Any], kernel: _Kernel) -> list[Any]:
 
 def _whole(first: _Kernel, second: _Kernel, parts: int) -> tirx.For:
     """One kernel with the blocks of the first."""
-    from tvm.backend.cuda.op import cuda_func_call
-
     number, tiles = first.loop.loop_var, second.count
     tile = number % tirx.const(tiles, number.ty.dtype)
-    name = f"mlc_last_of_{parts}_in_{tiles}"
-    source = _ARRIVE.format(name=name, tiles=tiles, parts=parts)
-    last = cuda_func_call(name, tirx.Cast("int32", tile), source_code=source, return_type="int32")
     ending = replaced(second.loop.body, {second.loop.loop_var: tile.astype(second.loop.loop_var.ty.dtype)})
-    condition = tirx.NE(last, tirx.const(0, "int32"))
-    body = tirx.SeqStmt([first.loop.body, tirx.IfThenElse(condition, ending, None)])
+    body = tirx.SeqStmt([first.loop.body, tirx.IfThenElse(last_of(parts, tiles, tile), ending, None)])
     return tirx.For(number, first.loop.min, first.loop.extent, first.loop.kind, body, first.loop.thread_binding,
                     first.loop.annotations)

@@ -22,6 +22,7 @@ from tvm.tirx import compilation_pipeline
 
 from schedules.analysis import walk
 from schedules.cuda import attention, wgmma
+from schedules.cuda.arithmetic import vectorising, widened
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
 from schedules.machine import gpu_machine
@@ -63,11 +64,22 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
     written: dict[Any, Any] = {}
     rest: dict[Any, Any] = {}
     for var, func in mod.functions_items():
-        kernel = wgmma.expanded(attention.expanded(func)) if isinstance(func, tirx.PrimFunc) else func
+        if not isinstance(func, tirx.PrimFunc):
+            rest[var] = func
+            continue
+        kernel = wgmma.expanded(attention.expanded(func))
         if kernel is func:
-            rest[var] = with_common_guards(joined(func)) if isinstance(func, tirx.PrimFunc) else func
+            rest[var] = widened(with_common_guards(joined(func)))
         else:
-            written[var] = kernel
+            written[var] = widened(kernel)
+    with vectorising():
+        return _lower_both(rest, written, mod, ctx, lower)
+
+
+def _lower_both(
+    rest: dict[Any, Any], written: dict[Any, Any], mod: tvm.IRModule, ctx: tvm.transform.PassContext,
+    lower: tvm.transform.Pass,
+) -> tvm.IRModule:
     if not written:
         return lower(tvm.IRModule(rest, attrs=mod.attrs))
     once = tvm.IRModule(written, attrs=mod.attrs)

@@ -5,6 +5,10 @@ a causal limit are not visited, and only those that a limit crosses look at it. 
 of 16-byte pieces apart, and eight lanes copy the same piece of eight rows, so that copies and reads of rows meet in no
 bank. After Dao, "FlashAttention-2" (2023), and Milakov and Gimelshein, "Online normalizer calculation for softmax"
 (2018).
+
+A few queries over many keys are too few blocks for a GPU: there the keys are cut into ``splits``, each a block's own,
+which writes its sums with their maximum and total; the block that finds itself the last one joins them, in their
+order. After Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference" (2023).
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from schedules.cuda.emit import (
     when,
 )
 from schedules.cuda.heads import LOG2E, Heads, Load
+from schedules.cuda.joined import last_of
 
 __all__ = ["WARP", "Online", "Tiles"]
 
 WARP = 32
 _PIECE_BYTES = 16
 _NEVER = float("-inf")
-_SERIAL = tirx.ForKind.SERIAL
+_SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 #: ``visit(index, row, column)`` of one of a thread's scores or sums: where it is kept, which of the thread's queries it
 #: belongs to, and which key or feature
 Visit = Callable[[Any, Any, Any], Any]
@@ -45,7 +50,8 @@ Visit = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Tiles:
-    """``warps`` of a block, of ``rows`` queries each; ``keys`` of a tile, ``stages`` of the ring of tiles.
+    """``warps`` of a block, of ``rows`` queries each; ``keys`` of a tile, ``stages`` of the ring of tiles; ``splits``
+    blocks that share the keys of their queries.
 
     Of shared memory, features of ``granule`` elements are filled up; ``kept`` bytes for a query and a key stay there.
     """
@@ -53,6 +59,7 @@ class Tiles:
     warps: int
     keys: int
     stages: int
+    splits: int = 1
 
     rows = 16
     granule = 16
@@ -111,6 +118,21 @@ class Online:
         self.sums = self.registers(tiles.queries * self.features // tiles.threads, "float32", "sums")
         self.peak, self.total, self.base, self.scale = (
             self.registers(self.rows, "float32", name) for name in ("peak", "total", "base", "scale"))
+        #: blocks of queries of all heads
+        self.places = heads.count * ceil_div(heads.queries, tiles.queries)
+        self.handed: list[tirx.Buffer] = []
+        if tiles.splits > 1:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Make what the blocks that share keys write: each thread's sums, and the maxima and totals of queries."""
+        tiles, own = self.tiles, int(self.sums.shape[0])
+        self.some = next(v for v in (4, 2, 1) if own // self.rows % v == 0)
+        self.piece = self.registers(self.some, "float32", "piece")
+        shared = tiles.splits * self.places
+        self.parts = tirx.decl_buffer((shared * own * tiles.threads,), "float32", "parts")
+        self.tops = tirx.decl_buffer((shared * 2 * tiles.queries,), "float32", "tops")
+        self.handed = [self.parts, self.tops]
 
     # what subclasses say
 
@@ -138,6 +160,10 @@ class Online:
         """Visit a thread's sums."""
         raise NotImplementedError
 
+    def sum_of(self, row: Any, number: Any) -> Any:
+        """Where the sum of this number of one of a thread's queries is kept."""
+        raise NotImplementedError
+
     def query(self, row: Any) -> Any:
         """The number of one of a thread's queries in the block."""
         raise NotImplementedError
@@ -149,19 +175,24 @@ class Online:
     # the kernel
 
     def function(self) -> tirx.PrimFunc:
-        grid = self.heads.count * ceil_div(self.heads.queries, self.tiles.queries)
-        return kernel(self.func, grid, self.tiles.threads, self.registers.buffers, self._body)
+        grid = self.places * self.tiles.splits
+        return kernel(self.func, grid, self.tiles.threads, self.registers.buffers, self._body, self.handed)
 
     def _body(self, block: Any, thread: Any) -> list[Any]:
         heads, tiles = self.heads, self.tiles
         count = ceil_div(heads.queries, tiles.queries)
         self.thread, self.lane, self.warp = thread, thread % WARP, thread // WARP
-        self.batch = heads.at(block % heads.count)
-        place = block // heads.count
+        self.place, split = (block, i32(0)) if tiles.splits == 1 else (block % self.places, block // self.places)
+        self.batch = heads.at(self.place % heads.count)
+        place = self.place // heads.count
         # the last queries see the most keys, so they begin first
         self.first = (place if heads.causal is None else count - 1 - place) * tiles.queries
         steps, ahead = self._steps(), tiles.stages - 1
-        one = tirx.const(1.0, "float32")
+        self.begun = i32(0)  # the first tile
+        if tiles.splits > 1:
+            each = ceil_div(ceil_div(heads.keys, tiles.keys), tiles.splits)
+            self.begun = split * each
+            steps = tirx.max(tirx.min(steps - self.begun, i32(each)), i32(0))
         return [
             *self._clear(),
             self._copy(heads.query, self.first, heads.queries, i32(0), tiles.queries, heads.depth, self.row_k),
@@ -171,9 +202,80 @@ class Online:
             wait(ahead - 1), barrier(), *self.load_queries(),
             loop(steps, lambda j: self._step(j, steps), _SERIAL),
             *self._join(self.total, lambda a, b: a + b),
-            loop(self.rows, lambda r: self.set(self.scale, r, one / self.total[r])),
-            loop(self.rows, lambda r: when(self.first + self.query(r) < heads.queries, self.store(r))),
+            *(self._store() if tiles.splits == 1 else self._store_last(split)),
         ]
+
+    def _store(self) -> list[Any]:
+        """Store the results of the block's queries."""
+        one = tirx.const(1.0, "float32")
+        return [
+            loop(self.rows, lambda r: self.set(self.scale, r, one / self.total[r])),
+            loop(self.rows, lambda r: self._if_asked(r, self.store(r))),
+        ]
+
+    def _if_asked(self, row: Any, body: tirx.Stmt) -> tirx.Stmt:
+        """``body`` where one of a thread's queries is one of the function's."""
+        return when(self.first + self.query(row) < self.heads.queries, body)
+
+    def _store_last(self, split: Any) -> list[Any]:
+        """Write what came of a split; and if it is the last one, store what came of all of them."""
+        tiles = self.tiles
+        written = loop(self.rows, lambda r: self._if_asked(r, tirx.SeqStmt([
+            self._top(split, 0, r, self.peak), self._top(split, 1, r, self.total),
+            loop(self._pieces, lambda n: [
+                loop(self.some, lambda v: self.set(
+                    self.piece, v, self.sums[self.sum_of(r, n * self.some + v)])),
+                loop(self.some, lambda v: self.set(
+                    self.parts, self._part(split, r, n) + v, self.piece[v]), _VECTORIZED),
+            ]),
+        ])))
+        return [written, when(last_of(tiles.splits, self.places, self.place), tirx.SeqStmt(self._joined()))]
+
+    def _joined(self) -> list[Any]:
+        """Join what came of all splits, in their order."""
+        tiles, zero, never = self.tiles, tirx.const(0.0, "float32"), tirx.const(_NEVER, "float32")
+        log2e = self._log2e()
+
+        def add(split: Any, row: Any) -> tirx.Stmt:
+            return tirx.SeqStmt([
+                self.set(self.base, row, tirx.exp2((self.tops[self._at(split, 0, row)] - self.scale[row]) * log2e)),
+                self.set(self.total, row,
+                         self.total[row] + self.tops[self._at(split, 1, row)] * self.base[row]),
+                loop(self._pieces, lambda n: [
+                    loop(self.some, lambda v: self.set(
+                        self.piece, v, self.parts[self._part(split, row, n) + v]), _VECTORIZED),
+                    loop(self.some, lambda v: self.set(
+                        self.sums, self.sum_of(row, n * self.some + v),
+                        self.sums[self.sum_of(row, n * self.some + v)] + self.piece[v] * self.base[row])),
+                ]),
+            ])
+
+        return [
+            loop(self.rows, lambda r: [self.set(self.peak, r, _NEVER), self.set(self.total, r, 0.0)]),
+            self.each_sum(lambda i, _r, _f: self.set(self.sums, i, 0.0)),
+            loop(self.rows, lambda r: self._if_asked(r, loop(tiles.splits, lambda s: self.set(
+                self.peak, r, tirx.max(self.peak[r], self.tops[self._at(s, 0, r)])), _SERIAL))),
+            loop(self.rows, lambda r: self.set(
+                self.scale, r, tirx.Select(self.peak[r] == never, zero, self.peak[r]))),
+            loop(self.rows, lambda r: self._if_asked(r, loop(tiles.splits, lambda s: add(s, r), _SERIAL))),
+            *self._store(),
+        ]
+
+    @property
+    def _pieces(self) -> int:
+        """Of a thread's sums of one query, each as much as one access takes."""
+        return int(self.sums.shape[0]) // self.rows // self.some
+
+    def _part(self, split: Any, row: Any, number: Any) -> Any:
+        """Where one of a thread's pieces begins: neighbouring threads' lie side by side."""
+        place = ((split * self.places + self.place) * self.rows + row) * self._pieces + number
+        return (place * self.tiles.threads + self.thread) * self.some
+
+    def _at(self, split: Any, which: int, row: Any) -> Any:
+        return ((split * self.places + self.place) * 2 + which) * self.tiles.queries + self.query(row)
+
+    def _top(self, split: Any, which: int, row: Any, value: tirx.Buffer) -> tirx.Stmt:
+        return self.set(self.tops, self._at(split, which, row), value[row])
 
     def set(self, buffer: tirx.Buffer, index: Any, value: Any) -> tirx.Stmt:
         """``buffer[index] = value``."""
@@ -206,7 +308,7 @@ class Online:
         """Begin to bring a tile of keys and of values, and make a group of it though there be none."""
         heads, tiles = self.heads, self.tiles
         at = i32(self.ring) + step % tiles.stages * self.stage
-        row = step * tiles.keys
+        row = (self.begun + step) * tiles.keys
         copies = tirx.SeqStmt([
             self._copy(heads.key, row, heads.keys, at, tiles.keys, heads.depth, self.row_k),
             self._copy(heads.value, row, heads.keys, at + tiles.keys * self.row_k, tiles.keys, heads.features,
@@ -240,7 +342,7 @@ class Online:
             wait(tiles.stages - 2), barrier(), self._fetch(j + (tiles.stages - 1), steps),
             self.each_score(lambda i, _r, _c: self.set(self.scores, i, 0.0)),
             *self.multiply_keys(at),
-            *self._logits(j * tiles.keys),
+            *self._logits((self.begun + j) * tiles.keys),
             *self._weights(),
             *self.multiply_values(at + tiles.keys * self.row_k),
         ]
@@ -271,10 +373,14 @@ class Online:
             *([when(first + tiles.keys > seen, self.each_score(limit))] if limited else []),
         ]
 
+    def _log2e(self) -> tirx.Expr:
+        """What differences of scores are multiplied by to be exponents of two."""
+        return tirx.const(LOG2E * (self.heads.scale if self.heads.mask is None else 1.0), "float32")
+
     def _weights(self) -> list[Any]:
         """Weights of a tile's scores, with what the tiles before have seen."""
-        heads, base, scale, peak, total = self.heads, self.base, self.scale, self.peak, self.total
-        log2e = tirx.const(LOG2E * (heads.scale if heads.mask is None else 1.0), "float32")
+        base, scale, peak, total = self.base, self.scale, self.peak, self.total
+        log2e = self._log2e()
         zero, never = tirx.const(0.0, "float32"), tirx.const(_NEVER, "float32")
         return [
             loop(self.rows, lambda r: self.set(base, r, peak[r])),

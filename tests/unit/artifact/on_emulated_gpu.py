@@ -160,10 +160,41 @@ def transformer() -> dict[str, Any]:
     return facts
 
 
+def decoder() -> dict[str, Any]:
+    """A token of a decoder like LLaMA, with heads that share keys, behind many others, exact and on tensor cores,
+    beside onnxruntime: its second call."""
+    import onnxruntime
+
+    import mlc
+    from mlc.frontend import onnx_past
+
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.performance import decoders
+
+    past = 500
+    sizes = decoders.Sizes(layers=2, width=64, inner=96, heads=4, groups=2, vocabulary=50, capacity=past + 1)
+    model = onnx_past.decoder(decoders.decoder(sizes, None), 1, past + 1, "decoder").model
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    shapes = {spec.name: {"input_ids": (1, 1), "attention_mask": (1, past + 1)}.get(spec.name, (1, 2, past, 16))
+              for spec in session.get_inputs()}
+    rng, facts = np.random.default_rng(9), {}
+    for precision in ("f32", "f16"):
+        exe = mlc.compile(model, target=TARGET, log=False, precision=precision, shapes=shapes)
+        for _ in range(2):
+            given = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+            given |= {"input_ids": rng.integers(0, 50, (1, 1)), "attention_mask": np.ones((1, past + 1), "int64")}
+            found, counts = counted(lambda exe=exe, given=given: exe(**given))
+        attentions = [f for f in exe.metadata["functions"] if f["space"].startswith("cuda.attention")]
+        facts[precision] = {"error": error(found, session.run(None, given)), **counts,
+                            "splits": [f["decisions"].get("splits", 1) for f in attentions]}
+    return facts
+
+
 if __name__ == "__main__":
     facts: dict[str, Any] = {}
-    if sys.argv[2:] == ["transformer"]:
-        facts = transformer()
+    alone = {"transformer": transformer, "decoder": decoder}
+    if sys.argv[2:]:
+        facts = alone[sys.argv[2]]()
     else:
         facts = {name: calls(name, make()) for name, make in PROGRAMS.items()}
         facts |= {"device": on_device(), "without_memory": without_memory()}

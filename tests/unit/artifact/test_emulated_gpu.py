@@ -74,3 +74,12 @@ def test_a_transformer_is_one_graph_and_right(tmp_path: Path) -> None:
         assert (run["started"], run["graphs"]) == (0, 1) and run["replayed"] > 10
         exact = precision == "f32"
         assert {*run["spaces"]} >= ({"cuda.attention_f32", "cuda.gemm"} if exact else {"cuda.attention", "cuda.mma"})
+
+
+@pytest.mark.slow
+def test_a_decoders_keys_are_cut_over_blocks(tmp_path: Path) -> None:
+    """In kernels that hand parts over in memory of the host's, and count them, from one call to the next."""
+    for precision, run in found(tmp_path, "decoder").items():
+        assert run["error"] <= (1e-4 if precision == "f32" else 2e-2), precision
+        assert (run["started"], run["graphs"]) == (0, 1) and run["replayed"] > 10
+        assert run["splits"] and min(run["splits"]) > 1

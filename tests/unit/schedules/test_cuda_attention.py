@@ -39,7 +39,7 @@ def scheduled(
 
 
 def tiles(warps: int, keys: int, stages: int = 2) -> dict[str, int]:
-    return {"warps": warps, "keys": keys, "stages": stages}
+    return {"warps": warps, "keys": keys, "stages": stages, "splits": 1}
 
 
 def compiled(func: tvm.tirx.PrimFunc, target: tvm.target.Target) -> Kernel:
