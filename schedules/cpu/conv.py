@@ -40,7 +40,8 @@ class Conv2d(Space):
     """Knobs: ``ow``/``oh`` output columns/rows of one register tile, ``oc`` output blocks of one register tile,
     ``rows`` output rows and ``groups`` output blocks of one parallel chunk, ``ic`` unrolling of the input channels,
     ``order`` which axis varies fastest over the parallel chunks (0: output channels, 1: rows), ``pad`` where the
-    padded input is made (0: once, 1: per chunk of rows), ``prefetch`` whether weights are fetched one tile ahead.
+    padded input is made (0: once, 1: per chunk of what varies slowest, so that whoever reads it has made it),
+    ``prefetch`` whether weights are fetched one tile ahead.
 
     Of a pointwise convolution ``ow`` are pixels in a row of all the rows of a chunk, and where the output is one line
     ``rows`` are the pixels of a chunk.
@@ -116,8 +117,9 @@ class Conv2d(Space):
         if line % ow_tile:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_ow, "pragma_loop_partition_hint", True)
         start = accumulate(sch, block, outer_ow, 5 + len(phases), lanes, unroll, fetched, shape.step)
-        if pad is not None and pad_at == 1 and (order == 0 or shape.apart):
-            at = chunks[-1] if shape.apart else pixels[-1]
+        # not in each phase: its rows begin elsewhere in the image, and what TVM made of such copies was wrong
+        if pad is not None and pad_at == 1 and (order == 0 or shape.apart or not phases):
+            at = chunks[-1] if shape.apart else pixels[-1] if order == 0 else chunk_oc
             sch.compute_at(pad, at, preserve_unit_loops=True)
             sch.vectorize(sch.get_loops(pad)[-1])
             parallel = sch.fuse(n, *chunks[: chunks.index(at) + 1])

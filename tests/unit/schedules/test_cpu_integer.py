@@ -28,6 +28,7 @@ from mlc.graph.kernels.integer import (
     pack_taps,
 )
 from mlc.target import resolve
+from schedules.analysis import walk
 from schedules.cpu.conv import CONV2D_INTEGER, DEPTHWISE_INTEGER
 from schedules.cpu.depthwise import DEPTHWISE
 from schedules.cpu.gemm import GEMM_INTEGER
@@ -228,6 +229,29 @@ def test_sums_are_exact(case: str, target: str) -> None:
     assert space is (CONV2D_INTEGER if name != case else GEMM_INTEGER)
     for sch in _points(space, built.func, on, 2):
         _check(built, sch, on)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["padded", "first", "grouped", "dilated", "narrow"])
+def test_every_chunk_of_channels_may_pad_the_image_itself(name: str, target: str) -> None:
+    if not _runs(target):
+        pytest.skip(f"this machine has no {TARGETS[target][0]}")
+    on = _target(target)
+    built = CONVOLUTIONS[name](dot_form(on))
+    filters = max(next(knob for knob in CONV2D_INTEGER.knobs(built.func, on) if knob.name == "oc").values)
+    point = {**first_seed(CONV2D_INTEGER, built.func, on)[1], "order": 1, "pad": 1}
+    for blocks in {1, filters}:
+        sch = schedule_with(CONV2D_INTEGER, built.func, on, {**point, "ow": 3, "oh": 1, "oc": 1, "groups": blocks})
+        parallel = [loop for loop in _loops(sch) if loop.kind == tirx.ForKind.PARALLEL]
+        assert len(parallel) <= 1, "the padded image must be made where it is read"
+        _check(built, sch, on)
+
+
+def _loops(sch: s_tir.Schedule) -> list[tirx.For]:
+    found: list[tirx.For] = []
+    walk(sch.mod["main"].body, (tirx.For, found.append))
+    return found
 
 
 @pytest.mark.parametrize("target", TARGETS)
