@@ -24,7 +24,7 @@ SAMPLE_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all test-machines lint bench samples cost-model shipped-logs
-.PHONY: damage bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
+.PHONY: damage judges rules rules-beyond bench-kernels bench-tuner bench-ablation bench-models bench-transfer bench-unseen
 .PHONY: bench-substitutions bench-dynamic bench-quantised bench-sixteen bench-decoder bench-torch bench-fleet
 .PHONY: bench-executors bench-recurrent bench-written bench-avx2 bench-gpu test-gpu sanitize-gpu clean
 
@@ -34,6 +34,9 @@ help:
 	@echo "make test           ruff, mypy, import-linter and the tests that take less than half a minute each"
 	@echo "make test-all       the slow tests too"
 	@echo "make test-machines  doctor, demo and make test's tests on eleven CPUs that this one can play (hours; goes on where it stopped)"
+	@echo "make rules          the library of substitutions from nothing, and whether it is the one that ships (minutes)"
+	@echo "make rules-beyond   a part of the operators' table searched uniformly for what the library lacks (minutes)"
+	@echo "make judges         every shipped rule before Z3 and 10,000 random instances (minutes; resumes)"
 	@echo "make damage         thousands of damaged and crafted files: none may crash, hang, or give a wrong number (hours)"
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
@@ -90,6 +93,15 @@ test-all: lint
 
 test-machines: $(STAMP)
 	@$(BIN)/python -m tests.machines
+
+rules: $(STAMP)
+	@$(BIN)/mlc rules generate -o build/rules --compare
+
+rules-beyond: $(STAMP)
+	@$(BIN)/mlc rules generate -o build/rules-beyond --beyond
+
+judges: $(STAMP)
+	@$(BIN)/python -m tests.damage.judges --state build/judges.jsonl
 
 damage: $(STAMP)
 	@$(BIN)/python -m tests.damage.artifacts --count 1000

@@ -214,7 +214,7 @@ class Compilation:
         if not self.options.substitutions:
             return None
         from mlc.graph.substitute.choose import Substitutions
-        from mlc.graph.substitute.rules import shipped_patterns
+        from mlc.graph.substitute.rules import rank_for, shipped_patterns
         from mlc.graph.substitute.search import Options
 
         def decided(subject: str) -> Decided | None:
@@ -222,7 +222,7 @@ class Compilation:
 
             return None if log is None else decision_of(log, subject)
 
-        patterns = shipped_patterns()
+        patterns = shipped_patterns(rank_for(self.model.mod["main"]))
         if not patterns:
             return None
         return Substitutions(patterns, Options(work=work), decided=decided, notify=notify or (lambda _: None),

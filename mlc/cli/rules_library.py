@@ -29,6 +29,11 @@ def add_actions(action: options.Action) -> None:
     generate.add_argument("--seconds", type=options.positive_float, metavar="S",
                           help="stop after S seconds, with what was found (default: search the whole space)")
     generate.add_argument("--families", metavar="NAME,…", help="only the families of these names (NAME* for several)")
+    generate.add_argument("--beyond", action="store_true",
+                          help="search a part of the table uniformly for what the library of this installation does "
+                               "not derive: three operators a side, and four of the core")
+    generate.add_argument("--compare", action="store_true",
+                          help="say how the library differs from that of this installation; exit code 1 where it does")
     show = action("list", "the rules of the library, or whether rules of a file follow from them", _list)
     show.add_argument("--derives", type=Path, metavar="FILE",
                       help="for each rule of FILE (TASO's format or ours), whether the library gives it; exit code 1 "
@@ -40,15 +45,18 @@ def add_actions(action: options.Action) -> None:
 def _generate(args: argparse.Namespace) -> Outcome:
     from mlc.report.console import stderr_console
     from mlc.substitution.generate import Generation, generate
-    from mlc.substitution.publish import write_library
-    from mlc.substitution.shipped import FOLDER
+    from mlc.substitution.publish import difference, write_library
+    from mlc.substitution.shipped import FOLDER, shipped_rules
     from mlc.substitution.space import area_of
 
-    families = _families(args.families)
+    families = _families(args.families, beyond=args.beyond)
     if args.output is not None and args.output.exists() and not args.output.is_dir():
         raise UsageError(f"the output must be a folder, but {args.output} is a file; give another -o")
-    if args.output is None and (args.families or args.seconds):
+    if args.output is None and (args.families or args.seconds or args.beyond):
         raise UsageError("a part of the library must not replace the whole: give a folder with -o")
+    if args.compare and args.output is None:
+        raise UsageError("a library that is compared must not replace the one that it is compared with: give a folder "
+                         "with -o")
     console = stderr_console()
 
     def progress(made: Generation, family: str, share: float) -> None:
@@ -57,7 +65,7 @@ def _generate(args: argparse.Namespace) -> Outcome:
                                                                        "quarantined", "near"))
         console.print(f"{share:4.0%} {made.seconds:4.0f} s, about {left:.0f} s left: {family}: {states}")
 
-    made = generate(families, args.seconds, progress)
+    made = generate(families, args.seconds, progress, shipped_rules() if args.beyond else ())
     folder = args.output or FOLDER
     try:
         written = write_library(folder, made)
@@ -66,28 +74,38 @@ def _generate(args: argparse.Namespace) -> Outcome:
     areas = Counter(area_of(rule.name) for rule in made.rules)
     document = {"folder": str(folder), "files": [str(path) for path in written], "rules": len(made.rules),
                 "areas": dict(areas), "states": dict(made.states), "seconds": made.seconds, "complete": made.complete}
+    apart = difference(made.rules, shipped_rules()) if args.compare else None
+    if apart is not None:
+        document["difference"] = apart
 
     def render(out: Console) -> None:
         kinds = ", ".join(f"{count} of {area}" for area, count in areas.items())
         out.print(f"{len(made.rules)} rules ({kinds}) in {made.seconds:.0f} s, written to {folder}")
         if not made.complete:
-            out.print("the time was up before the whole space was searched")
+            out.print(f"the time was up before {len(made.skipped)} families were searched: {', '.join(made.skipped)}")
+        if apart is not None:
+            for kind, names in apart.items():
+                if names:
+                    out.print(f"{len(names)} {kind.replace('_', ' ')}: {', '.join(names)}")
+            if not any(apart.values()):
+                out.print("it is the library of this installation, rule for rule and proof for proof")
 
-    return Outcome(document, render)
+    return Outcome(document, render, exit_code=1 if apart is not None and any(apart.values()) else 0)
 
 
-def _families(text: str | None) -> Any:
+def _families(text: str | None, beyond: bool) -> Any:
     from fnmatch import fnmatchcase
 
-    from mlc.substitution.space import FAMILIES
+    from mlc.substitution.space import FAMILIES, UNIFORM
 
+    offered = UNIFORM if beyond else FAMILIES
     if text is None:
-        return FAMILIES
+        return offered
     chosen = []
     for pattern in text.split(","):
-        found = [family for family in FAMILIES if fnmatchcase(family.name, pattern)]
+        found = [family for family in offered if fnmatchcase(family.name, pattern)]
         if not found:
-            raise UsageError(f"no family is named {pattern}; there are {', '.join(f.name for f in FAMILIES)}")
+            raise UsageError(f"no family is named {pattern}; there are {', '.join(f.name for f in offered)}")
         chosen += [family for family in found if family not in chosen]
     return tuple(chosen)
 

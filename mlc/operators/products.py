@@ -21,7 +21,7 @@ __all__: list[str] = []
 def _matrices(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None:
     """None for vectors, and for batches that broadcast."""
     a, b = shapes
-    fits = len(a) == len(b) in (2, 3) and (len(a) == 2 or a[0] == b[0])
+    fits = len(a) == len(b) >= 2 and tuple(a[:-2]) == tuple(b[:-2])
     return {} if fits else None
 
 
@@ -30,9 +30,9 @@ def _matrices(attrs: Any, shapes: Shapes, shape: Shape) -> dict[str, Any] | None
     quick=lambda number, shape, inputs, given: number.matmul(*inputs),
 )
 def matmul(require: Requirements, a: Tensor, b: Tensor) -> Tensor:
-    """``[m, k] × [k, n]``, or ``[batch, m, k] × [batch, k, n]``."""
-    if a.rank != b.rank or a.rank not in (2, 3):
-        raise ShapeError(f"matmul takes two operands of rank 2 or two of rank 3, but got {text(a)} and {text(b)}")
+    """``[m, k] × [k, n]``, one for each place of any number of equal batch axes before."""
+    if a.rank != b.rank or a.rank < 2:
+        raise ShapeError(f"matmul takes two operands of one rank, 2 or more, but got {text(a)} and {text(b)}")
     sentence = f"matmul needs equal inner sizes (and batches), but got {text(a)} and {text(b)}"
     require.require(equal(a.shape[-1], b.shape[-2]), sentence)
     for left, right in zip(a.shape[:-2], b.shape[:-2], strict=True):

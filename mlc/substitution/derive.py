@@ -52,7 +52,7 @@ def derivable(rules: Sequence[Rule], candidates: Sequence[Rule], limits: Limits 
     return [each is not None and _equal(graph, each) for each in pairs]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def _rewrites(rule: Rule) -> list[Rewrite]:
     return [Rewrite(rule, turned=turned, assumed=True) for turned in directions(rule)]
 

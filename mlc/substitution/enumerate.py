@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -86,17 +86,15 @@ def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
 
 def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterator[tuple[Step, Any, frozenset[int]]]:
     """Steps with operands such that all operators together are ``size``."""
+    below = _Below(levels)
     for place, step in enumerate(family.steps):
         arity = OPERATORS[step.op].arity
         if arity == 0:
             if size == 1:
                 yield step, (), frozenset()
             continue
-        below = [term for level in levels for term in level]
-        for operands in product(below, repeat=arity):
+        for operands in below.operands(arity, size - 1):
             nodes = operands[0].nodes if arity == 1 else operands[0].nodes | operands[1].nodes
-            if len(nodes) != size - 1:
-                continue
             # two inputs in both orders, so that commutativity itself is found
             if step.op in COMMUTATIVE and operands[0].number > operands[1].number and size > 1:
                 continue
@@ -107,6 +105,45 @@ def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterat
             if step.op in family.uses and _uses(step.op, operands) >= family.uses[step.op]:
                 continue
             yield step, operands, nodes
+
+
+class _Below:
+    """The terms so far by their number of operators, and which have which."""
+
+    def __init__(self, levels: list[list[Term]]) -> None:
+        self._levels = levels
+        self._with: list[dict[int, list[Term]]] = []
+        self._of: dict[frozenset[int], list[Term]] = {}
+        for level in levels:
+            having: dict[int, list[Term]] = {}
+            for term in level:
+                self._of.setdefault(term.nodes, []).append(term)
+                for node in term.nodes:
+                    having.setdefault(node, []).append(term)
+            self._with.append(having)
+
+    def operands(self, arity: int, total: int) -> Iterator[tuple[Term, ...]]:
+        """One or two terms that have ``total`` operators together, shared ones once, in the order of their numbers."""
+        if arity == 1:
+            yield from ((term,) for term in self._levels[total])
+            return
+        for one in (term for level in self._levels for term in level):
+            for other in self._beside(one.nodes, total):
+                yield one, other
+
+    def _beside(self, nodes: frozenset[int], total: int) -> Iterator[Term]:
+        fresh = total - len(nodes)
+        for count, level in enumerate(self._levels):
+            if count == fresh:
+                yield from (term for term in level if nodes.isdisjoint(term.nodes))
+            elif count > fresh == 0:
+                parts = map(frozenset, combinations(nodes, count))
+                yield from sorted((term for part in parts for term in self._of.get(part, ())),
+                                  key=lambda term: term.number)
+            elif count > fresh:
+                shared = {term.number: term for node in nodes for term in self._with[count].get(node, ())
+                          if len(nodes | term.nodes) == total}
+                yield from (shared[number] for number in sorted(shared))
 
 
 def _roles_fit(filters: frozenset[str], op: str, operands: tuple[Term, ...]) -> bool:

@@ -47,6 +47,8 @@ class Family:
     #: whether its rules are kept though others derive them: a search takes only steps that leave less to do, and those
     #: that lead from one to another may do the same otherwise
     derived: bool = False
+    #: whether it is a part of the table searched uniformly: of pairs that are instances of one law that law is judged
+    uniform: bool = False
     #: the sides of the one pair that a family states; nothing is enumerated then
     sides: tuple[Graph, Graph] | None = None
     #: the part of the library that its rules go to

@@ -2,7 +2,8 @@
 
 Pairs of every family (:mod:`mlc.substitution.space`) become candidates, simple ones first. A candidate that the rules
 so far derive by saturation is dropped, unless its family says otherwise; the others are proved for all sizes, or
-quarantined with the reason. A proved rule whose source ends in a concatenation gives another one with two outputs.
+quarantined with the reason. A proved rule becomes one for as many ranks as can be shown, so that the same at other
+ranks follows; one whose source ends in a concatenation gives another one with two outputs.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mlc.substitution.abstract import abstracted, law_text
 from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
 from mlc.substitution.derive import derivable
-from mlc.substitution.enumerate import Counts, pairs
+from mlc.substitution.enumerate import Counts, Term, pairs
 from mlc.substitution.family import Family
-from mlc.substitution.merge_ranks import general_rules
+from mlc.substitution.merge_ranks import general_rule, general_rules
 from mlc.substitution.prove import Proved, prove
+from mlc.substitution.ranks import expansions
 from mlc.substitution.refute import find_counterexample
 from mlc.substitution.rule import Rule
-from mlc.substitution.space import FAMILIES, area_of
+from mlc.substitution.space import FAMILIES
 
-__all__ = ["Generation", "Quarantined", "generate"]
+__all__ = ["Covered", "Generation", "Quarantined", "generate"]
 
 #: how many candidates are looked at in one saturation, and how many are proved before the next
 BATCH, ROUND = 40, 6
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
-#: the parts of the library whose rules are said once for all ranks
-RANKED = ("pointwise", "rows")
 Progress = Callable[["Generation", str, float], None]
 
 
@@ -45,60 +46,79 @@ class Quarantined:
     reason: str
 
 
+@dataclass(frozen=True)
+class Covered:
+    """What a uniform family searched: all graphs of up to ``depth`` of its steps. ``laws`` are its ``pairs``, instances
+    of one taken together; ``candidates`` those that say the same at other sizes, too."""
+
+    family: Family
+    graphs: int
+    pairs: int
+    laws: int
+    candidates: int
+
+
 @dataclass
 class Generation:
     """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted,
-    quarantined, near, and the rules that were others of another rank."""
+    quarantined, near, and the rules that were others of another rank. ``skipped`` are the families that there was no
+    time for, as a whole or in part; what follows from ``known`` is not looked for."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     near: list[NearMiss] = field(default_factory=list)
+    covered: list[Covered] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     states: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     complete: bool = True
+    known: Sequence[Rule] = ()
 
 
 def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None,
-             progress: Progress | None = None) -> Generation:
-    """Rules of all families; ``seconds`` bounds the time, whereafter ``complete`` is False."""
-    made, start = Generation(), time.monotonic()
+             progress: Progress | None = None, known: Sequence[Rule] = ()) -> Generation:
+    """Rules of all families that do not follow from those that are ``known``; ``seconds`` bounds the time, whereafter
+    ``complete`` is False."""
+    made, start = Generation(known=known), time.monotonic()
 
     def left() -> float:
         return float("inf") if seconds is None else seconds - (time.monotonic() - start)
 
     for place, family in enumerate(families):
-        _family(made, family, left)
+        if not _family(made, family, left):
+            made.skipped.append(family.name)
         made.seconds = time.monotonic() - start
         if progress is not None:
             progress(made, family.name, (place + 1) / len(families))
         if left() <= 0:
-            made.complete = place + 1 == len(families) and made.complete
+            made.skipped += [later.name for later in families[place + 1:]]
             break
-    ranked = [rule for rule in made.rules if area_of(rule.name) in RANKED]
-    found = general_rules(ranked)
-    made.rules = [*found, *(rule for rule in made.rules if area_of(rule.name) not in RANKED)]
-    made.states["ranks"] = len(ranked) - len(found)
+    made.complete = not made.skipped
+    before = len(made.rules)
+    made.rules = general_rules(made.rules)
+    made.states["ranks"] = before - len(made.rules)
     return made
 
 
-def _family(made: Generation, family: Family, left: Callable[[], float]) -> None:
+def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool:
+    """Whether all of it was searched before the time was up."""
     if family.sides is not None:
         _prove(made, canonical(Rule(family.name, family.inputs, *family.sides)))
-        return
+        return True
     counts = Counts()
     found: dict[str, Rule] = {}
     misses: dict[str, NearMiss] = {}
     seen: set[str] = set()
     for one, other in pairs(family, counts):
         if left() <= 0:
-            made.complete = False
-            return
+            return False
         made.states["pairs"] += 1
-        key = same_pair(family, one, other)
+        one, other, within = _law(family, one, other)
+        key = law_text(one, other) if family.uniform else same_pair(family, one, other)
         if key in seen:
             continue
         seen.add(key)
-        result = candidate(family, one, other)
+        result = candidate(within, one, other)
         if isinstance(result, Rule):
             found.setdefault(_text(result), result)
         elif result is not None:
@@ -109,13 +129,24 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> None
     made.states["near"] += len(misses)
     made.near.extend(misses.values())
     candidates = sorted(found.values(), key=weight)
+    if family.uniform:
+        made.covered.append(Covered(family, counts.graphs, counts.graphs - counts.values, len(seen), len(found)))
     if family.derived:
         for rule in candidates:
             _prove(made, rule)
-        return
+        return True
     before = len(made.rules)
-    _keep(made, candidates, left)
+    whole = _keep(made, candidates, left)
     _minimise(made, before)
+    return whole
+
+
+def _law(family: Family, one: Term, other: Term) -> tuple[Term, Term, Family]:
+    """The pair, or of a uniform family the law that it is an instance of, and whose inputs that has."""
+    if not family.uniform:
+        return one, other, family
+    within, one, other = abstracted(family, one, other)
+    return one, other, within
 
 
 def _minimise(made: Generation, begin: int) -> None:
@@ -123,27 +154,26 @@ def _minimise(made: Generation, begin: int) -> None:
     for rule in sorted(made.rules[begin:], key=lambda r: (len(r.shapes), len(r.symbols))):
         if len(rule.source.outputs) > 1:
             continue
-        others = [other for other in made.rules if other is not rule]
-        if derivable(others, [rule])[0]:
+        others = [*made.known, *(other for other in made.rules if other is not rule)]
+        if derivable(others, [rule])[0] and all(derivable(others, [one])[0] for _, one in expansions(rule)):
             made.rules.remove(rule)
             made.states["redundant"] += 1
 
 
 def _known(made: Generation) -> list[Rule]:
     """What nothing has to be proved for again: what follows from a quarantined pair would only be quarantined too."""
-    return [*made.rules, *(q.rule for q in made.quarantined)]
+    return [*made.known, *made.rules, *(q.rule for q in made.quarantined)]
 
 
 def _text(rule: Rule) -> str:
     return rule_text(replace(rule, name=""))
 
 
-def _keep(made: Generation, pending: list[Rule], left: Callable[[], float]) -> None:
-    """Prove what the rules so far do not derive, simple ones first."""
+def _keep(made: Generation, pending: list[Rule], left: Callable[[], float]) -> bool:
+    """Prove what the rules so far do not derive, simple ones first; whether there was time for all."""
     while pending:
         if left() <= 0:
-            made.complete = False
-            return
+            return False
         before = len(pending)
         pending = list(_underived(_known(made), pending[: 4 * BATCH])) + pending[4 * BATCH:]
         made.states["derived"] += before - len(pending)
@@ -156,6 +186,7 @@ def _keep(made: Generation, pending: list[Rule], left: Callable[[], float]) -> N
                 made.states["derived"] += 1
             else:
                 _prove(made, rule)
+    return True
 
 
 def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Rule]:
@@ -182,7 +213,8 @@ def _prove(made: Generation, rule: Rule) -> None:
         made.quarantined.append(Quarantined(rule, proof.reason))
         return
     made.states["proved"] += 1
-    made.rules.append(replace(rule, certificate=proof.certificate))
+    proved = replace(rule, certificate=proof.certificate)
+    made.rules.append(general_rule(proved) or proved)
     if len(rule.source.outputs) == 1:
         for two in filter(None, (joined(rule), in_context(rule))):
             _prove(made, replace(two, name=rule.name.partition("/")[0]))

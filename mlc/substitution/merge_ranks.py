@@ -18,32 +18,45 @@ from mlc.substitution.prove import Proved, prove
 from mlc.substitution.ranks import expansions
 from mlc.substitution.rule import Rule, symbols_of
 
-__all__ = ["general_rules", "said"]
+__all__ = ["general_rule", "general_rules", "said"]
 
 
 def general_rules(rules: Sequence[Rule]) -> list[Rule]:
     """``rules`` with those that are one rule at several ranks replaced by it, in the place of the first.
 
-    Every rule that is gone is an instance, word for word, of one that is there.
+    Every rule of one rank that is gone is an instance, word for word, of one that is there, and so is one for many
+    ranks at each of up to five axes.
     """
-    made = [general for rule in rules if (general := _general(rule)) is not None]
+    made = [general for rule in rules if (general := rule if rule.blocks else _general(rule)) is not None]
     made.sort(key=lambda rule: -len(rule.blocks))
     kept: dict[str, Rule] = {}
     known: dict[str, str] = {}
     for rule in made:
-        if said(replace(rule, blocks={})) not in known:
-            proof = prove(rule, refute=False)
-            if not isinstance(proof, Proved):
-                continue
-            kept[rule.name] = replace(rule, certificate=proof.certificate)
-            for _, one in expansions(rule):
+        found = [one for _, one in expansions(rule)]
+        if not all(said(one) in known for one in found) and (proved := _proved(rule)) is not None:
+            kept[rule.name] = proved
+            for one in found:
                 for way in (one, one.turned) if one.two_way else (one,):
                     known.setdefault(said(way), rule.name)
-    found: dict[str, Rule] = {}
+    left: dict[str, Rule] = {}
     for rule in rules:
-        name = known.get(said(rule), rule.name)
-        found.setdefault(name, kept.get(name, rule))
-    return list(found.values())
+        if not rule.blocks or rule.name in kept:
+            name = rule.name if rule.blocks else known.get(said(rule), rule.name)
+            left.setdefault(name, kept.get(name, rule))
+    return list(left.values())
+
+
+def general_rule(rule: Rule) -> Rule | None:
+    """The rule for as many ranks as can be shown, with its certificate; None for one that is of its rank alone."""
+    found = _general(rule)
+    return None if found is None else _proved(found)
+
+
+def _proved(rule: Rule) -> Rule | None:
+    if rule.certificate is not None:
+        return rule
+    proof = prove(rule, refute=False)
+    return replace(rule, certificate=proof.certificate) if isinstance(proof, Proved) else None
 
 
 def said(rule: Rule) -> str:
@@ -81,16 +94,14 @@ def _moved(rule: Rule, ones: Mapping[str, int], gone: str) -> dict[str, int]:
 
 
 def _movable(rule: Rule, name: str) -> bool:
-    """Whether a size is one of a shape, and only ever as it stands."""
+    """Whether a size is one of a shape, and among shapes and attributes only ever as it stands. Conditions may speak of
+    it as they like: to them it is how many elements there are."""
     size = Poly.symbol(name)
     values: list[Any] = [each for shape in rule.shapes.values() for each in shape]
-    if size not in values:
-        return False
     for node in (*rule.source.nodes, *rule.target.nodes):
         for key, value in node.attributes.items():
             values += value if key == "shape" and isinstance(value, tuple) else (value,)
-    values += [condition.poly for condition in rule.conditions]
-    return all(value == size or name not in symbols_of((value,)) for value in values)
+    return size in values and all(value == size or name not in symbols_of((value,)) for value in values)
 
 
 def _ones(rule: Rule) -> Iterator[dict[str, int]]:

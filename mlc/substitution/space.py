@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from mlc.substitution import space_products, space_reductions, space_rows
+from mlc.substitution import space_products, space_reductions, space_rows, space_uniform
 from mlc.substitution.family import Family, family
 
-__all__ = ["AREAS", "FAMILIES", "area_of"]
+__all__ = ["AREAS", "FAMILIES", "UNIFORM", "area_of"]
 
 
 #: functions of one element whose concatenations and slices are searched: a choice, since every one takes time
@@ -39,73 +39,59 @@ def _families() -> tuple[Family, ...]:
 
 
 def _pointwise() -> list[Family]:
-    """Sums, products, functions, concatenations and slices, at every rank and axis."""
+    """Sums, products, functions, concatenations and slices, with axes before and behind: proved, laws are of any."""
     found = []
-    for rank in (1, 2, 3, 4, 5):
-        letters = ["n", "c", "h", "w", "e"][:rank]
-        shape, world = " ".join(letters), {**dict.fromkeys(letters, 2), "A": 2, "B": 2}
-        found.append(family(f"elementwise-{rank}", 3, dict.fromkeys("xyz", shape), "add;mul", world))
-        for axis in range(rank if rank < 5 else 0):
-            at = f"{rank}-{axis}"
-            head, tail, whole = (" ".join([*letters[:axis], size, *letters[axis + 1:]]) for size in ("A", "B", "A+B"))
-            ends = {"x": head, "y": tail}
-            both = {**ends, "u": head, "v": tail}
-            concat = f"concat axis={axis}"
-            cut = f"slice axis={axis} begin=0 end=A;slice axis={axis} begin=A end=A+B"
-            found.append(family(f"join-{at}", 2, dict.fromkeys("xyz", shape), concat, world))
-            inner = " ".join([*letters[:axis], "I+J+K-2", *letters[axis + 1:]])
-            middle = f"slice axis={axis} begin=I-1 end=I+J-1"
-            behind = f"slice axis={axis} begin=A+I-1 end=A+I+J-1"
-            parts = {**world, "I": 2, "J": 2, "K": 2}
-            found.append(family(f"slice-{at}", 2, {**ends, "s": whole, "t": inner},
-                                 f"{concat};{cut};{middle};{behind}", parts))
-            found.append(family(f"undo-{at}", 3, {"s": whole}, f"{concat};{cut}", world))
-            for op in ("add", "mul"):
-                found.append(family(f"{op}-concat-{at}", 3, both, f"{concat};{op}", world))
-                found.append(family(f"{op}-slice-{at}", 3, {"s": inner, "t": inner}, f"{middle};{op}", parts))
-            for op in FUNCTIONS:
-                found.append(family(f"{op}-concat-{at}", 3, ends, f"{concat};{op}", world))
-                found.append(family(f"{op}-slice-{at}", 2, {"s": inner}, f"{middle};{op}", parts))
-            for other in range(axis):
-                found.append(family(f"join-{rank}-{other}-{axis}", 3, dict.fromkeys("xyzv", shape),
-                                     f"{concat};concat axis={other}", world, **{"concat": 3}))
-    found.append(family("scale-2", 3, {"x": "n c", "y": "n c", "s": "1 c", "t": "1 c"}, "add;mul", {"c": 2}))
-    found.append(family("scale-3", 3, {"x": "b n c", "y": "b n c", "s": "1 1 c", "t": "1 1 c"}, "add;mul",
-                         {"b": 2, "c": 2}))
-    found.append(family("scale-4", 3, {"x": "n c h w", "y": "n c h w", "s": "1 c 1 1", "t": "1 c 1 1"}, "add;mul"))
-    for shape, bias, axis in (("n {}", "1 {}", 1), ("b n {}", "1 1 {}", 2), ("n {} h w", "1 {} 1 1", 1)):
-        whole, twos = "I+J+K-2", {**dict.fromkeys(("n", "b", "h", "w", "I", "J", "K", "A"), 2), "B": 3}
-        ends = {"x": shape.format("A"), "y": shape.format("B"), "s": bias.format("A"), "t": bias.format("B")}
-        for op in ("add", "mul"):
-            found.append(family(f"{op}-bias-{len(shape.split())}", 3, {"s": shape.format(whole),
-                                                                        "t": bias.format(whole)},
-                                 f"slice axis={axis} begin=I-1 end=I+J-1;{op}", twos, **{op: 1}))
-            found.append(family(f"{op}-bias-concat-{len(shape.split())}", 3, ends, f"concat axis={axis};{op}", twos,
-                                 **{op: 2, "concat": 2}))
+    letters, axis = ["n", "c", "h"], 1
+    shape, world = " ".join(letters), {**dict.fromkeys(letters, 2), "A": 2, "B": 2}
+    head, tail, whole = (" ".join([*letters[:axis], size, *letters[axis + 1:]]) for size in ("A", "B", "A+B"))
+    ends = {"x": head, "y": tail}
+    both = {**ends, "u": head, "v": tail}
+    concat = f"concat axis={axis}"
+    cut = f"slice axis={axis} begin=0 end=A;slice axis={axis} begin=A end=A+B"
+    inner = " ".join([*letters[:axis], "I+J+K-2", *letters[axis + 1:]])
+    middle, behind = (f"slice axis={axis} begin={at}I-1 end={at}I+J-1" for at in ("", "A+"))
+    parts = {**world, "I": 2, "J": 2, "K": 2}
+    found += [
+        family("elementwise", 3, dict.fromkeys("xyz", shape), "add;mul", world),
+        family("join", 2, dict.fromkeys("xyz", shape), concat, world),
+        family("slice", 2, {**ends, "s": whole, "t": inner}, f"{concat};{cut};{middle};{behind}", parts),
+        family("undo", 3, {"s": whole}, f"{concat};{cut}", world),
+    ]
+    for op in ("add", "mul"):
+        found.append(family(f"{op}-concat", 3, both, f"{concat};{op}", world))
+        found.append(family(f"{op}-slice", 3, {"s": inner, "t": inner}, f"{middle};{op}", parts))
+    for op in FUNCTIONS:
+        found.append(family(f"{op}-concat", 3, ends, f"{concat};{op}", world))
+        found.append(family(f"{op}-slice", 2, {"s": inner}, f"{middle};{op}", parts))
+    # two axes, what is before, between and behind
+    found.append(family("join-both", 3, dict.fromkeys("xyzv", "n c h w e"), "concat axis=3;concat axis=1",
+                        dict.fromkeys("nchwe", 2), concat=3))
+    found.append(family("scale", 3, {"x": "n c h", "y": "n c h", "s": "1 c 1", "t": "1 c 1"}, "add;mul"))
+    bias, whole, twos = "1 {} 1", "I+J+K-2", {**dict.fromkeys(("n", "h", "I", "J", "K", "A"), 2), "B": 3}
+    ends = {"x": head, "y": tail, "s": bias.format("A"), "t": bias.format("B")}
+    for op in ("add", "mul"):
+        found.append(family(f"{op}-bias", 3, {"s": inner, "t": bias.format(whole)}, f"{middle};{op}", twos, **{op: 1}))
+        found.append(family(f"{op}-bias-concat", 3, ends, f"{concat};{op}", twos, **{op: 2, "concat": 2}))
     found.append(family("functions", 3, {"x": "n c", "y": "n c"}, ";".join([*FUNCTIONS, "maximum"]), maximum=1))
     return found
 
 
 def _products() -> list[Family]:
+    """Products of one batch axis, and so of any number of them."""
     square = {"n": 2, "m": 2, "k": 2, "b": 2, "A": 2, "B": 2}
-    found = []
-    for rank, head in ((2, ""), (3, "b ")):
-        swap = "transpose perm=1,0" if rank == 2 else "transpose perm=0,2,1"
-        tensors = {name: f"{head}m k" for name in "abcd"}
-        rows, columns = rank - 2, rank - 1
-        three = {name: tensors[name] for name in "abc"}
-        found += [
-            family(f"products-{rank}", 3, three, f"matmul;add;{swap}", square),
-            family(f"join-products-{rank}", 3, tensors,
-                    f"matmul;add;concat axis={rows};concat axis={columns}", square, add=1),
-            family(f"scaled-products-{rank}", 2, {**dict(list(tensors.items())[:2]), "r": "", "s": f"{head}1 k",
-                                                    "t": f"{head}m 1"}, "matmul;mul", square),
-            family(f"cut-products-{rank}", 2, {"a": f"{head}m k", "l": f"{head}m A+B", "u": f"{head}A+B m"},
-                    f"matmul;slice axis={columns} begin=0 end=A;slice axis={columns} begin=A end=A+B;"
-                    f"slice axis={rows} begin=0 end=A;slice axis={rows} begin=A end=A+B", square),
-        ]
+    tensors = dict.fromkeys("abcd", "b m k")
+    three = {name: tensors[name] for name in "abc"}
+    found = [
+        family("products", 3, three, "matmul;add;transpose perm=0,2,1", square),
+        family("join-products", 3, tensors, "matmul;add;concat axis=1;concat axis=2", square, add=1),
+        family("scaled-products", 2, {"a": "b m k", "b": "b m k", "r": "", "s": "b 1 k", "t": "b m 1"}, "matmul;mul",
+               square),
+        family("cut-products", 2, {"a": "b m k", "l": "b m A+B", "u": "b A+B m"},
+               "matmul;slice axis=2 begin=0 end=A;slice axis=2 begin=A end=A+B;"
+               "slice axis=1 begin=0 end=A;slice axis=1 begin=A end=A+B", square),
+    ]
     found += [family(f"turned-{op.split()[0]}", 3, {"x": "n m", "y": "n m"}, f"transpose perm=1,0;{op}", square,
-                      transpose=2, add=1, mul=1, relu=1, concat=1)
+                     transpose=2, add=1, mul=1, relu=1, concat=1)
               for op in ("add", "mul", "relu", "concat axis=0;concat axis=1")]
     found.append(family("identity", 2, {"a": "m K"}, "matmul;identity_matrix size=K", {"m": 2, "K": 2}))
     return found
@@ -161,40 +147,20 @@ def _poolings() -> list[Family]:
                     concat=1)]
 
 
-#: for three letters, by rank, different shapes of 24 elements
-_SHAPES = {"N": {1: (24,), 2: (2, 12), 3: (4, 3, 2), 4: (4, 3, 2, 1)},
-           "M": {1: (24,), 2: (3, 8), 3: (2, 3, 4), 4: (1, 2, 3, 4)},
-           "O": {1: (24,), 2: (8, 3), 3: (3, 4, 2), 4: (2, 3, 4, 1)}}
-
-
 def _reshapes() -> list[Family]:
-    """Shapes of one number of elements: any at all for what has no axes, and an axis made of two for what has.
+    """Shapes of one number of elements, then an axis made of two.
 
-    Laws between any two shapes have a condition (equal products), which no size of one side tells; they come first,
-    with ranks from 2. By shapes of rank 1, which follow, a reshape is two, and much else follows from that.
+    Laws between any two shapes have a condition (equal products), which no size of one side tells. They are found of
+    two axes and proved of any number.
     """
-    world = {f"{letter}{rank}{place}": size for letter, table in _SHAPES.items() for rank, shape in table.items()
-             for place, size in enumerate(shape)}
-    own, shapes, others = ({rank: "".join(f"{letter}{rank}{place}," for place in range(rank)) for rank in table}
-                           for letter, table in _SHAPES.items())
-    inputs = {rank: text.replace(",", " ") for rank, text in own.items()}
-
-    def steps(*texts: str) -> str:
-        return ";".join(f"reshape shape={text}" for text in texts)
-
-    found = [family(f"reshape-{rank}", 2, {"x": inputs[rank]},
-                     steps(own[rank], *(table[r] for table in (shapes, others) for r in (2, 3, 4))), world)
-             for rank in (2, 3, 4)]
-    found += [family(f"{op}-reshape-{rank}", 3, dict.fromkeys("xy", inputs[rank]),
-                      f"{op};" + steps(*(shapes[r] for r in (2, 3, 4))), world, **{op: 1, "reshape": 2})
-              for op in ("add", "mul") for rank in (2, 3, 4)]
-    found += [family(f"flat-{rank}", 2, {"x": inputs[rank]}, steps(own[rank], *map(shapes.__getitem__, (1, 2, 3, 4))),
-                      world) for rank in (1, 2, 3, 4)]
-    flat = {rank: steps(*(shapes[r] for r in ((2, 3, 4) if rank == 1 else (1,)))) for rank in (1, 2, 3, 4)}
-    found += [family(f"{op}-flat-{rank}", 2, {"x": inputs[rank]}, f"{op};{flat[rank]}", world)
-              for op in FUNCTIONS for rank in (1, 2, 3, 4)]
-    found += [family(f"{op}-flat-{rank}", 3, {"x": inputs[rank], "y": inputs[rank], "s": ""}, f"{op};{flat[rank]}",
-                      world, **{op: 1, "reshape": 2}) for op in ("add", "mul") for rank in (1, 2, 3, 4)]
+    world = {"N": 4, "M": 6, "P": 3, "Q": 8, "R": 12, "S": 2}
+    own, other, third = ("reshape shape=" + shape for shape in ("N,M", "P,Q", "R,S"))
+    found = [family("reshape", 2, {"x": "N M"}, f"{own};{other};{third}", world)]
+    for op in ("add", "mul"):
+        found.append(family(f"{op}-reshape", 3, dict.fromkeys("xy", "N M"), f"{op};{other}", world,
+                            **{op: 1, "reshape": 2}))
+        found.append(family(f"{op}-number-reshape", 2, {"x": "N M", "s": ""}, f"{op};{other}", world))
+    found += [family(f"{op}-reshape", 2, {"x": "N M"}, f"{op};{other}", world) for op in FUNCTIONS]
     return [*found, *_merged_axes(), *_unit_axes(), *_moved_axes()]
 
 
@@ -300,9 +266,11 @@ def _moved_axes() -> list[Family]:
 
 
 FAMILIES: tuple[Family, ...] = _families()
+#: what is searched beyond the library, with no choice of what may meet
+UNIFORM: tuple[Family, ...] = tuple(replace(each, area="uniform") for each in space_uniform.families())
 #: the parts of the library, in the order of generation
-AREAS = tuple(dict.fromkeys(each.area for each in FAMILIES))
-_FAMILY_AREAS = {each.name: each.area for each in FAMILIES}
+AREAS = tuple(dict.fromkeys(each.area for each in (*FAMILIES, *UNIFORM)))
+_FAMILY_AREAS = {each.name: each.area for each in (*FAMILIES, *UNIFORM)}
 
 
 def area_of(rule: str) -> str:

@@ -21,19 +21,16 @@ def families() -> list[Family]:
 
 def _chains() -> list[Family]:
     """With a scale between the products, of everything or of rows; or a quotient, which nothing else takes out."""
-    found = []
-    for rank, head in ((2, ""), (3, "b ")):
-        chain = {"x": f"{head}m k", "y": f"{head}k l", "z": f"{head}l n"}
-        first, last = ("matmul", "x", "y"), ("matmul", "y", "z")
-        left = {"number": ("", "mul"), "rows": (f"{head}m 1", "mul"), "quotient": (f"{head}m 1", "div")}
-        right = {"number": ("", "mul"), "columns": (f"{head}1 n", "mul")}
-        found += [stated(f"chain-left-{name}-{rank}", {**chain, "s": side}, ("matmul", (join, first, "s"), "z"),
-                         (join, ("matmul", "x", last), "s")) for name, (side, join) in left.items()]
-        found += [stated(f"chain-right-{name}-{rank}", {**chain, "s": side}, ("matmul", "x", (join, last, "s")),
-                         (join, ("matmul", first, "z"), "s")) for name, (side, join) in right.items()]
-        found.append(stated(f"chain-between-{rank}", {**chain, "s": f"{head}1 l"},
-                            ("matmul", ("mul", first, "s"), "z"), ("matmul", "x", ("matmul", ("mul", "y", "s"), "z"))))
-    return found
+    chain = {"x": "b m k", "y": "b k l", "z": "b l n"}
+    first, last = ("matmul", "x", "y"), ("matmul", "y", "z")
+    left = {"number": ("", "mul"), "rows": ("b m 1", "mul"), "quotient": ("b m 1", "div")}
+    right = {"number": ("", "mul"), "columns": ("b 1 n", "mul")}
+    found = [stated(f"chain-left-{name}", {**chain, "s": side}, ("matmul", (join, first, "s"), "z"),
+                    (join, ("matmul", "x", last), "s")) for name, (side, join) in left.items()]
+    found += [stated(f"chain-right-{name}", {**chain, "s": side}, ("matmul", "x", (join, last, "s")),
+                     (join, ("matmul", first, "z"), "s")) for name, (side, join) in right.items()]
+    return [*found, stated("chain-between", {**chain, "s": "b 1 l"}, ("matmul", ("mul", first, "s"), "z"),
+                           ("matmul", "x", ("matmul", ("mul", "y", "s"), "z")))]
 
 
 def _parts() -> list[Family]:
@@ -43,10 +40,9 @@ def _parts() -> list[Family]:
         return stated(f"parts-{name}", inputs, (product, (f"concat axis={axis}", "x", "y"), "u"),
                       ("add", (product, "x", cuts[0]), (product, "y", cuts[1])))
 
-    found = [parts(str(rank), {"x": f"{head}m A", "y": f"{head}m B", "u": f"{head}A+B n"}, "matmul", rank - 1, rank - 2)
-             for rank, head in ((2, ""), (3, "b "))]
     convolution = "conv2d stride=S,T padding=P-1,Q-1,U-1,V-1 dilation=D,E groups=1"
-    return [*found, parts("convolution", {"x": "n A h w", "y": "n B h w", "u": "o A+B k l"}, convolution, 1, 1)]
+    return [parts("product", {"x": "b m A", "y": "b m B", "u": "b A+B n"}, "matmul", 2, 1),
+            parts("convolution", {"x": "n A h w", "y": "n B h w", "u": "o A+B k l"}, convolution, 1, 1)]
 
 
 def _repeated() -> list[Family]:

@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterable
 from functools import cache
 
+from tvm import relax
+
+from mlc.graph.ir.rewrite import bindings
 from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
 from mlc.substitution.applicable import directions
@@ -13,7 +16,18 @@ from mlc.substitution.ranks import RANK, instances
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
 
-__all__ = ["patterns", "shipped_patterns"]
+__all__ = ["patterns", "rank_for", "shipped_patterns"]
+
+#: the lowest rank that a model's rules are made ready for: few models have no tensor of it
+_COMMON = 4
+
+
+def rank_for(function: relax.Function) -> int:
+    """Up to which rank a model wants rules: that of its tensors, but within what is usual. Every rank more has a
+    choice of axes more for each block of a rule."""
+    variables = [*function.params, *(binding.var for binding in bindings(function))]
+    shapes = (getattr(each.ty, "shape", None) for each in variables)  # tuples have none
+    return min(RANK, max([_COMMON, *(len(shape.values) for shape in shapes if shape is not None)]))
 
 
 @cache

@@ -79,9 +79,9 @@ def _sides(rule: Rule) -> tuple[dict[Ref, _Layout], dict[Ref, _Layout]]:
     """What the axes of all tensors of both sides stand for."""
     need(all(name in rule.shapes for places in rule.blocks.values() for name in places), "ones are axes of inputs")
     given = {name: _input(rule, name) for name in rule.shapes}
-    read = {axis[0] for name in rule.source.inputs for axis in given[name] if axis and not axis[1]}
-    need(rule.blocks.keys() <= read, "every block must be one of axes that the source reads")
     source, target = _layouts(rule, rule.source, given), _layouts(rule, rule.target, given)
+    told = {axis[0] for layout in source.values() for axis in layout if axis and not axis[1]}
+    need(rule.blocks.keys() <= told, "every block must be one of axes of the source's tensors")
     need([source[r] for r in rule.source.outputs] == [target[r] for r in rule.target.outputs],
          "the outputs of both sides must have a block's axes in the same places")
     return source, target
@@ -106,8 +106,8 @@ def _whole(size: Any, blocks: Mapping[str, Any]) -> str | None:
 
 def _layouts(rule: Rule, graph: Graph, given: Mapping[str, _Layout]) -> dict[Ref, _Layout]:
     require = Requirements()
-    found: dict[Ref, _Layout] = {name: layout for name, layout in given.items()}
-    tensors: dict[Ref, Tensor] = {name: tensor_input(name, shape) for name, shape in rule.shapes.items()}
+    found: dict[Ref, _Layout] = {name: given[name] for name in graph.inputs}
+    tensors: dict[Ref, Tensor] = {name: tensor_input(name, rule.shapes[name]) for name in graph.inputs}
     for place, node in enumerate(graph.nodes):
         operands = [tensors[ref] for ref in node.inputs]
         results = OPERATORS[node.op](require, operands, node.attributes)

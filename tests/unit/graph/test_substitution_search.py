@@ -20,7 +20,7 @@ from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.choose import Decision, Substitutions, digest, find
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
-from mlc.graph.substitute.rules import shipped_patterns
+from mlc.graph.substitute.rules import rank_for, shipped_patterns
 from mlc.graph.substitute.saturate import saturate
 from mlc.graph.substitute.search import Found, Options, search
 from mlc.graph.substitute.split import joined, split
@@ -390,3 +390,10 @@ def test_slices_in_one_piece_are_views() -> None:
     for ours, theirs in zip(compile_module(lowered, resolve("native"))(data), evaluate(module(mod["main"]), data),
                             strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank, wanted", [(2, 4), (4, 4), (5, 5), (7, 5)])
+def test_rules_are_made_ready_for_the_ranks_that_a_model_has(rank: int, wanted: int) -> None:
+    mod = network({"x": (2, 3)}, lambda emit, x: emit(op.reshape(
+        emit(op.nn.relu(emit(op.reshape(x, (1,) * (rank - 2) + (2, 3))))), (6,))))
+    assert rank_for(mod["main"]) == wanted

@@ -45,7 +45,7 @@ def test_symbolic_shapes_are_those_of_the_values(op: str) -> None:
     ("op", "shapes", "attributes", "message"),
     [
         ("matmul", [(2, 3), (4, 5)], {}, "matmul needs equal inner sizes (and batches), but got [2, 3] and [4, 5]"),
-        ("matmul", [(2, 3), (1, 3, 5)], {}, "matmul takes two operands of rank 2 or two of rank 3, but got [2, 3] and "
+        ("matmul", [(2, 3), (1, 3, 5)], {}, "matmul takes two operands of one rank, 2 or more, but got [2, 3] and "
                                             "[1, 3, 5]"),
         ("conv2d", [(1, 8, 7, 7), (4, 3, 3, 3)], {}, "conv2d needs 3 filter channels in 1 groups to make the input's 8 "
                                                      "channels"),

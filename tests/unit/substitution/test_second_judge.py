@@ -49,7 +49,7 @@ def judged(rules):
 
 
 def test_z3_agrees_with_some_shipped_rules():
-    judged(at_ranks(shipped_rules()[::49]))
+    judged(at_ranks(shipped_rules()[::60]))
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_z3_agrees_with_every_shipped_rule(part):
 
 
 def test_random_instances_of_some_shipped_rules():
-    assert not [(one.name, found) for one in at_ranks(shipped_rules()[::12]) for found in instances(one, 24, 6)]
+    assert not [(one.name, found) for one in at_ranks(shipped_rules()[::20]) for found in instances(one, 24, 6)]
 
 
 @pytest.mark.slow
