@@ -8,7 +8,7 @@ the loop from a negative index on. Such a condition is written so that the pass 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm
@@ -44,7 +44,7 @@ def hidden_masks(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if func.attrs and SIZES in func.attrs:
         for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
             ranges[var] = tvm.ir.Range(tirx.const(int(low), str(var.ty)), tirx.const(int(high) + 1, str(var.ty)))
-    masks = _Masks()
+    masks = _Masks(ranges)
     masks.visit(func.body, ranges, {}, [])
     return func.with_body(masks.hidden(func.body)) if masks.found else func
 
@@ -58,8 +58,9 @@ def _any_mark(func: tirx.PrimFunc) -> bool:
 class _Masks:
     """The conditions of a function by which loops must not be cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Iterable[tirx.Var]) -> None:
         self.found: list[Any] = []
+        self._sizes = frozenset(sizes)
 
     def visit(
         self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
@@ -96,7 +97,7 @@ class _Masks:
     ) -> None:
         for comparison in _comparisons(statement):
             plain = replaced(comparison, values)
-            if any(not _cuts_inside(plain, loop, ranges) for loop in marked):
+            if any(not _cuts_inside(plain, loop, ranges, self._sizes) for loop in marked):
                 self.found.append(comparison)
 
     def hidden(self, body: Any) -> Any:
@@ -132,11 +133,14 @@ def _comparisons(statement: Any) -> list[Any]:
     return [each for each in found if str(each.a.ty).startswith("int")]
 
 
-def _cuts_inside(comparison: Any, loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]) -> bool:
+def _cuts_inside(
+    comparison: Any, loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range], sizes: frozenset[tirx.Var]
+) -> bool:
     """Whether the places where a comparison changes along a loop lie in the loop or at one of its ends."""
     around = _around(loop, ranges)
-    if not uses(comparison, [loop.loop_var]) or not uses(comparison, list(around)):
-        return True  # nothing to cut by, or a cut at a number, which the pass compares with the ends
+    loops = [var for var in around if var not in sizes]
+    if not uses(comparison, [loop.loop_var]) or not uses(comparison, loops):
+        return True  # nothing to cut by, or a cut at a number or a size, which the loop's own extent follows
     inside = {var: r for var, r in ranges.items() if var not in around and not var.same_as(loop.loop_var)}
     known, relaxed = ({var: _interval(r) for var, r in each.items()} for each in (around, inside))
     analyzer = tvm.sym.Analyzer()
