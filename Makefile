@@ -37,7 +37,7 @@ help:
 	@echo "make rules          the library of substitutions from nothing, and whether it is the one that ships (minutes)"
 	@echo "make rules-beyond   a part of the operators' table searched uniformly for what the library lacks (minutes)"
 	@echo "make judges         every shipped rule before Z3 and 10,000 random instances (minutes; resumes)"
-	@echo "make damage         thousands of damaged and crafted files: none may crash, hang, or give a wrong number (hours)"
+	@echo "make damage         thousands of damaged, crafted and random files: none may crash, hang, or give a wrong number (hours)"
 	@echo "make bench          the measured table: models tuned for BENCH_SECONDS=$(BENCH_SECONDS), into build/bench/ and results.md"
 	@echo "make bench-kernels  every kernel as a part of what the machine could do (a minute)"
 	@echo "make bench-tuner    the tuner against MetaSchedule on seven kernels (hours; what is done is not done again)"
@@ -110,6 +110,7 @@ damage: $(STAMP)
 	@$(BIN)/python -m tests.damage.wrong_rules --count 3000
 	@$(BIN)/python -m tests.damage.logs --count 1000
 	@$(BIN)/python -m tests.damage.models --count 10000
+	@$(BIN)/python -m tests.damage.random_models --count 1000
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.performance.table --seconds $(BENCH_SECONDS) --output build/bench --publish

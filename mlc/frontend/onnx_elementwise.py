@@ -153,9 +153,9 @@ def elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gam
 
 
 def prelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``where(x < 0, slope * x, x)`` in bfloat16, which TVM's operator does not take."""
-    (x, slope), emit = inputs, emitter(bb, "bfloat16")
-    if dtype_of(x) != "bfloat16":
+    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, and tensors without channels."""
+    (x, slope), emit = inputs, emitter(bb, dtype_of(inputs[0]))
+    if dtype_of(x) != "bfloat16" and len(x.ty.shape) > 1:
         return None
     return emit("where", emit("less", x, 0.0), emit("multiply", x, slope), x)
 

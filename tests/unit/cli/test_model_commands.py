@@ -187,7 +187,7 @@ def merging(monkeypatch) -> None:
                              node("slice", "%1", axis=1, begin=0, end="a"),
                              node("slice", "%1", axis=1, begin="a", end="a+b")], "outputs": ["%2", "%3"]},
     }))
-    monkeypatch.setattr(installed, "shipped_patterns", lambda: (Pattern(rule),))
+    monkeypatch.setattr(installed, "shipped_patterns", lambda _rank: (Pattern(rule),))
 
 
 def test_explain_tells_of_substitutions_and_draws_them(twin_path, tmp_path, capsys, merging) -> None:
