@@ -437,7 +437,7 @@ def _pad(g: _Growing) -> bool:
 
 def _transpose(g: _Growing) -> bool:
     x = g.pick()
-    if x is None:
+    if x is None or not g.shape(x):
         return False
     perm = list(range(len(g.shape(x))))
     g.rng.shuffle(perm)
