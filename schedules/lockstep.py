@@ -16,14 +16,12 @@ from tvm import s_tir, tirx
 
 from schedules.analysis import walk
 from schedules.errors import InvalidDecision
+from schedules.masks import HINT
 
 __all__ = ["Lockstep", "is_fixed"]
 
 #: elements of a vectorised piece of a loop of free extent: one AVX-512 or two AVX2 vectors of float32
 _WIDEST = 16
-
-#: the annotation of a loop whose ragged end lowering peels
-_HINT = "pragma_loop_partition_hint"
 
 _RANDOM = (s_tir.schedule.LoopRV, s_tir.schedule.SBlockRV, s_tir.schedule.ExprRV)
 
@@ -85,8 +83,8 @@ class Lockstep:
         """Loops without the hints of :meth:`_split`, with which TVM fuses none: nothing is peeled off what they make.
         """
         for loop in loops:
-            if _HINT in self.free.get(loop).annotations:
-                self.free.unannotate(loop, _HINT)
+            if HINT in self.free.get(loop).annotations:
+                self.free.unannotate(loop, HINT)
 
     def _check_whole(self, loop: Any) -> None:
         """Raise :class:`InvalidDecision` for a loop whose iterations a predicate bounds: ``rfactor`` drops that, and
@@ -126,7 +124,7 @@ class Lockstep:
         given = [loop, factors, *args[2:]]
         made = self._taken("split", given, {k: v for k, v in options.items() if k not in ("loop", "factors")})
         if any(factor not in (None, 1) for factor in factors):  # full tiles test nothing
-            self.free.annotate(made[min(1, len(made) - 2)], _HINT, True)
+            self.free.annotate(made[min(1, len(made) - 2)], HINT, True)
         return made
 
     def _on_free(self, value: Any) -> Any:

@@ -15,13 +15,12 @@ from tvm import s_tir, tirx
 
 from schedules.always import Ranges
 from schedules.analysis import loads, replaced, uses, walk
+from schedules.masks import HINT
 
 __all__ = ["bound_of", "parts_of", "shifted"]
 
 _TILE = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
 _LOOPS = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
-#: of a loop whose ragged end lowering peels
-_HINT = "pragma_loop_partition_hint"
 
 
 def shifted(func: tirx.PrimFunc, analyzer: Any) -> tirx.PrimFunc:
@@ -169,7 +168,7 @@ def _moved(tile: _Tile, analyzer: Any) -> tirx.For:
         return s_tir.SBlockRealize(values, predicate, realize.block)
 
     body = tvm_ffi.structural_map(tile.loop.body, (s_tir.SBlockRealize, move))
-    kept = {key: value for key, value in tile.loop.annotations.items() if key != _HINT}
+    kept = {key: value for key, value in tile.loop.annotations.items() if key != HINT}
     first = replaced(tile.begin, {var: tirx.const(0, str(var.ty))})
     extent, end = tile.loop.extent, analyzer.simplify(tirx.floordiv(tile.last - first, tile.size) + 1)
     if not analyzer.can_prove_equal(extent, end):
