@@ -15,6 +15,8 @@ rest of the normalisation as its epilogue, and saves both changes of layout. The
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 from tvm.relax import op
@@ -28,12 +30,17 @@ __all__ = ["ConvolveChannelWindows"]
 _MAX_CHANNELS = 512
 
 
-def _terms(expr: relax.Expr, scope: Scope) -> list[relax.Expr]:
-    """What a chain of additions adds up; sums that something else needs are terms of their own."""
-    total = scope.call(expr, "add")
-    if total is None or not (isinstance(expr, relax.Call) or scope.once(expr)):
-        return [expr]
-    return [term for arg in total.args for term in _terms(arg, scope)]
+def _terms(expr: relax.Expr, scope: Scope) -> Iterator[relax.Expr]:
+    """What a chain of additions adds up, last first: who stops at the first term that is no slice does not walk down a
+    chain of hundreds for each of its sums. Sums that something else needs are terms of their own."""
+    left = [expr]
+    while left:
+        last = left.pop()
+        total = scope.call(last, "add")
+        if total is None or not (isinstance(last, relax.Call) or scope.once(last)):
+            yield last
+        else:
+            left.extend(total.args)
 
 
 def _channel_slice(expr: relax.Expr, channels: int, scope: Scope) -> tuple[relax.Var, int] | None:
@@ -60,16 +67,19 @@ def convolve(call: relax.Call, scope: Scope) -> relax.Expr | None:
     shape = shape_of(call)
     if len(shape) != 4 or not 1 < shape[1] <= _MAX_CHANNELS or dtype_of(call) != "float32":
         return None
-    slices = [_channel_slice(term, shape[1], scope) for term in _terms(call, scope)]
-    source = slices[0]
-    if source is None or len(slices) < 3 or any(s is None or not s[0].same_as(source[0]) for s in slices):
-        return None
-    padded = _padded_channels(source[0], scope)
-    if padded is None or scope.uses(source[0]) != len(slices) or shape_of(padded[0]) != shape:
+    source, starts = None, []
+    for term in _terms(call, scope):
+        part = _channel_slice(term, shape[1], scope)
+        if part is None or not (source is None or source.same_as(part[0])):
+            return None
+        source = part[0]
+        starts.append(part[1])
+    padded = _padded_channels(source, scope) if source is not None and len(starts) >= 3 else None
+    if padded is None or scope.uses(source) != len(starts) or shape_of(padded[0]) != shape:
         return None
     band = np.zeros((shape[1], shape[1]), "float32")
-    for part in slices:
-        band += np.eye(shape[1], k=part[1] - padded[1], dtype="float32") if part is not None else 0
+    for start in starts:
+        band += np.eye(shape[1], k=start - padded[1], dtype="float32")
     return op.nn.conv2d(padded[0], constant(band[:, :, None, None]))
 
 
