@@ -44,6 +44,7 @@ __all__ = ["SIMPLIFY", "Lowered", "lower", "lowering", "optimise", "passes", "pr
 #: one round of simplification; rounds repeat until nothing changes
 SIMPLIFY: tuple[tvm.transform.Pass, ...] = (
     simplify.DropIdentities,
+    simplify.FillReductionsOfNothing,
     simplify.FoldConstants,
     simplify.UnstackReductions,
     simplify.RecogniseGelu,

@@ -14,6 +14,7 @@ from mlc.graph.simplify.identities import DropIdentities
 from mlc.graph.simplify.layer_norm import RecogniseLayerNorm
 from mlc.graph.simplify.lift import LiftToImages
 from mlc.graph.simplify.movement import MergeMovement
+from mlc.graph.simplify.nothing import FillReductionsOfNothing
 from mlc.graph.simplify.padding import FoldPadding
 from mlc.graph.simplify.pieces import JoinPieces
 from mlc.graph.simplify.pointwise import MovePointwise
@@ -26,9 +27,9 @@ from mlc.graph.simplify.variadic import UnstackReductions
 from mlc.graph.simplify.volumes import SliceVolumes
 
 __all__ = [
-    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FewQueries", "FoldAffine",
-    "FoldConstants",
-    "FoldPadding", "JoinPieces", "LiftToImages", "MergeMovement", "MergeReductions", "MovePointwise", "RecogniseGelu",
-    "RecogniseLayerNorm", "RecogniseSoftmax", "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
+    "CheaperArithmetic", "ConvolveChannelWindows", "DropIdentities", "DropUnread", "FewQueries",
+    "FillReductionsOfNothing", "FoldAffine", "FoldConstants", "FoldPadding", "JoinPieces", "LiftToImages",
+    "MergeMovement", "MergeReductions", "MovePointwise", "RecogniseGelu", "RecogniseLayerNorm", "RecogniseSoftmax",
+    "ShareCommon", "ShareConcats", "ShrinkBroadcasts", "SimplifyBatchNorm",
     "SinkMovement", "SinkShuffles", "SliceVolumes", "UnstackReductions",
 ]
