@@ -337,6 +337,8 @@ def _calls_in_a_circle(model: Model, rng: Random) -> None:
 def _many(model: Model, rng: Random) -> None:
     """A value that many nodes read, or a long chain behind it."""
     graph = model.graph
+    if not graph.input:  # other damage has taken them
+        return
     given, count = rng.choice(graph.input), rng.choice((10, 100, 400))
     start = given.name
     operator = rng.choice(("Identity", "Relu", "Neg", "Sqrt", "Cast", "Abs"))

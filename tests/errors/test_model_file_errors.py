@@ -118,6 +118,13 @@ def test_infinite_attributes_make_no_other_numbers() -> None:
     assert json.dumps({"name": load_model(model).name})
 
 
+def test_numbers_that_are_neither_true_nor_false_are_refused() -> None:
+    """Any number but 1 keeps no axis for ONNX; TVM's importer keeps it for any but 0."""
+    model = _copy("reductions")
+    next(a for n in model.graph.node if n.op_type == "ReduceMax" for a in n.attribute if a.name == "keepdims").i = 2
+    assert "1 are not: ReduceMax with keepdims 2 (used by b)" in _refused(model)
+
+
 def test_a_result_that_is_no_tensor_is_refused_in_one_line() -> None:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 3), "float32"))
