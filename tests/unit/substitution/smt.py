@@ -81,7 +81,7 @@ def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: R
             if z3.is_rational_value(difference) and difference.as_fraction() == 0:
                 found.answered += 1
             else:
-                _ask(found, [*_laws(ours.calls + theirs.calls), difference != 0], f"element {place} at {dict(numbers)}")
+                _ask(found, [*ours.laws(theirs), difference != 0], f"element {place} at {dict(numbers)}")
 
 
 def _ask(found: Judgement, claims: Sequence[Any], about: str) -> None:
@@ -144,9 +144,13 @@ class _Values:
         self.reads: set[tuple[Any, ...]] = set()
         #: functions of which laws alone are known, with their arguments
         self.calls: list[tuple[str, Any]] = []
+        #: what is so of the numbers that stand for largest elements
+        self._maxima: list[Any] = []
 
-    def laws(self) -> list[Any]:
-        return _laws(self.calls)
+    def laws(self, *others: _Values) -> list[Any]:
+        """What holds of the functions and maxima of these expressions and of others'."""
+        sides = (self, *others)
+        return [*_laws([call for side in sides for call in side.calls]), *(m for side in sides for m in side._maxima)]
 
     def of(self, value: Scalar, values: Mapping[str, Any]) -> Any:
         match value:
@@ -181,11 +185,18 @@ class _Values:
             case Sum(variables, body):
                 return z3.Sum([self.of(body, v) for v in _all(variables, (), values)])
             case Max(variables, conditions, body):
-                first, *more = (self.of(body, v) for v in _all(variables, conditions, values))
-                for each in more:
-                    first = _larger(first, each)
-                return first
+                return self._largest([self.of(body, v) for v in _all(variables, conditions, values)])
         raise TypeError(f"{value} is no expression")
+
+    def _largest(self, elements: Sequence[Any]) -> Any:
+        """A number that is one of the elements and no less than any: cases in cases of many elements are too much for
+        simplifications. The same elements have the same number."""
+        elements = [z3.simplify(each, som=True) for each in elements]
+        if len(elements) <= 2:
+            return elements[0] if len(elements) == 1 else _larger(*elements)
+        largest = z3.Real("max" + str(sorted(each.sexpr() for each in elements)))
+        self._maxima += [largest >= each for each in elements] + [z3.Or([largest == each for each in elements])]
+        return largest
 
     def _read(self, tensor: str, places: Sequence[Any]) -> Any:
         if all(isinstance(p, int) for p in places):
