@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mlc.operators import OPERATORS
 from mlc.substitution.abstract import abstracted, law_text
 from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
@@ -25,7 +26,7 @@ from mlc.substitution.family import Family
 from mlc.substitution.merge_ranks import general_rule, general_rules
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.ranks import expansions
-from mlc.substitution.refute import find_counterexample
+from mlc.substitution.refute import defined_somewhere, find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.space import FAMILIES
 
@@ -198,6 +199,9 @@ def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Ru
 
 def _prove(made: Generation, rule: Rule) -> None:
     rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
+    if _partial(rule) and not defined_somewhere(rule):
+        made.states["undefined"] += 1
+        return
     try:
         with _time_limit(PROOF_SECONDS):
             proof = prove(rule, refute=False)
@@ -218,6 +222,11 @@ def _prove(made: Generation, rule: Rule) -> None:
     if len(rule.source.outputs) == 1:
         for two in filter(None, (joined(rule), in_context(rule))):
             _prove(made, replace(two, name=rule.name.partition("/")[0]))
+
+
+def _partial(rule: Rule) -> bool:
+    """Whether the source has an operator that is not defined everywhere."""
+    return any(OPERATORS[node.op].partial for node in rule.source.nodes)
 
 
 @contextmanager
