@@ -8,6 +8,7 @@ ranks follows; one whose source ends in a concatenation gives another one with t
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -32,8 +33,8 @@ from mlc.substitution.space import FAMILIES
 
 __all__ = ["Covered", "Generation", "Quarantined", "generate"]
 
-#: how many candidates are looked at in one saturation, and how many are proved before the next
-BATCH, ROUND = 40, 6
+#: how many candidates are looked at in one saturation, how many are proved before the next, and of a uniform search
+BATCH, ROUND, UNIFORM_ROUND = 40, 6, 20
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
 Progress = Callable[["Generation", str, float], None]
@@ -61,14 +62,16 @@ class Covered:
 
 @dataclass
 class Generation:
-    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted,
+    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted, undefined,
     quarantined, near, and the rules that were others of another rank. ``skipped`` are the families that there was no
-    time for, as a whole or in part; what follows from ``known`` is not looked for."""
+    time for, as a whole or in part; ``undecided`` what uniform ones found that nobody looked at, smallest first; what
+    follows from ``known`` is not looked for."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     near: list[NearMiss] = field(default_factory=list)
     covered: list[Covered] = field(default_factory=list)
+    undecided: list[Rule] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     states: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -79,7 +82,7 @@ class Generation:
 def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None,
              progress: Progress | None = None, known: Sequence[Rule] = ()) -> Generation:
     """Rules of all families that do not follow from those that are ``known``; ``seconds`` bounds the time, whereafter
-    ``complete`` is False."""
+    ``complete`` is False. What uniform families find is put together, and decided smallest first."""
     made, start = Generation(known=known), time.monotonic()
 
     def left() -> float:
@@ -94,7 +97,10 @@ def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None
         if left() <= 0:
             made.skipped += [later.name for later in families[place + 1:]]
             break
-    made.complete = not made.skipped
+    if made.undecided:
+        _decide(made, left, progress)
+    made.complete = not made.skipped and not made.undecided
+    made.seconds = time.monotonic() - start
     before = len(made.rules)
     made.rules = general_rules(made.rules)
     made.states["ranks"] = before - len(made.rules)
@@ -132,6 +138,8 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     candidates = sorted(found.values(), key=weight)
     if family.uniform:
         made.covered.append(Covered(family, counts.graphs, counts.graphs - counts.values, len(seen), len(found)))
+        made.undecided += candidates
+        return True
     if family.derived:
         for rule in candidates:
             _prove(made, rule)
@@ -140,6 +148,33 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     whole = _keep(made, candidates, left)
     _minimise(made, before)
     return whole
+
+
+def _decide(made: Generation, left: Callable[[], float], progress: Progress | None) -> None:
+    """Derives, proves or refutes what uniform families found, smallest first, until the time is up."""
+    pending = sorted({_law_of(rule): rule for rule in reversed(made.undecided)}.values(), key=weight)
+    made.states["distinct"] += len(pending) - len(made.undecided)
+    made.undecided, whole = pending, len(pending)
+    while made.undecided and left() > 0:
+        front, rest = made.undecided[:BATCH], made.undecided[BATCH:]
+        kept = list(_underived(_known(made), front))
+        made.states["derived"] += len(front) - len(kept)
+        made.undecided = kept + rest
+        for rule in kept[:UNIFORM_ROUND]:
+            if left() <= 0:
+                break
+            del made.undecided[0]
+            _prove(made, rule)  # which takes less than to see whether it follows from those just before
+        if progress is not None:
+            progress(made, "decided", 1 - len(made.undecided) / whole)
+
+
+def _law_of(rule: Rule) -> str:
+    """A text that rules share which differ in the names of sizes only."""
+    names: dict[str, str] = {}
+    for symbol in re.findall(r"[a-z]+\d+", " ".join(str(size) for shape in rule.shapes.values() for size in shape)):
+        names.setdefault(symbol, f"s{len(names)}")
+    return re.sub(r"[a-z]+\d+", lambda found: names.get(found[0], found[0]), _text(rule))
 
 
 def _law(family: Family, one: Term, other: Term) -> tuple[Term, Term, Family]:

@@ -11,7 +11,7 @@ from mlc.operators.laws import LAWS
 from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
-from mlc.substitution.goal_divide import add_divisors
+from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_merge import equal_atoms, plausible
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
@@ -58,6 +58,12 @@ def _settle(goal: Goal, number: int, splitting: bool) -> bool:
     one = goal.terms[number]
     if not splitting and _by_sign(one.atoms[0]):
         goal.step("sign", number)
+        del goal.terms[number]
+        return True
+    [atom] = one.atoms
+    found = above_zero(goal, one, atom) if isinstance(atom, Function) and atom.name == "1/" and splitting else None
+    if found is not None:
+        goal.step("positive", number, *found)
         del goal.terms[number]
         return True
     return any(_cover(goal, number, other, splitting) for other in sorted(goal.new & goal.terms.keys())

@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import islice, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.laws import LAWS
 from mlc.substitution.change_of_variables import skeleton
+from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
+from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import (
     Atom,
     Function,
     Largest,
     Normal,
+    Number,
     Term,
     divisor_of,
     make_term,
@@ -27,7 +30,7 @@ from mlc.substitution.normal import (
     times,
 )
 
-__all__ = ["add_divisors", "guesses", "kinds_of", "multiply_one", "replace_term"]
+__all__ = ["above_zero", "add_divisors", "guesses", "kinds_of", "multiply_one", "replace_term"]
 
 #: products with 1 in a goal, values of a divisor's variables that are looked at for one, divisors that are added
 _PRODUCTS, _GUESSES, _MORE = 8, 30, 8
@@ -42,6 +45,7 @@ def multiply_one(goal: Goal) -> bool:
         return False
     inside = (atom for term in goal.terms.values() for atom in term.atoms)
     add_divisors(goal, [each for each in inside if isinstance(each, Function) and each.name == "1/"])
+    _add_positive(goal)
     ways = [(not fits, way.size, number, way) for number in sorted(goal.terms) for way, fits in _ways(goal, number)]
     if not ways:
         return False
@@ -71,6 +75,44 @@ def add_divisors(goal: Goal, wanted: Sequence[Function]) -> bool:
                 goal.divisors = (*goal.divisors, more)
                 known.add(more)
     return len(known) > before
+
+
+def above_zero(goal: Goal, term: Term, atom: Function) -> list[Any] | None:
+    """What shows that what a reciprocal is of is above 0 where the term stands: one of its products, values of that
+    one's variables, witnesses of its guards."""
+    if not not_negative(atom.arg):
+        return None
+    known = goal.known(term.guards)
+    for k, part in enumerate(atom.arg):
+        if part.factor <= 0 or not all(map(_never_zero, part.atoms)):
+            continue
+        whole = dataclasses.replace(part, variables=())
+        for guess in guesses(goal, term, len(part.variables)):
+            guards = substituted(whole, dict(zip(part.variables, guess, strict=True))).guards
+            witnesses = [known.holds(guard) for guard in guards]
+            if all(each is not None for each in witnesses):
+                return [k, [goal.text(each, term.variables) for each in guess],
+                        [[goal.witness_text(w, term.variables) for w in each or ()] for each in witnesses]]
+    return None
+
+
+def _never_zero(atom: Atom) -> bool:
+    if isinstance(atom, Number):
+        return positive(translated(atom.value))
+    return isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].positive
+
+
+def _add_positive(goal: Goal) -> None:
+    """A divisor for each reciprocal of what is plainly above 0, if none is of its kind."""
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        for place, atom in enumerate(term.atoms):
+            if isinstance(atom, Function) and atom.name == "1/" and _kind(atom) not in {
+                    _kind(each) for divisor in goal.divisors for each in divisor.atoms}:
+                found = above_zero(goal, term, atom)
+                if found is not None:
+                    goal.step("positive", number, place, *found)
+                    goal.divisors = (*goal.divisors, Term(Fraction(1), term.variables, term.guards, (atom,)))
 
 
 def _parts(terms: Normal) -> Iterator[tuple[list[int], Atom]]:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from mlc.operators.laws import LAWS
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_divide import guesses, kinds_of, replace_term
-from mlc.substitution.normal import Function, Largest, Normal, Stuck, Term, substituted
+from mlc.substitution.maxima import largest
+from mlc.substitution.normal import (
+    Function,
+    Largest,
+    Normal,
+    Stuck,
+    Term,
+    make_term,
+    refreshed,
+    refreshed_member,
+    substituted,
+)
 
-__all__ = ["choose_largest", "lower_one"]
+__all__ = ["choose_largest", "lower_one", "rewrite_largest"]
 
 #: members of a maximum that is looked at, choices in a goal, and what is tried at one stand
 _MEMBERS, _CHOICES, _TRIES = 6, 4, 4
@@ -43,6 +55,55 @@ def choose_largest(goal: Goal, at_least: AtLeast) -> bool:
                     goal.step("largest", number, place, value.k, value.values, value.guards, proofs)
                     replace_term(goal, number, (*term.atoms[:place], *term.atoms[place + 1:]), value.body)
                     return True
+    return False
+
+
+def rewrite_largest(goal: Goal) -> bool:
+    """Adds a term to a maximum of which it takes a part of a member away, or has a maximum with 0 twice for what it is
+    of beside it; False where there is no such."""
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        for place, atom in enumerate(term.atoms):
+            if isinstance(atom, Largest) and (_square(goal, number, place, atom) or _absorb(goal, number, atom)):
+                return True
+    return False
+
+
+def _square(goal: Goal, number: int, place: int, atom: Largest) -> bool:
+    term = goal.terms[number]
+    bodies = sorted((m.body for m in atom.members if not m.variables and not m.guards), key=len)
+    if len(atom.members) != 2 or list(map(len, bodies)) != [0, 1]:
+        return False
+    [inner] = bodies[1]
+    left = [*term.atoms[:place], *term.atoms[place + 1:]]
+    if inner.variables or inner.guards or not inner.factor or not inner.atoms:
+        return False
+    for each in inner.atoms:
+        if each not in left:
+            return False
+        left.remove(each)
+    goal.step("square", number, place)
+    goal.terms[number] = make_term(term.factor / inner.factor, term.variables, term.guards, (*left, atom, atom))
+    return True
+
+
+def _absorb(goal: Goal, number: int, atom: Largest) -> bool:
+    term = goal.terms[number]
+    if term.variables or term.guards or len(term.atoms) != 1 or not term.factor:
+        return False
+    for other in sorted(goal.terms):
+        added = goal.terms[other]
+        added = replace(added, factor=added.factor / term.factor)
+        if other == number or not any(replace(added, factor=-added.factor) in m.body for m in atom.members):
+            continue
+        goal.step("absorb", number, other)
+        fresh = goal.expander.fresh
+        members = [replace(m, body=(*m.body, refreshed(added, fresh)))
+                   for m in (refreshed_member(each, fresh) for each in atom.members)]
+        del goal.terms[number], goal.terms[other]
+        for part in largest(members, fresh):
+            goal.append(number, replace(part, factor=part.factor * term.factor))
+        return True
     return False
 
 

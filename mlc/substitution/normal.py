@@ -18,8 +18,8 @@ from mlc.operators.scalar import Read
 from mlc.substitution.entailment import without_remainders
 
 __all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "collected", "divisor_of",
-           "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal", "refreshed", "replaced",
-           "substituted", "times"]
+           "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal", "refreshed",
+           "refreshed_member", "replaced", "substituted", "times"]
 
 
 class Stuck(Exception):
@@ -143,14 +143,16 @@ def _refreshed(atom: Atom, fresh: Callable[[], str]) -> Atom:
         return Function(atom.name, tuple(refreshed(t, fresh) for t in atom.arg))
     if not isinstance(atom, Largest):
         return atom
-    return Largest(tuple(_refreshed_member(m, fresh) for m in atom.members))
+    members = (refreshed_member(m, fresh) for m in atom.members)
+    return Largest(tuple(replace(m, body=tuple(refreshed(t, fresh) for t in m.body)) for m in members))
 
 
-def _refreshed_member(member: Member, fresh: Callable[[], str]) -> Member:
+def refreshed_member(member: Member, fresh: Callable[[], str]) -> Member:
+    """The member with names of its own for its variables alone."""
     names = {v: fresh() for v in member.variables}
     values = {v: Poly.symbol(n) for v, n in names.items()}
     moved = mapped_member(member, lambda p: without_remainders(p.substitute(values)))
-    return Member(tuple(names.values()), moved.guards, tuple(refreshed(t, fresh) for t in moved.body))
+    return Member(tuple(names.values()), moved.guards, moved.body)
 
 
 def replaced(poly: Poly, quotient: FloorDiv, by: Poly) -> Poly:

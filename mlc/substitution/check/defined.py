@@ -15,7 +15,7 @@ from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
-from mlc.substitution.check.maxima import POSITIVE, at_least_zero
+from mlc.substitution.check.maxima import at_least_zero, never_zero
 from mlc.substitution.check.play import Steps, implied
 from mlc.substitution.check.terms import (
     Term,
@@ -123,7 +123,8 @@ class Cover(Steps):
         [atom] = self.terms[i].atoms
         need(atom[0] == "call", "a read is not defined by a sign")
         need(at_least_zero(atom[2]), "every term must be plainly at least 0")
-        need(atom[1] == "sqrt" or any(map(_above_zero, atom[2])), "a term must be plainly above 0")
+        need(atom[1] == "sqrt" or any(not t.names and not t.guards and never_zero(t) for t in atom[2]),
+             "a term must be plainly above 0")
         del self.terms[i]
 
 
@@ -132,6 +133,12 @@ class Cover(Steps):
         super().do_nonzero(j, path)
         self.terms[self.next] = self.divisors[-1]
         self.next += 1
+
+    def do_positive(self, i: int, k: int, mapping: Any, guards: Any) -> None:
+        """What the reciprocal is of is plainly above 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.above_zero(i, self.terms[i].atoms[0], k, mapping, guards)
+        del self.terms[i]
 
     def do_factors(self, i: int) -> None:
         """The reciprocal of a product is defined where those of its factors are, and that of 1/x where that of x is."""
@@ -147,9 +154,3 @@ class Cover(Steps):
             if atom[0] != "number" or not is_size(atom[1]):
                 factor = Term(Fraction(1), (), (), (divisor_of(atom) or atom,))
                 self.add(i, term._replace(atoms=(("call", "1/", (factor,)),)))
-
-
-def _above_zero(term: Term) -> bool:
-    """A term that is always there, of sizes and functions that are never 0."""
-    return term.factor > 0 and not term.names and not term.guards and all(
-        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)

@@ -16,7 +16,7 @@ from mlc.substitution.check.integers import need, positive, spend
 from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
 
 __all__ = ["CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "POSITIVE", "VANISHING", "ZERO",
-           "at_least_zero", "called", "largest", "vanishes"]
+           "at_least_zero", "called", "largest", "never_zero", "vanishes"]
 
 _MOST_MEMBERS = 48
 _ONE = Term(Fraction(1), (), (), ())
@@ -158,6 +158,12 @@ def _above(body: Sequence[Term], others: Sequence[Member]) -> bool:
                    for m in term.atoms[0][1] if not m.names):
                 return True
     return False
+
+
+def never_zero(term: Term) -> bool:
+    """Whether every value of the term is above 0: a product of sizes and of functions that are."""
+    return term.factor > 0 and all(
+        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)
 
 
 def vanishes(terms: Iterable[Term], atom: Any) -> bool:

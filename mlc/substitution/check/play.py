@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
-from mlc.substitution.check.maxima import EXCEEDING, at_least_zero, vanishes
+from mlc.substitution.check.maxima import EXCEEDING, at_least_zero, largest, never_zero, vanishes
 from mlc.substitution.check.terms import (
     Member,
     Term,
@@ -152,6 +152,17 @@ class Steps:
         check_witness(witness, read(expr), self.facts, read)
         self.facts.append(read(expr))
 
+    def above_zero(self, i: int, atom: Any, k: int, mapping: Any, guards: Any) -> None:
+        """What the atom, a reciprocal, is of is above 0 wherever the guards of term i hold: no product is below 0, and
+        product k is above 0 at values of its variables that meet its guards."""
+        _, facts, read = self.at(i)
+        need(atom[:2] == ("call", "1/"), "only a reciprocal is of what must not be 0")
+        need(at_least_zero(atom[2]), "every term must be plainly at least 0")
+        one = refreshed(atom[2][k])
+        moved = substituted(one._replace(names=()), dict(zip(one.names, map(read, mapping), strict=True)))
+        implied(moved.guards, guards, facts, read)
+        need(never_zero(moved), "the term must be plainly above 0")
+
     def do_nonzero(self, j: int, path: Sequence[Any]) -> None:
         """What divisor j divides by is 0 where a part of it is, so that this part is not 0 either: a divisor more."""
         divisor = self.divisors[j]
@@ -263,6 +274,38 @@ class Play(Steps):
         [(_, _, argument)] = moved.atoms
         inverse = reciprocal(argument)
         self.put(i, term.atoms, [times(a, refreshed(b)) for a in map(refreshed, argument) for b in inverse])
+
+    def do_positive(self, i: int, p: int, k: int, mapping: Any, guards: Any) -> None:
+        """What atom p of the term, a reciprocal, is of is plainly above 0: a divisor more."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        self.above_zero(i, term.atoms[p], k, mapping, guards)
+        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+
+    def do_absorb(self, i: int, j: int) -> None:
+        """``c * max(x, y) + t`` is ``c * max(x + t/c, y + t/c)``."""
+        one, other = self.terms[i], self.terms[j]
+        need(i != j and one.factor and not one.names and not one.guards and [a[0] for a in one.atoms] == ["max"],
+             "what is added goes into a multiple of a maximum")
+        [(_, members)] = one.atoms
+        del self.terms[i], self.terms[j]
+        for part in largest(m._replace(body=(*m.body, refreshed(other._replace(factor=other.factor / one.factor))))
+                            for m in map(renamed, members)):
+            self.add(i, part._replace(factor=part.factor * one.factor))
+
+    def do_square(self, i: int, p: int) -> None:
+        """``x * max(x, 0)`` is ``max(x, 0)`` twice: where x is below 0, both are 0."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
+        bodies = sorted((m.body for m in term.atoms[p][1] if not m.names and not m.guards), key=len)
+        need(list(map(len, bodies)) == [0, 1] and len(term.atoms[p][1]) == 2, "the maximum must be that of x and 0")
+        [inner] = bodies[1]
+        need(not inner.names and not inner.guards and inner.factor, "x must be a product without variables")
+        left = [*term.atoms[:p], *term.atoms[p + 1:]]
+        for atom in inner.atoms:
+            need(atom in left, "x must be among the factors")
+            left.remove(atom)
+        self.terms[i] = make_term(term.factor / inner.factor, term.names, term.guards, [*left, *[term.atoms[p]] * 2])
 
     def do_largest(self, i: int, p: int, k: int, mapping: Any, guards: Any, proofs: Any) -> None:
         """Atom p of the term, a maximum, is its member k at the values that ``mapping`` gives that one's variables:

@@ -56,6 +56,11 @@ RIGHT = {
     "erf(a - a) = a - a": rule(["sub a a", "erf %0"], ["sub a a"]),
     "max(a) = a, of one element": rule([f"max a {SUM}"], ["a"], a=["m", 1]),
     "min(a, max(a)) = a": rule([f"max a {SUM}", "minimum a %0"], ["a"]),
+    "max(a, b) - b = a - min(a, b)": rule(["maximum a b", "sub %0 b"], ["minimum a b", "sub a %0"]),
+    "relu(-a) = relu(a) - a": rule(["neg a", "relu %0"], ["relu a", "sub %0 a"]),
+    "relu(a) relu(a) = a relu(a)": rule(["relu a", "mul %0 %0"], ["relu a", "mul a %0"]),
+    "softmax of one column = sum(softmax(a))": rule([f"mean a {SUM}", "softmax %0 axis=1"],
+                                                    ["softmax a axis=1", f"sum %0 {SUM}"]),
     "min(a, exp(a)) = a": rule(["exp a", "minimum a %0"], ["a"]),
 }
 #: right of values, but not defined where the source is; or of other values
@@ -71,6 +76,12 @@ WRONG = {
     "one zero of a column": rule(["div b b", "mul a %0"], ["reciprocal b", "matmul a %0", "sub %1 %1", "add a %2"],
                                  a=["k", "k"], b=["k", "k"]),
     "exp(a)/exp(a) = a/a": rule(["exp a", "div %0 %0"], ["div a a"]),
+    "max(a, b) - b is not a - max(a, b)": rule(["maximum a b", "sub %0 b"], ["maximum a b", "sub a %0"]),
+    "relu(-a) is not a - relu(a)": rule(["neg a", "relu %0"], ["relu a", "sub a %0"]),
+    "relu(a) relu(b) is not a relu(b)": rule(["relu a", "relu b", "mul %0 %1"], ["relu b", "mul a %0"]),
+    "a max(a, b) is not the square": rule(["maximum a b", "mul a %0"], ["maximum a b", "mul %0 %0"]),
+    "a sum of roots may be 0": rule(["relu a", "sqrt %0", f"sum %1 {SUM}", "mul b %2"],
+                                    ["relu a", "sqrt %0", f"sum %1 {SUM}", "div %2 %2", "mul %2 %3", "mul b %4"]),
     "max(a, max(a)) is not a": rule([f"max a {SUM}", "maximum a %0"], ["a"]),
     "max(a) = a, of two elements": rule([f"max a {SUM}"], [f"mean a {SUM}"], a=["m", 2]),
     "max(a, exp(a)) is not a": rule(["exp a", "maximum a %0"], ["a"]),
@@ -166,6 +177,8 @@ def test_a_part_is_not_0_only_where_nothing_else_would_do(path):
 
 
 @pytest.mark.parametrize("step", [
+    ["absorb", 0, 1], ["absorb", 0, 0], ["absorb", 1, 0], ["absorb", 0, -1], ["square", 0, 0], ["square", 0, -1],
+    ["square", 1, 0], ["square", True, 0], ["positive", 0, 0, 0, [], []], ["positive", 0, -1, 0, [], []],
     ["largest", 0, 0, 0, [], [], [[], []]], ["largest", 0, -1, 0, [], [], [[], []]],
     ["largest", 0, 0, 1, ["@1"], [[], []], [[], []]], ["largest", 0, 0, 0, [], [], [[["lower", 0, 0, [], []]], []]],
     ["largest", 0, True, 0, [], [], [[], []]], ["largest", 0, 0, 0, [], [], []], ["lower", 0, 0, [], []],
@@ -187,3 +200,13 @@ def test_bound_names_stay_apart():
     with pytest.raises(CertificateError):
         check(moved(rule(["softmax a axis=1", f"sum %0 {SUM}", "mul %1 %1", "mul b %2"], ["add b b"]), twice,
                     certified(twice).certificate["outputs"][0]["steps"]))
+
+
+def test_a_sum_is_above_0_where_a_value_of_it_is_named():
+    """Roots are at least 0, and may all be."""
+    right = rule(["relu a", "sqrt %0", f"sum %1 {SUM}", "mul b %2"], ["relu a", "sqrt %0", f"sum %1 {SUM}", "mul %2 b"])
+    for value, guards in (("0", [[["1", [0]]], []]), ("@1", [[], []]), ("0", [])):
+        data = moved(WRONG["a sum of roots may be 0"], right, steps_of("max(a, b) - b = a - min(a, b)"))
+        data["certificate"]["outputs"][0]["defined"][""] = [["positive", 0, 0, [value], guards]]
+        with pytest.raises(CertificateError):
+            check(data)
