@@ -87,10 +87,10 @@ def _generate(args: argparse.Namespace) -> Outcome:
         kinds = ", ".join(f"{count} of {area}" for area, count in areas.items())
         out.print(f"{len(made.rules)} rules ({kinds}) in {made.seconds:.0f} s, written to {folder}")
         if made.covered:
-            verdicts = ", ".join(f"{made.states[name]} {name}" for name in ("proved", "refuted", "undefined",
-                                                                            "quarantined"))
-            out.print(f"{made.states['distinct']} laws of a uniform search: {made.states['derived']} follow from "
-                      f"others, {verdicts}, {len(made.undecided)} left undecided")
+            verdicts = ", ".join(f"{made.states[name]} {name}" for name in ("refuted", "undefined", "quarantined"))
+            out.print(f"{made.states['distinct']} laws of a uniform search: {made.states['proved']} proved (of which "
+                      f"{made.states['derived']} follow from others and {len(made.unplaced)} were not compared with "
+                      f"them), {verdicts}, {len(made.undecided)} undecided when the time was up")
         if made.skipped:
             out.print(f"the time was up before {len(made.skipped)} families were searched: {', '.join(made.skipped)}")
         if apart is not None:

@@ -8,6 +8,7 @@ ranks follows; one whose source ends in a concatenation gives another one with t
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import threading
@@ -35,6 +36,8 @@ __all__ = ["Covered", "Generation", "Quarantined", "generate"]
 
 #: how many candidates are looked at in one saturation, how many are proved before the next, and of a uniform search
 BATCH, ROUND, UNIFORM_ROUND = 40, 6, 20
+#: the part of a uniform search's time for proofs
+_PROVING = 0.75
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
 Progress = Callable[["Generation", str, float], None]
@@ -64,14 +67,15 @@ class Covered:
 class Generation:
     """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted, undefined,
     quarantined, near, and the rules that were others of another rank. ``skipped`` are the families that there was no
-    time for, as a whole or in part; ``undecided`` what uniform ones found that nobody looked at, smallest first; what
-    follows from ``known`` is not looked for."""
+    time for, as a whole or in part; ``undecided`` what uniform ones found that nobody looked at, smallest first, and
+    ``unplaced`` what of it was proved, but not compared with the rules; what follows from ``known`` is no rule."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     near: list[NearMiss] = field(default_factory=list)
     covered: list[Covered] = field(default_factory=list)
     undecided: list[Rule] = field(default_factory=list)
+    unplaced: list[Rule] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     states: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -99,7 +103,7 @@ def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None
             break
     if made.undecided:
         _decide(made, left, progress)
-    made.complete = not made.skipped and not made.undecided
+    made.complete = not (made.skipped or made.undecided or made.unplaced)
     made.seconds = time.monotonic() - start
     before = len(made.rules)
     made.rules = general_rules(made.rules)
@@ -151,22 +155,27 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
 
 
 def _decide(made: Generation, left: Callable[[], float], progress: Progress | None) -> None:
-    """Derives, proves or refutes what uniform families found, smallest first, until the time is up."""
+    """Proves or refutes what uniform families found, smallest first, in most of the time that is left; in the rest of
+    it keeps of what is proved what does not follow from the rules so far. A proof takes less than a derivation."""
     pending = sorted({_law_of(rule): rule for rule in reversed(made.undecided)}.values(), key=weight)
     made.states["distinct"] += len(pending) - len(made.undecided)
-    made.undecided, whole = pending, len(pending)
-    while made.undecided and left() > 0:
-        front, rest = made.undecided[:BATCH], made.undecided[BATCH:]
+    made.undecided, until = [], (1 - _PROVING) * left() if math.isfinite(left()) else 0.0
+    for place, rule in enumerate(pending):
+        if left() <= until:
+            made.undecided = pending[place:]
+            break
+        proved = _certified(made, rule)
+        if proved is not None:
+            made.unplaced.append(proved)
+        if progress is not None and place % 500 == 499:
+            progress(made, "proved or refuted", (place + 1) / len(pending))
+    while made.unplaced and left() > 0:
+        front, rest = made.unplaced[:BATCH], made.unplaced[BATCH:]
         kept = list(_underived(_known(made), front))
         made.states["derived"] += len(front) - len(kept)
-        made.undecided = kept + rest
+        made.unplaced = kept[UNIFORM_ROUND:] + rest
         for rule in kept[:UNIFORM_ROUND]:
-            if left() <= 0:
-                break
-            del made.undecided[0]
-            _prove(made, rule)  # which takes less than to see whether it follows from those just before
-        if progress is not None:
-            progress(made, "decided", 1 - len(made.undecided) / whole)
+            _add(made, rule)
 
 
 def _law_of(rule: Rule) -> str:
@@ -233,30 +242,42 @@ def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Ru
 
 
 def _prove(made: Generation, rule: Rule) -> None:
+    proved = _certified(made, rule)
+    if proved is not None:
+        _add(made, proved)
+
+
+def _certified(made: Generation, rule: Rule) -> Rule | None:
+    """The rule with its certificate; None, and counted, where there is no proof."""
     rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
     if _partial(rule) and not defined_somewhere(rule):
         made.states["undefined"] += 1
-        return
+        return None
     try:
         with _time_limit(PROOF_SECONDS):
             proof = prove(rule, refute=False)
     except (RuleError, TimeoutError) as error:
         made.states["quarantined"] += 1
         made.quarantined.append(Quarantined(rule, str(error)))
-        return
-    if not isinstance(proof, Proved):
-        if find_counterexample(rule) is not None:  # the field agrees by chance, of functions that are laws alone there
-            made.states["refuted"] += 1
-            return
-        made.states["quarantined"] += 1
-        made.quarantined.append(Quarantined(rule, proof.reason))
-        return
-    made.states["proved"] += 1
-    proved = replace(rule, certificate=proof.certificate)
+        return None
+    if isinstance(proof, Proved):
+        made.states["proved"] += 1
+        return replace(rule, certificate=proof.certificate)
+    if find_counterexample(rule) is not None:  # the field agrees by chance, of functions that are laws alone there
+        made.states["refuted"] += 1
+        return None
+    made.states["quarantined"] += 1
+    made.quarantined.append(Quarantined(rule, proof.reason))
+    return None
+
+
+def _add(made: Generation, proved: Rule) -> None:
+    """Keeps a rule at as many ranks as can be shown, and those that it gives with two outputs."""
     made.rules.append(general_rule(proved) or proved)
-    if len(rule.source.outputs) == 1:
-        for two in filter(None, (joined(rule), in_context(rule))):
-            _prove(made, replace(two, name=rule.name.partition("/")[0]))
+    if len(proved.source.outputs) == 1:
+        bare = replace(proved, certificate=None)
+        for two in filter(None, (joined(bare), in_context(bare))):
+            _prove(made, replace(two, name=proved.name.partition("/")[0]))
 
 
 def _partial(rule: Rule) -> bool:

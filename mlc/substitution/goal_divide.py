@@ -47,6 +47,7 @@ def multiply_one(goal: Goal) -> bool:
     add_divisors(goal, [each for each in inside if isinstance(each, Function) and each.name == "1/"])
     _add_positive(goal)
     ways = [(not fits, way.size, number, way) for number in sorted(goal.terms) for way, fits in _ways(goal, number)]
+    ways = ways or [(False, way.size, number, way) for number in sorted(goal.terms) for way in _relus(goal, number)]
     if not ways:
         return False
     *_, number, way = min(ways, key=lambda found: found[:3])
@@ -190,6 +191,21 @@ def _ways(goal: Goal, number: int) -> Iterator[tuple[_Way, bool]]:
             seen.add(argument)
             fits = any(mine + kinds_of(part) + wanted in others for part in argument for wanted in inverse)
             yield _Way(place, guess, moved.guards, argument), fits
+
+
+def _relus(goal: Goal, number: int) -> Iterator[_Way]:
+    """Of ``x * (1/max(x, 0))``, the divisor: with the maximum beside it, x is that too."""
+    term = goal.terms[number]
+    known = goal.known(term.guards)
+    for atom in term.atoms:
+        inner = atom.arg[0].atoms if isinstance(atom, Function) and atom.name == "1/" and len(atom.arg) == 1 else ()
+        if len(inner) != 1 or not isinstance(inner[0], Largest) or inner[0] in term.atoms:
+            continue
+        if not any(m.body and set(m.body[0].atoms) <= set(term.atoms) for m in inner[0].members):
+            continue
+        for place, divisor in enumerate(goal.divisors):
+            if divisor.atoms == (atom,) and all(known.holds(guard) is not None for guard in divisor.guards):
+                yield _Way(place, (), divisor.guards, _argument(divisor))
 
 
 def _argument(divisor: Term) -> Normal:

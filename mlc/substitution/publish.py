@@ -68,9 +68,11 @@ def _uniform(made: Generation) -> dict[str, Any]:
                 "laws": each.laws, "candidates": each.candidates} for each in made.covered]
     met = {step.op for each in made.covered for step in each.family.steps}
     sizes = Counter(len(rule.source.nodes) + len(rule.target.nodes) for rule in made.undecided)
-    laws = {"found": made.states["distinct"], "consequences": made.states["derived"],
+    laws = {"found": made.states["distinct"],
             **{state: made.states[state] for state in ("proved", "refuted", "undefined", "quarantined")},
-            "undecided": len(made.undecided), "undecided_by_operators": dict(sorted(sizes.items()))}
+            "proved_and_consequences": made.states["derived"], "proved_and_new": len(made.rules),
+            "proved_and_not_compared": len(made.unplaced), "undecided": len(made.undecided),
+            "undecided_by_operators": dict(sorted(sizes.items()))}
     return {"covered": covered, "laws": laws if covered else {}, "operators_left": sorted(set(OPERATORS) - met)}
 
 

@@ -59,6 +59,7 @@ RIGHT = {
     "max(a, b) - b = a - min(a, b)": rule(["maximum a b", "sub %0 b"], ["minimum a b", "sub a %0"]),
     "relu(-a) = relu(a) - a": rule(["neg a", "relu %0"], ["relu a", "sub %0 a"]),
     "relu(a) relu(a) = a relu(a)": rule(["relu a", "mul %0 %0"], ["relu a", "mul a %0"]),
+    "a / relu(a) = relu(a) / relu(a)": rule(["relu a", "div a %0"], ["relu a", "div %0 %0"]),
     "softmax of one column = sum(softmax(a))": rule([f"mean a {SUM}", "softmax %0 axis=1"],
                                                     ["softmax a axis=1", f"sum %0 {SUM}"]),
     "min(a, exp(a)) = a": rule(["exp a", "minimum a %0"], ["a"]),
