@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_actions"]
 
+#: of a uniform search: what is found in minutes takes hours to decide
+_BEYOND_SECONDS = 840.0
+
 
 def add_actions(action: options.Action) -> None:
     """Enter both into ``mlc rules``; ``action(name, help, run)`` makes a parser."""
@@ -27,7 +30,8 @@ def add_actions(action: options.Action) -> None:
     generate.add_argument("-o", "--output", type=Path, metavar="DIR",
                           help="the folder to write (default: the library of this installation)")
     generate.add_argument("--seconds", type=options.positive_float, metavar="S",
-                          help="stop after S seconds, with what was found (default: search the whole space)")
+                          help=f"stop after S seconds, with what was found (default: search the whole space; "
+                               f"{_BEYOND_SECONDS:g} with --beyond)")
     generate.add_argument("--families", metavar="NAME,…", help="only the families of these names (NAME* for several)")
     generate.add_argument("--beyond", action="store_true",
                           help="search a part of the table uniformly for what the library of this installation does "
@@ -60,12 +64,13 @@ def _generate(args: argparse.Namespace) -> Outcome:
     console = stderr_console()
 
     def progress(made: Generation, family: str, share: float) -> None:
-        left = made.seconds * (1 - share) / share
+        left = f"about {made.seconds * (1 - share) / share:.0f} s left: " if share and not made.undecided else ""
         states = ", ".join(f"{made.states[name]} {name}" for name in ("pairs", "distinct", "derived", "proved",
                                                                        "quarantined", "near"))
-        console.print(f"{share:4.0%} {made.seconds:4.0f} s, about {left:.0f} s left: {family}: {states}")
+        console.print(f"{share:4.0%} {made.seconds:4.0f} s, {left}{family}: {states}")
 
-    made = generate(families, args.seconds, progress, shipped_rules() if args.beyond else ())
+    seconds = args.seconds or (_BEYOND_SECONDS if args.beyond else None)
+    made = generate(families, seconds, progress, shipped_rules() if args.beyond else ())
     folder = args.output or FOLDER
     try:
         written = write_library(folder, made)
@@ -81,7 +86,12 @@ def _generate(args: argparse.Namespace) -> Outcome:
     def render(out: Console) -> None:
         kinds = ", ".join(f"{count} of {area}" for area, count in areas.items())
         out.print(f"{len(made.rules)} rules ({kinds}) in {made.seconds:.0f} s, written to {folder}")
-        if not made.complete:
+        if made.covered:
+            verdicts = ", ".join(f"{made.states[name]} {name}" for name in ("refuted", "undefined", "quarantined"))
+            out.print(f"{made.states['distinct']} laws of a uniform search: {made.states['proved']} proved (of which "
+                      f"{made.states['derived']} follow from others and {len(made.unplaced)} were not compared with "
+                      f"them), {verdicts}, {len(made.undecided)} undecided when the time was up")
+        if made.skipped:
             out.print(f"the time was up before {len(made.skipped)} families were searched: {', '.join(made.skipped)}")
         if apart is not None:
             for kind, names in apart.items():

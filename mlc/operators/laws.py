@@ -24,6 +24,7 @@ class Laws:
     - ``positive``: ``f(x) > 0``; hence its reciprocal, root and logarithm are defined.
     - ``zero``: ``f(0) = 0``; hence it commutes with padding by zeros.
     - ``contracts``: ``f(x) <= max(x, 0)``; hence ``max(x, relu(f(x))) = relu(x)``.
+    - ``exceeds``: ``f(x) >= x``; hence ``min(x, f(x)) = x``.
 
     ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
     is defined where its argument is not 0.) Elsewhere nothing is known of its value, and an element that is computed
@@ -38,6 +39,7 @@ class Laws:
     positive: bool = False
     zero: bool = False
     contracts: bool = False
+    exceeds: bool = False
     domain: str = ""
 
     @property

@@ -114,7 +114,9 @@ function(
     relax="tanh", tame=True,
 )
 function(
-    "exp", np.exp, Laws("exp is positive and its own derivative", monotone=True, nonnegative=True, positive=True),
+    "exp", np.exp,
+    Laws("exp is positive and its own derivative, which grows: it is above its tangent x + 1 at 0",
+         monotone=True, nonnegative=True, positive=True, exceeds=True),
     relax="exp",
 )
 function("log", np.log, Laws("the derivative 1 / x is positive on the domain", monotone=True, domain="> 0"),

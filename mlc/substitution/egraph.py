@@ -254,7 +254,7 @@ class EGraph:
             if twin is not None:
                 self.merge(owner, twin)
             self._known[key] = self.find(owner)
-            for source in fresh.inputs:
+            for source in map(self.find, fresh.inputs):  # an operand may be what was just merged
                 self.parents[source].pop(node, None)
                 if source != self.find(each):
                     self.parents[source][fresh] = self.find(owner)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 
@@ -13,7 +12,7 @@ from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, S
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.entailment import without_remainders
 from mlc.substitution.maxima import largest, made
-from mlc.substitution.normal import Function, Member, Normal, Number, Term, is_size, make_term, negations
+from mlc.substitution.normal import Function, Member, Normal, Number, Term, make_term, negations, reciprocal, times
 
 __all__ = ["Expander"]
 
@@ -45,7 +44,7 @@ class Expander:
             product: Normal = (Term(Fraction(1)),)
             for part in value.factors:
                 right = self.expand(part, names)
-                product = tuple(self._times(a, b) for a in product for b in right)
+                product = tuple(times(a, b) for a in product for b in right)
             return product
         if isinstance(value, Select):
             guards = tuple(Condition(self._poly(c.poly, names), c.relation) for c in value.conditions)
@@ -61,7 +60,7 @@ class Expander:
             ranges += [Condition(self._poly(c.poly, inner), c.relation) for c in value.conditions]
             return largest([Member(tuple(variables), tuple(ranges), self.expand(value.body, inner))], self.fresh)
         if isinstance(value, Reciprocal):
-            return self._reciprocal(self.expand(value.value, names))
+            return reciprocal(self.expand(value.value, names), self.fresh)
         args = [self.expand(arg, names) for arg in value.args]
         if value.function == "max":
             return largest([Member((), (), arg) for arg in args], self.fresh)
@@ -121,17 +120,3 @@ class Expander:
     @staticmethod
     def _guarded(term: Term, guards: tuple[Condition, ...]) -> Term:
         return make_term(term.factor, term.variables, (*guards, *term.guards), term.atoms)
-
-    @staticmethod
-    def _times(a: Term, b: Term) -> Term:
-        return make_term(a.factor * b.factor, (*a.variables, *b.variables), (*a.guards, *b.guards),
-                         (*a.atoms, *b.atoms))
-
-    @staticmethod
-    def _reciprocal(value: Normal) -> Normal:
-        """Of a product, the product of reciprocals; else opaque."""
-        if len(value) != 1 or value[0].variables or value[0].guards or not value[0].factor:
-            return (Term(Fraction(1), atoms=(Function("1/", value),)),)
-        atoms = [replace(a, inverse=not a.inverse) if isinstance(a, Number) and is_size(a.value)
-                 else Function("1/", (Term(Fraction(1), atoms=(a,)),)) for a in value[0].atoms]
-        return (make_term(1 / value[0].factor, (), (), atoms),)

@@ -8,6 +8,8 @@ ranks follows; one whose source ends in a concatenation gives another one with t
 
 from __future__ import annotations
 
+import math
+import re
 import signal
 import threading
 import time
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mlc.operators import OPERATORS
 from mlc.substitution.abstract import abstracted, law_text
 from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
@@ -25,14 +28,16 @@ from mlc.substitution.family import Family
 from mlc.substitution.merge_ranks import general_rule, general_rules
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.ranks import expansions
-from mlc.substitution.refute import find_counterexample
+from mlc.substitution.refute import defined_somewhere, find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.space import FAMILIES
 
 __all__ = ["Covered", "Generation", "Quarantined", "generate"]
 
-#: how many candidates are looked at in one saturation, and how many are proved before the next
-BATCH, ROUND = 40, 6
+#: how many candidates are looked at in one saturation, how many are proved before the next, and of a uniform search
+BATCH, ROUND, UNIFORM_ROUND = 40, 6, 20
+#: the part of a uniform search's time for proofs
+_PROVING = 0.75
 #: a proof that takes more time of the processor is given up
 PROOF_SECONDS = 180.0
 Progress = Callable[["Generation", str, float], None]
@@ -60,14 +65,17 @@ class Covered:
 
 @dataclass
 class Generation:
-    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted,
+    """What came of a run; ``states`` counts graphs, values, pairs, distinct, derived, proved, refuted, undefined,
     quarantined, near, and the rules that were others of another rank. ``skipped`` are the families that there was no
-    time for, as a whole or in part; what follows from ``known`` is not looked for."""
+    time for, as a whole or in part; ``undecided`` what uniform ones found that nobody looked at, smallest first, and
+    ``unplaced`` what of it was proved, but not compared with the rules; what follows from ``known`` is no rule."""
 
     rules: list[Rule] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     near: list[NearMiss] = field(default_factory=list)
     covered: list[Covered] = field(default_factory=list)
+    undecided: list[Rule] = field(default_factory=list)
+    unplaced: list[Rule] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     states: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -78,7 +86,7 @@ class Generation:
 def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None,
              progress: Progress | None = None, known: Sequence[Rule] = ()) -> Generation:
     """Rules of all families that do not follow from those that are ``known``; ``seconds`` bounds the time, whereafter
-    ``complete`` is False."""
+    ``complete`` is False. What uniform families find is put together, and decided smallest first."""
     made, start = Generation(known=known), time.monotonic()
 
     def left() -> float:
@@ -93,7 +101,10 @@ def generate(families: Sequence[Family] = FAMILIES, seconds: float | None = None
         if left() <= 0:
             made.skipped += [later.name for later in families[place + 1:]]
             break
-    made.complete = not made.skipped
+    if made.undecided:
+        _decide(made, left, progress)
+    made.complete = not (made.skipped or made.undecided or made.unplaced)
+    made.seconds = time.monotonic() - start
     before = len(made.rules)
     made.rules = general_rules(made.rules)
     made.states["ranks"] = before - len(made.rules)
@@ -131,6 +142,8 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     candidates = sorted(found.values(), key=weight)
     if family.uniform:
         made.covered.append(Covered(family, counts.graphs, counts.graphs - counts.values, len(seen), len(found)))
+        made.undecided += candidates
+        return True
     if family.derived:
         for rule in candidates:
             _prove(made, rule)
@@ -139,6 +152,38 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     whole = _keep(made, candidates, left)
     _minimise(made, before)
     return whole
+
+
+def _decide(made: Generation, left: Callable[[], float], progress: Progress | None) -> None:
+    """Proves or refutes what uniform families found, smallest first, in most of the time that is left; in the rest of
+    it keeps of what is proved what does not follow from the rules so far. A proof takes less than a derivation."""
+    pending = sorted({_law_of(rule): rule for rule in reversed(made.undecided)}.values(), key=weight)
+    made.states["distinct"] += len(pending) - len(made.undecided)
+    made.undecided, until = [], (1 - _PROVING) * left() if math.isfinite(left()) else 0.0
+    for place, rule in enumerate(pending):
+        if left() <= until:
+            made.undecided = pending[place:]
+            break
+        proved = _certified(made, rule)
+        if proved is not None:
+            made.unplaced.append(proved)
+        if progress is not None and place % 500 == 499:
+            progress(made, "proved or refuted", (place + 1) / len(pending))
+    while made.unplaced and left() > 0:
+        front, rest = made.unplaced[:BATCH], made.unplaced[BATCH:]
+        kept = list(_underived(_known(made), front))
+        made.states["derived"] += len(front) - len(kept)
+        made.unplaced = kept[UNIFORM_ROUND:] + rest
+        for rule in kept[:UNIFORM_ROUND]:
+            _add(made, rule)
+
+
+def _law_of(rule: Rule) -> str:
+    """A text that rules share which differ in the names of sizes only."""
+    names: dict[str, str] = {}
+    for symbol in re.findall(r"[a-z]+\d+", " ".join(str(size) for shape in rule.shapes.values() for size in shape)):
+        names.setdefault(symbol, f"s{len(names)}")
+    return re.sub(r"[a-z]+\d+", lambda found: names.get(found[0], found[0]), _text(rule))
 
 
 def _law(family: Family, one: Term, other: Term) -> tuple[Term, Term, Family]:
@@ -197,27 +242,47 @@ def _underived(rules: Sequence[Rule], candidates: Sequence[Rule]) -> Iterable[Ru
 
 
 def _prove(made: Generation, rule: Rule) -> None:
+    proved = _certified(made, rule)
+    if proved is not None:
+        _add(made, proved)
+
+
+def _certified(made: Generation, rule: Rule) -> Rule | None:
+    """The rule with its certificate; None, and counted, where there is no proof."""
     rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
+    if _partial(rule) and not defined_somewhere(rule):
+        made.states["undefined"] += 1
+        return None
     try:
         with _time_limit(PROOF_SECONDS):
             proof = prove(rule, refute=False)
     except (RuleError, TimeoutError) as error:
         made.states["quarantined"] += 1
         made.quarantined.append(Quarantined(rule, str(error)))
-        return
-    if not isinstance(proof, Proved):
-        if find_counterexample(rule) is not None:  # the field agrees by chance, of functions that are laws alone there
-            made.states["refuted"] += 1
-            return
-        made.states["quarantined"] += 1
-        made.quarantined.append(Quarantined(rule, proof.reason))
-        return
-    made.states["proved"] += 1
-    proved = replace(rule, certificate=proof.certificate)
+        return None
+    if isinstance(proof, Proved):
+        made.states["proved"] += 1
+        return replace(rule, certificate=proof.certificate)
+    if find_counterexample(rule) is not None:  # the field agrees by chance, of functions that are laws alone there
+        made.states["refuted"] += 1
+        return None
+    made.states["quarantined"] += 1
+    made.quarantined.append(Quarantined(rule, proof.reason))
+    return None
+
+
+def _add(made: Generation, proved: Rule) -> None:
+    """Keeps a rule at as many ranks as can be shown, and those that it gives with two outputs."""
     made.rules.append(general_rule(proved) or proved)
-    if len(rule.source.outputs) == 1:
-        for two in filter(None, (joined(rule), in_context(rule))):
-            _prove(made, replace(two, name=rule.name.partition("/")[0]))
+    if len(proved.source.outputs) == 1:
+        bare = replace(proved, certificate=None)
+        for two in filter(None, (joined(bare), in_context(bare))):
+            _prove(made, replace(two, name=proved.name.partition("/")[0]))
+
+
+def _partial(rule: Rule) -> bool:
+    """Whether the source has an operator that is not defined everywhere."""
+    return any(OPERATORS[node.op].partial for node in rule.source.nodes)
 
 
 @contextmanager

@@ -25,16 +25,18 @@ _STEPS = 400
 class Goal:
     """To show: ``terms - others`` is zero whatever the ``context`` variables are, as far as ``facts`` admit.
 
-    Functions that are not defined everywhere are taken as 0 elsewhere. Where ``counts`` is False, the terms stand for
-    the instances of their atoms rather than for sums (:mod:`mlc.substitution.goal_defined`): then no variable may
-    become the number of its values. ``tightens`` is whether bounds are looked for that rational reasoning can't see,
-    which takes long.
+    Functions that are not defined everywhere are taken as 0 elsewhere. ``divisors`` are reciprocals, each the one atom
+    of a term, that are defined wherever anything is to be shown, so that each times what it is of is 1. Where
+    ``counts`` is False, the terms stand for the instances of their atoms rather than for sums
+    (:mod:`mlc.substitution.goal_defined`): then no variable may become the number of its values. ``tightens`` is
+    whether bounds are looked for that rational reasoning can't see, which takes long.
     """
 
     def __init__(self, expander: Expander, context: Sequence[str], facts: Sequence[Poly], terms: Normal,
-                 others: Normal = (), depth: int = 0, counts: bool = True, tightens: bool = True) -> None:
+                 others: Normal = (), divisors: Normal = (), depth: int = 0, counts: bool = True,
+                 tightens: bool = True) -> None:
         self.expander, self.context, self.depth, self.counts = expander, list(context), depth, counts
-        self.facts, self.tightens = list(facts), tightens
+        self.facts, self.divisors, self.tightens = list(facts), divisors, tightens
         self.terms = dict(enumerate((*terms, *_negative(others))))
         #: numbers of the terms that come from ``others``
         self.new = set(range(len(terms), len(self.terms)))
@@ -59,6 +61,7 @@ class Goal:
         """``of`` each polynomial in its place, in facts and terms."""
         self.facts = [of(p) for p in self.facts]
         self.terms = {n: mapped(t, of) for n, t in self.terms.items()}
+        self.divisors = tuple(mapped(t, of) for t in self.divisors)
         self._cache.clear()
 
     # --- texts -----------------------------------------------------------------------------------------------------
@@ -114,8 +117,8 @@ class Goal:
             self.terms[number] = replace(term, guards=(*term.guards, guard))
 
     def append(self, origin: int, term: Term) -> None:
-        """A term that was a part of number ``origin``."""
-        if origin in self.new:
+        """A term that was a part of number ``origin``; below 0, one more of ``others``."""
+        if origin in self.new or origin < 0:
             self.new.add(self._count)
         self.terms[self._count] = term
         self._count += 1

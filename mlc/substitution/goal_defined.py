@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from mlc.operators.index import Poly
@@ -10,14 +11,31 @@ from mlc.operators.laws import LAWS
 from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
+from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_merge import equal_atoms, plausible
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
-from mlc.substitution.normal import Atom, Function, Number, Stuck, Term, substituted
+from mlc.substitution.normal import (
+    Atom,
+    Function,
+    Normal,
+    Number,
+    Stuck,
+    Term,
+    collected,
+    divisor_of,
+    is_size,
+    substituted,
+)
 
-__all__ = ["prove_defined"]
+__all__ = ["divisors_of", "prove_defined"]
 
 _ROUNDS, _SPLITS = 120, 12
+
+
+def divisors_of(demands: Normal) -> Normal:
+    """Those among demands, in their order, that are of what is not 0."""
+    return tuple(t for t in demands if isinstance(t.atoms[0], Function) and t.atoms[0].name in ("1/", "log"))
 
 
 def prove_defined(goal: Goal) -> list[list[Any]]:
@@ -29,7 +47,8 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
         wanted = [n for n in sorted(goal.terms) if n not in goal.new]
         if not wanted:
             return goal.steps
-        if not any(_settle(goal, n, splitting) for splitting in (False, True) for n in wanted):
+        if not any(_settle(goal, n, splitting) for splitting in (False, True) for n in wanted) and not any(
+                [_factors(goal, n) for n in sorted(goal.terms)]) and not _parts_known(goal):
             raise Stuck(f"the target may be undefined where the source is not: {goal.show(goal.terms[wanted[0]])}")
     raise Stuck("too many cases")
 
@@ -41,8 +60,43 @@ def _settle(goal: Goal, number: int, splitting: bool) -> bool:
         goal.step("sign", number)
         del goal.terms[number]
         return True
+    [atom] = one.atoms
+    found = above_zero(goal, one, atom) if isinstance(atom, Function) and atom.name == "1/" and splitting else None
+    if found is not None:
+        goal.step("positive", number, *found)
+        del goal.terms[number]
+        return True
     return any(_cover(goal, number, other, splitting) for other in sorted(goal.new & goal.terms.keys())
                if skeleton(goal.terms[other].atoms[0]) == skeleton(one.atoms[0]))
+
+
+def _parts_known(goal: Goal) -> bool:
+    """Notes what is not 0 since a divisor is not; whether there was any."""
+    wanted = (goal.terms[n].atoms[0] for n in sorted(goal.terms) if n not in goal.new)
+    before = len(goal.divisors)
+    add_divisors(goal, [atom for atom in wanted if isinstance(atom, Function) and atom.name == "1/"])
+    for divisor in goal.divisors[before:]:
+        goal.append(-1, divisor)
+    return len(goal.divisors) > before
+
+
+def _factors(goal: Goal, number: int) -> bool:
+    """Takes a product that is divided by apart, if it is one."""
+    term = goal.terms[number]
+    [function] = term.atoms
+    if not isinstance(function, Function) or function.name != "1/" or len(collected(function.arg)) != 1:
+        return False
+    [product] = collected(function.arg)
+    alone = product == Term(Fraction(1), atoms=product.atoms) and len(product.atoms) == 1
+    if product.variables or product.guards or (alone and divisor_of(product.atoms[0]) is None):
+        return False
+    goal.step("factors", number)
+    del goal.terms[number]
+    for atom in product.atoms:
+        if not (isinstance(atom, Number) and is_size(atom.value)):
+            factor = Term(Fraction(1), atoms=(divisor_of(atom) or atom,))
+            goal.append(number, replace(term, atoms=(Function("1/", (factor,)),)))
+    return True
 
 
 def _cover(goal: Goal, i: int, j: int, splitting: bool) -> bool:

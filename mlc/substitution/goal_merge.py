@@ -13,10 +13,13 @@ from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
 from mlc.substitution.entailment import Facts
 from mlc.substitution.goal import Goal, inequalities
+from mlc.substitution.goal_divide import multiply_one
+from mlc.substitution.goal_largest import choose_largest, lower_one, rewrite_largest
 from mlc.substitution.goal_simplify import settle_context, simplify_all
+from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, negations, substituted
 
-__all__ = ["equal_atoms", "plausible", "prove_goal"]
+__all__ = ["equal_atoms", "plausible", "prove_at_least", "prove_goal"]
 
 _MERGES, _DEPTH = 80, 6
 #: cases of a member of a maximum inside each other
@@ -35,10 +38,30 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
     for _ in range(_MERGES):
         if not goal.terms:
             return goal.steps
-        _merge_one(goal)
+        try:
+            _merge_one(goal)
+        except Stuck:
+            if not rewrite_largest(goal) and not multiply_one(goal) and not choose_largest(goal, prove_at_least):
+                raise
         while simplify_all(goal):
             settle_context(goal)
     raise Stuck(f"too many cases; left over is {goal.show(next(iter(goal.terms.values())))}")
+
+
+def prove_at_least(goal: Goal) -> list[list[Any]]:
+    """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
+    settle_context(goal)
+    for _ in range(_MERGES):
+        while simplify_all(goal):
+            settle_context(goal)
+        if not_negative(goal.terms.values()):
+            return goal.steps
+        try:
+            _merge_one(goal)
+        except Stuck:
+            if not lower_one(goal):
+                raise
+    raise Stuck("too many cases")
 
 
 def _merge_one(goal: Goal) -> None:
@@ -149,7 +172,7 @@ def _covered(goal: Goal, member: Member, other: Largest, context: list[str], bas
     """What shows that every value of the member is one of the other maximum's."""
     given = [*base, *inequalities(member.guards)]
     here, inner = Facts(given), [*context, *member.variables]
-    nested = Goal(goal.expander, inner, given, ())
+    nested = Goal(goal.expander, inner, given, (), (), goal.divisors)
     there = tuple(t for t in member.body if Facts([*given, *inequalities(t.guards)]).contradictory() is None)
     one = Term(Fraction(1), member.variables, member.guards, (Function("", there),))
     for k, theirs in enumerate(other.members):
@@ -184,7 +207,7 @@ def _covered(goal: Goal, member: Member, other: Largest, context: list[str], bas
 
 
 def _zero(goal: Goal, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:
-    return prove_goal(Goal(goal.expander, context, facts, terms, others, goal.depth + 1))
+    return prove_goal(Goal(goal.expander, context, facts, terms, others, goal.divisors, goal.depth + 1))
 
 
 def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:

@@ -19,7 +19,19 @@ from typing import Any
 from mlc.operators.index import Poly
 from mlc.operators.laws import LAWS, Laws
 from mlc.substitution.check.integers import positive, translated
-from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, mapped_member
+from mlc.substitution.normal import (
+    Atom,
+    Function,
+    Largest,
+    Member,
+    Normal,
+    Number,
+    Stuck,
+    Term,
+    collected,
+    divisor_of,
+    mapped_member,
+)
 
 __all__ = ["largest", "made", "not_negative"]
 
@@ -33,7 +45,7 @@ def made(name: str, arg: Normal, fresh: Fresh) -> Normal:
     """A function of a sum, by its laws."""
     if name == "relu":
         return largest([Member((), (), arg), Member((), (), ())], fresh)
-    laws = LAWS.get(name, _LAWLESS)
+    laws, arg = LAWS.get(name, _LAWLESS), collected(arg)
     if not arg and laws.zero:
         return ()
     inner = _only(arg)
@@ -123,7 +135,7 @@ def _at_least_zero(term: Term, sign: int) -> bool:
         bodies = [all(_at_least_zero(t, sign) for t in m.body) for m in inside]
         return any(bodies) if sign > 0 else all(bodies)
     odd: list[Atom] = []
-    for atom in term.atoms:
+    for atom in (divisor_of(a) or a for a in term.atoms):
         if _not_negative(atom):
             continue
         if atom in odd:
@@ -138,6 +150,8 @@ def _not_negative(atom: Atom) -> bool:
         return positive(translated(atom.value))
     if isinstance(atom, Largest):
         return any(not_negative(m.body) for m in atom.members)
+    if isinstance(atom, Function) and atom.name == "1/":
+        return not_negative(atom.arg)
     return isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].nonnegative
 
 

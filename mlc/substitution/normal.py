@@ -9,16 +9,17 @@ take their normal form (:mod:`mlc.substitution.maxima`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 from mlc.operators.scalar import Read
 from mlc.substitution.entailment import without_remainders
 
-__all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "is_size", "make_term",
-           "mapped", "mapped_member", "negations", "replaced", "substituted"]
+__all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "collected", "divisor_of",
+           "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal", "refreshed",
+           "refreshed_member", "replaced", "substituted", "times"]
 
 
 class Stuck(Exception):
@@ -130,6 +131,30 @@ def substituted(term: Term, values: Mapping[str, Poly]) -> Term:
     return mapped(term, lambda p: without_remainders(p.substitute(values)))
 
 
+def refreshed(term: Term, fresh: Callable[[], str]) -> Term:
+    """The term with names of their own for all that it binds, in its atoms as well."""
+    values = {v: fresh() for v in term.variables}
+    moved = substituted(replace(term, variables=()), {v: Poly.symbol(n) for v, n in values.items()})
+    return replace(moved, variables=tuple(values.values()), atoms=tuple(_refreshed(a, fresh) for a in moved.atoms))
+
+
+def _refreshed(atom: Atom, fresh: Callable[[], str]) -> Atom:
+    if isinstance(atom, Function):
+        return Function(atom.name, tuple(refreshed(t, fresh) for t in atom.arg))
+    if not isinstance(atom, Largest):
+        return atom
+    members = (refreshed_member(m, fresh) for m in atom.members)
+    return Largest(tuple(replace(m, body=tuple(refreshed(t, fresh) for t in m.body)) for m in members))
+
+
+def refreshed_member(member: Member, fresh: Callable[[], str]) -> Member:
+    """The member with names of its own for its variables alone."""
+    names = {v: fresh() for v in member.variables}
+    values = {v: Poly.symbol(n) for v, n in names.items()}
+    moved = mapped_member(member, lambda p: without_remainders(p.substitute(values)))
+    return Member(tuple(names.values()), moved.guards, moved.body)
+
+
 def replaced(poly: Poly, quotient: FloorDiv, by: Poly) -> Poly:
     """The polynomial with one quotient replaced, inside other quotients as well."""
     if all(isinstance(a, Symbol) for m, _ in poly.terms for a in m):
@@ -175,6 +200,46 @@ def make_term(factor: Fraction, variables: Iterable[str], guards: Iterable[Condi
     for size, power in numbers.items():
         others += [Number(size, power < 0)] * abs(power)
     return Term(factor, tuple(variables), kept, tuple(others))
+
+
+def collected(terms: Normal) -> Normal:
+    """The sum with equal products added up, in the order in which they come first."""
+    total: dict[Any, Fraction] = {}
+    for term in terms:
+        key = term.variables, term.guards, term.atoms
+        total[key] = total.get(key, Fraction(0)) + term.factor
+    return tuple(Term(factor, *key) for key, factor in total.items() if factor)
+
+
+def reciprocal(value: Normal, fresh: Callable[[], str]) -> Normal:
+    """Of a product, the product of reciprocals; else opaque."""
+    value = collected(value)
+    if len(value) != 1 or value[0].variables or value[0].guards:
+        return (Term(Fraction(1), atoms=(Function("1/", value),)),)
+    product: Normal = (Term(1 / value[0].factor),)
+    for atom in value[0].atoms:
+        factors: Normal = (Term(Fraction(1), atoms=(Function("1/", (Term(Fraction(1), atoms=(atom,)),)),)),)
+        if isinstance(atom, Number) and is_size(atom.value):
+            factors = (Term(Fraction(1), atoms=(replace(atom, inverse=not atom.inverse),)),)
+        elif isinstance(atom, Function) and atom.name == "1/":
+            factors = tuple(refreshed(each, fresh) for each in atom.arg)
+        product = tuple(times(a, b) for a in product for b in factors)
+    return product
+
+
+def times(one: Term, other: Term) -> Term:
+    """The product of two terms that bind other names."""
+    return make_term(one.factor * other.factor, (*one.variables, *other.variables), (*one.guards, *other.guards),
+                     (*one.atoms, *other.atoms))
+
+
+def divisor_of(atom: Atom) -> Atom | None:
+    """Of what one atom the atom is the reciprocal; None if it is no such."""
+    if isinstance(atom, Function) and atom.name == "1/" and len(atom.arg) == 1:
+        [inner] = atom.arg
+        if inner == Term(Fraction(1), atoms=inner.atoms) and len(inner.atoms) == 1:
+            return inner.atoms[0]
+    return None
 
 
 def is_size(value: Poly) -> bool:

@@ -31,7 +31,7 @@ from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.entailment import Facts, without_remainders
 from mlc.substitution.expand import Expander
 from mlc.substitution.goal import Goal
-from mlc.substitution.goal_defined import prove_defined
+from mlc.substitution.goal_defined import divisors_of, prove_defined
 from mlc.substitution.goal_merge import prove_goal
 from mlc.substitution.normal import Stuck
 from mlc.substitution.refute import Refuted, find_counterexample, spoiling
@@ -103,7 +103,8 @@ class _Defined:
         for group in sorted({_group(t) for t in wanted} - set(self.whole)):
             theirs, ours = (tuple(t for t in terms if _group(t) == group) for terms in (wanted, given))
             for tightens in (False, True):
-                goal = Goal(expander, context, facts, theirs, ours, counts=False, tightens=tightens)
+                goal = Goal(expander, context, facts, theirs, ours, divisors_of(given), counts=False,
+                            tightens=tightens)
                 try:
                     proofs[group] = prove_defined(goal)
                     break
@@ -151,7 +152,9 @@ class _Prover:
             sizes = self._demand(given.facts, equal, "output shapes must be equal: {} must hold")
             expander, context, indices, facts = _anywhere(one, given.facts)
             left, right = expander.expand(one[indices]), expander.expand(other[indices])
-            proofs.append({"shape": sizes, "steps": prove_goal(Goal(expander, context, facts, left, right))})
+            divisors = divisors_of(expander.demands(one[indices]))
+            steps = prove_goal(Goal(expander, context, facts, left, right, divisors))
+            proofs.append({"shape": sizes, "steps": steps})
             elements.append((one, other))
         forward, backward = (_Defined(given.facts, sorted(names)) for names in spoiling(self.rule))
         for proof, (one, other) in zip(proofs, elements, strict=True):

@@ -8,6 +8,7 @@ searched uniformly and which was left.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,13 @@ def _uniform(made: Generation) -> dict[str, Any]:
                 "steps": [_step(step) for step in each.family.steps], "graphs": each.graphs, "pairs": each.pairs,
                 "laws": each.laws, "candidates": each.candidates} for each in made.covered]
     met = {step.op for each in made.covered for step in each.family.steps}
-    return {"covered": covered, "operators_left": sorted(set(OPERATORS) - met)}
+    sizes = Counter(len(rule.source.nodes) + len(rule.target.nodes) for rule in made.undecided)
+    laws = {"found": made.states["distinct"],
+            **{state: made.states[state] for state in ("proved", "refuted", "undefined", "quarantined")},
+            "proved_and_consequences": made.states["derived"], "proved_and_new": len(made.rules),
+            "proved_and_not_compared": len(made.unplaced), "undecided": len(made.undecided),
+            "undecided_by_operators": dict(sorted(sizes.items()))}
+    return {"covered": covered, "laws": laws if covered else {}, "operators_left": sorted(set(OPERATORS) - met)}
 
 
 def _step(step: Step) -> str:

@@ -35,17 +35,21 @@ def _instances(rule: Rule, rank: int) -> tuple[Rule, ...]:
     """None, with a warning, for blocks that an operator does not take."""
     stated = dump_rule(rule)
     try:
-        Ranked(rule)
+        ranked = Ranked(rule)
     except (MlcError, ValueError, TypeError, LookupError) as error:
         warnings.warn(f"a rule must be one at every rank to be applied, but {rule.name} is not: {error}; it is left "
                       "out", stacklevel=3)
         return ()
-    return tuple(_certified(rule, stated, lengths, one) for lengths, one in expansions(rule, rank))
+    return tuple(_certified(rule, stated, lengths, one) for lengths, one in _expansions(rule, ranked, rank))
 
 
 def expansions(rule: Rule, rank: int = RANK) -> Iterator[tuple[tuple[int, ...], Rule]]:
     """The rule at every choice of ranks at which it says something, few axes first."""
-    ranked, seen = Ranked(rule), set[str]()
+    return _expansions(rule, Ranked(rule), rank)
+
+
+def _expansions(rule: Rule, ranked: Ranked, rank: int) -> Iterator[tuple[tuple[int, ...], Rule]]:
+    seen = set[str]()
     for lengths in sorted(product(range(rank + 1), repeat=len(rule.blocks)), key=sum):
         named = dict(zip(sorted(rule.blocks), lengths, strict=True))
         if not 1 <= ranked.rank(named) <= rank or not _has_ones(rule, named):

@@ -22,10 +22,13 @@ from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.graph import Graph
 from mlc.substitution.rule import Rule
 
-__all__ = ["Refuted", "at_sizes", "compared", "draw_sizes", "find_counterexample", "judge", "run", "spoiling"]
+__all__ = ["Refuted", "at_sizes", "compared", "defined_somewhere", "draw_sizes", "find_counterexample", "judge", "run",
+           "spoiling"]
 
 _CHOICES = (1, 1, 2, 2, 3, 3, 4, 5, 6)
 _ELEMENTS, _TOLERANCE = 4000, 1e-6
+#: elements of all inputs together up to which each input is tried as zeros alone
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -178,12 +181,30 @@ def spoiling(rule: Rule, tries: int = 8) -> tuple[set[str], set[str]]:
 
 
 def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
-    """Small integers of both signs but 0, positive ones for functions that are defined there alone, and few with many
-    zeros among them, where reciprocals are not defined."""
+    """Small integers of both signs but 0, positive ones for functions that are defined there alone, few with many zeros
+    among them, where reciprocals are not defined, and each tensor of zeros alone beside positive ones."""
     for low, high, zero in ((-4, 5, 3), (1, 5, 3), (-1, 3, 0)):
         rng = np.random.default_rng((seed, low + 4))
         drawn = {name: rng.integers(low, high, shape) for name, shape in shapes.items()}
         yield {name: np.where(v == 0, zero, v).astype(float) for name, v in drawn.items()}
+        if low == 1:
+            positive = {name: v.astype(float) for name, v in drawn.items()}
+    if sum(v.size for v in positive.values()) <= _FEW:
+        for name, value in positive.items():
+            yield {**positive, name: np.zeros_like(value)}
+
+
+def defined_somewhere(rule: Rule) -> bool:
+    """Whether an element of the source is seen to be defined at all: of one that divides by 0 nothing is said."""
+    for sizes in draw_sizes(rule, 3):
+        solved = at_sizes(rule, sizes)
+        shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
+        large = {name: np.random.default_rng(0).uniform(20, 90, shape) for name, shape in shapes.items()}
+        for values in (*_inputs(shapes, 0), large, {name: value / 100 for name, value in large.items()}):
+            with np.errstate(all="ignore"):
+                if any(np.isfinite(each).any() for each in run(solved.source, values)):
+                    return True
+    return False
 
 
 def run(graph: Graph, values: Mapping[str, Any]) -> list[Any]:

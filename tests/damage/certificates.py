@@ -300,6 +300,59 @@ def _hidden_attribute(rng: Random) -> Data:
     return _signed(_rule(sizes, source, target), certificate)
 
 
+def _divisor(rng: Random) -> Data:
+    """A quotient cancels that the source does not have, or has of something else."""
+    sizes = {"a": ["m", "n"], "b": ["m", "n"]}
+    row = {"axes": [1], "keepdims": 1}
+    source, target = rng.choice((
+        ([_node("add", "a", "b")], [_node("div", "a", "a"), _node("add", "a", "b"), _node("mul", "%0", "%1")]),
+        ([_node("div", "b", "b"), _node("mul", "a", "%0")], [_node("div", "a", "b")]),
+        ([_node("exp", "a"), _node("div", "%0", "%0"), _node("mul", "b", "%1")],
+         [_node("div", "a", "a"), _node("mul", "b", "%0")]),
+        ([_node("sum", "a", **row), _node("reciprocal", "a"), _node("sum", "%1", **row), _node("mul", "%0", "%2"),
+          _node("mul", "b", "%3")], [_node("sub", "a", "a"), _node("add", "b", "%0")]),
+        ([_node("sum", "a", **row), _node("div", "b", "%0"), _node("mul", "a", "%1")],
+         [_node("sub", "a", "a"), _node("add", "b", "%0")]),
+    ))
+    rule = _rule(sizes, source, target)
+    certificate = _honest(_rule(sizes, source, source))
+    proof = certificate["outputs"][0]
+    words = ([["unit", k, j, value, rng.choice(([], [[[]], [[]]], [[], []]))] for k in range(4) for j in (0, 1, 2, -1)
+              for value in ([], ["@0"], ["@1"], ["0"])]
+             + [["nonzero", j, path] for j in (0, 1, -1) for path in ([0, 0], [0, 0, 0, 0], [1, 0], [0, 1], [-1, 0])]
+             + [["merge", i, j, [], [], [], [], pairs, [[[[], []], [[], []]]] * len(pairs)]
+                for i in range(3) for j in range(5) for pairs in ([0], [0, 1], [1, 0], [0, 1, 2])])
+    steps = [rng.choice(words) for _ in range(rng.randrange(1, 6))]
+    proof["steps"] = [*steps, *proof["steps"]] if rng.random() < 0.5 else steps
+    if rng.random() < 0.5:
+        merge = ["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]
+        proof["defined"][""] = [rng.choice((["nonzero", 0, [0, 0]], ["factors", 0], ["sign", 0],
+                                            ["cover", 0, 1, [], [], [merge]])) for _ in range(2)]
+    return _signed(rule, certificate)
+
+
+def _not_the_largest(rng: Random) -> Data:
+    """A maximum is one of its members, of which another may be above it."""
+    sizes = {"a": ["m", "n"], "b": ["m", "n"]}
+    row = {"axes": [1], "keepdims": 1}
+    source, target = rng.choice((
+        ([_node("maximum", "a", "b")], [_node("sub", "b", "b"), _node("add", "a", "%0")]),
+        ([_node("max", "a", **row), _node("maximum", "a", "%0")], [_node("add", "a", "a"), _node("sub", "%0", "a")]),
+        ([_node("exp", "a"), _node("maximum", "a", "%0")], [_node("add", "a", "a"), _node("sub", "%0", "a")]),
+        ([_node("relu", "a")], [_node("add", "a", "a"), _node("sub", "%0", "a")]),
+    ))
+    rule = _rule(sizes, source, target)
+    certificate = _honest(_rule(sizes, source, source))
+    lower = [[["lower", rng.randrange(2), rng.randrange(2), rng.choice(([], ["@1"], ["0"])), []]], [],
+             [["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]]]
+    proofs = [rng.choice(lower) for _ in range(rng.randrange(1, 4))]
+    step = ["largest", 0, rng.choice((0, -1, 1)), rng.choice((0, 1, -1)), rng.choice(([], ["@1"], ["0"])),
+            rng.choice(([], [[], []])), proofs]
+    merge = ["merge", 1, 2, [], [], [], [], [0], [[[[], []], [[], []]]]]
+    certificate["outputs"][0]["steps"] = rng.choice(([step, merge], [step, ["merge", 0, 1, *merge[3:]], merge], [step]))
+    return _signed(rule, certificate)
+
+
 _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "of the right rule": _of_the_right_rule, "of another rule": _another, "partial function": _partial,
     "text": _edited(lambda rng, _: rng.choice(_TEXTS)), "value": _edited(lambda rng, _: rng.choice(_JSON)),
@@ -307,6 +360,7 @@ _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "steps shuffled": _steps(_shuffled), "part emptied": _emptied, "divisor of 0": _zero_divisor,
     "guard eaten": _eaten_guard, "unbound size": _unbound_size, "target cancels": _target_first,
     "member forgotten": _member_forgotten, "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
+    "divisor": _divisor, "not the largest": _not_the_largest,
 }
 STRATEGIES = tuple(_FORGERIES)
 

@@ -25,6 +25,7 @@ from mlc.graph.substitute.gain import gain_bound
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.price import Comparison, Price, compare
 from mlc.graph.substitute.read import Reading, read
+from mlc.graph.substitute.rules import Patterns, ready
 from mlc.graph.substitute.search import Candidate, Found, Options, search
 from mlc.graph.task import Task, versions
 from mlc.graph.tasks import extract_tasks
@@ -161,16 +162,17 @@ def find(
     started = time.monotonic()
     reading = reading or read(mod["main"])
     own = reading.graph.live()
+    patterns = ready(rules.patterns, (term.op for term in reading.graph.terms))
     if decided is not None and decided.graph == digest(own):
         return own_graph(mod, reading)
     if decided is None:
         costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), compile_options)
-        if gain_bound(own, rules.patterns, costs) < 1.0 - _PROMISING:
+        if gain_bound(own, patterns, costs) < 1.0 - _PROMISING:
             return own_graph(mod, reading, time.monotonic() - started)
     options = rules.options
     if decided is not None:
         options = replace(options, scale=tuple(sorted(decided.scale.items())), work=rules.found_again)
-    found = search(mod, rules.patterns, target.tvm, options, compile_options, reading=reading)
+    found = search(mod, patterns, target.tvm, options, compile_options, reading=reading)
     if found.late:
         warnings.warn(f"a search for other graphs of a model must take less than {options.seconds:g} s, but this one "
                       f"was stopped after {found.seconds:.0f} s: the build may be slower than another one of the same "
@@ -200,7 +202,8 @@ def subject(
     """What a decision is about: the model's graph, the target, the rules, the versions of everything else, what a
     compilation may do, and which sizes are free."""
     names = [_operator(reading.bound[var]) for var in reading.opaques]
-    rules = hashlib.sha256(" ".join(pattern.rule.name for pattern in patterns).encode()).hexdigest()[:16]
+    said = patterns.name if isinstance(patterns, Patterns) else " ".join(pattern.rule.name for pattern in patterns)
+    rules = hashlib.sha256(said.encode()).hexdigest()[:16]
     text = repr((digest(reading.graph.live()), names, target.canonical, rules, versions(), compile_options.canonical,
                  *sorted(map(str, in_scope().values()))))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any
 
 from tvm import relax
 
@@ -12,14 +13,17 @@ from mlc.graph.ir.rewrite import bindings
 from mlc.graph.substitute.benefit import Benefit, benefit_of
 from mlc.graph.substitute.match import Pattern
 from mlc.substitution.applicable import directions
+from mlc.substitution.graph import Graph
 from mlc.substitution.ranks import RANK, instances
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
 
-__all__ = ["patterns", "rank_for", "shipped_patterns"]
+__all__ = ["Patterns", "patterns", "rank_for", "ready", "shipped_patterns"]
 
 #: the lowest rank that a model's rules are made ready for: few models have no tensor of it
 _COMMON = 4
+#: operators that a search adds by itself to a graph of convolutions (:mod:`mlc.graph.substitute.hints`)
+_HINTED = ("enlarge", "identity_kernel")
 
 
 def rank_for(function: relax.Function) -> int:
@@ -31,22 +35,91 @@ def rank_for(function: relax.Function) -> int:
 
 
 @cache
-def shipped_patterns(rank: int = RANK) -> tuple[Pattern, ...]:
+def shipped_patterns(rank: int = RANK) -> Patterns:
     """The rules of the library; those for many ranks for tensors of up to ``rank``."""
-    collects = gc.isenabled()
-    gc.disable()  # all of it stays: to look through it for garbage again and again would take as long as to make it
-    try:
-        return patterns(shipped_rules(), rank)
-    finally:
-        if collects:
-            gc.enable()
+    return Patterns(shipped_rules(), rank)
 
 
 def patterns(rules: Iterable[Rule], rank: int = RANK) -> tuple[Pattern, ...]:
     """Rules with a certificate, both ways where they are; those that leave fewer products first."""
-    found = [Pattern(rule, turned=turned) for rule in instances(rules, rank) if rule.certificate is not None
-             for turned in _directions(rule)]
-    return tuple(sorted(found, key=lambda pattern: pattern.benefit))
+    return tuple(Patterns(rules, rank))
+
+
+def ready(given: Sequence[Pattern], operators: Iterable[str]) -> Sequence[Pattern]:
+    """Of patterns that are made when they are asked for, those for a graph of these operators; others as they are."""
+    return given.among(operators) if isinstance(given, Patterns) else given
+
+
+class Patterns(Sequence[Pattern]):
+    """The patterns of rules with a certificate, both ways where they are, those that leave fewer products first.
+
+    They are made ready when they are asked for, since it takes longer than to look whether a graph has their operators.
+    """
+
+    def __init__(self, rules: Iterable[Rule], rank: int = RANK) -> None:
+        self._rules, self._rank = [rule for rule in rules if rule.certificate is not None], rank
+        self._made: dict[int, list[Pattern]] = {}
+        #: the same for the same rules at the same ranks
+        self.name = f"{rank} {' '.join(rule.name for rule in self._rules)}"
+
+    def among(self, operators: Iterable[str]) -> tuple[Pattern, ...]:
+        """All that could apply where these operators are, or to what others make of them."""
+        known, before, found = set(operators), -1, set[int]()
+        if "conv2d" in known:
+            known.update(_HINTED)
+        while len(known) > before:
+            before = len(known)
+            for place, ways in enumerate(self._ways):
+                for asked, brought in ways:
+                    if asked <= known:
+                        known |= brought
+                        found.add(place)
+        return self._patterns(sorted(found))
+
+    @cached_property
+    def _ways(self) -> list[list[tuple[frozenset[str], frozenset[str]]]]:
+        """For each rule and direction the operators that it asks for and those that it brings."""
+        ways = []
+        for rule in self._rules:
+            both = (rule.turned if turned else rule for turned in _directions(rule))
+            ways.append([(_operators(one.source), _operators(one.target)) for one in both])
+        return ways
+
+    @cached_property
+    def _all(self) -> tuple[Pattern, ...]:
+        return self._patterns(range(len(self._rules)))
+
+    def _patterns(self, places: Iterable[int]) -> tuple[Pattern, ...]:
+        collects = gc.isenabled()
+        gc.disable()  # all of it stays: to look through it for garbage again and again would take as long as to make it
+        try:
+            found = [pattern for place in places for pattern in self._of(place)]
+        finally:
+            if collects:
+                gc.enable()
+        return tuple(sorted(found, key=lambda pattern: pattern.benefit))
+
+    def _of(self, place: int) -> list[Pattern]:
+        if place not in self._made:
+            self._made[place] = [Pattern(one, turned=turned) for one in instances([self._rules[place]], self._rank)
+                                 for turned in _directions(one)]
+        return self._made[place]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._all[place]
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self._all)
+
+
+def _operators(side: Graph) -> frozenset[str]:
+    return frozenset(node.op for node in side.nodes)
 
 
 def _directions(rule: Rule) -> Iterable[bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlc.operators import OPERATORS, Requirements, ShapeError, Tensor, tensor_input
 from mlc.operators.index import Condition, Poly, as_poly
-from mlc.substitution.check.defined import Cover, demands_of
+from mlc.substitution.check.defined import Cover, demands_of, divisors_of
 from mlc.substitution.check.elements import terms_of
 from mlc.substitution.check.integers import (
     CertificateError,
@@ -194,9 +194,11 @@ class _Check:
         return context, tuple(map(Poly.symbol, context)), [*self.facts, *ranges]
 
     def equal(self, one: Tensor, other: Tensor, steps: Sequence[Any]) -> None:
+        """``other`` is ``one`` wherever that is defined: there, what it divides by is not 0."""
         context, indices, facts = self.anywhere(one)
         left, right = terms_of(one[indices], {}), terms_of(other[indices], {})
-        Play(frozenset(self.sizes), context, facts, left, right).run(steps)
+        divisors = divisors_of(demands_of(one[indices], {}))
+        Play(frozenset(self.sizes), context, facts, divisors, left, right).run(steps)
 
     def defined(self, one: Tensor, other: Tensor, proofs: Mapping[str, Any], whole: set[str]) -> None:
         """``other`` is defined wherever ``one`` is: its reads, tensor by tensor but for those of ``whole``, and its
@@ -205,7 +207,7 @@ class _Check:
         given, wanted = demands_of(one[indices], {}), demands_of(other[indices], {})
         for group in sorted(set(map(_group, wanted)) - whole):
             theirs, ours = ([t for t in terms if _group(t) == group] for terms in (wanted, given))
-            Cover(frozenset(self.sizes), context, facts, theirs, ours).run(proofs[group])
+            Cover(frozenset(self.sizes), context, facts, theirs, ours, divisors_of(given)).run(proofs[group])
 
 
 def _group(demand: Term) -> str:

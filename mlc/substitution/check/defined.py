@@ -7,7 +7,7 @@ cancels. Those of the target have to be among those of the source, or to hold an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,11 +15,21 @@ from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
-from mlc.substitution.check.maxima import POSITIVE, at_least_zero
+from mlc.substitution.check.maxima import at_least_zero, never_zero
 from mlc.substitution.check.play import Steps, implied
-from mlc.substitution.check.terms import Term, fresh_name, make_term, opposites, substituted, under
+from mlc.substitution.check.terms import (
+    Term,
+    collected,
+    divisor_of,
+    fresh_name,
+    is_size,
+    make_term,
+    opposites,
+    substituted,
+    under,
+)
 
-__all__ = ["Cover", "demands_of"]
+__all__ = ["Cover", "demands_of", "divisors_of"]
 
 _MOST = 400
 
@@ -65,6 +75,11 @@ def _calls(function: str, argument: Scalar, names: Mapping[str, Expr]) -> Term:
     return Term(Fraction(1), (), (), (("call", function, tuple(terms_of(argument, names))),))
 
 
+def divisors_of(demands: Iterable[Term]) -> list[Term]:
+    """Those among them, in their order, that are of what is not 0: a reciprocal, a logarithm."""
+    return [term for term in demands if term.atoms[0][:2] in (("call", "1/"), ("call", "log"))]
+
+
 def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
     bound, inner, ranges = bind(variables, names)
     ranges += [Guard(g.expr.substituted(inner), g.relation) for g in map(guard_of, conditions)]
@@ -76,8 +91,8 @@ class Cover(Steps):
     """Shows that every demand of ``wanted`` is one of ``given`` or holds anyway: none of ``wanted`` may be left."""
 
     def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], wanted: Sequence[Term],
-                 given: Sequence[Term]) -> None:
-        super().__init__(sizes, context, facts, [*wanted, *given])
+                 given: Sequence[Term], divisors: Sequence[Term]) -> None:
+        super().__init__(sizes, context, facts, [*wanted, *given], divisors)
         self.wanted = set(range(len(wanted)))
 
     def add(self, origin: int, term: Term) -> None:
@@ -108,11 +123,34 @@ class Cover(Steps):
         [atom] = self.terms[i].atoms
         need(atom[0] == "call", "a read is not defined by a sign")
         need(at_least_zero(atom[2]), "every term must be plainly at least 0")
-        need(atom[1] == "sqrt" or any(map(_above_zero, atom[2])), "a term must be plainly above 0")
+        need(atom[1] == "sqrt" or any(not t.names and not t.guards and never_zero(t) for t in atom[2]),
+             "a term must be plainly above 0")
         del self.terms[i]
 
 
-def _above_zero(term: Term) -> bool:
-    """A term that is always there, of sizes and functions that are never 0."""
-    return term.factor > 0 and not term.names and not term.guards and all(
-        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)
+    def do_nonzero(self, j: int, path: Any) -> None:
+        """So the reciprocal of that part is defined where the source is."""
+        super().do_nonzero(j, path)
+        self.terms[self.next] = self.divisors[-1]
+        self.next += 1
+
+    def do_positive(self, i: int, k: int, mapping: Any, guards: Any) -> None:
+        """What the reciprocal is of is plainly above 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.above_zero(i, self.terms[i].atoms[0], k, mapping, guards)
+        del self.terms[i]
+
+    def do_factors(self, i: int) -> None:
+        """The reciprocal of a product is defined where those of its factors are, and that of 1/x where that of x is."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(atom[:2] == ("call", "1/"), "only a reciprocal is taken apart")
+        argument = collected(atom[2])
+        need(len(argument) == 1, "only the reciprocal of one product is taken apart")
+        [product] = argument
+        need(not product.names and not product.guards, "a product must have no variables of its own")
+        del self.terms[i]
+        for atom in product.atoms:
+            if atom[0] != "number" or not is_size(atom[1]):
+                factor = Term(Fraction(1), (), (), (divisor_of(atom) or atom,))
+                self.add(i, term._replace(atoms=(("call", "1/", (factor,)),)))

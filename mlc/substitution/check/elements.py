@@ -10,7 +10,7 @@ from mlc.operators.index import Poly
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.integers import CertificateError, Expr, Guard, guard_of, name, need, translated
 from mlc.substitution.check.maxima import called, largest
-from mlc.substitution.check.terms import Member, Term, fresh_name, is_size, make_term, opposites, under
+from mlc.substitution.check.terms import Member, Term, fresh_name, make_term, opposites, reciprocal, times, under
 
 __all__ = ["bind", "terms_of"]
 
@@ -43,8 +43,7 @@ def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
             for part in parts:
                 right = terms_of(part, names)
                 need(len(product) * len(right) <= _MOST_TERMS, f"a product must have at most {_MOST_TERMS} terms")
-                product = [make_term(a.factor * b.factor, a.names + b.names, a.guards + b.guards, a.atoms + b.atoms)
-                           for a in product for b in right]
+                product = [times(a, b) for a in product for b in right]
             return product
         case Select(conditions, then, otherwise):
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
@@ -59,7 +58,7 @@ def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
             ranges += [Guard(g.expr.substituted(inner), g.relation) for g in map(guard_of, conditions)]
             return largest([Member(tuple(bound), tuple(ranges), tuple(terms_of(body, inner)))])
         case Reciprocal(divisor):
-            return _reciprocal(tuple(terms_of(divisor, names)))
+            return reciprocal(tuple(terms_of(divisor, names)))
         case Call("max", args):
             return largest(Member((), (), tuple(terms_of(a, names))) for a in args)
         case Call(function, (argument,)):
@@ -80,15 +79,3 @@ def bind(variables: Any, names: Mapping[str, Expr]) -> tuple[list[str], dict[str
         inner[variable] = index = name(bound[-1])
         ranges += [Guard(index, ">="), Guard(translated(extent).substituted(names) - index - 1, ">=")]
     return bound, inner, ranges
-
-
-def _reciprocal(terms: tuple[Term, ...]) -> list[Term]:
-    """Of a product without variables and guards, the product of the reciprocals: so too where one of them is of 0."""
-    one = Fraction(1)
-    if len(terms) != 1 or terms[0].names or terms[0].guards or not terms[0].factor:
-        return [Term(one, (), (), (("call", "1/", terms),))]
-    atoms = [("number", a[1], not a[2]) if a[0] == "number" and is_size(a[1])
-             else ("call", "1/", (Term(one, (), (), (a,)),)) for a in terms[0].atoms]
-    return [make_term(1 / terms[0].factor, (), (), atoms)]
-
-

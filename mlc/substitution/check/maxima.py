@@ -13,10 +13,10 @@ from itertools import combinations
 from typing import Any
 
 from mlc.substitution.check.integers import need, positive, spend
-from mlc.substitution.check.terms import Member, Term, names_of, negated, renamed
+from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
 
-__all__ = ["CONTRACTING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "POSITIVE", "ZERO", "at_least_zero", "called",
-           "largest"]
+__all__ = ["CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "POSITIVE", "VANISHING", "ZERO",
+           "at_least_zero", "called", "largest", "never_zero", "vanishes"]
 
 _MOST_MEMBERS = 48
 _ONE = Term(Fraction(1), (), (), ())
@@ -32,13 +32,17 @@ POSITIVE = frozenset({"exp", "sigmoid"})
 NONNEGATIVE = POSITIVE | {"sqrt"}
 #: f(0) = 0
 ZERO = frozenset({"tanh", "erf"})
+#: f(0) = 0; so it is of the reciprocal, as it is continued
+VANISHING = ZERO | {"sqrt", "1/"}
 #: f(x) <= max(x, 0)
 CONTRACTING = frozenset({"tanh"})
+#: f(x) >= x
+EXCEEDING = frozenset({"exp"})
 
 
 def called(function: str, argument: Sequence[Term]) -> list[Term]:
     """The function of a sum: ``relu`` as a maximum, a growing function of a maximum as that of its values."""
-    argument = tuple(argument)
+    argument = collected(argument)
     if function == "relu":
         return largest([Member((), (), argument), Member((), (), ())])
     if function in ZERO and not argument:
@@ -59,7 +63,7 @@ def largest(members: Iterable[Member]) -> list[Term]:
     Maxima in members are spread out, members that are never above the others dropped, and a positive factor is taken
     out, so that the largest of the factors inside is 1.
     """
-    found = [_bare(m._replace(body=_collected(m.body))) for member in members for m in _spread(member)]
+    found = [_bare(m._replace(body=collected(m.body))) for member in members for m in _spread(member)]
     need(len(found) <= _MOST_MEMBERS, f"a maximum must have at most {_MOST_MEMBERS} members")
     left: list[Member] = []
     for place, member in enumerate(found):
@@ -98,15 +102,6 @@ def _spread(member: Member) -> list[Member]:
         found += _spread(Member((*member.names, *inner.names), (*member.guards, *inner.guards), body))
         need(len(found) <= _MOST_MEMBERS, f"a maximum must have at most {_MOST_MEMBERS} members")
     return found
-
-
-def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """The same sum with equal products added up."""
-    factors: dict[Any, Fraction] = {}
-    for term in terms:
-        spend(1)
-        factors[term[1:]] = factors.get(term[1:], Fraction(0)) + term.factor
-    return tuple(Term(factor, *rest) for rest, factor in factors.items() if factor)
 
 
 def _uses(member: Member, term: Term) -> bool:
@@ -150,7 +145,7 @@ def _contracted(body: Sequence[Term], others: Sequence[Member], bodies: Sequence
     if len(body) != 1 or body[0]._replace(atoms=()) != _ONE or len(body[0].atoms) != 1:
         return False
     [atom] = body[0].atoms
-    return atom[0] == "call" and atom[1] in CONTRACTING and _factors(_collected(atom[2])) in bodies and any(
+    return atom[0] == "call" and atom[1] in CONTRACTING and _factors(collected(atom[2])) in bodies and any(
         at_least_zero(m.body) for m in others)
 
 
@@ -159,10 +154,30 @@ def _above(body: Sequence[Term], others: Sequence[Member]) -> bool:
     for place, term in enumerate(body):
         if _plain(term._replace(factor=-term.factor)):
             rest = (*body[:place], *body[place + 1:])
-            if any(_dominated(Member((), (), _collected((*rest, *_times(term.factor, m.body)))), others)
+            if any(_dominated(Member((), (), collected((*rest, *_times(term.factor, m.body)))), others)
                    for m in term.atoms[0][1] if not m.names):
                 return True
     return False
+
+
+def never_zero(term: Term) -> bool:
+    """Whether every value of the term is above 0: a product of sizes and of functions that are."""
+    return term.factor > 0 and all(
+        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)
+
+
+def vanishes(terms: Iterable[Term], atom: Any) -> bool:
+    """Whether the sum is plainly 0 where the atom is: every product has a factor that is."""
+    return all(any(_vanishes(factor, atom) for factor in term.atoms) for term in terms)
+
+
+def _vanishes(one: Any, atom: Any) -> bool:
+    spend(1)
+    if one == atom:
+        return True
+    if one[0] == "call":
+        return one[1] in VANISHING and vanishes(one[2], atom)
+    return one[0] == "max" and all(vanishes(m.body, atom) for m in one[1])
 
 
 def at_least_zero(terms: Iterable[Term]) -> bool:
@@ -174,7 +189,7 @@ def _at_least_zero(term: Term) -> bool:
     if _plain(term._replace(factor=-term.factor)):
         return all(at_least_zero(negated(m.body)) for m in term.atoms[0][1])
     left: list[Any] = []
-    for atom in term.atoms:
+    for atom in (divisor_of(a) or a for a in term.atoms):  # a reciprocal has the sign of what it is of, 0 for 0
         if not _nonnegative(atom):
             left.remove(atom) if atom in left else left.append(atom)
     return term.factor > 0 and not left
@@ -185,4 +200,6 @@ def _nonnegative(atom: Any) -> bool:
         return positive(atom[1])
     if atom[0] == "max":
         return any(at_least_zero(m.body) for m in atom[1])
+    if atom[:2] == ("call", "1/"):
+        return at_least_zero(atom[2])
     return atom[0] == "call" and atom[1] in NONNEGATIVE

@@ -7,18 +7,23 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
+from mlc.substitution.check.maxima import EXCEEDING, at_least_zero, largest, never_zero, vanishes
 from mlc.substitution.check.terms import (
     Member,
     Term,
     changed,
+    divisor_of,
     fresh_name,
     inequalities,
     make_term,
     names_of,
     negated,
     opposites,
+    reciprocal,
+    refreshed,
     renamed,
     substituted,
+    times,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
 
@@ -34,10 +39,11 @@ class Steps:
     """
 
     def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term],
-                 depth: int = 0) -> None:
+                 divisors: Sequence[Term], depth: int = 0) -> None:
+        """``divisors`` are terms of one atom each, a function of what is not 0 wherever anything is to be shown."""
         need(depth <= _DEPTH, "functions are nested too deep")
         self.sizes, self.depth = sizes, depth
-        self.context, self.facts = list(context), list(facts)
+        self.context, self.facts, self.divisors = list(context), list(facts), list(divisors)
         self.terms = dict(enumerate(terms))
         self.next = len(self.terms)
 
@@ -122,6 +128,7 @@ class Steps:
     def everywhere(self, of: Callable[[Expr], Expr]) -> None:
         self.facts = [of(p) for p in self.facts]
         self.terms = {i: changed(t, of) for i, t in self.terms.items()}
+        self.divisors = [changed(t, of) for t in self.divisors]
 
     def do_context_division(self, quotient: str, by: str, low: Any, high: Any) -> None:
         read = self.reader()
@@ -145,6 +152,26 @@ class Steps:
         check_witness(witness, read(expr), self.facts, read)
         self.facts.append(read(expr))
 
+    def above_zero(self, i: int, atom: Any, k: int, mapping: Any, guards: Any) -> None:
+        """What the atom, a reciprocal, is of is above 0 wherever the guards of term i hold: no product is below 0, and
+        product k is above 0 at values of its variables that meet its guards."""
+        _, facts, read = self.at(i)
+        need(atom[:2] == ("call", "1/"), "only a reciprocal is of what must not be 0")
+        need(at_least_zero(atom[2]), "every term must be plainly at least 0")
+        one = refreshed(atom[2][k])
+        moved = substituted(one._replace(names=()), dict(zip(one.names, map(read, mapping), strict=True)))
+        implied(moved.guards, guards, facts, read)
+        need(never_zero(moved), "the term must be plainly above 0")
+
+    def do_nonzero(self, j: int, path: Sequence[Any]) -> None:
+        """What divisor j divides by is 0 where a part of it is, so that this part is not 0 either: a divisor more."""
+        divisor = self.divisors[j]
+        [(_, _, argument)] = divisor.atoms
+        part = _part(argument, path)
+        need(vanishes(argument, part), "what is divided by must be 0 where the part is")
+        whole = Term(Fraction(1), (), (), (divisor_of(part) or part,))
+        self.divisors.append(divisor._replace(atoms=(("call", "1/", (whole,)),)))
+
     # --- atoms that are equal ----------------------------------------------------------------------------------------
 
     def same(self, facts: Sequence[Expr], names: Sequence[str], a: Any, b: Any, proof: Any) -> None:
@@ -159,7 +186,7 @@ class Steps:
                 check_guard(Guard(x - y, "=="), witnesses, facts, read)
         elif a[0] == "call":
             need(a[1] == b[1], "functions must be the same")
-            Play(self.sizes, context, facts, a[2], b[2], self.depth + 1).run(proof)
+            Play(self.sizes, context, facts, self.divisors, a[2], b[2], self.depth + 1).run(proof)
         else:
             forth, back = proof
             self.covered(facts, context, a[1], b[1], forth)
@@ -177,7 +204,7 @@ class Steps:
         """For all values of its variables the member is a member of ``others``, at the values that ``mapping`` gives
         that one's variables; in cases, of which one may not occur."""
         need(depth <= _DEPTH, "cases are nested too deep")
-        inner = Play(self.sizes, [*context, *one.names], [*facts, *inequalities(one.guards)])
+        inner = Play(self.sizes, [*context, *one.names], [*facts, *inequalities(one.guards)], self.divisors)
         read = inner.reader()
         if proof[0] == "none":
             check_witness(proof[1], None, inner.facts, read)
@@ -189,20 +216,26 @@ class Steps:
                 self.met(facts, context, one._replace(guards=(*one.guards, *case)), others, part, depth + 1)
             return
         k, mapping, guards, steps = proof
-        need(type(k) is int and 0 <= k < len(others), "a maximum has no such member")
-        there = renamed(others[k])
+        value = self.member(others, k, mapping, guards, inner.facts, read)
+        Play(self.sizes, inner.context, inner.facts, self.divisors, one.body, value, self.depth + 1).run(steps)
+
+    def member(self, members: Sequence[Member], k: Any, mapping: Any, guards: Any, facts: Sequence[Expr], read: Reader
+               ) -> tuple[Term, ...]:
+        """Member k at the values that ``mapping`` gives its variables, which meet its guards."""
+        need(type(k) is int and 0 <= k < len(members), "a maximum has no such member")
+        there = renamed(members[k])
         values = dict(zip(there.names, map(read, mapping), strict=True))
         moved = substituted(Term(Fraction(1), (), there.guards, (("call", "", there.body),)), values)
-        implied(moved.guards, guards, inner.facts, read)
-        Play(self.sizes, inner.context, inner.facts, one.body, moved.atoms[0][2], self.depth + 1).run(steps)
+        implied(moved.guards, guards, facts, read)
+        return tuple(map(refreshed, moved.atoms[0][2]))
 
 
 class Play(Steps):
     """Shows that ``terms - others`` is 0, whatever the context's variables are: no term may be left."""
 
-    def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr],
+    def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], divisors: Sequence[Term],
                  terms: Sequence[Term] = (), others: Sequence[Term] = (), depth: int = 0) -> None:
-        super().__init__(sizes, context, facts, [*terms, *negated(others)], depth)
+        super().__init__(sizes, context, facts, [*terms, *negated(others)], divisors, depth)
 
     def end(self) -> None:
         need(not self.terms, f"{len(self.terms)} terms are left")
@@ -231,6 +264,69 @@ class Play(Steps):
             names = [n for n in term.names if n != old]
             self.add(i, make_term(term.factor * factor, names, rest, [*term.atoms, *numbers]))
 
+    def do_unit(self, i: int, j: int, mapping: Any, guards: Any) -> None:
+        """The term times ``a * (1/a)``, which is 1: for all values of the term's variables, ``1/a`` is divisor j at the
+        values that ``mapping`` gives that one's variables, so that ``a`` is not 0."""
+        term, facts, read = self.at(i)
+        divisor = refreshed(self.divisors[j])
+        moved = substituted(divisor._replace(names=()), dict(zip(divisor.names, map(read, mapping), strict=True)))
+        implied(moved.guards, guards, facts, read)
+        [(_, _, argument)] = moved.atoms
+        inverse = reciprocal(argument)
+        self.put(i, term.atoms, [times(a, refreshed(b)) for a in map(refreshed, argument) for b in inverse])
+
+    def do_positive(self, i: int, p: int, k: int, mapping: Any, guards: Any) -> None:
+        """What atom p of the term, a reciprocal, is of is plainly above 0: a divisor more."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        self.above_zero(i, term.atoms[p], k, mapping, guards)
+        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+
+    def do_absorb(self, i: int, j: int) -> None:
+        """``c * max(x, y) + t`` is ``c * max(x + t/c, y + t/c)``."""
+        one, other = self.terms[i], self.terms[j]
+        need(i != j and one.factor and not one.names and not one.guards and [a[0] for a in one.atoms] == ["max"],
+             "what is added goes into a multiple of a maximum")
+        [(_, members)] = one.atoms
+        del self.terms[i], self.terms[j]
+        for part in largest(m._replace(body=(*m.body, refreshed(other._replace(factor=other.factor / one.factor))))
+                            for m in map(renamed, members)):
+            self.add(i, part._replace(factor=part.factor * one.factor))
+
+    def do_square(self, i: int, p: int) -> None:
+        """``x * max(x, 0)`` is ``max(x, 0)`` twice: where x is below 0, both are 0."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
+        bodies = sorted((m.body for m in term.atoms[p][1] if not m.names and not m.guards), key=len)
+        need(list(map(len, bodies)) == [0, 1] and len(term.atoms[p][1]) == 2, "the maximum must be that of x and 0")
+        [inner] = bodies[1]
+        need(not inner.names and not inner.guards and inner.factor, "x must be a product without variables")
+        left = [*term.atoms[:p], *term.atoms[p + 1:]]
+        for atom in inner.atoms:
+            need(atom in left, "x must be among the factors")
+            left.remove(atom)
+        self.terms[i] = make_term(term.factor / inner.factor, term.names, term.guards, [*left, *[term.atoms[p]] * 2])
+
+    def do_largest(self, i: int, p: int, k: int, mapping: Any, guards: Any, proofs: Any) -> None:
+        """Atom p of the term, a maximum, is its member k at the values that ``mapping`` gives that one's variables:
+        for all values of theirs, no member is above that."""
+        term, facts, read = self.at(i)
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
+        members = term.atoms[p][1]
+        value = self.member(members, k, mapping, guards, facts, read)
+        need(len(proofs) == len(members), "no member of a maximum may be above the largest")
+        for member, steps in zip(members, proofs, strict=True):
+            inner = [*self.context, *term.names, *member.names], [*facts, *inequalities(member.guards)]
+            AtLeast(self.sizes, *inner, self.divisors, value, member.body, self.depth + 1).run(steps)
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
+
+    def put(self, i: int, atoms: Sequence[Any], sums: Sequence[Term]) -> None:
+        """The term with a sum beside ``atoms``, which are all that it keeps."""
+        term = self.terms.pop(i)
+        for part in map(refreshed, sums):
+            self.add(i, make_term(term.factor * part.factor, (*term.names, *part.names),
+                                  (*term.guards, *part.guards), (*atoms, *part.atoms)))
+
     def do_merge(self, i: int, j: int, mapping: Any, inverse: Any, forth: Any, back: Any, pairing: Any, equal: Any
                  ) -> None:
         need(i != j, "a term is not merged with itself")
@@ -252,6 +348,40 @@ class Play(Steps):
             self.terms[i] = one._replace(factor=factor)
         else:
             del self.terms[i]
+
+
+class AtLeast(Play):
+    """Shows that ``terms - others`` is at least 0: what is left is so by its signs."""
+
+    def end(self) -> None:
+        need(at_least_zero(self.terms.values()), "every term must be plainly at least 0")
+
+    def do_lower(self, i: int, k: int, mapping: Any, guards: Any) -> None:
+        """A positive multiple of a maximum is at least that of its member k; one of f(x), where no value of f is below
+        its argument, at least that of x."""
+        term, facts, read = self.at(i)
+        [atom] = term.atoms
+        need(term.factor > 0, "a negative multiple is not above what is below")
+        if atom[0] == "max":
+            self.put(i, (), self.member(atom[1], k, mapping, guards, facts, read))
+        else:
+            need(atom[0] == "call" and atom[1] in EXCEEDING, "nothing is known to be below it")
+            self.put(i, (), atom[2])
+
+
+def _part(terms: Sequence[Term], path: Sequence[Any]) -> Any:
+    """The atom at a place of a sum, or in a sum that it is of; by numbers of terms, atoms and members in turn. None of
+    the sums has variables of its own, so that the part stands for one number."""
+    need(len(path) <= 3 * _DEPTH and all(type(k) is int and k >= 0 for k in path), "a path must be of few numbers")
+    term, place, *rest = path
+    need(not terms[term].names, "a part must not depend on what is summed over")
+    atom = terms[term].atoms[place]
+    if not rest:
+        return atom
+    if atom[0] == "call":
+        return _part(atom[2], rest)
+    need(atom[0] == "max" and not atom[1][rest[0]].names, "a part must not depend on what is gone over")
+    return _part(atom[1][rest[0]].body, rest[1:])
 
 
 def one_to_one(names: Sequence[str], other: Term, others: Sequence[str], into: Mapping[str, Expr],

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from mlc.substitution.check.integers import Expr, Guard, name, need, spend
 
 __all__ = [
-    "Member", "Term", "changed", "fresh_name", "inequalities", "is_size", "make_term", "names_of", "negated",
-    "opposites", "renamed", "substituted", "under",
+    "Member", "Term", "changed", "collected", "divisor_of", "fresh_name", "inequalities", "is_size", "make_term",
+    "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "substituted", "times", "under",
 ]
 
-_MOST_ATOMS = 64
+_MOST_ATOMS, _MOST_TERMS = 64, 400
 
 
 class Term(NamedTuple):
@@ -83,6 +83,48 @@ def is_size(expr: Expr) -> bool:
     return factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str) and monomial[0][0] not in "$@"
 
 
+def collected(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """The same sum with equal products added up."""
+    factors: dict[Any, Fraction] = {}
+    for term in terms:
+        spend(1)
+        factors[term[1:]] = factors.get(term[1:], Fraction(0)) + term.factor
+    return tuple(Term(factor, *rest) for rest, factor in factors.items() if factor)
+
+
+def reciprocal(terms: tuple[Term, ...]) -> list[Term]:
+    """Of a product without variables and guards, the product of the reciprocals, of which that of ``1/x`` is ``x``: so
+    too where something is 0, of which the reciprocal is taken as 0."""
+    terms = collected(terms)
+    if len(terms) != 1 or terms[0].names or terms[0].guards:
+        return [Term(Fraction(1), (), (), (("call", "1/", terms),))]
+    product = [Term(1 / terms[0].factor, (), (), ())]
+    for atom in terms[0].atoms:
+        if atom[0] == "number" and is_size(atom[1]):
+            factors = [Term(Fraction(1), (), (), (("number", atom[1], not atom[2]),))]
+        elif atom[:2] == ("call", "1/"):
+            factors = list(map(refreshed, atom[2]))
+        else:
+            factors = [Term(Fraction(1), (), (), (("call", "1/", (Term(Fraction(1), (), (), (atom,)),)),))]
+        product = [times(a, b) for a in product for b in factors]
+        need(len(product) <= _MOST_TERMS, f"a product must have at most {_MOST_TERMS} terms")
+    return product
+
+
+def times(one: Term, other: Term) -> Term:
+    """The product of two terms that bind other names."""
+    return make_term(one.factor * other.factor, one.names + other.names, one.guards + other.guards,
+                     one.atoms + other.atoms)
+
+
+def divisor_of(atom: Any) -> Any:
+    """Of what one atom the atom is the reciprocal; None if it is no such."""
+    if atom[:2] != ("call", "1/") or len(atom[2]) != 1:
+        return None
+    [term] = atom[2]
+    return term.atoms[0] if term == Term(Fraction(1), (), (), term.atoms) and len(term.atoms) == 1 else None
+
+
 def changed(term: Term, of: Callable[[Expr], Expr]) -> Term:
     """The term with ``of`` of each polynomial in its place."""
     return make_term(term.factor, term.names, [Guard(of(g.expr), g.relation) for g in term.guards],
@@ -111,6 +153,22 @@ def renamed(member: Member) -> Member:
     to = {old: name(new) for old, new in values.items()}
     return Member(tuple(values.values()), tuple(Guard(g.expr.substituted(to), g.relation) for g in member.guards),
                   tuple(substituted(t, to) for t in member.body))
+
+
+def refreshed(term: Term) -> Term:
+    """The term with names that nothing else has for all that it binds, in its atoms as well."""
+    apart = renamed(Member(term.names, term.guards, (term._replace(names=(), guards=()),)))
+    [body] = apart.body
+    return body._replace(names=apart.names, guards=apart.guards, atoms=tuple(map(_refreshed, body.atoms)))
+
+
+def _refreshed(atom: Any) -> Any:
+    if atom[0] == "call":
+        return ("call", atom[1], tuple(map(refreshed, atom[2])))
+    if atom[0] == "max":
+        members = map(renamed, atom[1])
+        return ("max", tuple(m._replace(body=tuple(map(refreshed, m.body))) for m in members))
+    return atom
 
 
 def names_of(atom: Any) -> set[str]:

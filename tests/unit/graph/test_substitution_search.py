@@ -20,7 +20,7 @@ from mlc.graph.substitute.check import difference, identical
 from mlc.graph.substitute.choose import Decision, Substitutions, digest, find
 from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
-from mlc.graph.substitute.rules import rank_for, shipped_patterns
+from mlc.graph.substitute.rules import rank_for, ready, shipped_patterns
 from mlc.graph.substitute.saturate import saturate
 from mlc.graph.substitute.search import Found, Options, search
 from mlc.graph.substitute.split import joined, split
@@ -192,6 +192,20 @@ def test_rules_of_other_ranks_and_operators_are_left_out() -> None:
     kept = relevant(shipped_patterns(), graph.operators())
     assert 0 < len(kept) < len(shipped_patterns()) / 2
     assert not any(node.op in ("conv2d", "max_pool2d") for each in kept for node in each.source)
+
+
+@pytest.mark.parametrize("operators", [
+    {("matmul", 2), ("add", 2), ("mul", 2), ("sigmoid", 2)}, {("conv2d", 4), ("relu", 4), ("add", 4), ("mean", 4)},
+    {("matmul", 3), ("softmax", 3), ("transpose", 3), ("layer_norm", 3)}, {("reshape", 2), ("concat", 3)}, set(),
+], ids=str)
+def test_rules_that_are_not_made_ready_would_not_apply(operators: set[tuple[str, int]]) -> None:
+    """Told by the operators of rules as they are stated, before they are written out for ranks."""
+    library = shipped_patterns(4)
+    chosen = ready(library, {op for op, _ in operators})
+    assert len(chosen) < len(library) and {type(each) for each in chosen} <= {Pattern}
+    wanted, found = (relevant(each, operators) for each in (tuple(library), chosen))
+    assert [each.rule.name for each in found] == [each.rule.name for each in wanted]
+    assert all(one is other for one, other in zip(found, wanted, strict=True)), "each is made once"
 
 
 def test_the_checks_see_a_wrong_graph() -> None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from substitution_rules import rule
+from test_substitution_search import CPU, PATTERNS, QUICK, recurrent
 from tvm import relax
 from tvm.relax import op
 
+from mlc.graph.pipeline import optimise
 from mlc.graph.substitute.check import same_where_changed
+from mlc.graph.substitute.choose import Decision, Substitutions
+from mlc.graph.substitute.match import Pattern
 from mlc.graph.substitute.read import read
+from mlc.graph.substitute.rules import patterns
 from mlc.graph.substitute.write import write
 from mlc.substitution import trust
+from mlc.substitution.codec import dump_rule
 from mlc.substitution.egraph import EGraph
 from mlc.substitution.prove import certified
 from mlc.substitution.rewrite import Rewrite
+from mlc.substitution.shipped import FORMAT, read_rules
 from mlc.substitution.terms import Term, TermBuilder, TermGraph
 
 TWICE = ("x[n,m]", "relu(relu(x))", "relu(x)")
@@ -172,3 +181,35 @@ def test_constant_that_is_not_finite_is_not_whole() -> None:
         graph = read(builder.finalize()["main"]).graph
         assert (graph.outputs[0] in graph.whole_places()) == known
 
+
+def test_a_file_of_rules_without_valid_certificates_changes_no_compile(tmp_path: Path) -> None:
+    """A user's file, as it would be read for a compile."""
+    data = [dump_rule(replace(each.proved, certificate={})) for each in PATTERNS]
+    (tmp_path / "mine.json").write_text(json.dumps({"format": FORMAT, "rules": data}, default=dict))
+    mine, decisions = patterns(read_rules(tmp_path / "mine.json")), list[Decision]()
+    assert len(mine) >= len(data)
+    with pytest.warns(UserWarning, match="a rule must have a valid certificate to be applied"):
+        optimise(recurrent(steps=1, width=32), CPU, substitutions=Substitutions(mine, QUICK, notify=decisions.append))
+    assert decisions[0].chosen == 0
+    optimise(recurrent(steps=1, width=32), CPU, substitutions=Substitutions(PATTERNS, QUICK, notify=decisions.append))
+    assert decisions[1].chosen, "with certificates they change it"
+
+
+def test_graph_that_is_wrong_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a certificate of a wrong rule accepted: which product is which."""
+    right = rule("merge", "x[m,k] u[k,n] v[k,n]", "matmul(x, u) ; matmul(x, v)",
+                 "slice(matmul(x, concat(u, v, axis=1)), axis=1, begin=0, end=n) ; "
+                 "slice(matmul(x, concat(u, v, axis=1)), axis=1, begin=n, end=n+n)")
+    swapped = replace(right, target=replace(right.target, outputs=right.target.outputs[::-1]))
+    monkeypatch.setattr("mlc.substitution.rewrite.trusted", lambda _rule: True)
+    decisions: list[Decision] = []
+    for each in (right, swapped):
+        monkeypatch.setattr("mlc.graph.substitute.choose._PROMISING", 10.0)  # whatever it costs
+        monkeypatch.setattr("mlc.graph.substitute.choose.clearly_faster", lambda _comparison: True)
+        rules = Substitutions([Pattern(each)], QUICK, notify=decisions.append)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimise(recurrent(steps=1, width=32), CPU, substitutions=rules)
+        wrong = [str(w.message) for w in said if "computes something else than the model's own" in str(w.message)]
+        assert bool(wrong) == (each is swapped)
+    assert [bool(decision.chosen) for decision in decisions] == [True], "nothing is decided for the wrong one"

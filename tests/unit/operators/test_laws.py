@@ -8,7 +8,16 @@ from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, PRIME, REAL, STRICT, Arithmetic
 from mlc.operators.evaluate import evaluate
 from mlc.operators.laws import LAWS
-from mlc.substitution.check.maxima import CONTRACTING, GROWING, IDEMPOTENT, NONNEGATIVE, POSITIVE, ZERO
+from mlc.substitution.check.maxima import (
+    CONTRACTING,
+    EXCEEDING,
+    GROWING,
+    IDEMPOTENT,
+    NONNEGATIVE,
+    POSITIVE,
+    VANISHING,
+    ZERO,
+)
 
 POSITIVE_DOMAIN = ("log", "sqrt")
 
@@ -79,6 +88,8 @@ def test_laws_hold(function: str, arithmetic: Arithmetic) -> None:
         assert np.all(values > 0)
     if laws.contracts and arithmetic is REAL:
         assert np.all(values <= np.maximum(x, 0))
+    if laws.exceeds and arithmetic is REAL:
+        assert np.all(values >= x)
     if laws.zero:
         np.testing.assert_array_equal(arithmetic.call(function, zero), zero)
 
@@ -99,7 +110,9 @@ def test_a_function_of_the_field_is_not_additive(function: str) -> None:
 def test_checker_grants_what_the_laws_say() -> None:
     """The checker of certificates has facts of its own, so that a slip in the table cannot make it believe a proof."""
     granted = {"grows": GROWING, "idempotent": IDEMPOTENT, "nonnegative": NONNEGATIVE, "positive": POSITIVE,
-               "zero": ZERO, "contracts": CONTRACTING}
+               "zero": ZERO, "contracts": CONTRACTING, "exceeds": EXCEEDING}
     for law, functions in granted.items():
         # what relu is, a maximum, is known of it besides
         assert {name for name, laws in LAWS.items() if getattr(laws, law)} - {"relu"} == functions
+    for name in VANISHING - {"1/"}:
+        assert REAL.call(name, np.zeros(1)) == 0

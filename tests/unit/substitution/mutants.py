@@ -101,10 +101,27 @@ def _size(rng: random.Random, rule: Rule) -> Rule | None:
 
 
 def _condition(rng: random.Random, rule: Rule) -> Rule | None:
-    if not rule.conditions:
+    """What would hold if two sizes were equal, without that condition: the target's attributes have one for the
+    other."""
+    told = sorted({name for node in rule.target.nodes for value in node.attributes.values() for name in _sizes(value)})
+    if not told or len(rule.symbols) < 2:
         return None
-    left_out = rng.randrange(len(rule.conditions))
-    return replace(rule, conditions=tuple(c for k, c in enumerate(rule.conditions) if k != left_out))
+    one = rng.choice(told)
+    other = rng.choice([name for name in rule.symbols if name != one])
+
+    def put(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(put, value))
+        return value.substitute({one: Poly.symbol(other)}) if isinstance(value, Poly) else value
+
+    nodes = tuple(Node(n.op, n.inputs, {k: put(v) for k, v in n.attributes.items()}) for n in rule.target.nodes)
+    return replace(rule, target=Graph(nodes, rule.target.outputs))
+
+
+def _sizes(value: Any) -> set[str]:
+    if isinstance(value, tuple):
+        return {name for each in value for name in _sizes(each)}
+    return set(value.symbols) if isinstance(value, Poly) else set()
 
 
 def _behind_an_input(make: Any) -> Any:
@@ -115,16 +132,34 @@ def _behind_an_input(make: Any) -> Any:
             return None
         name = rng.choice(names)
         new = make(name, rule.shapes[name])
-        if new is None:
+        return None if new is None else replace(rule, target=_behind(rule.target, name, new))
+
+    return mutate
+
+
+def _behind(graph: Graph, name: str, new: list[Node]) -> Graph:
+    """The graph of what the last of the new nodes computes in place of an input."""
+    def moved(ref: Any) -> Any:
+        if ref == name:
+            return len(new) - 1, 0
+        return ref if isinstance(ref, str) else (ref[0] + len(new), ref[1])
+
+    nodes = tuple(Node(n.op, tuple(map(moved, n.inputs)), n.attributes) for n in graph.nodes)
+    return Graph((*new, *nodes), tuple(map(moved, graph.outputs)))
+
+
+def _behind_both(source: Any, target: Any) -> Any:
+    """An input of the source becomes what ``source`` computes of it, and that of the target what ``target`` does (the
+    input itself, if None): what divides by it, and what would cancel if it were something else."""
+    def mutate(rng: random.Random, rule: Rule) -> Rule | None:
+        names = [n for n in rule.target.inputs if n in rule.source.inputs and rule.shapes[n]]
+        if not names:
             return None
-
-        def moved(ref: Any) -> Any:
-            if ref == name:
-                return len(new) - 1, 0
-            return ref if isinstance(ref, str) else (ref[0] + len(new), ref[1])
-
-        nodes = tuple(Node(n.op, tuple(map(moved, n.inputs)), n.attributes) for n in rule.target.nodes)
-        return replace(rule, target=Graph((*new, *nodes), tuple(map(moved, rule.target.outputs))))
+        name = rng.choice(names)
+        changed = replace(rule, source=_behind(rule.source, name, source(name, rule.shapes[name])))
+        if target is None:
+            return changed
+        return replace(changed, target=_behind(rule.target, name, target(name, rule.shapes[name])))
 
     return mutate
 
@@ -135,7 +170,9 @@ def _chain(*words: str) -> Any:
         nodes = []
         for word in words:
             op, *refs = word.split()
-            attributes = {"value": Fraction(0)} if op == "scalar" else {}
+            attributes: dict[str, Any] = {"value": Fraction(0)} if op == "scalar" else {}
+            if op in ("sum", "max"):
+                attributes = {"axes": (len(shape) - 1,), "keepdims": 1}
             inputs = tuple(name if r == "x" else (int(r[1:]), 0) for r in refs)
             nodes.append(Node(op, inputs, attributes))
         return nodes
@@ -165,6 +202,20 @@ PARTIAL_KINDS: dict[str, Any] = {
     "identity matrix": _behind_an_input(_identity),
 }
 
+_ONE = ("div x x", "mul x %0")
+#: rules whose source divides, so that something is not 0, but not what the target takes it for
+PARTIAL_KINDS |= {
+    "sums that do not cancel": _behind_both(
+        _chain("sum x", "reciprocal x", "sum %1", "mul %0 %2", "mul x %3"), None),
+    "sum of quotients": _behind_both(_chain("div x x", "sum %0", "mul x %1"), None),
+    "half of a divisor": _behind_both(_chain("add x x", "div x %0", "mul x %1"), None),
+    "divisor of another row": _behind_both(_chain("max x", "div %0 %0", "mul x %1"), _chain(*_ONE)),
+    "divisor that is never 0": _behind_both(_chain("exp x", "div %0 %0", "mul x %1"), _chain(*_ONE)),
+    "divisor that is 0 more often": _behind_both(_chain(*_ONE), _chain("relu x", "div %0 %0", "mul x %1")),
+    "divisor that is a sum": _behind_both(_chain("sum x", "div x %0", "mul %0 %1"), _chain(*_ONE)),
+    "reciprocal too many": _behind_both(_chain("reciprocal x", "reciprocal %0"), _chain("reciprocal x")),
+}
+
 KINDS: dict[str, Any] = {
     "axis": _attribute("axis", lambda node: (0, 1, 2)),
     "axes": _attribute("axes", lambda node: ((0,), (1,))),
@@ -178,4 +229,7 @@ KINDS: dict[str, Any] = {
     "kernel": _attribute("kernel", lambda node: ((1, 1), (2, 2), (3, 1))),
     "operand order": _order, "input": _input, "activation": _activation, "operator": _operator, "size": _size,
     "condition": _condition,
+    "largest of a row": _behind_both(_chain("max x", "maximum x %0"), None),
+    "smaller of two": _behind_both(_chain("tanh x", "minimum x %0"), None),
+    "larger of two": _behind_both(_chain("exp x", "maximum x %0"), None),
 }

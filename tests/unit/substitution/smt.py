@@ -215,7 +215,7 @@ def _laws(calls: Sequence[tuple[str, Any]]) -> list[Any]:
     said: list[Any] = []
     for name, x in calls:
         laws, value = LAWS[name], _function(name, x)
-        said += [value >= 0] * laws.nonnegative + [value > 0] * laws.positive
+        said += [value >= 0] * laws.nonnegative + [value > 0] * laws.positive + [value >= x] * laws.exceeds
         said += [z3.Implies(x == 0, value == 0)] * laws.zero + [value <= _larger(x, z3.RealVal(0))] * laws.contracts
         if laws.grows:
             said += [z3.Implies(x <= y, value <= _function(name, y)) for other, y in calls if other == name]

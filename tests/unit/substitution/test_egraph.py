@@ -162,3 +162,15 @@ def test_what_is_refused() -> None:
     graph = EGraph()
     with pytest.raises(ShapeError):
         graph.add("matmul", (), (leaf(graph, "a", 2, 3), leaf(graph, "b", 4, 5)))
+
+
+def test_an_operand_may_be_merged_with_what_reads_it() -> None:
+    """Equal operands make both sums one, of which one is an operand of both."""
+    graph = EGraph()
+    z, p, r, q = (leaf(graph, name, 2) for name in "zprq")
+    graph.merge(z, graph.add("add", (), (p, q)))
+    graph.merge(q, graph.add("add", (), (r, q)))
+    graph.rebuild()
+    graph.merge(p, r)
+    graph.rebuild()
+    assert graph.find(q) == graph.find(z) and graph.add("add", (), (r, z)) == graph.find(z)

@@ -146,7 +146,29 @@ def test_what_is_known_is_not_found_again(tmp_path: Path) -> None:
     write_library(tmp_path, beyond)
     report = json.loads((tmp_path / "generation" / "report.json").read_text())["uniform"]
     assert report["covered"][0]["steps"] == ["relu", "add"] and "matmul" in report["operators_left"]
+    assert report["laws"]["found"] == report["laws"]["proved"] == report["laws"]["proved_and_consequences"] == 2
     assert generate(UNIFORM, seconds=0.5).skipped[-1] == UNIFORM[-1].name
+
+
+def test_a_uniform_search_decides_the_smallest_first_and_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of sizes do not make two laws of one; what divides by 0 everywhere is none."""
+    steps = tuple(Step(op) for op in ("sub", "div", "relu", "reciprocal"))
+    family = replace(UNIFORM[0], depth=2, steps=steps, name="uniform-functions")
+    every = generate([family, replace(family, name="uniform-again")])
+    assert every.states["distinct"] == generate([family]).states["distinct"]
+    assert every.complete and every.states["undefined"] and not every.states["quarantined"]
+    assert "reciprocal(reciprocal(a)) = a" in _texts(every)
+    now, sizes = iter(range(10_000)), list[int]()
+    monkeypatch.setattr("mlc.substitution.generate.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("mlc.substitution.generate._certified", lambda _made, rule: sizes.append(len(
+        (*rule.source.nodes, *rule.target.nodes))))
+    left = generate([family], seconds=36)  # a reading of the clock takes one
+    write_library(tmp_path, left)
+    said = json.loads((tmp_path / "generation" / "report.json").read_text())["uniform"]["laws"]
+    assert not left.complete and sizes == sorted(sizes) and len(sizes) + said["undecided"] == said["found"]
+    assert 0 < said["undecided"] == sum(said["undecided_by_operators"].values())
 
 
 def test_a_condition_is_found_where_a_pair_needs_one() -> None:

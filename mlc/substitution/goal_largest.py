@@ -1,0 +1,161 @@
+"""Maxima that one of their members is, since no other is above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+from mlc.operators.laws import LAWS
+from mlc.substitution.goal import Goal, inequalities
+from mlc.substitution.goal_divide import guesses, kinds_of, replace_term
+from mlc.substitution.maxima import largest
+from mlc.substitution.normal import (
+    Function,
+    Largest,
+    Normal,
+    Stuck,
+    Term,
+    make_term,
+    refreshed,
+    refreshed_member,
+    substituted,
+)
+
+__all__ = ["choose_largest", "lower_one", "rewrite_largest"]
+
+#: members of a maximum that is looked at, choices in a goal, and what is tried at one stand
+_MEMBERS, _CHOICES, _TRIES = 6, 4, 4
+#: shows that the terms of a goal are at least 0
+AtLeast: TypeAlias = "Callable[[Goal], list[list[Any]]]"
+
+
+class _Value(NamedTuple):
+    """Member ``k`` at values of its variables, as texts, with witnesses of its guards and its sum there."""
+
+    k: int
+    values: list[str]
+    guards: list[Any]
+    body: Normal
+
+
+def choose_largest(goal: Goal, at_least: AtLeast) -> bool:
+    """Takes a member for one maximum; False where none is seen to be the largest."""
+    if sum(step[0] == "largest" for step in goal.steps) >= _CHOICES:
+        return False
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        for place, atom in enumerate(term.atoms):
+            if not isinstance(atom, Largest) or len(atom.members) > _MEMBERS:
+                continue
+            for value in _values(goal, term, atom):
+                proofs = _none_above(goal, term, atom, value, at_least)
+                if proofs is not None:
+                    goal.step("largest", number, place, value.k, value.values, value.guards, proofs)
+                    replace_term(goal, number, (*term.atoms[:place], *term.atoms[place + 1:]), value.body)
+                    return True
+    return False
+
+
+def rewrite_largest(goal: Goal) -> bool:
+    """Adds a term to a maximum of which it takes a part of a member away, or has a maximum with 0 twice for what it is
+    of beside it; False where there is no such."""
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        for place, atom in enumerate(term.atoms):
+            if isinstance(atom, Largest) and (_square(goal, number, place, atom) or _absorb(goal, number, atom)):
+                return True
+    return False
+
+
+def _square(goal: Goal, number: int, place: int, atom: Largest) -> bool:
+    term = goal.terms[number]
+    bodies = sorted((m.body for m in atom.members if not m.variables and not m.guards), key=len)
+    if len(atom.members) != 2 or list(map(len, bodies)) != [0, 1]:
+        return False
+    [inner] = bodies[1]
+    left = [*term.atoms[:place], *term.atoms[place + 1:]]
+    if inner.variables or inner.guards or not inner.factor or not inner.atoms:
+        return False
+    for each in inner.atoms:
+        if each not in left:
+            return False
+        left.remove(each)
+    goal.step("square", number, place)
+    goal.terms[number] = make_term(term.factor / inner.factor, term.variables, term.guards, (*left, atom, atom))
+    return True
+
+
+def _absorb(goal: Goal, number: int, atom: Largest) -> bool:
+    term = goal.terms[number]
+    if term.variables or term.guards or len(term.atoms) != 1 or not term.factor:
+        return False
+    for other in sorted(goal.terms):
+        added = goal.terms[other]
+        added = replace(added, factor=added.factor / term.factor)
+        if other == number or not any(replace(added, factor=-added.factor) in m.body for m in atom.members):
+            continue
+        goal.step("absorb", number, other)
+        fresh = goal.expander.fresh
+        members = [replace(m, body=(*m.body, refreshed(added, fresh)))
+                   for m in (refreshed_member(each, fresh) for each in atom.members)]
+        del goal.terms[number], goal.terms[other]
+        for part in largest(members, fresh):
+            goal.append(number, replace(part, factor=part.factor * term.factor))
+        return True
+    return False
+
+
+def _none_above(goal: Goal, term: Term, atom: Largest, value: _Value, at_least: AtLeast) -> list[Any] | None:
+    """What shows of each member that it is not above the value."""
+    proofs = []
+    for member in atom.members:
+        context = [*goal.context, *term.variables, *member.variables]
+        facts = [*goal.facts, *inequalities(term.guards), *inequalities(member.guards)]
+        try:
+            proofs.append(at_least(Goal(goal.expander, context, facts, value.body, member.body, goal.divisors,
+                                        goal.depth + 1)))
+        except Stuck:
+            return None
+    return proofs
+
+
+def lower_one(goal: Goal) -> bool:
+    """Puts something that is not above it in place of a term, such that it may cancel another one."""
+    kinds = [kinds_of(term) for term in goal.terms.values()]
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        if term.factor <= 0 or len(term.atoms) != 1:
+            continue
+        [atom] = term.atoms
+        if isinstance(atom, Largest):
+            for value in _values(goal, term, atom):
+                if any(kinds_of(part) in kinds for part in value.body):
+                    goal.step("lower", number, value.k, value.values, value.guards)
+                    replace_term(goal, number, (), value.body)
+                    return True
+        elif isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].exceeds:
+            goal.step("lower", number, 0, [], [])
+            replace_term(goal, number, (), atom.arg)
+            return True
+    return False
+
+
+def _values(goal: Goal, term: Term, atom: Largest) -> Iterator[_Value]:
+    known = goal.known(term.guards)
+    tried = 0
+    for k, member in enumerate(atom.members):
+        whole = Term(Fraction(1), (), member.guards, (Function("", member.body),))
+        for guess in guesses(goal, term, len(member.variables)):
+            moved = substituted(whole, dict(zip(member.variables, guess, strict=True)))
+            witnesses = [known.holds(guard) for guard in moved.guards]
+            if any(each is None for each in witnesses):
+                continue
+            [body] = moved.atoms
+            assert isinstance(body, Function)
+            yield _Value(k, [goal.text(each, term.variables) for each in guess],
+                         [[goal.witness_text(w, term.variables) for w in each or ()] for each in witnesses], body.arg)
+            tried += 1
+            if tried == _TRIES * len(atom.members):
+                return
