@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tvm import s_tir
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.cpu.common import extent_of, parallel_work, parallelise
 from schedules.cpu.few_bits import FewBits
@@ -52,6 +52,15 @@ class DigitsGemm(RoundedGemm):
         fold_producers(sch, found["largest"], None)
         fold_producers(sch, found["wholes"], found["inverses"])
         return lambda: _digits(sch, found, shape, machine)
+
+    def parts(self, sch: s_tir.Schedule, parts: SBlockRV, at: LoopRV, k: int, lanes: int) -> LoopRV:
+        """All digits meet a word of weights in turn, which is unpacked once."""
+        steps = super().parts(sch, parts, at, k, lanes)
+        *_, row, digit, _, step, one, _, _, _ = sch.get_loops(parts)
+        sch.reorder(steps, step, row, digit, one)
+        sch.unroll(row)
+        sch.unroll(digit)
+        return steps
 
 
 def _digits(sch: s_tir.Schedule, found: Mapping[str, SBlockRV], shape: FewBits, machine: CpuMachine) -> None:

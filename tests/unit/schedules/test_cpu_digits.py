@@ -169,11 +169,13 @@ def test_seeds_of_any_number_of_rows_are_values_of_the_knobs(level: str) -> None
 @pytest.mark.parametrize(("level", "word", "each"), [
     ("x86-64-v3", "vpmaddubsw", 2), ("x86-64-v4 -mattr=+avx512vnni", "vpdpbusd", 2),
 ])
-@pytest.mark.parametrize("rows", [1, 4])
-def test_nibbles_are_unpacked_once_for_all_digits_and_rows(rows: int, level: str, word: str, each: int) -> None:
-    """A vector of bytes costs two masks and a shift; a block of the sum is all unrolled and held in registers."""
+@pytest.mark.parametrize(("rows", "block"), [(1, 32), (4, 32), (2, 128)])
+def test_nibbles_are_unpacked_once_for_all_digits_and_rows(
+    rows: int, block: int, level: str, word: str, each: int,
+) -> None:
+    """A vector of bytes costs two masks and a shift; four words are unrolled, of which registers hold the sums."""
     target = resolve(level, threads=CORES).tvm
-    func = expand_math(_func(4, 32, (rows,), 1024, 1024, False, False))
+    func = expand_math(_func(4, block, (rows,), 1024, 1024, False, False))
     seed = next(iter(GEMM_DIGITS.seeds(func, target)))
     sch = schedule_with(GEMM_DIGITS, func, target, seed)
     assembly = tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE).mod.inspect_source("s")
