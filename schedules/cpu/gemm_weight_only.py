@@ -124,6 +124,7 @@ class WeightOnlyGemm(Space):
         if shape.rows % m:  # lowering peels the ragged tile, so that full ones test nothing
             sch.annotate(outer_i, "pragma_loop_partition_hint", True)
         block = _product(sch, product, tiles[-1], lanes)
+        self.fetch(sch, block, shape, n)
         steps = self.parts(sch, parts, block, k, lanes)
         chunk = sch.fuse(*batch, *grid)
         if extent_of(sch, chunk) > 1 and shape.rows * shape.columns * shape.depth >= parallel_work(machine):
@@ -149,6 +150,9 @@ class WeightOnlyGemm(Space):
                 schedule_injective(sch, placed, machine, InjectiveTile())
 
         return finish
+
+    def fetch(self, sch: s_tir.Schedule, block: LoopRV, shape: FewBits, n: int) -> None:
+        """Ask for prefetches of a tile of ``n`` columns in its loop over the blocks of the sum; none here."""
 
     def parts(self, sch: s_tir.Schedule, parts: SBlockRV, at: LoopRV, k: int, lanes: int) -> LoopRV:
         """A tile of the part of a block of the sum, computed at the loop over blocks; returns the loop to initialise it

@@ -13,7 +13,7 @@ from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_ge
 
 from mlc.graph.kernels.digits import dense_digits, has_digits
 from mlc.graph.kernels.rounded import has_rounded, pack_bytes
-from mlc.graph.kernels.weight_only import dense_weight_only, pack_columns, pack_words
+from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, pack_columns, pack_words
 from mlc.target import resolve
 from schedules.cpu.gemm_digits import GEMM_DIGITS
 from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
@@ -186,5 +186,7 @@ def test_nibbles_are_unpacked_once_for_all_digits_and_rows(
     assert len(re.findall(rf"\t{word}\t", loop)) == 3 * each * words * seed["m"]
     assert len(re.findall(r"\tvp?and\w*\t", loop)) == 2 * words
     assert len(re.findall(r"\tvpsrl\w\t", loop)) == words
+    panels, lines = seed["n"] // PANEL, block * PANEL // 2 // 64
+    assert len(re.findall(r"\tprefetch", assembly)) == panels * lines, "a block fetches as much as it reads, once"
     if word == "vpdpbusd":  # pairs have products on their way; those that wait on the stack take no time
         assert not re.findall(r"mov\w*\s+%[xyz]mm\d+, .*\(%rsp", loop)
