@@ -14,10 +14,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.cpu.common import extent_of, parallel_work, parallelise
 from schedules.cpu.few_bits import FewBits
 from schedules.cpu.gemm_rounded import HALVES, OTHERS, RoundedGemm
-from schedules.cpu.gemm_weight_only import fold_producers
+from schedules.cpu.gemm_weight_only import AHEAD, STREAM, fold_producers
 from schedules.cpu.tiling import vectors_in
-from schedules.lowering import prefetch_rows
-from schedules.machine import LINE_BYTES, CpuMachine
+from schedules.machine import CpuMachine
 
 __all__ = ["GEMM_DIGITS"]
 
@@ -29,16 +28,6 @@ _DIGITS = 3
 _UNPACK, _BROADCAST = 0.4, 0.15
 #: dot products in the time of putting three sums of a block together and adding them to the result
 _ADDED = 4.5
-#: what another panel that a tile reads beside the first costs: one stream of memory is fetched further ahead than two
-_STREAM = 1.05
-#: How many bytes ahead of a tile its weights are fetched, of which the prefetcher alone is not far enough: between the
-#: loads of a block and of the next are more instructions than the processor looks ahead. Measured on Zen 5, 4096 x 4096
-#: from memory: 0.75 to 0.79 of the time without, of 4 kB to 32 kB alike
-_AHEAD = 8192
-#: cache lines of a block at most, of which each is asked for at once
-_MOST_LINES = 64
-#: bytes that a column's word of weights has
-_WORD = 4
 
 
 class DigitsGemm(RoundedGemm):
@@ -47,6 +36,7 @@ class DigitsGemm(RoundedGemm):
     name = "cpu.gemm_digits"
     op = "dense_digits"
     integers = "digits"
+    ahead = AHEAD
 
     def registers(self, m: int, vectors: int) -> int:
         return ((_DIGITS + 1) * m + HALVES) * vectors + OTHERS
@@ -55,7 +45,7 @@ class DigitsGemm(RoundedGemm):
         results, each = m * vectors, shape.fields // shape.taken
         streams = -(-vectors * machine.lanes() // shape.panel)
         products = _DIGITS * results + _UNPACK * vectors + _BROADCAST * _DIGITS * m
-        return (shape.steps * each * products + _ADDED * results) * _STREAM ** (streams - 1)
+        return (shape.steps * each * products + _ADDED * results) * STREAM ** (streams - 1)
 
     def activations(
         self, sch: s_tir.Schedule, named: Mapping[str, SBlockRV], shape: FewBits, machine: CpuMachine
@@ -64,16 +54,6 @@ class DigitsGemm(RoundedGemm):
         fold_producers(sch, found["largest"], None)
         fold_producers(sch, found["wholes"], found["inverses"])
         return lambda: _digits(sch, found, shape, machine)
-
-    def fetch(self, sch: s_tir.Schedule, block: LoopRV, shape: FewBits, n: int) -> None:
-        func = sch.mod["main"]
-        weight = next(i for i, param in enumerate(func.params)
-                      if str(param.dtype) == "uint8" and [int(d) for d in param.shape[-2:]] == [shape.panel, _WORD])
-        rows = shape.steps * shape.panel * _WORD  # bytes of a block of a panel
-        lines = rows // LINE_BYTES
-        if n % shape.panel == 0 and lines <= _MOST_LINES:
-            panel = shape.blocks * rows
-            prefetch_rows(sch, block, [(weight, at * panel + _AHEAD) for at in range(n // shape.panel)], lines)
 
     def parts(self, sch: s_tir.Schedule, parts: SBlockRV, at: LoopRV, k: int, lanes: int) -> LoopRV:
         """All digits meet a word of weights in turn, which is unpacked once."""

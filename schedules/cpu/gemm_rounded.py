@@ -71,6 +71,7 @@ class RoundedGemm(WeightOnlyGemm):
     tensorizes = "dot_"
     #: the block that makes the integers that products read
     integers = "rounded"
+    ahead = 0  # so few instructions lie between loads that the processor itself looks far enough
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         shape = self.shape(func)
