@@ -27,6 +27,8 @@ _SHORT = {"conv2d_nchwc_integer": 1, "conv2d_nchwc_bytes": 1, "dense_integer": 1
 _DOTS: dict[tuple[str, ...], int] = {
     ("uint8", "int8", "int32"): 4, ("int16", "int16", "int32"): 2, ("bfloat16", "bfloat16", "float32"): 2,
 }
+#: those of one that unpacks bytes of weights where they are whole or two halves: as many activations as it reads
+_UNPACKING = ("int8", "uint8", "int32")
 #: bytes of a step that one lane reads of either operand at once
 _WORD = 4
 #: how the names of calls begin that are an instruction on the tiles of a matrix unit
@@ -232,7 +234,8 @@ class _Walk:
     def _dot(self, block: tirx.Stmt) -> bool:
         """Read an intrinsic's dot products of short numbers; False where ``block`` is something else."""
         regions = [matched.source for matched in block.match_buffers]
-        step = _DOTS.get(tuple(str(region.source.dtype) for region in regions))
+        types = tuple(str(region.source.dtype) for region in regions)
+        step = int(regions[0].region[-1].extent) if types == _UNPACKING else _DOTS.get(types)
         if step is None:
             return False
         activations, weights, sums = ([evaluate(r.min, self._env) for r in region.region] for region in regions)
@@ -252,13 +255,14 @@ class _Walk:
         weights[-2] += lane
         stored = self._buffer(regions[2].source)
         data, weight = self._buffer(regions[0].source), self._buffer(regions[1].source)
-        data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // step), element=_WORD)
+        words = max(1, step * data.element // _WORD)  # of activations, each a dot product with a word of weights
+        data = replace(data, shape=(*data.shape[:-1], data.shape[-1] // step), element=words * _WORD)
         weight = replace(weight, shape=weight.shape[:-1], element=_WORD)
         accesses = (
             Access(stored, tuple(sums), True), Access(stored, tuple(sums), False),
             Access(data, tuple(activations), False), Access(weight, tuple(weights[:-1]), False),
         )
-        self._add(accesses, _Work(arithmetic=2.0), opaque=False, tiles=tiles)
+        self._add(accesses, _Work(arithmetic=2.0 * words), opaque=False, tiles=tiles)
         del self._loops[first:], self._env.extents[first:]
         self._reduction = before
         return True
@@ -317,9 +321,11 @@ class _Walk:
     def _visit_BufferStore(self, stmt: tirx.BufferStore) -> None:
         work = _Work()
         _count(stmt.value, work)
-        short = self._short if self._reduction else 0
+        short, products = self._short if self._reduction else 0, 1
+        if self._reduction and {str(load.source.dtype) for load in work.loads} == set(_UNPACKING):
+            short, products = 1, sum(str(load.source.dtype) == _UNPACKING[0] for load in work.loads)
         if short:  # to widen the operands is a part of the instruction
-            work.arithmetic = 2.0
+            work.arithmetic = 2.0 * products
         accesses = [self._access(stmt.buffer, stmt.indices, store=True)]
         seen = set()
         for load in work.loads:

@@ -25,7 +25,7 @@ from schedules.intrin.dot import NIBBLES, OCTETS, dot
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions
 
-__all__ = ["GEMM_ROUNDED"]
+__all__ = ["GEMM_ROUNDED", "HALVES", "OTHERS", "RoundedGemm"]
 
 #: the names of the blocks that make the activations, in order, of which the first reads them
 _STAGES = ("largest", "inverses", "rounded", "sums", "step", "shifts")
@@ -36,7 +36,7 @@ _UNPACK, _BROADCAST = 0.25, 0.2
 #: do not hold both
 _ADDED, _AWAY = 2.0, 0.5
 #: registers for a vector's two halves, and for constants and a broadcast value
-_HALVES, _OTHERS = 2, 3
+HALVES, OTHERS = 2, 3
 #: what a last tile of fewer rows costs beside its own time
 _RAGGED = 1.03
 #: activations that a word of weights meets, by form
@@ -44,22 +44,23 @@ _FORMS = {8: NIBBLES, 4: OCTETS}
 
 
 @remembered
-def _shape(func: tirx.PrimFunc) -> FewBits | None:
+def _shape(func: tirx.PrimFunc, op: str, integers: str) -> FewBits | None:
+    """The extents of a product annotated ``op`` that reads activations as the block of that name makes them."""
     info = analyse(func)
-    product = next((block for block in info.blocks if block.annotation == RoundedGemm.op), None)
+    product = next((block for block in info.blocks if block.annotation == op), None)
     if product is None:
         return None
     named = {block.name: block for block in info.producers(product)}
     if PARTS not in named:
         return None
     made = {block.name: block for block in info.producers(named[PARTS])}
-    if "rounded" not in made:
+    if integers not in made:
         return None
     *_, steps, _ = named[PARTS].extents
     *rows, columns = (product.extents[i] for i in product.spatial)
     (blocks,) = (product.extents[i] for i in product.reduced)
     panel = next(int(a.buffer.shape[-2]) for a in named[PARTS].reads if str(a.buffer.dtype) == "uint8")
-    return FewBits(prod(rows), columns, blocks, steps, made["rounded"].extents[-1] // steps, panel, taken=4)
+    return FewBits(prod(rows), columns, blocks, steps, made[integers].extents[-1] // steps, panel, taken=4)
 
 
 class RoundedGemm(WeightOnlyGemm):
@@ -68,6 +69,9 @@ class RoundedGemm(WeightOnlyGemm):
     name = "cpu.gemm_rounded"
     op = "dense_rounded"
     tensorizes = "dot_"
+    #: the block that makes the integers that products read
+    integers = "rounded"
+    ahead = 0  # so few instructions lie between loads that the processor itself looks far enough
 
     def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         shape = self.shape(func)
@@ -77,12 +81,37 @@ class RoundedGemm(WeightOnlyGemm):
         return select(dot(_FORMS[shape.fields], lanes), target) is not None
 
     def shape(self, func: tirx.PrimFunc) -> FewBits | None:
-        return _shape(func)
+        return _shape(func, self.op, self.integers)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape = self.shape(func)
+        """Register tiles by the arithmetic of a block of the sum."""
+        shape, machine, options = self.shape(func), cpu_machine(target), []
         assert shape is not None
-        yield from _seeds(shape, cpu_machine(target))
+        for m in heights(shape):
+            for n in widths(shape, machine):
+                vectors = -(-n // machine.lanes())
+                if self.registers(m, vectors) > machine.vector_registers:
+                    continue
+                full, left = divmod(shape.rows, m)
+                rows = {m: full, left: 1} if left else {m: full}
+                cost = sum(count * self.tile_cost(shape, machine, height, vectors) for height, count in rows.items())
+                options.append((cost * (shape.columns // n) * (_RAGGED if left else 1.0), -n, m))
+        options.sort()
+        for _, width, m in options[:4]:
+            for mb, nb, order, inner in chunks(shape, machine, m, -width):
+                yield {"m": m, "n": -width, "mb": mb, "nb": nb, "k": max(divisors(shape.steps, 4)), "order": order,
+                       "inner": inner}
+
+    def registers(self, m: int, vectors: int) -> int:
+        """How many vectors a tile needs at least."""
+        return (m + HALVES) * vectors + OTHERS
+
+    def tile_cost(self, shape: FewBits, machine: CpuMachine, m: int, vectors: int) -> float:
+        """The time of a block of the sum, in dot products of a vector."""
+        sums, each = m * vectors, shape.fields // shape.taken
+        products = max(sums, machine.fma_per_cycle * machine.fma_latency) + _UNPACK * vectors + _BROADCAST * m
+        added = _ADDED + (_AWAY if 2 * sums + OTHERS > machine.vector_registers else 0.0)
+        return shape.steps * each * products + sums * added
 
     def activations(
         self, sch: s_tir.Schedule, named: Mapping[str, SBlockRV], shape: FewBits, machine: CpuMachine
@@ -120,33 +149,6 @@ def _rounded(sch: s_tir.Schedule, found: Mapping[str, SBlockRV], shape: FewBits,
         parallelise(sch, [*rows, block], machine.cores)
     sch.decompose_reduction(first, within)
     sch.decompose_reduction(found["sums"], added)
-
-
-def _seeds(shape: FewBits, machine: CpuMachine) -> Iterator[Decisions]:
-    """Register tiles by the arithmetic of a block of the sum."""
-    lanes, options = machine.lanes(), []
-    for m in heights(shape):
-        for n in widths(shape, machine):
-            vectors = -(-n // lanes)
-            if (m + _HALVES) * vectors + _OTHERS > machine.vector_registers:
-                continue
-            full, left = divmod(shape.rows, m)
-            rows = {m: full, left: 1} if left else {m: full}
-            cost = sum(count * _tile_cost(shape, machine, height, vectors) for height, count in rows.items())
-            options.append((cost * (shape.columns // n) * (_RAGGED if left else 1.0), -n, m))
-    options.sort()
-    for _, width, m in options[:4]:
-        for mb, nb, order, inner in chunks(shape, machine, m, -width):
-            yield {"m": m, "n": -width, "mb": mb, "nb": nb, "k": max(divisors(shape.steps, 4)), "order": order,
-                   "inner": inner}
-
-
-def _tile_cost(shape: FewBits, machine: CpuMachine, m: int, vectors: int) -> float:
-    """The time of a block of the sum, in dot products of a vector."""
-    sums, each = m * vectors, shape.fields // shape.taken
-    products = max(sums, machine.fma_per_cycle * machine.fma_latency) + _UNPACK * vectors + _BROADCAST * m
-    added = _ADDED + (_AWAY if 2 * sums + _OTHERS > machine.vector_registers else 0.0)
-    return shape.steps * each * products + sums * added
 
 
 GEMM_ROUNDED = RoundedGemm()

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, transform_integers
 from mlc.graph.kernels import bfloat, integer, saturating
+from mlc.graph.kernels.digits import dense_digits
 from mlc.graph.kernels.query_blocks import Sizes, attention
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.rounded import dense_rounded
@@ -61,6 +62,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.depthwise_integer": _integer_depthwise(),
         "cpu.gemm_bfloat": _bfloat_product(),
         "cpu.gemm_bytes": _saturating_product(),
+        "cpu.gemm_digits": _product_of_digits(),
         "cpu.gemm_integer": _integer_product(form),
         "cpu.gemm_rounded": _rounded_product(),
         "cpu.gemm_tiles": _tiled_convolution(),
@@ -138,6 +140,14 @@ def _rounded_product() -> tirx.PrimFunc:
     data = te.placeholder((4, 256), name="data")
     weight, scale = te.placeholder((4, 32, 32, 4), "uint8", name="w"), te.placeholder((4, 8, 32), name="scale")
     return te.create_prim_func([data, weight, scale, dense_rounded(data, weight, scale, None, 4, 32)])
+
+
+def _product_of_digits() -> tirx.PrimFunc:
+    """A row of three digits for each number, by 4-bit weights with a scale and a zero point for each 32."""
+    data = te.placeholder((1, 256), name="data")
+    weight = te.placeholder((4, 32, 32, 4), "uint8", name="w")
+    scale, zero = (te.placeholder((4, 8, 32), name=name) for name in ("scale", "zero"))
+    return te.create_prim_func([data, weight, scale, zero, dense_digits(data, weight, scale, zero, 4, 32)])
 
 
 def _gated_recurrence() -> tirx.PrimFunc:

@@ -10,6 +10,7 @@ import numpy as np
 from tvm import te, tirx
 
 from mlc.graph.kernels.bfloat import conv2d_nchwc_bfloat, dense_bfloat
+from mlc.graph.kernels.digits import dense_digits, has_digits
 from mlc.graph.kernels.integer import conv2d_nchwc_integer, dense_integer, dot_form
 from mlc.graph.kernels.rounded import dense_rounded, half_range
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, rows_of_word
@@ -106,27 +107,38 @@ def _conv(kind: str, ic: int, oc: int, size: int, kernel: int, stride: int) -> K
 
 
 def _vector(bits: int, k: int, n: int, block: int = 32) -> Kernel:
-    """One row by a weight in blocks, which comes from memory."""
+    """One row by a weight in blocks, which comes from memory: the kernel that a model gets."""
     each = rows_of_word(bits)
 
-    def build(_target: Target) -> tirx.PrimFunc:
-        x = te.placeholder((1, k), name="x")
-        words, scale = (te.placeholder((n // PANEL, k // rows, PANEL), dtype, name) for rows, dtype, name in (
-            (each, "uint32", "words"), (block, "float32", "scale")))
-        return te.create_prim_func([x, words, scale, dense_weight_only(x, words, scale, None, bits, block)])
+    def build(target: Target) -> tirx.PrimFunc:
+        x, scale = te.placeholder((1, k), name="x"), te.placeholder((n // PANEL, k // block, PANEL), name="scale")
+        digits = has_digits(target, bits, 1, block)
+        packed, product = ((((4,), "uint8"), dense_digits) if digits else (((), "uint32"), dense_weight_only))
+        words = te.placeholder((n // PANEL, k // each, PANEL, *packed[0]), packed[1], "words")
+        return te.create_prim_func([x, words, scale, product(x, words, scale, None, bits, block)])
 
     def reference(x: np.ndarray, words: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        fields = words.astype(np.int64)[:, :, None] >> (bits * np.arange(each))[:, None] & (1 << bits) - 1
-        signed = fields - moved_by(bits) if bits == 4 else (fields ^ 128) - 128
-        weight = signed.reshape(n // PANEL, k, PANEL) * np.repeat(scale, block, axis=1)
+        if words.ndim == 4:
+            integers = _integers(words, bits)
+        else:
+            fields = words.astype(np.int64)[:, :, None] >> (bits * np.arange(each))[:, None] & (1 << bits) - 1
+            integers = fields - moved_by(bits) if bits == 4 else (fields ^ 128) - 128
+        weight = integers.reshape(n // PANEL, k, PANEL) * np.repeat(scale, block, axis=1)
         return x @ weight.transpose(1, 0, 2).reshape(k, n)
 
     return Kernel(f"{bits}-bit vector 1x{k}x{n}, cold weight", build, reference, 2.0 * k * n, _WEIGHTS, (1, 2))
 
 
+def _integers(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Bytes ``[N/32, R, 32, 4]`` as ``[N/32, K, 32]`` integers around 0."""
+    halves = [packed] if bits == 8 else [packed.astype(np.int64) % 16, packed.astype(np.int64) // 16]
+    integers = np.stack(halves, 2).transpose(0, 1, 2, 4, 3)
+    return integers.reshape(len(packed), -1, PANEL) - half_range(bits)
+
+
 def _rounded(bits: int, m: int, k: int, n: int, block: int = 32) -> Kernel:
     """Rows that are rounded to 8 bits; one of them by a weight that comes from memory."""
-    each, half = rows_of_word(bits), half_range(bits)
+    each = rows_of_word(bits)
 
     def build(_target: Target) -> tirx.PrimFunc:
         x = te.placeholder((m, k), name="x")
@@ -135,9 +147,7 @@ def _rounded(bits: int, m: int, k: int, n: int, block: int = 32) -> Kernel:
         return te.create_prim_func([x, weight, scale, dense_rounded(x, weight, scale, None, bits, block)])
 
     def reference(x: np.ndarray, packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        halves = [packed] if bits == 8 else [packed.astype(np.int64) % 16, packed.astype(np.int64) // 16]
-        integers = np.stack(halves, 2).transpose(0, 1, 2, 4, 3).reshape(n // PANEL, k, PANEL) - half
-        weight = integers * np.repeat(scale, block, axis=1)
+        weight = _integers(packed, bits) * np.repeat(scale, block, axis=1)
         blocks = x.astype(np.float32).reshape(m, -1, block)
         largest = np.abs(blocks).max(axis=-1, keepdims=True)
         steps = np.rint(blocks * (np.float32(127) / largest)) * largest.astype(np.float64) / 127

@@ -10,7 +10,7 @@ built stays in the folder and is timed again as it is: remove it after a change 
 ``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits, and for those
 of float16 with ``--precision bf16`` (``f16-in-bf16``), of which OpenVINO is asked as well. Errors are relative to what
 onnxruntime makes in float32 of the same weights and the same inputs. ``--build`` makes and builds the models and times
-nothing.
+nothing. ``--alone``, of either, times mlc's own builds of a network in turn, without peers: minutes instead of an hour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", help="comma-separated (default: all)")
     parser.add_argument("--sixteen", action="store_true", help="all benchmark models in 16 bits instead")
     parser.add_argument("--build", action="store_true", help="build what is missing and time nothing")
+    parser.add_argument("--alone", action="store_true", help="mlc in each type in turn, no peers, no table")
     parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--publish", action="store_true", help="put the table into results.md")
@@ -55,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.build:
         for name in models:
             built(name, output, args.target)
+        return 0
+    if args.alone:
+        for network, kinds in _by_network(models).items():
+            print(_alone(network, kinds, output, args.rounds, args.target), flush=True)
         return 0
     one = partial(measure, folder=output, rounds=args.rounds, target=args.target)
     for row in results.fill(models, one, args.again):
@@ -114,6 +119,33 @@ def measure(name: str, folder: Path, rounds: int, target: str) -> dict[str, Any]
                        reference=reference).to_json()
     return {**result, "widened": reference is not None, "bytes": ours.stat().st_size / plain.stat().st_size,
             "when": time.time()}
+
+
+def _by_network(models: Iterable[str]) -> dict[str, list[str]]:
+    """The ways that are asked for to make each network smaller."""
+    found: dict[str, list[str]] = {}
+    for name in models:
+        network, _, how = name.partition("-")
+        found.setdefault(network, []).append(how)
+    return found
+
+
+def _alone(network: str, ways: Sequence[str], folder: Path, rounds: int, target: str) -> str:
+    """mlc's builds of a network timed in turn: each one's time, what part it is of float32's, and how far its results
+    are from those."""
+    from mlc.bench import EngineSpec, Timing, run_bench
+
+    files = {how: built(f"{network}-{how}", folder, target) for how in ways}
+    plain = next(wide for _, wide in files.values())
+    engines = [EngineSpec("mlc", "float32", str(plain)),
+               *(EngineSpec("mlc", how, str(ours), precision=_precision(f"-{how}"))
+                 for how, (ours, _) in files.items())]
+    result = run_bench(original(network, folder), engines, timing=Timing(rounds=rounds)).to_json()
+    rows = {row["engine"]: row for row in result["results"]}
+    first = rows["float32"]["median_ms"]
+    said = [f"{how} {rows[how]['median_ms']:.2f} ms ({rows[how]['median_ms'] / first:.2f} of it, "
+            f"error {rows[how]['max_rel_err']:.0e})" for how in ways]
+    return f"{network}: float32 {first:.2f} ms, {', '.join(said)}"
 
 
 def made(name: str, folder: Path) -> tuple[Path, Path]:

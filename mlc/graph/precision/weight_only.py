@@ -27,6 +27,7 @@ from mlc.frontend.accuracy import INT8, level_of
 from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
+from mlc.graph.kernels.digits import dense_digits, has_digits
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
@@ -65,6 +66,7 @@ class _Kernel:
 
 
 _EXACT = _Kernel(dense_weight_only, pack_words, moved_by)
+_DIGITS = _Kernel(dense_digits, pack_bytes, half_range)
 _ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range)
 
 _Bound = Mapping[relax.Var, relax.Expr]
@@ -87,8 +89,13 @@ def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.
         return mod
 
     def kernel(var: relax.Var) -> _Kernel:
-        rounds = options.integers and level_of(var.name, mod["main"].attrs) >= INT8
-        return _ROUNDED if rounds and has_rounded(target, _bits(found[var])) else _EXACT
+        weight, rows = found[var], prod(shape_of(var)[:-1])
+        if not options.integers:
+            return _EXACT
+        if level_of(var.name, mod["main"].attrs) >= INT8 and has_rounded(target, _bits(weight)):
+            return _ROUNDED
+        block = min(weight.block[0], weight.integers.shape[0])
+        return _DIGITS if has_digits(target, _bits(weight), rows, block) else _EXACT
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         return _product(builder, value.args[0], shape_of(var), found[var], kernel(var)) if var in found else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +58,25 @@ def test_models_are_made_as_they_are_named(how: str, tmp_path: Path, monkeypatch
     feeds = random_inputs(onnx_inputs(str(plain)), seed=0)  # of those that were calibrated with
     got, want = (ReferenceEvaluator(onnx.load(path)).run(None, feeds)[0] for path in (small, plain))
     assert 0 < np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+@pytest.mark.slow
+def test_types_are_timed_alone_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The float32 model is built once and compared with; each type is a part of its time and has an error."""
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((64, 32), dtype="float32"), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "mm")], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 32])], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    monkeypatch.setattr(quantised_models, "_float32", lambda _network: model)
+    wanted = ["--models", "net-f16,net-bf16", "--rounds", "1", "--output", str(tmp_path)]
+    assert quantised.main(["--alone", "--sixteen", *wanted]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"net: float32 ([\d.]+) ms, f16 [\d.]+ ms \(([\d.]+) of it, error (\S+)\), "
+                         r"bf16 [\d.]+ ms \(([\d.]+) of it, error (\S+)\)", line)
+    assert found is not None, line
+    assert 0 < float(found[3]) < float(found[5]) < 0.02
+    assert len(list(tmp_path.glob("*.so"))) == 3 and not list(tmp_path.glob("*.md"))

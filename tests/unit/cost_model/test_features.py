@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,11 +18,16 @@ from cost_model.machine import machine
 from cost_model.nests import Nest, read_function
 from cost_model.roofline import analyse as roofline
 from mlc.graph.kernels.bfloat import dense_bfloat
+from mlc.graph.kernels.digits import dense_digits
 from mlc.graph.kernels.integer import dense_integer, dot_form, pack_dense
+from mlc.graph.kernels.rounded import dense_rounded
 from mlc.graph.kernels.weight_only import dense_weight_only
 from mlc.target import resolve
 from schedules.cpu.gemm import GEMM_BFLOAT, GEMM_INTEGER
-from schedules.space import schedule_with
+from schedules.cpu.gemm_digits import GEMM_DIGITS
+from schedules.cpu.gemm_rounded import GEMM_ROUNDED
+from schedules.math import expand_math
+from schedules.space import Space, schedule_with
 
 
 def hottest(mod: tvm.IRModule, target: tvm.target.Target = TARGET) -> tuple[Nest, NestCost]:
@@ -72,6 +78,26 @@ def test_dot_products_of_bfloat16_are_read_as_the_multiply_adds_whose_place_they
     assert nest.flops == m * n * k
     assert cost.accumulators == cost.operations == 12
     assert cost.loads == 6 + 2 and cost.gathers == 0
+
+
+@pytest.mark.parametrize(("product", "space", "sums"), [
+    (dense_rounded, GEMM_ROUNDED, 1), (dense_digits, GEMM_DIGITS, 3),
+])
+def test_dot_products_with_halves_of_bytes_are_read_as_multiply_adds(
+    product: Callable[..., te.Tensor], space: Space, sums: int,
+) -> None:
+    """Of 8 activations two, for each of an activation's digits; what is read is the bytes."""
+    on, m, n, k = resolve("x86-64-v4 -mattr=+avx512vnni", threads=2), 4, 64, 256
+    x, scale = te.placeholder((m, k), name="x"), te.placeholder((n // 32, k // 32, 32), name="scale")
+    w = te.placeholder((n // 32, k // 8, 32, 4), "uint8", name="w")
+    func = te.create_prim_func([x, w, scale, product(x, w, scale, None, 4, 32)])
+    seed = {"m": 2, "n": 32, "mb": 1, "nb": 1, "k": 2, "order": 0, "inner": 0}
+    nest, cost = hottest(schedule_with(space, expand_math(func), on.tvm, seed).mod, on.tvm)
+    assert nest.flops == 2 * sums * m * n * k / 4 and not nest.opaque
+    assert cost.accumulators == sums * 2 * 2 and cost.gathers == 0
+    (parts,) = (nest for nest in read_function(func).nests if nest.short)
+    assert parts.flops == 2 * sums * m * n * k
+    assert roofline(func, on.tvm).bytes == 4 * (m * k + n * k // 8 + n * k // 32 + m * n)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 32), (6, 64), (8, 64)])

@@ -17,6 +17,7 @@ import mlc
 from mlc.artifact.features import missing_features, required_features
 from mlc.frontend.accuracy import LEVELS
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, shape_of
+from mlc.graph.kernels.digits import has_digits
 from mlc.graph.pipeline import lower
 from mlc.graph.precision import (
     IntegerProducts,
@@ -432,8 +433,10 @@ def test_compiled_weights_take_their_bits(block: int, bits: int) -> None:
     x = numbers(1, 512)
     for target in targets_here():
         exe = mlc.compile(mod, target)
-        assert [entry["space"] for entry in exe.metadata["functions"]] == ["cpu.gemm_weight_only"]
-        size = sum(int(np.prod(entry["shape"])) * 4 for entry in exe.metadata["weights"])
+        space = "cpu.gemm_digits" if has_digits(target, bits, 1, block) else "cpu.gemm_weight_only"
+        assert [entry["space"] for entry in exe.metadata["functions"]] == [space]
+        weights = exe.metadata["weights"]
+        size = sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in weights)
         assert size == 512 * 256 * bits // 8 + 512 // block * 256 * 4
         np.testing.assert_allclose(exe(x)[0], evaluate(mod, x)[0], rtol=1e-5, atol=1e-4)
 
@@ -457,8 +460,9 @@ def test_activations_are_rounded_where_the_model_allows_it() -> None:
         called = [analyse(changed[call.args[0]]) for call in values if op_name(call) == "relax.call_tir"]
         return [next(block.annotation for block in func.blocks if block.annotation) for func in called]
 
-    exact = "dense_weight_only"
+    exact, digits = "dense_weight_only", "dense_digits"
     assert kernels(V3) == ["dense_rounded", exact, exact]
+    assert kernels(resolve("x86-64-v4 -mattr=+avx512vnni")) == ["dense_rounded", digits, digits]
     assert kernels(V3, CompileOptions(integers=False)) == kernels(resolve("llvm -mcpu=x86-64")) == [exact] * 3
 
 

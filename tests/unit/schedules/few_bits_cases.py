@@ -7,14 +7,28 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import te, tirx
 
+from mlc.graph.kernels.rounded import half_range
 from mlc.graph.kernels.weight_only import PANEL, rows_of_word
 
-__all__ = ["columns", "product_func"]
+__all__ = ["columns", "product_func", "unpacked_bytes"]
 
 
 def columns(panels: np.ndarray) -> np.ndarray:
     """``[N/32, R, 32]`` as ``[R, N]``."""
     return panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)
+
+
+def unpacked_bytes(packed: np.ndarray, bits: int) -> np.ndarray:
+    """``[N/32, R, 32, 4]`` bytes as ``[K, N]`` integers around 0, by arithmetic that shares nothing with the
+    packing's."""
+    panels, steps, lanes, four = packed.shape
+    each, wide = rows_of_word(bits), packed.astype(np.int64)
+    found = np.zeros((steps * each, panels * lanes), np.int64)
+    for k in range(each):
+        byte = wide[:, :, :, k % four]
+        found[k::each] = (byte // 16 ** (k // four) % (1 << bits) - half_range(bits)).transpose(1, 0, 2).reshape(
+            steps, -1)
+    return found
 
 
 def product_func(

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 import tvm
-from few_bits_cases import columns, product_func
+from few_bits_cases import columns, product_func, unpacked_bytes
 from harness import CORES, TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
-from mlc.graph.kernels.weight_only import PANEL, pack_columns, rows_of_word
+from mlc.graph.kernels.weight_only import PANEL, pack_columns
 from mlc.target import resolve
 from schedules.cpu.gemm_rounded import GEMM_ROUNDED
 from schedules.lowering import PIPELINE
@@ -26,19 +26,6 @@ _func = partial(product_func, dense_rounded, "uint8", (4,))
 
 needs_products = pytest.mark.skipif(not has_rounded(resolve("native"), 4),
                                     reason="this CPU has no products of bytes in whole vectors")
-
-
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """``[N/32, R, 32, 4]`` bytes as ``[K, N]`` integers around 0, by arithmetic that shares nothing with the
-    packing's."""
-    panels, steps, lanes, four = packed.shape
-    each, wide = rows_of_word(bits), packed.astype(np.int64)
-    found = np.zeros((steps * each, panels * lanes), np.int64)
-    for k in range(each):
-        byte = wide[:, :, :, k % four]
-        found[k::each] = (byte // 16 ** (k // four) % (1 << bits) - half_range(bits)).transpose(1, 0, 2).reshape(
-            steps, -1)
-    return found
 
 
 def rounded(x: np.ndarray, block: int) -> np.ndarray:
@@ -56,7 +43,7 @@ def _case(
 ) -> Case:
     def product(x: np.ndarray, packed: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
         zeros = np.repeat(columns(others[0]) - half_range(bits), block, 0)[:k] if zero else 0.0
-        weight = (_unpacked(packed, bits)[:k] - zeros) * np.repeat(columns(scale), block, 0)[:k]
+        weight = (unpacked_bytes(packed, bits)[:k] - zeros) * np.repeat(columns(scale), block, 0)[:k]
         found = rounded(x, block) @ weight
         return np.maximum(found + others[-1], 0) if bias else found
 
@@ -89,7 +76,7 @@ def test_packing_and_unpacking_are_inverse(bits: int, block: int) -> None:
     integers[0], integers[1] = -half, half - 1
     packed = pack_bytes(integers, bits, block)
     assert packed.dtype == np.uint8 and packed.shape[0] == 3 and packed.shape[2:] == (PANEL, 4)
-    np.testing.assert_array_equal(_unpacked(packed, bits)[:203, :70], integers)
+    np.testing.assert_array_equal(unpacked_bytes(packed, bits)[:203, :70], integers)
 
 
 def test_several_blocks_are_of_whole_words() -> None:

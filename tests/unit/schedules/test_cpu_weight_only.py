@@ -113,6 +113,8 @@ def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) 
     rows, masks = count["fmadd"] // each, count["fmadd"] - count["fmadd"] // each
     wanted = {"p?and": masks, "psrld": rows} if bits == 4 else {"psrad": count["fmadd"], "pslld": masks}
     assert {name: found for name in ("p?and", "psrld", "psrad", "pslld") if (found := count[name])} == wanted
+    lines = 32 * PANEL * bits // 8 // 64
+    assert len(re.findall(r"\tprefetch", assembly)) == seed["n"] // PANEL * lines, "a block fetches what one reads"
     assert not count["mul"], "scales wait for the end of a block"
     stored = len(re.findall(r"mov\w*\s+%[xyz]mm\d+, .*\(%rsp", loop))
     assert stored <= count["fmadd"] // 4, "a mask now and then may wait on the stack"
