@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from relax_evaluation import assert_same_values, module, network, operators, weight
+from relax_evaluation import assert_same_values, evaluate, module, network, operators, weight
 from tvm import relax
 from tvm.relax import op
 from tvm.script import relax as R
 
 from mlc.graph.lowering.attention import FuseAttention
+from mlc.graph.pipeline import lower
 from mlc.target import resolve
 from schedules import registry
 from schedules.cuda.heads import Heads, heads_of
@@ -73,6 +75,30 @@ def test_a_constant_that_hides_what_comes_later_is_a_limit(shift: int, never: fl
     assert found.causal == causal and (found.mask is None) == (causal is not None)
     if shift >= 0:  # else the first query sees nothing
         assert_same_values(before, after)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_queries_of_16_bits_that_are_scaled_are_read_as_they_are(dtype: str) -> None:
+    """As the importer of Attention writes it: no kernel scales them, and they are rounded once less."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    builder = relax.BlockBuilder()
+    q, k, v = (relax.Var(name, relax.TensorType((1, 2, 40, 64), dtype)) for name in "qkv")
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            scale = relax.const(tvm.runtime.tensor(np.array(0.11, kind)))
+            turned = builder.emit(op.permute_dims(k, [0, 1, 3, 2]))
+            scores = builder.emit(op.matmul(builder.emit(op.multiply(q, scale)), turned))
+            result = builder.emit_output(op.matmul(builder.emit(op.nn.softmax(scores)), v))
+        builder.emit_func_output(result)
+    lowered = lower(builder.finalize(), AMPERE)
+    assert [task.weight for task in lowered.tasks] == [1]
+    rng = np.random.default_rng(3)
+    values = [rng.standard_normal((1, 2, 40, 64)).astype(kind) for _ in range(3)]
+    (got,) = evaluate(lowered.module, *values)
+    wide = [array.astype("float64") for array in values]
+    powers = np.exp(float(np.array(0.11, kind)) * wide[0] @ wide[1].swapaxes(-1, -2))
+    wanted = powers / powers.sum(-1, keepdims=True) @ wide[2]
+    assert np.abs(got.astype("float64") - wanted).max() <= (1e-3 if dtype == "float16" else 8e-3) * np.abs(wanted).max()
 
 
 def test_operands_of_16_bits_and_a_rounded_result() -> None:
