@@ -251,9 +251,9 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     (result,) = readers(_written(values))
     *batch, i, j, d = (v.var for v in scores.iter_vars)
     *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
-    query, key = _operand(scores, i, d), _operand(scores, j, d)
-    *heads, _, f, k = (v.var for v in values.iter_vars)
-    value = _operand(values, k, f)
+    query, key = _operand(scores, i, d, j, 0), _operand(scores, j, d, i, -1)
+    *heads, n, f, k = (v.var for v in values.iter_vars)
+    value = _operand(values, k, f, n, -1)
     if query is None or key is None or value is None:
         return None
     value = Load(substituted(value.element, dict(zip(heads, batch, strict=True))), k, f)
@@ -284,10 +284,14 @@ def _is_sum(block: s_tir.SBlock) -> bool:
     return any(v.iter_type == tirx.IterVar.CommReduce for v in block.iter_vars)
 
 
-def _operand(block: s_tir.SBlock, row: Any, column: Any) -> Load | None:
-    """The factor of a sum of products that depends on ``row``."""
+def _operand(block: s_tir.SBlock, row: Any, column: Any, other: Any, place: int) -> Load | None:
+    """The factor of a sum of products that depends on ``row`` and not on ``other``; where axes of one element are
+    written as their only index, which tells nothing, the factor at ``place``."""
     factors = describe(block).factors or ()
-    found = [load for load in factors if uses(load, [row]) and uses(load, [column])]
+    told = [variable for variable in (row, column) if any(uses(load, [variable]) for load in factors)]
+    found = [load for load in factors if all(uses(load, [variable]) for variable in told) and not uses(load, [other])]
+    if len(found) > 1 and not uses(found[place], [row]):
+        found = [found[place]]
     return Load(found[0], row, column) if len(found) == 1 else None
 
 
