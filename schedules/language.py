@@ -129,6 +129,10 @@ def _is_attention(value: Any) -> bool:
     return tiles in [[w, k, s] for w in (1, 2, 4, 8) for k in (16, 32, 64, 128) for s in (2, 3, 4)]
 
 
+def _is_group_attention(value: Any) -> bool:
+    return value in [[w, k, s] for w in (4, 8) for k in (64, 96, 128) for s in (2, 3, 4)]
+
+
 def _is_wgmma(value: Any) -> bool:
     tiles: list[Any] = [[64, 128, 256], [64, 128, 192, 256], [64, 128], [1, 2], [3, 4, 5, 6], [1, 4, 8, 16]]
     whole = _ints(1, 1 << 30, 7)(value) and len(value) == 7
@@ -152,6 +156,7 @@ _ANNOTATIONS: Mapping[str, Check] = {
     "software_pipeline_order": _one_of([0, 1, 2], [0, 1, 2, 3, 4]),
     "software_pipeline_stage": _one_of([0, 0, 1], *([0, 0, last, last, last] for last in range(1, 5))),
     "mlc.attention": _is_attention,  # of these tiles the kernel computes the same; check_marked sees to the rest
+    "mlc.attention_wgmma": _is_group_attention,  # likewise
     "mlc.wgmma": _is_wgmma,  # likewise, and check_marked_product
     "mlc.tiles": is_tiles,  # check_tiles sees to it that what is in the loop takes tiles of these shapes
     "mlc.prefetch": _is_prefetch,

@@ -20,10 +20,16 @@ _WARPGROUP_PRODUCT = re.compile(
     r"\{ \.reg \.pred p; setp\.ne\.b32 p, %\d+, 0; wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2 "
     r"\{[^}]*\}, %\d+, %\d+, p, 1, 1, ([01]), ([01]); \}"
 )
+#: the same with the rows in four registers
+_REGISTER_PRODUCT = re.compile(
+    r"\{ \.reg \.pred p; setp\.ne\.b32 p, %\d+, 0; wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16)\.\2 "
+    r"\{[^}]*\}, \{%\d+, %\d+, %\d+, %\d+\}, %\d+, p, 1, 1, ([01]); \}"
+)
 _BOX = re.compile(
     r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
     r"\[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\];"
 )
+_ELEMENTS = {"f16": "half", "bf16": "nv_bfloat16"}
 #: instructions that are calls of their inputs, the result first
 _CALLS = {
     "mbarrier.init.shared::cta.b64 [%0], %1;": "barrier_init",
@@ -115,11 +121,15 @@ def _hopper_call(statement: Statement, place: int) -> str:
     if _BOX.fullmatch(text):
         to, tensor, *at, barrier = inputs
         return f"ptx::fetch_box({to}, {tensor}, {{{', '.join(at)}}}, {barrier});"
+    match = _REGISTER_PRODUCT.fullmatch(text)
+    if match and len(statement.outputs) == int(match[1]) // 2:
+        across = "true" if match[3] == "1" else "false"
+        return (f"ptx::wgmma_registers<{_ELEMENTS[match[2]]}, {across}>("
+                f"{place}, {', '.join((*inputs, *statement.outputs))});")
     match = _WARPGROUP_PRODUCT.fullmatch(text)
     if match and len(statement.outputs) == int(match[1]) // 2:
         across = ", ".join("true" if flag == "1" else "false" for flag in match.groups()[2:])
-        element = {"f16": "half", "bf16": "nv_bfloat16"}[match[2]]
-        return f"ptx::wgmma<{element}, {across}>({place}, {', '.join((*inputs, *statement.outputs))});"
+        return f"ptx::wgmma<{_ELEMENTS[match[2]]}, {across}>({place}, {', '.join((*inputs, *statement.outputs))});"
     return ""
 
 

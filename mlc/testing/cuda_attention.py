@@ -18,13 +18,14 @@ TOLERANCES = {"float16": 1e-3, "bfloat16": 3e-3, "tf32": 1e-3, "float32": 1e-5}
 def attention_case(
     name: str, heads: tuple[int, int], sizes: tuple[int, int, int, int], dtype: str = "float16", *,
     causal: int | None = None, mask: bool = False, groups: int = 1, result: str = "",
-    order: Sequence[int] = (0, 2, 1, 3), index: str = "int64",
+    order: Sequence[int] = (0, 2, 1, 3), index: str = "int64", warpgroups: bool = False,
 ) -> Case:
     """Attention of ``heads`` (batch, heads) and ``sizes`` (queries, keys, depth, features), whose operands lie as
     ``[batch, token, head, feature]``. ``mask`` adds one to the scores of a key, ``groups`` heads share keys and values;
-    ``result`` is the type of the result where it is not the operands', which of ``tf32`` are float32."""
+    ``result`` is the type of the result where it is not the operands', which of ``tf32`` are float32; ``warpgroups`` of
+    Hopper may take it."""
     (batch, count), (queries, keys, depth, features) = heads, sizes
-    space = "cuda.attention" + {"float32": "_f32", "tf32": "_tf32"}.get(dtype, "")
+    space = "cuda.attention" + {"float32": "_f32", "tf32": "_tf32"}.get(dtype, "_wgmma" if warpgroups else "")
     rtol, rounded = TOLERANCES[dtype], dtype == "tf32"
     dtype = "float32" if rounded else dtype
 
@@ -74,4 +75,8 @@ ATTENTIONS = (
     attention_case("attention_tf32_causal", (1, 4), (40, 50, 64, 64), "tf32", causal=10, groups=2, index="int32"),
     attention_case("attention_f32_odd", (1, 2), (37, 45, 30, 18), "float32", mask=True),
     attention_case("attention_f32_causal", (1, 2), (40, 50, 64, 64), "float32", causal=10, groups=2),
+    attention_case("attention_wgmma_f16_odd", (1, 2), (70, 100, 128, 128), warpgroups=True),
+    attention_case("attention_wgmma_f16_grouped", (2, 4), (65, 72, 64, 64), groups=2, mask=True, order=(0, 1, 2, 3),
+                   index="int32", result="float32", warpgroups=True),
+    attention_case("attention_wgmma_bf16_causal", (1, 1), (96, 96, 96, 80), "bfloat16", causal=0, warpgroups=True),
 )

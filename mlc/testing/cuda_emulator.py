@@ -135,7 +135,7 @@ def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
     from tvm import tirx as tir
     from tvm.runtime import DataType
 
-    body = expanded(func).body
+    body = expanded(attention.expanded(func)).body
     for step in body.seq if isinstance(body, tir.SeqStmt) else ():
         call = step.value if isinstance(step, tir.Evaluate) else None
         if not isinstance(call, tvm.ir.Call) or str(call.op.name) != "tirx.tensormap_encode_tiled":

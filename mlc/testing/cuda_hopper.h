@@ -2,7 +2,7 @@
 // warpgroups, as the PTX ISA describes them ("mbarrier", "Tensors", "Asynchronous Warpgroup Level Matrix Instructions").
 //
 // All of them are asynchronous, and land as late as they may. A box's place holds poison from the moment that it is
-// asked for until no thread of the block could go on without it. A product's sums are poison, and its operands are read,
+// asked for until a thread waits for it and no other could go on. A product's sums are poison, and its operands are read,
 // only when its group is waited for.
 #include <deque>
 
@@ -100,11 +100,24 @@ static void fetch_box(unsigned to, unsigned long long where, std::initializer_li
   boxes.push_back(b);
 }
 
-// One copy lands, the oldest or the newest in turn; what lies outside of the tensor is zero. Whether there was any.
+// Whether some thread can't go on before it has landed.
+static bool awaited(const Box& box) {
+  for (size_t i = 0; i < fibers.size(); ++i)
+    if (fibers[i].state == emulator::kPolling && waiting[i].address == box.barrier) return true;
+  return false;
+}
+
+// One copy lands, the oldest or the newest in turn of those that a thread waits for, else of all; what lies outside of
+// the tensor is zero. Whether there was any.
 static bool land_box() {
   if (boxes.empty()) return false;
-  Box b = newest ? boxes.back() : boxes.front();
-  newest ? boxes.pop_back() : boxes.pop_front();
+  auto next = std::find_if(boxes.begin(), boxes.end(), awaited);
+  if (newest || next == boxes.end()) {
+    auto last = std::find_if(boxes.rbegin(), boxes.rend(), awaited);
+    next = last != boxes.rend() ? last.base() - 1 : newest ? boxes.end() - 1 : boxes.begin();
+  }
+  Box b = *next;
+  boxes.erase(next);
   newest = !newest;
   const CUtensorMap& m = *b.map;
   unsigned count = box_bytes(m) / m.bytes;
@@ -184,7 +197,18 @@ struct Matrix {
   }
 };
 
-struct Product { std::vector<float*> sums; std::function<double(unsigned row, unsigned column)> of; bool adds; };
+// Two neighbouring elements of A in registers of 64 rows: of row 16 (thread / 32) + thread % 32 / 4, of the row 8
+// further, and of the same rows with k 8 further; k begins at 2 (thread % 4) ("Register Fragments", A of m64nNk16).
+constexpr unsigned kPairs = 4;
+// What its warpgroup multiplies is read from the same product of the threads that hold it.
+struct Product {
+  std::vector<float*> sums;
+  std::function<double(unsigned row, unsigned k)> a;  // in shared memory; else
+  std::vector<const unsigned*> pairs;
+  std::function<double(unsigned pair, unsigned which)> half;  // the elements in them
+  std::function<double(unsigned column, unsigned k)> b;
+  bool adds;
+};
 struct Warpgroup {
   bool fenced = false;
   std::vector<std::vector<Product>> groups{{}};  // the open one last
@@ -194,21 +218,9 @@ static std::vector<Warpgroup> warpgroups;  // what each thread has issued
 
 static void wgmma_fence() { warpgroups[current].fenced = true; }
 
-template <typename T, bool kAcrossA, bool kAcrossB, typename... Sums>
-static void wgmma(int place, uint64_t a, uint64_t b, int adds, Sums&... sums) {
-  constexpr unsigned kColumns = 2 * sizeof...(Sums);
+static void issue(Product product) {
   Warpgroup& mine = warpgroups[current];
   if (!mine.fenced) fail("a product must come after a fence of its warpgroup's registers");
-  Matrix of_a(a, kAcrossA), of_b(b, kAcrossB);
-  if (current % kWarpgroup == 0) {
-    of_a.note_cost(2 * place, "wgmma a", 64);
-    of_b.note_cost(2 * place + 1, "wgmma b", kColumns);
-  }
-  Product product{{&sums...}, [=](unsigned row, unsigned column) {
-    double sum = 0;
-    for (unsigned k = 0; k < 16; ++k) sum += of_a.value<T>(row, k) * of_b.value<T>(column, k);
-    return sum;
-  }, adds != 0};
   for (float* sum : product.sums) {
     auto& held = mine.held.emplace(sum, std::make_pair(*sum, 0u)).first->second;
     held.second++;
@@ -216,26 +228,71 @@ static void wgmma(int place, uint64_t a, uint64_t b, int adds, Sums&... sums) {
   }
   mine.groups.back().push_back(product);
 }
+
+template <typename T, bool kAcross>
+static std::function<double(unsigned, unsigned)> in_shared(int place, const char* what, uint64_t descriptor, unsigned rows) {
+  Matrix matrix(descriptor, kAcross);
+  if (current % kWarpgroup == 0) matrix.note_cost(place, what, rows);
+  return [=](unsigned row, unsigned k) { return matrix.value<T>(row, k); };
+}
+
+template <typename T, bool kAcrossA, bool kAcrossB, typename... Sums>
+static void wgmma(int place, uint64_t a, uint64_t b, int adds, Sums&... sums) {
+  constexpr unsigned kColumns = 2 * sizeof...(Sums);
+  issue({{&sums...}, in_shared<T, kAcrossA>(2 * place, "wgmma a", a, 64), {}, {},
+         in_shared<T, kAcrossB>(2 * place + 1, "wgmma b", b, kColumns), adds != 0});
+}
+
+template <typename T, bool kAcross, typename... Sums>
+static void wgmma_registers(int place, const unsigned& a0, const unsigned& a1, const unsigned& a2, const unsigned& a3,
+                            uint64_t b, int adds, Sums&... sums) {
+  constexpr unsigned kColumns = 2 * sizeof...(Sums);
+  std::vector<const unsigned*> pairs{&a0, &a1, &a2, &a3};
+  auto half = [=](unsigned pair, unsigned which) {
+    T held;
+    std::memcpy(&held, reinterpret_cast<const char*>(pairs[pair]) + which * sizeof(T), sizeof(T));
+    return double(float(held));
+  };
+  issue({{&sums...}, {}, pairs, half, in_shared<T, kAcross>(2 * place + 1, "wgmma b", b, kColumns), adds != 0});
+}
 static void wgmma_commit() { warpgroups[current].groups.emplace_back(); }
+
+// Element `k` of a thread's row of product `number` of group `group`.
+static double multiplied(unsigned group, unsigned number, unsigned row, unsigned k) {
+  const Product& own = warpgroups[current].groups[group][number];
+  if (own.pairs.empty()) return own.a(row, k);
+  unsigned holder = current / 32 * 32 + row % 8 * 4 + k % 8 / 2;
+  const auto& groups = warpgroups[holder].groups;
+  if (group >= groups.size() || number >= groups[group].size() || groups[group][number].pairs.empty())
+    fail("all threads of a warp must multiply together");
+  return groups[group][number].half(row / 8 % 2 + k / 8 * 2, k % 2);
+}
 
 // Until at most `pending` groups are under way. Sum i of a thread is that of the figure for m64nNk16.D: row
 // 16 (thread / 32) + thread % 32 / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (thread % 4) + i % 2.
 static void wgmma_wait(unsigned pending) {
+  emulator::wait(emulator::kWarpBarrier);  // what other threads of the warp hold is read, of none that went on
   Warpgroup& mine = warpgroups[current];
   unsigned thread = current % kWarpgroup;
-  for (; mine.groups.size() > pending + 1; mine.groups.erase(mine.groups.begin()))
-    for (const Product& p : mine.groups.front())
+  unsigned done = unsigned(mine.groups.size()) > pending + 1 ? unsigned(mine.groups.size()) - pending - 1 : 0;
+  for (unsigned group = 0; group < done; ++group)
+    for (unsigned number = 0; number < mine.groups[group].size(); ++number) {
+      const Product& p = mine.groups[group][number];
       for (unsigned i = 0; i < p.sums.size(); ++i) {
         auto found = mine.held.find(p.sums[i]);
         float& sum = found->second.first;
         unsigned row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (thread % 4) + i % 2;
-        sum = float((p.adds ? double(sum) : 0.0) + p.of(row, column));
+        double of = 0;
+        for (unsigned k = 0; k < 16; ++k) of += multiplied(group, number, row, k) * p.b(column, k);
+        sum = float((p.adds ? double(sum) : 0.0) + of);
         if (--found->second.second) continue;
         *p.sums[i] = sum;
         mine.held.erase(found);
       }
-  mine.fenced = false;
+    }
   emulator::wait(emulator::kWarpBarrier);
+  mine.groups.erase(mine.groups.begin(), mine.groups.begin() + done);
+  mine.fenced = false;
 }
 
 static void start_hopper_block() {

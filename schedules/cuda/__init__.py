@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention
+from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
 from schedules.cuda.conv import ImplicitGemm
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.fallback import Fallback
@@ -15,6 +15,6 @@ from schedules.space import Space
 __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
-    Attention(), TensorFloatAttention(), ExactAttention(), WarpgroupGemm(), TensorCoreGemm(), TiledGemm(),
-    ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback(),
+    WarpgroupAttention(), Attention(), TensorFloatAttention(), ExactAttention(), WarpgroupGemm(), TensorCoreGemm(),
+    TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback(),
 )

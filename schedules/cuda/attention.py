@@ -13,26 +13,29 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules import intrin
-from schedules.analysis import walk
+from schedules.analysis import remembered, walk
+from schedules.cuda import hopper
 from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.flash import Flash, FlashTiles
 from schedules.cuda.flash_simt import SimtFlash, SimtTiles
 from schedules.cuda.flash_tf32 import TensorFloatFlash, TensorFloatTiles
-from schedules.cuda.heads import MARK, Heads, grouped, heads_of
+from schedules.cuda.flash_wgmma import WarpgroupFlash, WarpgroupTiles
+from schedules.cuda.heads import GROUPS_MARK, MARK, Heads, boxed, grouped, heads_of
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "TensorFloatAttention", "available", "expanded"]
+__all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "TensorFloatAttention", "WarpgroupAttention", "available",
+           "expanded"]
 
 #: features of a head: what a thread's registers hold the sums of
 MOST_FEATURES = 128
 _SEEDS = 4
 #: cycles until a copy from the second cache lands, and one from memory
 _LATENCY, _FAR = 600, 1000
-#: of a thread, beyond which the compiler for sm_90a spilled some though there were more
-_MOST_REGISTERS = 168
+#: queries that fill a warpgroup, and features that are worth a swizzled row
+_LEAST_QUERIES, _LEAST_FEATURES = 64, 33
 #: splits of keys at most, blocks that they may give each multiprocessor, and keys of one at least
 _MOST_SPLITS, _BLOCKS, _LEAST_KEYS = 128, 4, 32
 #: cycles of a tile's barrier and of joining what lanes know of a query, in which other blocks get on
@@ -53,6 +56,7 @@ class Attention(CudaSpace):
     opcodes: tuple[str, ...] = ("HMMA",)
     tiles: type[Tiles] = FlashTiles
     kernel: type[Online] = Flash
+    mark = MARK
     choices: tuple[Knob, ...] = (
         Knob("warps", (1, 2, 4, 8)), Knob("keys", (16, 32, 64, 128)), Knob("stages", (2, 3, 4)))
 
@@ -97,7 +101,33 @@ class Attention(CudaSpace):
         tiles = self.tiles(**{knob.name: pick(knob.name) for knob in self.knobs(sch.mod["main"], target)})
         misfit = _misfit(tiles, heads, gpu_machine(target))
         require(misfit is None, str(misfit))
-        _mark(sch, tiles)
+        _mark(sch, tiles, self.mark)
+
+
+class WarpgroupAttention(Attention):
+    """Attention of 16-bit floats by ``wgmma``, where boxes can be copied of what is read and queries are enough."""
+
+    name = "cuda.attention_wgmma"
+    opcodes = ("HGMMA",)
+    tiles = WarpgroupTiles
+    kernel = WarpgroupFlash
+    mark = GROUPS_MARK
+    choices = (Knob("warps", (4, 8)), Knob("keys", (64, 96, 128)), Knob("stages", (2, 3, 4)))
+
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        heads = heads_of(func)
+        return heads is not None and super().recognises(func) and heads.queries >= _LEAST_QUERIES and (
+            min(heads.depth, heads.features) >= _LEAST_FEATURES) and boxed(func, heads)
+
+    def matches(self, func: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+        return hopper.available(target) and super().matches(func, target) and _is_faster(func, str(target))
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        return self.choices
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        require(hopper.available(target), f"attention of warpgroups needs sm_90a, got {target.attrs['arch']}")
+        super().schedule(sch, target, pick)
 
 
 class TensorFloatAttention(Attention):
@@ -125,6 +155,17 @@ class ExactAttention(Attention):
 
 
 
+@remembered
+def _is_faster(func: tirx.PrimFunc, named: str) -> bool:
+    """Whether warpgroups are reckoned faster than ``mma.sync``, which more blocks share the queries and keys of."""
+    target, heads = tvm.target.Target(named), _known(func)
+    gpu, best = gpu_machine(target), dict[str, float]()
+    for space in (WarpgroupAttention(), Attention()):
+        seed = next(space.seeds(func, target), None)
+        best[space.name] = float("inf") if seed is None else estimate(space.tiles(**seed), heads, gpu)
+    return best[WarpgroupAttention.name] <= best[Attention.name]
+
+
 def _known(func: tirx.PrimFunc) -> Heads:
     """The attention as its kernel takes it."""
     heads = heads_of(func)
@@ -137,10 +178,11 @@ def _misfit(tiles: Tiles, heads: Heads, gpu: GpuMachine) -> str | None:
     """Why tiles can't run on a GPU, or None."""
     if tiles.shared_bytes(heads) > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {tiles.shared_bytes(heads)}"
-    if tiles.registers(heads) > _MOST_REGISTERS:
-        return f"a thread must have at most {_MOST_REGISTERS} registers, got {tiles.registers(heads)}"
-    if not gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)):
-        return f"a block must fit a multiprocessor, got {tiles.threads} threads of {tiles.registers(heads)} registers"
+    if tiles.registers(heads) > tiles.most_registers:
+        return f"a thread must have at most {tiles.most_registers} registers, got {tiles.registers(heads)}"
+    registers = tiles.launched_registers(heads)
+    if not gpu.resident(tiles.launched, registers, tiles.shared_bytes(heads)):
+        return f"a block must fit a multiprocessor, got {tiles.launched} threads of {registers} registers"
     return None
 
 
@@ -148,14 +190,15 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> 
     """Cycles: products, shared memory or copies, whichever is slowest, and exponentials, of all tiles of keys, longer
     where few warps hide latencies, times the rounds of blocks. Reckoned from data sheets, not measured."""
     blocks = heads.count * ceil_div(heads.queries, tiles.queries) * tiles.splits
-    resident = resident or max(1, gpu.resident(tiles.threads, tiles.registers(heads), tiles.shared_bytes(heads)))
+    registers = tiles.launched_registers(heads)
+    resident = resident or max(1, gpu.resident(tiles.launched, registers, tiles.shared_bytes(heads)))
     exact = blocks / gpu.multiprocessors
     here = min(resident, max(1, round(exact)))
     points, features = tiles.queries * tiles.keys, heads.depth + heads.features
     exactly = heads.dtype == "float32" and not heads.tf32
-    products = points * features / (gpu.lanes if exactly else min(1024, gpu.tensor_lanes) * 16 / heads.bits)
-    # a warp reads every key and value; of float32, four queries share what is read
-    fetched = tiles.warps * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
+    products = points * features / (gpu.lanes if exactly else min(tiles.most_lanes, gpu.tensor_lanes) * 16 / heads.bits)
+    # a warp, or a warpgroup, reads every key and value; of float32, four queries share what is read
+    fetched = tiles.readers * tiles.keys * features * heads.bits / 8 / 128 * (1.5 if exactly else 1.0)
     copied = tiles.keys * features * heads.bits / 8 / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
     special = points * (1 / 16 + 6 / gpu.lanes) + tiles.queries * heads.features / gpu.lanes  # sums are rescaled
     idle = max(1.0, 8 / (here * tiles.warps)) ** 0.5
@@ -173,7 +216,7 @@ def estimate(tiles: Tiles, heads: Heads, gpu: GpuMachine, resident: int = 0) -> 
     return (least**4 + cycles**4) ** 0.25 + joining  # near the memory's rate, neither hides all of the other
 
 
-def _mark(sch: s_tir.Schedule, tiles: Tiles) -> None:
+def _mark(sch: s_tir.Schedule, tiles: Tiles, mark: str) -> None:
     """Lay the result out in blocks of threads, with all that it is made of inside, and mark the scores.
 
     Until it is expanded, the function computes what the kernel does, all scores of a block's queries at once.
@@ -182,7 +225,7 @@ def _mark(sch: s_tir.Schedule, tiles: Tiles) -> None:
     assert heads is not None
     scores = next(block for block in sch.get_child_blocks(root) if "mlc.op" in sch.get(block).annotations)
     numbers = [tiles.warps, tiles.keys, tiles.stages, tiles.splits]
-    sch.annotate(scores, MARK, numbers[:3] if tiles.splits == 1 else numbers)
+    sch.annotate(scores, mark, numbers[:3] if tiles.splits == 1 else numbers)
     (out,) = sch.get_output_blocks(root)
     loops = sch.get_loops(out)
     variables = [iterator.var for iterator in sch.get(out).iter_vars]
@@ -199,15 +242,18 @@ def _mark(sch: s_tir.Schedule, tiles: Tiles) -> None:
 
 def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with its attention's kernel written out where the schedule has marked one, else as it is."""
-    marks: list[list[int]] = []
+    marks: list[tuple[str, list[int]]] = []
 
     def look(block: s_tir.SBlock) -> None:
-        if MARK in block.annotations:
-            marks.append([int(v) for v in block.annotations[MARK]])
+        for mark in (MARK, GROUPS_MARK):
+            if mark in block.annotations:
+                marks.append((mark, [int(v) for v in block.annotations[mark]]))
 
     walk(func.body, (s_tir.SBlock, look))
     heads = heads_of(func) if marks else None
     if heads is None:
         return func
-    space = next(each for each in (Attention, TensorFloatAttention, ExactAttention) if each().accepts(heads))
-    return space.kernel(func, grouped(heads), space.tiles(*marks[0])).function()
+    mark, numbers = marks[0]
+    spaces = (Attention, WarpgroupAttention, TensorFloatAttention, ExactAttention)
+    space = next(each for each in spaces if each.mark == mark and each().accepts(heads))
+    return space.kernel(func, grouped(heads), space.tiles(*numbers)).function()

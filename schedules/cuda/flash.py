@@ -16,7 +16,7 @@ from schedules.cuda.heads import Heads
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 
-__all__ = ["Flash", "FlashTiles"]
+__all__ = ["Flash", "FlashTiles", "Fragments"]
 
 _TILE = mma.TILE
 
@@ -30,21 +30,15 @@ class FlashTiles(Tiles):
         return scores + scores // 2 + sums + self.padded(heads.depth) // 4 + 8 + 36
 
 
-class Flash(Online):
-    """The kernel of 16-bit floats."""
+class Fragments(Online):
+    """A kernel of 16-bit floats whose scores and sums lie as products of fragments leave them: of a warp's 16 queries
+    each thread has two, and of 8 keys or features two neighbours."""
 
     rows = 2
     joined = (1, 2)
 
-    @property
-    def kind(self) -> mma.Kind:
-        """Of the operands."""
-        return next(kind for kind in mma.KINDS if kind.operand == self.heads.dtype)
-
-    def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: FlashTiles) -> None:
+    def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: Tiles) -> None:
         super().__init__(func, heads, tiles)
-        self.queries = self.registers(self.depth // 2, heads.dtype, "queries")
-        self.fragment = self.registers(8, heads.dtype, "fragment")
         self.weights = self.registers(tiles.keys // 2, heads.dtype, "weights")
 
     def query(self, row: Any) -> Any:
@@ -63,6 +57,35 @@ class Flash(Online):
         pair = self.lane % 4 * 2
         return loop(columns // 8, lambda n: loop(2, lambda r: loop(2, lambda e: visit(
             n * 4 + r * 2 + e, r, n * 8 + pair + e))))
+
+    def keep(self, index: Any, row: Any, column: Any) -> tirx.Stmt:
+        return self.set(self.weights, index, tirx.Cast(self.heads.dtype, self.scores[index]))
+
+    def store(self, row: Any) -> tirx.Stmt:
+        features, pairs = self.heads.features, self.heads.neighbours(2) == 2
+
+        def pair(n: Any) -> tirx.Stmt:
+            column, index = n * 8 + self.lane % 4 * 2, n * 4 + row * 2
+            if not pairs:
+                return loop(2, lambda e: when(column + e < features, self.element(row, index + e, column + e)))
+            both = loop(2, lambda e: self.element(row, index + e, column + e), tirx.ForKind.VECTORIZED)
+            return both if features % 8 == 0 else when(column < features, both)
+
+        return loop(ceil_div(features, 8), pair)
+
+
+class Flash(Fragments):
+    """The kernel of ``mma.sync``."""
+
+    @property
+    def kind(self) -> mma.Kind:
+        """Of the operands."""
+        return next(kind for kind in mma.KINDS if kind.operand == self.heads.dtype)
+
+    def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: FlashTiles) -> None:
+        super().__init__(func, heads, tiles)
+        self.queries = self.registers(self.depth // 2, heads.dtype, "queries")
+        self.fragment = self.registers(8, heads.dtype, "fragment")
 
     def _load(self, fragment: tirx.Buffer, to: Any, at: Any, side: str, transposed: bool, stride: int) -> tirx.Stmt:
         offset = at + mma.fetch_offset(self.kind, side, transposed, self.lane, stride)
@@ -89,23 +112,8 @@ class Flash(Online):
             *self._multiply(self.queries, d * 8, self.scores, u * 8),
         ]))]
 
-    def keep(self, index: Any, row: Any, column: Any) -> tirx.Stmt:
-        return self.set(self.weights, index, tirx.Cast(self.heads.dtype, self.scores[index]))
-
     def multiply_values(self, at: Any) -> list[Any]:
         return [loop(self.tiles.keys // _TILE, lambda u: loop(self.features // _TILE, lambda f: [
             self._load(self.fragment, 0, at + u * (_TILE * self.row_v) + f * _TILE, "b", True, self.row_v),
             *self._multiply(self.weights, u * 8, self.sums, f * 8),
         ]))]
-
-    def store(self, row: Any) -> tirx.Stmt:
-        features, pairs = self.heads.features, self.heads.neighbours(2) == 2
-
-        def pair(n: Any) -> tirx.Stmt:
-            column, index = n * 8 + self.lane % 4 * 2, n * 4 + row * 2
-            if not pairs:
-                return loop(2, lambda e: when(column + e < features, self.element(row, index + e, column + e)))
-            both = loop(2, lambda e: self.element(row, index + e, column + e), tirx.ForKind.VECTORIZED)
-            return both if features % 8 == 0 else when(column < features, both)
-
-        return loop(ceil_div(features, 8), pair)

@@ -19,12 +19,13 @@ from tvm.ir import Call, TensorLoad
 from schedules.analysis import describe, loads, op_name, remembered, uses, walk
 from schedules.cuda.contraction import PRECISION
 from schedules.cuda.emit import i64, substituted
+from schedules.cuda.lines import Lines, lines_of, place_of
 from schedules.errors import InvalidDecision
 
-__all__ = ["LOG2E", "MARK", "Heads", "check_marked", "grouped", "heads_of"]
+__all__ = ["GROUPS_MARK", "LOG2E", "MARK", "Heads", "boxed", "check_marked", "grouped", "heads_of"]
 
-#: the annotation of the scores that names what the function is, and that of their tiles
-_OP, MARK = "mlc.op", "mlc.attention"
+#: the annotation of the scores that names what the function is, that of their tiles, and that of warpgroups' tiles
+_OP, MARK, GROUPS_MARK = "mlc.op", "mlc.attention", "mlc.attention_wgmma"
 LOG2E = log2(2.718281828459045)
 _PIECE_BYTES = 16
 #: queries of the smallest tile
@@ -98,21 +99,30 @@ class Heads:
         """Neighbouring elements of a row of ``extent`` that an aligned copy of 16, 8 or 4 bytes may take; 1 where
         none does."""
         places = list(zip(self.batch, self.extents, strict=True))
-        found = _linear(load.element.source, load.element.indices, load.row, load.column, places)
-        if found is None or found[1] != 1:
+        found = place_of(load.element.source, load.element.indices, load.row, load.column, places)
+        if found is None or found.column != 1:
             return 1
-        step, _, common = found
         widths = (_PIECE_BYTES * 8 // self.bits // n for n in (1, 2, 4))
-        return next((w for w in widths if w * self.bits >= 32 and not any(x % w for x in (step, common, extent))), 1)
+        apart = (found.row, found.common, extent)
+        return next((w for w in widths if w * self.bits >= 32 and not any(x % w for x in apart)), 1)
+
+    @property
+    def lines(self) -> tuple[Lines, Lines, Lines] | None:
+        """Queries, keys and values as tensors that boxes can be copied of; None where one can't."""
+        places = list(zip(self.batch, self.extents, strict=True))
+        sizes = ((self.queries, self.depth), (self.keys, self.depth), (self.keys, self.features))
+        q, k, v = (lines_of(load.element, load.row, load.column, extents, places)
+                   for load, extents in zip((self.query, self.key, self.value), sizes, strict=True))
+        return None if q is None or k is None or v is None else (q, k, v)
 
     def neighbours(self, most: int) -> int:
         """How many neighbouring features of the result, at most so many, one aligned store may take."""
         places = list(zip(self.own, self.extents, strict=True))
-        found = _linear(self.result.buffer, self.result.indices, *self.rows, places)
-        if found is None or found[1] != 1:
+        found = place_of(self.result.buffer, self.result.indices, *self.rows, places)
+        if found is None or found.column != 1:
             return 1
-        fits = (w for w in (most, most // 2, 1) if w and not any(x % w for x in (found[0], found[2], self.features)))
-        return next(fits)
+        apart = (found.row, found.common, self.features)
+        return next(w for w in (most, most // 2, 1) if w and not any(x % w for x in apart))
 
     def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
         """Store an element of the result, whose values divided by their total are ``value``."""
@@ -121,32 +131,6 @@ class Heads:
         at = {**batch, i: query, f: feature}
         stored = substituted(self.result.value, at, {self.values: value, self.totals: one})
         return tirx.BufferStore(self.result.buffer, stored, [substituted(index, at) for index in self.result.indices])
-
-
-def _linear(
-    buffer: tirx.Buffer, indices: Sequence[Any], row: Any, column: Any, heads: Sequence[tuple[Any, int]]
-) -> tuple[int, int, int] | None:
-    """The steps of an element's place from row to row and from column to column, and what divides it where a head
-    begins; None where it has no such steps."""
-    offset: Any = tirx.const(0, row.ty.dtype)
-    for index, size in zip(indices, buffer.shape, strict=True):
-        offset = offset * size + index
-    analyzer = sym.Analyzer()
-    for variable, extent in heads:
-        analyzer.bind(variable, tvm.ir.Range.from_min_extent(
-            tirx.const(0, variable.ty.dtype), tirx.const(extent, variable.ty.dtype)))
-    found = sym.detect_linear_equation(analyzer.simplify(offset), [row, column])
-    if not found or not all(isinstance(step, tirx.IntImm) for step in found[:2]):
-        return None
-    start = analyzer.modular_set(analyzer.simplify(found[2]))
-    common = int(start.base) if int(start.coeff) == 0 else _divisor(int(start.coeff), int(start.base))
-    return int(found[0]), int(found[1]), common
-
-
-def _divisor(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 @remembered
@@ -213,18 +197,28 @@ def _sharing(heads: Heads) -> int:
     return 1
 
 
+def boxed(func: tirx.PrimFunc, heads: Heads) -> bool:
+    """Whether boxes can be copied of what a function's attention reads, which the function is given."""
+    lines = heads.lines if heads.bits == 16 else None
+    return lines is not None and all(any(p.same_as(each.buffer) for p in func.params) for each in lines)
+
+
 def check_marked(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
     """Raise :class:`InvalidDecision` where a schedule of a function marks an attention and does more than move loops.
 
     The kernel that takes its place is made from what the blocks compute.
     """
     now = _blocks(after)
-    if not any(MARK in block.annotations for block in now.values()):
+    marks = {mark for block in now.values() for mark in (MARK, GROUPS_MARK) if mark in block.annotations}
+    if not marks:
         return
     was = _blocks(before)
     same = was.keys() == now.keys() and all(
         tvm_ffi.structural_equal(_bare(block), _bare(now[name])) for name, block in was.items())
-    if not same or heads_of(before) is None or str(now["scores"].annotations.get(_OP, "")) != "attention":
+    heads = heads_of(before)
+    if GROUPS_MARK in marks and not (marks == {GROUPS_MARK} and heads is not None and boxed(before, heads)):
+        raise InvalidDecision("the tiles of warpgroups must be marked where boxes can be copied of what is read")
+    if not same or heads is None or str(now["scores"].annotations.get(_OP, "")) != "attention":
         raise InvalidDecision("the tiles of an attention must be marked where its blocks are as they were")
 
 
@@ -257,9 +251,9 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     (result,) = readers(_written(values))
     *batch, i, j, d = (v.var for v in scores.iter_vars)
     *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
-    query, key = _operand(scores, i, d), _operand(scores, j, d)
-    *heads, _, f, k = (v.var for v in values.iter_vars)
-    value = _operand(values, k, f)
+    query, key = _operand(scores, i, d, j, 0), _operand(scores, j, d, i, -1)
+    *heads, n, f, k = (v.var for v in values.iter_vars)
+    value = _operand(values, k, f, n, -1)
     if query is None or key is None or value is None:
         return None
     value = Load(substituted(value.element, dict(zip(heads, batch, strict=True))), k, f)
@@ -290,10 +284,14 @@ def _is_sum(block: s_tir.SBlock) -> bool:
     return any(v.iter_type == tirx.IterVar.CommReduce for v in block.iter_vars)
 
 
-def _operand(block: s_tir.SBlock, row: Any, column: Any) -> Load | None:
-    """The factor of a sum of products that depends on ``row``."""
+def _operand(block: s_tir.SBlock, row: Any, column: Any, other: Any, place: int) -> Load | None:
+    """The factor of a sum of products that depends on ``row`` and not on ``other``; where axes of one element are
+    written as their only index, which tells nothing, the factor at ``place``."""
     factors = describe(block).factors or ()
-    found = [load for load in factors if uses(load, [row]) and uses(load, [column])]
+    told = [variable for variable in (row, column) if any(uses(load, [variable]) for load in factors)]
+    found = [load for load in factors if all(uses(load, [variable]) for variable in told) and not uses(load, [other])]
+    if len(found) > 1 and not uses(found[place], [row]):
+        found = [found[place]]
     return Load(found[0], row, column) if len(found) == 1 else None
 
 

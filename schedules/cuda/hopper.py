@@ -18,7 +18,7 @@ from schedules.cuda.emit import i64
 __all__ = [
     "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "available", "commit_products", "encode",
     "expect", "fence_barriers", "fence_sums", "fetch_box", "init_barrier", "limit_registers", "meet_warp", "multiply",
-    "tensor_map", "wait_barrier", "wait_products",
+    "multiply_registers", "tensor_map", "wait_barrier", "wait_products", "wait_sums",
 ]
 
 WARPGROUP = 128
@@ -28,6 +28,9 @@ SWIZZLE_BYTES = 128
 PATTERN_BYTES = 8 * SWIZZLE_BYTES
 #: of ``CUtensorMapSwizzle`` and ``CUtensorMapL2promotion``, 128 bytes each
 _SWIZZLE, _PROMOTION = 3, 2
+_KINDS = {"float16": "f16", "bfloat16": "bf16"}
+#: registers of a thread that hold 64 rows of 16 of ``k``, two neighbours each
+_PAIRS = 4
 
 
 def available(target: tvm.target.Target) -> bool:
@@ -152,6 +155,14 @@ def wait_products(pending: int) -> tirx.Stmt:
     return _call(f"mlc_wait_products_{pending}", "", body)
 
 
+def wait_sums(pending: int, sums: tirx.Buffer) -> tirx.Stmt:
+    """:func:`wait_products`, of whose products these are the sums: the compiler must not read them before."""
+    count = int(sums.shape[0])
+    held = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    body = f'asm volatile("wgmma.wait_group.sync.aligned {pending};" : {held} :: "memory");'
+    return _call(f"mlc_wait_sums_{pending}_{count}", "float* d", body, sums.access_ptr("rw", extent=count))
+
+
 def _descriptor(name: str, leading: int) -> str:
     """A swizzled matrix at the address ``name``: 8 rows, or of a matrix that runs across ``k`` 8 of ``k``, take
     :data:`PATTERN_BYTES`, and the next 64 elements of a row of the latter begin ``leading`` bytes further."""
@@ -165,7 +176,7 @@ def multiply(
     """Begin to multiply 64 rows at the address ``a`` and ``columns`` at ``b``, 16 of ``k``, into ``columns / 2`` sums
     of each thread from ``at`` on, of which it forgets the old values unless it ``adds``. Operands whose ``leading`` is
     0 run along ``k``, others across it (:func:`_descriptor`)."""
-    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    kind = _KINDS[dtype]
     count = columns // 2
     places = ", ".join(f"%{i}" for i in range(count))
     across = ", ".join(str(int(each > 0)) for each in leading)
@@ -179,3 +190,26 @@ def multiply(
     : {outputs} : "l"(of_a), "l"(of_b), "r"(adds));"""
     pointer = sums.access_ptr("rw", offset=at, extent=count)
     return _call(name, "float* d, int a, int b, int adds", body, pointer, a, b, adds)
+
+
+def multiply_registers(
+    sums: tirx.Buffer, columns: int, a: tirx.Buffer, at: Any, b: Any, leading: int, adds: Any
+) -> tirx.Stmt:
+    """:func:`multiply` whose 64 rows are in registers, eight elements of each thread from ``at`` on: two neighbours of
+    a row, of the row 8 further, and the same of ``k`` 8 further."""
+    dtype = str(a.dtype)
+    kind = _KINDS[dtype]
+    count = columns // 2
+    places = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    pairs = ", ".join(f"%{count + i}" for i in range(_PAIRS))
+    inputs = ", ".join(f'"r"(a[{i}])' for i in range(_PAIRS))
+    name = f"mlc_multiply_registers_{kind}_{columns}_{leading}"
+    body = f"""{_descriptor("b", leading)}
+  unsigned* a = (unsigned*)of_a;
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + _PAIRS + 1}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{places}}}, "
+    "{{{pairs}}}, %{count + _PAIRS}, p, 1, 1, {int(leading > 0)};\\n}}\\n"
+    : {outputs} : {inputs}, "l"(of_b), "r"(adds));"""
+    return _call(name, "float* d, void* of_a, int b, int adds", body, sums.access_ptr("rw", extent=count),
+                 a.access_ptr("r", offset=at, extent=2 * _PAIRS), b, adds)

@@ -54,6 +54,8 @@ class Tiles:
     blocks that share the keys of their queries.
 
     Of shared memory, features of ``granule`` elements are filled up; ``kept`` bytes for a query and a key stay there.
+    ``helpers`` are a block's warps that compute nothing, ``most_registers`` those of a thread that does, and
+    ``most_lanes`` the multiply-adds of a multiprocessor in a cycle that such products reach.
     """
 
     warps: int
@@ -64,10 +66,29 @@ class Tiles:
     rows = 16
     granule = 16
     kept = 0
+    helpers = 0
+    #: beyond which the compiler for sm_90a spilled some though there were more
+    most_registers = 168
+    most_lanes = 1024
 
     @property
     def threads(self) -> int:
+        """That compute."""
         return self.warps * WARP
+
+    @property
+    def launched(self) -> int:
+        """Threads of a block."""
+        return (self.warps + self.helpers) * WARP
+
+    @property
+    def readers(self) -> int:
+        """How often shared memory gives each key and value."""
+        return self.warps
+
+    def launched_registers(self, heads: Heads) -> int:
+        """That each thread has when a block begins, about."""
+        return self.registers(heads)
 
     @property
     def queries(self) -> int:
@@ -176,7 +197,7 @@ class Online:
 
     def function(self) -> tirx.PrimFunc:
         grid = self.places * self.tiles.splits
-        return kernel(self.func, grid, self.tiles.threads, self.registers.buffers, self._body, self.handed)
+        return kernel(self.func, grid, self.tiles.launched, self.registers.buffers, self._body, self.handed)
 
     def _body(self, block: Any, thread: Any) -> list[Any]:
         heads, tiles = self.heads, self.tiles
@@ -379,8 +400,14 @@ class Online:
 
     def _weights(self) -> list[Any]:
         """Weights of a tile's scores, with what the tiles before have seen."""
+        def weigh(i: Any, r: Any, column: Any) -> list[tirx.Stmt]:
+            return [*self._power(i, r), self.keep(i, r, column)]
+
+        return [*self._peaks(), self._rescaled(), self.each_score(weigh)]
+
+    def _peaks(self) -> list[Any]:
+        """The maxima with a tile's scores, and totals as those say."""
         base, scale, peak, total = self.base, self.scale, self.peak, self.total
-        log2e = self._log2e()
         zero, never = tirx.const(0.0, "float32"), tirx.const(_NEVER, "float32")
         return [
             loop(self.rows, lambda r: self.set(base, r, peak[r])),
@@ -389,15 +416,20 @@ class Online:
             loop(self.rows, lambda r: [
                 # where no key was seen yet, every exponent would be a difference of infinities
                 self.set(scale, r, tirx.Select(peak[r] == never, zero, peak[r])),
-                self.set(base, r, tirx.exp2((base[r] - scale[r]) * log2e)),
+                self.set(base, r, tirx.exp2((base[r] - scale[r]) * self._log2e())),
                 self.set(total, r, total[r] * base[r]),
             ]),
-            self.each_sum(lambda i, r, _: self.set(self.sums, i, self.sums[i] * base[r])),
-            self.each_score(lambda i, r, column: [
-                self.set(self.scores, i, tirx.exp2((self.scores[i] - scale[r]) * log2e)),
-                self.set(total, r, total[r] + self.scores[i]),
-                self.keep(i, r, column),
-            ]),
+        ]
+
+    def _rescaled(self) -> tirx.Stmt:
+        """Sums as the maxima say."""
+        return self.each_sum(lambda i, r, _: self.set(self.sums, i, self.sums[i] * self.base[r]))
+
+    def _power(self, i: Any, r: Any) -> list[tirx.Stmt]:
+        """A score becomes its weight, and part of the total."""
+        return [
+            self.set(self.scores, i, tirx.exp2((self.scores[i] - self.scale[r]) * self._log2e())),
+            self.set(self.total, r, self.total[r] + self.scores[i]),
         ]
 
     def _join(self, buffer: tirx.Buffer, how: Callable[[Any, Any], Any]) -> list[Any]:

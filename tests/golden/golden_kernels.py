@@ -31,6 +31,7 @@ CUDA_TARGET = "cuda:sm_80"
 NEEDS = {
     **dict.fromkeys(("cpu.conv2d_bfloat", "cpu.depthwise_integer", "cpu.gemm_bfloat"), "llvm -mcpu=znver4"),
     "cpu.gemm_tiles": "llvm -mcpu=sapphirerapids",
+    "cuda.attention_wgmma": "cuda:sm_90a",
     "cuda.wgmma": "cuda:sm_90a",
 }
 _THREADS = 2

@@ -39,8 +39,9 @@ PRODUCTS = (
 )
 #: rows and columns of softmax and layer normalisation
 ROWS = ((8192, 1024), (2048, 768), (2048, 4096), (512, 32000))
-#: batch, heads, length and head size, causal or not
-ATTENTIONS = ((4, 16, 2048, 128, 0), (4, 16, 2048, 128, 1), (1, 12, 128, 64, 0), (1, 32, 1, 128, 0))
+#: batch, heads, queries, keys and head size, causal or not
+ATTENTIONS = ((4, 16, 2048, 2048, 128, 0), (4, 16, 2048, 2048, 128, 1), (1, 12, 128, 128, 64, 0),
+              (1, 32, 1, 4096, 128, 0))
 #: batch, channels, size, filters, window and stride: ResNet-50's
 CONVOLUTIONS = (
     (32, 3, 224, 64, 7, 2), (32, 64, 56, 64, 3, 1), (32, 256, 56, 128, 1, 1), (32, 128, 28, 128, 3, 1),
@@ -87,9 +88,9 @@ class Case:
             m, n, k = self.shape
             return "MatMul", {}, {"a": (m, k), "b": (k, n)}, (m, n)
         if self.kind == "attention":
-            batch, heads, length, size, causal = self.shape
-            tensor = (batch, heads, length, size)
-            return "Attention", {"is_causal": causal}, dict.fromkeys("qkv", tensor), tensor
+            batch, heads, queries, keys, size, causal = self.shape
+            asked, known = ((batch, heads, length, size) for length in (queries, keys))
+            return "Attention", {"is_causal": causal}, {"q": asked, "k": known, "v": known}, asked
         if self.kind == "convolution":
             batch, channels, size, filters, window, stride = self.shape
             out = (size + 2 * (window // 2) - window) // stride + 1
@@ -110,7 +111,7 @@ class Case:
             bytes_moved = (prod(result) + sum(map(prod, inputs.values()))) * (4 if self.dtype == "float32" else 2)
             return {"gigabytes": 1e-9 * bytes_moved / seconds}
         if self.kind == "attention":
-            terms = 2 * self.shape[2] * prod(result) // (1 + self.shape[4])
+            terms = 2 * self.shape[3] * prod(result) // (1 + self.shape[5])
         elif self.kind == "convolution":
             terms = prod(result) * prod(inputs["w"][1:])
         else:

@@ -29,7 +29,7 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import attention_case
 from mlc.testing.cuda_cases import product_case
 from mlc.testing.cuda_images import Image
-from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention
+from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
 from schedules.cuda.mma import TensorCoreGemm
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import gpu_of
@@ -89,10 +89,22 @@ def _attention(rng: random.Random) -> Drawn:
     return case, space, dtype, (_OPCODES[dtype], "LDGSTS.E.BYPASS.128", "LDGDEPBAR", *fetches)
 
 
+def _warpgroup_attention(rng: random.Random) -> Drawn:
+    """Of any number of queries and keys, some more than a warpgroup takes."""
+    dtype, queries, keys = rng.choice(("float16", "bfloat16")), rng.randint(64, 2048), rng.randint(1, 2048)
+    depth, features = rng.choice(((64, 64), (128, 128), (40, 40), (96, 96), (64, 128), (80, 80), (128, 64), (72, 104)))
+    case = attention_case(
+        f"{queries}x{keys}x{depth}x{features}", (1, 16), (queries, keys, depth, features), dtype,
+        causal=rng.choice((None, keys - queries)) if keys >= queries else None, mask=rng.random() < 0.3,
+        groups=rng.choice((1, 1, 4)), warpgroups=True)
+    return case, WarpgroupAttention(), dtype, ("HGMMA", "UTMALDG")
+
+
 SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
     "cuda.mma": (_product, ("sm_80", "sm_90a")),
     "cuda.wgmma": (_warpgroup_product, ("sm_90a",)),
     "cuda.attention": (_attention, ("sm_80", "sm_90a")),
+    "cuda.attention_wgmma": (_warpgroup_attention, ("sm_90a",)),
 }
 
 

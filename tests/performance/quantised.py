@@ -160,13 +160,19 @@ def made(name: str, folder: Path) -> tuple[Path, Path]:
     return small, wide
 
 
-def _halved(plain: Path, small: Path) -> None:
-    import onnx
+def halved(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in float16, with inputs and outputs of the types that it had."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    model = convert_float_to_float16(onnx.load(plain), keep_io_types=True)
-    _sort(model.graph)
-    onnx.save(model, small)
+    small = convert_float_to_float16(model, keep_io_types=True)
+    _sort(small.graph)
+    return small
+
+
+def _halved(plain: Path, small: Path) -> None:
+    import onnx
+
+    onnx.save(halved(onnx.load(plain)), small)
 
 
 def _bfloats(plain: Path, small: Path) -> None:

@@ -13,7 +13,7 @@ from tvm import relax, sym, te, tirx
 
 from mlc.graph.ir.constants import scalar_of
 from mlc.graph.ir.movement import cuts, permutation
-from mlc.graph.ir.rewrite import bindings, leaves, op_name, shape_of
+from mlc.graph.ir.rewrite import bindings, dtype_of, leaves, op_name, shape_of
 from mlc.sizes import Size
 from schedules.analysis import replaced, uses, walk
 
@@ -80,7 +80,8 @@ class Graph:
 
     def view(self, expr: relax.Expr, multiples: bool = False) -> View:
         """``expr`` by indices of what it is made of, as far back as no index divides either of its last two axes,
-        which would make vectors along them jump about. ``multiples``: products with numbers are looked through too.
+        which would make vectors along them jump about. ``multiples``: products with numbers are looked through too, and
+        those of 16-bit floats that are widened for it and rounded again.
         """
         shape = shape_of(expr)
         variables = tuple(tirx.Var(f"x{axis}", "int64") for axis in range(len(shape)))
@@ -101,7 +102,7 @@ class Graph:
         """The same elements as indices of what the source is made of, one operator before it."""
         call = self.call(view.source, *names) if isinstance(view.source, relax.Var) else None
         if call is None:
-            return None
+            return self._narrow_multiple(view) if set(_SCALING) <= set(names) else None
         name, source = op_name(call).removeprefix("relax."), call.args[0]
         if name in _SCALING:
             number = scalar_of(call.args[1])
@@ -110,6 +111,21 @@ class Graph:
             return replace(view, source=source, scale=view.scale * (number if name == "multiply" else 1.0 / number))
         moved = _moved(call, name, view.indices)
         return replace(view, source=source, indices=tuple(moved)) if moved is not None else None
+
+
+    def _narrow_multiple(self, view: View) -> View | None:
+        """Through ``astype(astype(x, "float32") * number, type of x)``, whose rounding is left out."""
+        rounded = self.call(view.source, "astype")
+        scaled = self.call(rounded.args[0], *_SCALING) if rounded is not None and self.once(rounded.args[0]) else None
+        wide = self.call(scaled.args[0], "astype") if scaled is not None else None
+        if rounded is None or scaled is None or wide is None:
+            return None
+        source, number = wide.args[0], scalar_of(scaled.args[1])
+        same = dtype_of(source) == dtype_of(rounded) and shape_of(source) == shape_of(scaled)
+        if not number or not same or dtype_of(source) not in ("float16", "bfloat16"):
+            return None
+        factor = number if op_name(scaled) == "relax.multiply" else 1.0 / number
+        return replace(view, source=source, scale=view.scale * factor)
 
 
 def _moved(call: relax.Call, name: str, indices: Sequence[Any]) -> list[Any] | None:

@@ -5,7 +5,8 @@ become tensors of that type, which half the bytes pass to and from:
 
 ``matmul(x, W)``   -->   ``matmul(f16(x), f16(W), out_dtype=f32)``
 
-What a convolution of images reads rounded is rounded for everybody, so that it is stored once.
+What a convolution of images reads rounded is rounded for everybody, so that it is stored once; so is a normalised
+tensor, which a residual sum reads beside the products.
 Conversions move before the transposes and reshapes of an operand, and before several slices of one tensor, where the
 kernel that computes it can end with one.
 With ``tf32`` tensors stay float32, and tensor functions say that the operands of their products may be rounded.
@@ -31,8 +32,9 @@ from schedules.cuda.contraction import with_tf32
 
 __all__ = ["AllowTensorFloat", "NarrowOperands"]
 
-#: whose operands what else reads them reads rounded too
+#: whose operands what else reads them reads rounded too, and whose results, which are about 1
 _IMAGES = "relax.nn.conv2d"
+_NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 _TYPES = {"f16": "float16", "bf16": "bfloat16"}
 _NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -79,7 +81,7 @@ def _narrow(call: relax.Call, scope: Scope, dtype: str) -> relax.Expr | None:
 
 def _held_rounded(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
     """What a convolution reads in ``dtype`` and others as it is, is rounded for all of them: the sum of a residual
-    block is then written once, in half the bytes, by the kernel that makes it."""
+    block is then written once, in half the bytes, by the kernel that makes it. So is what a norm makes."""
     func = mod["main"]
     bound = {b.var: b.value for b in bindings(func)}
     readers: dict[relax.Var, list[relax.Var | None]] = defaultdict(list)
@@ -93,8 +95,14 @@ def _held_rounded(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
 
     convolved = {arg for value in bound.values() if isinstance(value, relax.Call) and op_name(value) == _IMAGES
                  for arg in value.args if narrow(arg)}
-    held = {var for var in bound if any(r in convolved for r in readers[var]) and None not in readers[var]
-            and not all(narrow(r) for r in readers[var])}
+
+    def rounded(var: relax.Var, value: relax.Expr) -> bool:
+        if isinstance(value, relax.Call) and op_name(value) in _NORMS:
+            return any(map(narrow, readers[var]))
+        return any(r in convolved for r in readers[var])
+
+    held = {var for var, value in bound.items() if rounded(var, value) and None not in readers[var]
+            and not all(map(narrow, readers[var]))}
 
     def changed(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var not in held:

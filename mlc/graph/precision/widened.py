@@ -16,6 +16,9 @@ operands of the model's own products of 16-bit floats stay what they are, each r
 everything else, sums first of all, is float32:
 
 ``matmul(x: f16, W: f16) -> f16``   -->   ``matmul(f16(x), W, out_dtype=f32)``
+
+What else reads such an operand (a residual sum) reads it rounded too, as it does in the model, so that one kernel makes
+it and writes half the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import tvm
 from tvm import relax
 
 from mlc.graph.ir.constants import constant, tensor_of
-from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, op_name
+from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, emit_result, leaves, op_name
 from mlc.graph.precision.bfloats import OF_BFLOATS, PRODUCTS, multiplies_bfloats
 
 __all__ = ["WidenFloats", "WidenSums", "with_attrs"]
@@ -63,6 +66,17 @@ def _arguments(value: relax.Expr) -> list[relax.Expr]:
     return [value]
 
 
+def _multiplied_and_read(func: relax.Function) -> frozenset[relax.Var]:
+    """Variables of 16-bit floats that products multiply and that other operators, which are not the result, read."""
+    multiplied: set[relax.Var] = set()
+    others: set[relax.Var] = set()
+    for binding in bindings(func):
+        value = binding.value
+        product = isinstance(value, relax.Call) and op_name(value) in PRODUCTS and all(map(_is_narrow, value.args))
+        (multiplied if product else others).update(leaves(value))
+    return frozenset((multiplied & others) - set(leaves(func.body.body)))
+
+
 class _Widening:
     """Emits main again with 16-bit floats as float32, but for the operands of ``products`` where those stay."""
 
@@ -70,6 +84,8 @@ class _Widening:
         self._mod, self._builder, self._products = mod, builder_of(mod), products
         self._given = frozenset(mod["main"].params)
         self._image: dict[relax.Var, relax.Expr] = {}
+        self._rounded_once = _multiplied_and_read(mod["main"]) if products else frozenset()
+        self._narrow: dict[relax.Var, relax.Expr] = {}  # as the model has them
 
     def run(self) -> tvm.IRModule:
         func, builder = self._mod["main"], self._builder
@@ -82,10 +98,17 @@ class _Widening:
                     if _is_narrow(param):
                         self._image[param] = self._cast(param, "float32")
                 for binding in bindings(func):
-                    self._image[binding.var] = builder.emit(self._value(binding.value), binding.var.name)
+                    self._image[binding.var] = self._bound(binding.var, self._value(binding.value))
                 result = emit_result(builder, self._result(func.body.body))
             builder.emit_func_output(result)
         return relax.transform.CanonicalizeBindings()(builder.finalize())
+
+    def _bound(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
+        wide = self._builder.emit(value, var.name)
+        if var not in self._rounded_once:
+            return wide
+        self._narrow[var] = self._cast(wide, dtype_of(var))
+        return self._cast(self._narrow[var], "float32")
 
     def _cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
         return self._builder.emit(relax.op.astype(expr, dtype))
@@ -147,6 +170,8 @@ class _Widening:
     def _as_it_was(self, expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._as_it_was(field) for field in expr.fields])
+        if expr in self._narrow:
+            return self._narrow[expr]
         if isinstance(expr, relax.Var) and _is_narrow(expr):
             wide = self._wide(expr)
             return expr if wide is expr or expr in self._given else self._cast(wide, dtype_of(expr))

@@ -23,7 +23,7 @@ def test_products_are_built_checked_and_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), [
-    ("softmax", (5, 24), "float32"), ("layer_norm", (5, 24), "float32"), ("attention", (1, 2, 9, 8, 1), "float16"),
+    ("softmax", (5, 24), "float32"), ("layer_norm", (5, 24), "float32"), ("attention", (1, 2, 9, 9, 8, 1), "float16"),
     ("convolution", (1, 4, 9, 6, 3, 2), "float16"),
 ])
 def test_kernels_are_compared_with_the_same_in_float32(
@@ -37,7 +37,8 @@ def test_kernels_are_compared_with_the_same_in_float32(
 
 @pytest.mark.parametrize(("kind", "shape", "result"), [
     ("product", (5, 6, 7), (5, 6)), ("softmax", (5, 24), (5, 24)), ("layer_norm", (5, 24), (5, 24)),
-    ("attention", (1, 2, 9, 8, 1), (1, 2, 9, 8)), ("convolution", (1, 4, 9, 6, 3, 2), (1, 6, 5, 5)),
+    ("attention", (1, 2, 9, 9, 8, 1), (1, 2, 9, 8)), ("attention", (1, 2, 1, 9, 8, 0), (1, 2, 1, 8)),
+    ("convolution", (1, 4, 9, 6, 3, 2), (1, 6, 5, 5)),
 ])
 def test_the_peer_computes_the_same(
     monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...], result: tuple[int, ...]
@@ -55,7 +56,7 @@ def test_the_peer_computes_the_same(
 def test_rates_count_what_must_be_done() -> None:
     assert Case("c", "float16", (1, 4, 9, 6, 3, 2), "convolution").rates(1.0) == {
         "tflops": pytest.approx(2e-12 * 6 * 5 * 5 * 4 * 9)}
-    full, causal = (Case("a", "float16", (1, 2, 8, 4, c), "attention").rates(1.0)["tflops"] for c in (0, 1))
+    full, causal = (Case("a", "float16", (1, 2, 8, 8, 4, c), "attention").rates(1.0)["tflops"] for c in (0, 1))
     assert full == pytest.approx(2e-12 * 2 * 2 * 8 * 8 * 4) == 2 * causal
     assert Case("s", "float32", (5, 24), "softmax").rates(1.0) == {"gigabytes": pytest.approx(1e-9 * 2 * 5 * 24 * 4)}
 

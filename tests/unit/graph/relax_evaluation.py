@@ -26,10 +26,10 @@ def module(func: relax.Function) -> tvm.IRModule:
     return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))
 
 
-def network(shape: tuple[int, ...], body) -> tvm.IRModule:  # type: ignore[no-untyped-def]
+def network(shape: tuple[int, ...], body, dtype: str = "float32") -> tvm.IRModule:  # type: ignore[no-untyped-def]
     """A module whose main is ``body(builder, x)`` of one input of ``shape``."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             result = builder.emit_output(body(builder, x))

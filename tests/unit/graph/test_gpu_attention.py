@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from relax_evaluation import assert_same_values, module, network, operators, weight
+from relax_evaluation import assert_same_values, evaluate, module, network, operators, weight
 from tvm import relax
 from tvm.relax import op
 from tvm.script import relax as R
 
 from mlc.graph.lowering.attention import FuseAttention
+from mlc.graph.pipeline import lower
 from mlc.target import resolve
+from mlc.testing import cuda_emulator
 from schedules import registry
 from schedules.cuda.heads import Heads, heads_of
+from schedules.space import best_seed
 
 AMPERE = resolve("cuda:sm_80")
 FUSE = FuseAttention(AMPERE)
@@ -73,6 +79,58 @@ def test_a_constant_that_hides_what_comes_later_is_a_limit(shift: int, never: fl
     assert found.causal == causal and (found.mask is None) == (causal is not None)
     if shift >= 0:  # else the first query sees nothing
         assert_same_values(before, after)
+
+
+def attention_of(shapes: list[tuple[int, ...]], dtype: str) -> tvm.IRModule:
+    """Attention of 16 bits whose queries are scaled, as the importer of ONNX's operator writes it."""
+    builder = relax.BlockBuilder()
+    q, k, v = (relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in zip("qkv", shapes, strict=True))
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            scale = relax.const(tvm.runtime.tensor(np.array(0.125, getattr(ml_dtypes, dtype, dtype))))
+            turned = builder.emit(op.permute_dims(k, [0, 1, 3, 2]))
+            scores = builder.emit(op.matmul(builder.emit(op.multiply(q, scale)), turned))
+            result = builder.emit_output(op.matmul(builder.emit(op.nn.softmax(scores)), v))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def arrays(shapes: list[tuple[int, ...]], dtype: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype)) for shape in shapes]
+
+
+def check(result: np.ndarray, values: list[np.ndarray], tolerance: float) -> None:
+    q, k, v = (array.astype("float64") for array in values)
+    powers = np.exp(0.125 * q @ k.swapaxes(-1, -2))
+    wanted = powers / powers.sum(-1, keepdims=True) @ v
+    assert wanted.std() > 0 and np.abs(result.astype("float64") - wanted).max() <= tolerance * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_queries_of_16_bits_that_are_scaled_are_read_as_they_are(dtype: str) -> None:
+    """No kernel scales them, and they are rounded once less."""
+    shapes = [(1, 2, 40, 64)] * 3
+    lowered = lower(attention_of(shapes, dtype), AMPERE)
+    assert [task.weight for task in lowered.tasks] == [1]
+    values = arrays(shapes, dtype)
+    (got,) = evaluate(lowered.module, *values)
+    check(got, values, 1e-3 if dtype == "float16" else 8e-3)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("queries", "keys", "features"), [(1, 70, 16), (1, 33, 1), (5, 40, 1)])
+def test_axes_of_one_element_are_found(queries: int, keys: int, features: int) -> None:
+    """As of a decoder's one query, whose index the graph writes as 0: the kernel is that of attention, and right."""
+    shapes = [(1, 2, queries, 16), (1, 2, keys, 16), (1, 2, keys, features)]
+    lowered = lower(attention_of(shapes, "float16"), AMPERE)
+    (task,) = lowered.tasks
+    space = registry.find(task.func, AMPERE.tvm)
+    assert space.name == "cuda.attention"
+    values, result = arrays(shapes, "float16"), np.zeros((1, 2, queries, features), "float16")
+    cuda_emulator.run(best_seed(space, task.func, AMPERE.tvm).mod["main"], AMPERE.tvm, values, [result])
+    check(result, values, 2e-3)
 
 
 def test_operands_of_16_bits_and_a_rounded_result() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -15,7 +16,7 @@ from tvm.relax import op
 from mlc.graph.ir.constants import tensor_of
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name
 from mlc.graph.pipeline import Lowered, lower
-from mlc.graph.precision import NarrowOperands
+from mlc.graph.precision import NarrowOperands, WidenFloats, WidenSums
 from mlc.graph.simplify import ShareCommon, SinkMovement
 from mlc.options import PRECISIONS, CompileOptions
 from mlc.target import resolve
@@ -66,7 +67,7 @@ def test_products_and_attention_are_on_tensor_cores(precision: str) -> None:
     assert found["cuda.attention_tf32" if precision == "tf32" else "cuda.attention"] == 1
     exact = spaces(layer(), "f32")
     assert exact["cuda.attention_f32"] == 1 and exact["cuda.gemm"] == 4 and not exact["cuda.mma"]
-    assert found.total() <= exact.total() + (0 if precision == "tf32" else 2), "of a sum that is read otherwise too"
+    assert found.total() <= exact.total() + (0 if precision == "tf32" else 1), "what is given is read otherwise too"
 
 
 @pytest.mark.parametrize(("precision", "most"), [("tf32", 0.0), ("f16", 3e-3), ("bf16", 3e-2)])
@@ -83,6 +84,31 @@ def narrowed(mod: tvm.IRModule, precision: str = "f16") -> list[tuple[str, Any]]
     after = NarrowOperands(GPU, CompileOptions.of(precision=precision))(mod)
     return [(op_name(b.value), b.value.args) for b in bindings(after["main"])
             if op_name(b.value) in ("relax.matmul", "relax.nn.conv2d")]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_sixteen_bits_rounds_what_it_multiplies_and_adds_once(dtype: str) -> None:
+    """A sum that a norm's result and what products make of it are added to reads it as they do: no kernel converts."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+    def given(*shape: int, scale: float = 1.0) -> relax.Expr:
+        return relax.const(tvm.runtime.tensor((scale * RNG.standard_normal(shape)).astype(kind)))
+
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        x = b.emit(op.matmul(x, given(64, 64, scale=0.1)))
+        for _ in range(2):
+            y = b.emit(op.nn.layer_norm(x, given(64), given(64), axes=[-1]))
+            inner = b.emit(op.nn.gelu(b.emit(op.matmul(y, given(64, 96, scale=0.1)))))
+            x = b.emit(op.add(b.emit(op.matmul(inner, given(96, 64, scale=0.1))), y))
+        return x
+
+    mod = network((40, 64), body, dtype)
+    tasks = lower(mod, GPU).tasks
+    assert sum(task.weight for task in tasks) == 7, "two norms and five products"
+    x = RNG.standard_normal((40, 64)).astype(kind)
+    (exact,), (found,) = evaluate(WidenFloats(mod), x), evaluate(WidenSums(mod), x)
+    error = np.abs(found.astype("float64") - exact.astype("float64")).max() / np.abs(exact.astype("float64")).max()
+    assert 1e-5 < error < (2e-3 if dtype == "float16" else 1.6e-2)
 
 
 def test_what_the_type_does_not_hold_stays_float32() -> None:

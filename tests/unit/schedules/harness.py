@@ -41,7 +41,7 @@ CORES = 2
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": CORES, **native_attrs(host_cpu())})
 CUDA = resolve("cuda:sm_80").tvm
 #: what those spaces are tried for that an older GPU has no instructions for
-_CUDA_OF = {"cuda.wgmma": resolve("cuda:sm_90a").tvm}
+_CUDA_OF = dict.fromkeys(("cuda.wgmma", "cuda.attention_wgmma"), resolve("cuda:sm_90a").tvm)
 #: a machine with other vectors than any that runs the tests
 ELSEWHERE = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n2", threads=CORES).tvm
 #: seeds of a case whose results are compared, of all that are carried out

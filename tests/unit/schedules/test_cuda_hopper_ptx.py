@@ -106,6 +106,53 @@ def test_a_product_has_the_layouts_of_the_isa(kind: str, columns: int, across: t
     assert all(cost.taken == cost.least for cost in read.values()), "swizzled pieces meet in no bank"
 
 
+def multiply_registers(kind: str = "f16", across: int = 0, between: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """``a b`` of 64 rows in registers, as the figure "Register Fragments" of A for ``wgmma.m64nNk16`` has them, and of
+    64 columns in memory."""
+    element, dtype = TYPES[kind]
+    a, b = (RNG.standard_normal((64, 16)).astype(dtype) for _ in range(2))
+    image = (across_k if across else along_k)(b)
+    places, sums = ", ".join(f"%{i}" for i in range(32, 36)), ", ".join(f"%{i}" for i in range(32))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(32))
+    source = HEAD + f"""k({element}* __restrict__ a_ptr, {element}* __restrict__ b_ptr, float* __restrict__ c_ptr) {{
+      {SHARED}
+      {element}* shared = ({element}*)buf;
+      for (int i = threadIdx.x; i < {image.size}; i += 128) shared[i] = b_ptr[i];
+      __syncthreads();
+      float d[32];
+      {element} held[8];
+      int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+      for (int i = 0; i < 8; ++i) held[i] = a_ptr[(row + i / 2 % 2 * 8) * 16 + column + i % 2 + i / 4 * 8];
+      unsigned* a = (unsigned*)held;
+      {FENCE}
+      asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %37, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind} {{{sums}}}, {{{places}}}, %36, p, 1, 1, {across};"
+        "\\n}}\\n"
+        : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"({descriptor("0", 2048, 1024)}), "r"(0));
+      {COMMIT}
+      {between}
+      {WAIT}
+      for (int i = 0; i < 32; ++i) c_ptr[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + column + i % 2] = d[i];
+    }}"""
+    c = np.zeros((64, 64), "float32")
+    run_source(source, WARPGROUP, {"a": a, "b": image, "c": c})
+    return c, a.astype("float64") @ b.astype("float64").T
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("across", [0, 1])
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_product_of_registers_has_the_layout_of_the_isa(kind: str, across: int) -> None:
+    got, wanted = multiply_registers(kind, across)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_registers_are_read_until_the_product_is_waited_for() -> None:
+    got, wanted = multiply_registers(between="if (threadIdx.x == 5) a[2] = 0;")
+    wrong = np.abs(got - wanted) > 1e-5
+    assert wrong[1].any() and not np.delete(wrong, 1, 0).any(), "k 10 and 11 of the row of threads 4 to 7"
+
+
 def test_a_product_may_begin_a_sum() -> None:
     got, wanted, _ = multiply(adds=0)
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-5)
