@@ -8,9 +8,11 @@ full tiles is tested. Functions whose indices fit are therefore narrowed before 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import Call, TensorLoad
 
 from mlc.sizes import bounds_of, in_scope
 from schedules.analysis import walk
@@ -49,10 +51,20 @@ def _wide_values(func: tirx.PrimFunc) -> bool:
         buffers.extend(node.alloc_buffers)
 
     def cast(node: tirx.Cast) -> None:
-        found[0] = found[0] or "int64" in (str(node.ty), str(node.value.ty))
+        found[0] = found[0] or ("int64" in (str(node.ty), str(node.value.ty)) and not _of_sizes(node))
 
     walk(func.body, (s_tir.SBlock, block), (tirx.Cast, cast))
     return found[0] or not all(_small(buffer) for buffer in buffers)
+
+
+def _of_sizes(cast: tirx.Cast) -> bool:
+    """Whether a number made of free sizes alone, no larger than 32 bits hold, becomes a float: what a mean divides
+    by."""
+    inside: list[Any] = []
+    walk(cast.value, (TensorLoad, inside.append), (Call, inside.append), (tirx.Var, inside.append))
+    names = in_scope()
+    known = all(isinstance(each, tirx.Var) and str(each.name) in names for each in inside)
+    return known and str(cast.ty).startswith("float") and bounds_of(cast.value)[1] < _LIMIT
 
 
 def _small(buffer: tirx.Var) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import numpy_helper, parser
 
 import mlc
 from mlc.errors import MlcError
+from mlc.testing.targets import runs
 
 _STEPS = "<int64[1] from = {%d}, int64[1] axis = {0}, int64[1] to = {%d}, int64[1] step = {%d}> " \
          "{ y = Slice(x, from, to, axis, step) }"
@@ -65,9 +67,13 @@ def _unshaped(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _check(model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[Mapping[str, int]]) -> None:
+def _check(
+    model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[Mapping[str, int]], target: str = "native"
+) -> None:
     reference, rng = onnxruntime.InferenceSession(model.SerializeToString()), np.random.default_rng(1)
-    executable = mlc.compile(model, log=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of a kernel that no schedule fits
+        executable = mlc.compile(model, target=target, log=False)
     for size in sizes:
         x = rng.standard_normal([size.get(str(each), each) for each in shape]).astype("float32")
         found = executable(x)
@@ -79,6 +85,25 @@ def _check(model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[M
 def test_an_operator_of_free_sizes(name: str) -> None:
     shape, body, sizes = CASES[name]
     _check(_model(shape, body), shape, sizes)
+
+
+def test_attention_over_itself_without_wide_vectors() -> None:
+    """Rows of its chunks lie between two divisions by free sizes, whose difference TVM takes for any number."""
+    body = """<float s = {0.125}> {
+        t = Transpose<perm=[0, 2, 1]>(x)
+        d = MatMul(x, t)
+        m = Mul(d, s)
+        p = Softmax<axis=-1>(m)
+        y = MatMul(p, x) }"""
+    sizes = ({"b": 1, "n": 1}, {"b": 2, "n": 7}, {"b": 3, "n": 33})
+    _check(_model(("b", "n", 64), body), ("b", "n", 64), sizes, "x86-64-v2")
+
+
+def test_a_mean_over_a_free_size_in_ragged_vectors() -> None:
+    """What it divides by is a number of 64 bits, its loops are counted in 32."""
+    body = "<int64[2] a = {0, 1}> { y = ReduceMean(x, a) }"
+    target = "x86-64-v3" if runs("x86-64-v3") else "native"
+    _check(_model(("n", 5, 33), body), ("n", 5, 33), _ROWS, target)
 
 
 @pytest.mark.parametrize(("operator", "attributes", "ways"), [
