@@ -207,8 +207,7 @@ def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, A
     data, batch_first = inputs[0], int(bool(attrs.get("layout", 0)))
     steps = _fixed(size_of(data.ty.shape[batch_first]), "the number of steps")
     free = isinstance(size_of(data.ty.shape[1 - batch_first]), Size)
-    whole = operator != "GRU" or attrs.get("linear_before_reset", 0)  # else a step has two products, one of the other
-    if steps <= MOST_UNROLLED or not whole or free or dtype_of(data) != "float32":
+    if steps <= MOST_UNROLLED or free or dtype_of(data) != "float32":
         return unrolled(operator, bb, inputs, attrs)
     return _long(operator, bb, inputs, attrs)
 

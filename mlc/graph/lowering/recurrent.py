@@ -11,6 +11,7 @@ Hidden units are padded to whole panels, where zeros stay zeros of no effect: pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class _Layer:
         gvar = self._builder.add_func(func, "recurrent")
         state = (self._count, sizes.batch, sizes.padded)
         slots = sizes.steps + (not cell.hidden_before)
-        given = relax.Tuple([self._inputs(), self._panels(), *extras, *self._states])
+        given = relax.Tuple([self._inputs(), *self._panels(cell), *extras, *self._states])
         whole = relax.TensorType((slots, *state), "float32")
         made = hidden = self._cut(self._emit(op.call_tir(gvar, given, whole)))
         final = []
@@ -184,19 +185,23 @@ class _Layer:
         return first, second
 
     def _input_bias(self) -> relax.Expr:
-        """What is added before the steps: both, but for a GRU's candidate, whose second is inside the reset."""
+        """What is added before the steps: both, but for a GRU's candidate whose second is inside the reset."""
         first, second = self._biases()
-        if self._operator == "GRU":
+        if self._operator == "GRU" and self._attrs.get("linear_before_reset", 0):
             kept = constant(np.array([1, 1, 0], "float32").reshape(1, 3, 1))
             second = self._emit(relax.op.multiply(second, kept))
         return self._emit(relax.op.add(first, second))
 
-    def _panels(self) -> relax.Expr:
-        """The recurrent weights ``[directions, panels, hidden, gates, panel]``."""
+    def _panels(self, cell: Cell) -> list[relax.Expr]:
+        """The recurrent weights ``[directions, panels, hidden, gates, panel]`` of each product of a step."""
         sizes = self._sizes
         weights = self._padded(self._by_gate(self._recurrent), 2)
         shape = (self._count, self._gates, sizes.padded // PANEL, PANEL, sizes.hidden)
-        return self._emit(relax.op.permute_dims(self._shaped(weights, shape), [0, 2, 4, 1, 3]))
+        whole = self._emit(relax.op.permute_dims(self._shaped(weights, shape), [0, 2, 4, 1, 3]))
+        if len(cell.stages) == 1:
+            return [whole]
+        ends = list(accumulate(cell.stages, initial=0))
+        return [self._emit(relax.op.strided_slice(whole, [3], [begin], [end])) for begin, end in pairwise(ends)]
 
     # the cell
 
@@ -211,6 +216,8 @@ class _Layer:
         return self._lstm(*functions)
 
     def _gru(self, f: Callable[[Any], Any], g: Callable[[Any], Any]) -> tuple[Cell, list[relax.Expr]]:
+        if not self._attrs.get("linear_before_reset", 0):
+            return self._reset_before(f, g), []
         extras = []
         if self._bias is not None:
             extras = [self._emit(relax.op.strided_slice(self._biases()[1], [1], [2], [3]))]
@@ -222,6 +229,20 @@ class _Layer:
             return inner + f(x[0] + p[0]) * (before - inner)
 
         return Cell(3, candidate, hidden, True, len(extras)), extras
+
+    def _reset_before(self, f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Cell:
+        """A GRU whose candidate's product is with what the reset gate leaves of the state."""
+
+        def reset(x: list[Any], p: list[Any], e: list[Any], before: Any) -> tuple[Any, Any]:
+            return f(x[1] + p[1]) * before, f(x[0] + p[0])
+
+        def candidate(x: list[Any], p: list[Any], e: list[Any], before: Any) -> Any:
+            return g(x[2] + p[1])
+
+        def hidden(x: list[Any], p: list[Any], e: list[Any], inner: Any, before: Any) -> Any:
+            return inner + p[0] * (before - inner)
+
+        return Cell(3, candidate, hidden, True, reset=reset)
 
     def _lstm(self, f: Callable[[Any], Any], g: Callable[[Any], Any], h: Callable[[Any], Any]) -> \
             tuple[Cell, list[relax.Expr]]:
