@@ -53,15 +53,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Sizes: ``steps`` of ``batch`` sequences with ``hidden`` units, one direction for each of ``backwards``, which
-    says whether it begins at the last step. The batch is cut into ``parts``, which are computed in parallel.
+    """Sizes: ``steps``, a number or a variable of 32 bits, of ``batch`` sequences with ``hidden`` units, one direction
+    for each of ``backwards``, which says whether it begins at the last step. The batch is cut into ``parts``, which are
+    computed in parallel.
 
     Every other step goes through the panels of weights backwards, so that it begins with those that the step before
     read last: of weights that overflow a cache, it still finds what fits. Forwards, a cache that drops what was unused
     for longest would have dropped each before its turn. Each of ``shares`` runs of panels, which cores may share out
     among them, is turned by itself."""
 
-    steps: int
+    steps: Any
     batch: int
     hidden: int
     backwards: tuple[bool, ...]

@@ -116,8 +116,20 @@ def test_recurrent_layers_of_a_free_batch(operator: str, attributes: str, ways: 
     _check(_model(shape, body, weights), shape, _ROWS)
 
 
+@pytest.mark.parametrize(("operator", "result", "batch", "direction"), [
+    ("LSTM", "y, last", 1, "forward"), ("LSTM", "by_time, last, y", 3, "reverse"), ("GRU", "y, last", 2, "reverse"),
+    ("GRU", "by_time, y", 1, "bidirectional"), ("RNN", "by_time, y", 2, "reverse"), ("RNN", "y, last", 1, "forward"),
+])
+def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, batch: int, direction: str) -> None:
+    gates, shape, ways = _RECURRENT[operator] * 21, ("n", batch, 6), 1 + (direction == "bidirectional")
+    weights = {"w": (ways, gates, 6), "r": (ways, gates, 21), "b": (ways, 2 * gates)}
+    body = f'{{ {result} = {operator}<hidden_size=21, direction="{direction}">(x, w, r, b) }}'
+    _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
+
+
 @pytest.mark.parametrize(("shape", "body", "said"), [
-    (("n", 1, 6), "{ y, last = RNN<hidden_size=8>(x, w, r) }", "the number of steps must not be free, got n"),
+    (("n", "m", 6), "{ y, last = RNN<hidden_size=8>(x, w, r) }", "the number of steps beside a free batch"),
+    (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
      "corners that are not aligned"),
