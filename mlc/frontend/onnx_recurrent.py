@@ -206,14 +206,15 @@ def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, A
     """One call for a layer of many steps that a kernel may compute, else the steps one after another."""
     data, batch_first = inputs[0], int(bool(attrs.get("layout", 0)))
     steps, batch = (size_of(data.ty.shape[axis]) for axis in (batch_first, 1 - batch_first))
-    can = dtype_of(data) == "float32" and not isinstance(batch, Size)
-    if can and isinstance(steps, Size) and "Var" not in type(steps.expr).__name__:
-        raise ValueError(f"the number of steps must be a number or a free size itself, got {steps}; fix it, as in "
-                         "--shape NAME=32,1,64")
-    if can and (isinstance(steps, Size) or steps > MOST_UNROLLED):
-        return _long(operator, bb, inputs, attrs)
-    _fixed(steps, "the number of steps beside a free batch, or of other than float32,")
-    return unrolled(operator, bb, inputs, attrs)
+    long = isinstance(steps, Size) or (steps > MOST_UNROLLED and not isinstance(batch, Size))
+    if not long or dtype_of(data) != "float32":
+        _fixed(steps, "the number of steps of other than float32")
+        return unrolled(operator, bb, inputs, attrs)
+    for size, what in ((steps, "number of steps"), (batch, "batch")):
+        if isinstance(size, Size) and "Var" not in type(size.expr).__name__:
+            raise ValueError(f"the {what} must be a number or a free size itself, got {size}; fix it, as in "
+                             "--shape NAME=32,1,64")
+    return _long(operator, bb, inputs, attrs)
 
 
 def _long(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:

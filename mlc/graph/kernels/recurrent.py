@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Sizes: ``steps``, a number or a variable of 32 bits, of ``batch`` sequences with ``hidden`` units, one direction
+    """Sizes: ``steps`` of ``batch`` sequences, numbers or variables of 32 bits, with ``hidden`` units, one direction
     for each of ``backwards``, which says whether it begins at the last step. The batch is cut into ``parts``, which are
     computed in parallel.
 
@@ -63,7 +63,7 @@ class Recurrence:
     among them, is turned by itself."""
 
     steps: Any
-    batch: int
+    batch: Any
     hidden: int
     backwards: tuple[bool, ...]
     parts: int = 1
@@ -73,6 +73,11 @@ class Recurrence:
     def padded(self) -> int:
         """Hidden units in whole panels."""
         return -(-self.hidden // PANEL) * PANEL
+
+    @property
+    def rows(self) -> Any:
+        """Of each part of the batch."""
+        return self.batch if self.parts == 1 else self.batch // self.parts
 
     def panel(self, number: Any, step: Any) -> Any:
         """Which panel is the ``number``-th of a step."""
@@ -97,7 +102,7 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
     from tvm.script.ir_builder import tirx as I
 
     count, width, gates = len(layer.backwards), layer.padded, cell.gates
-    rows, panels = layer.batch // layer.parts, width // PANEL
+    rows, panels = layer.rows, width // PANEL
     state = (count, layer.batch, width)
     states = ("hidden",) if cell.hidden_before else ("hidden", "cell")
 
@@ -181,7 +186,7 @@ class _Step:
     ) -> None:
         self._layer, self._cell, self._step = layer, cell, step
         self._x, self._extra, self._before = x, extra, before
-        self.rows, self.panels = layer.batch // layer.parts, layer.padded // PANEL
+        self.rows, self.panels = layer.rows, layer.padded // PANEL
         self._d, self._begin = tirx.floordiv(at, layer.parts), tirx.floormod(at, layer.parts) * self.rows
         self.mine = (self._d, slice(self._begin, self._begin + self.rows), slice(0, layer.padded))
         self.now = layer.time(step, self._d)

@@ -94,9 +94,9 @@ class _Layer:
         self._count, self._gates = len(backwards), _GATES[operator]
         units = shape_of(self._recurrent)[2]
         parts = _parts(target, steps, batch, len(backwards), self._gates * units * units)
-        self._steps = steps
-        inside = tirx.Var(str(steps), "int32") if isinstance(steps, Size) else steps
-        self._sizes = Recurrence(inside, batch, units, backwards, parts, _shares(target, units, len(backwards) * parts))
+        self._steps, self._batch = steps, batch
+        shares = _shares(target, units, len(backwards) * parts)
+        self._sizes = Recurrence(_inside(steps), _inside(batch), units, backwards, parts, shares)
         self._states = [self._start(state) for state in ((hidden, cell) if operator == "LSTM" else (hidden,))]
 
     def emitted(self) -> relax.Expr:
@@ -105,10 +105,10 @@ class _Layer:
         cell, extras = self._cell()
         func = recurrent(sizes, cell).with_attr("op_pattern", OPAQUE)
         gvar = self._builder.add_func(func, "recurrent")
-        state = (self._count, sizes.batch, sizes.padded)
+        state = (self._count, self._batch, sizes.padded)
         slots = self._steps + int(not cell.hidden_before)
         given = relax.Tuple([self._inputs(), *self._panels(cell), *extras, *self._states])
-        whole = relax.TensorType((_plain(slots), *state), "float32")
+        whole = relax.TensorType(tuple(map(_plain, (slots, *state))), "float32")
         made = hidden = self._cut(self._emit(op.call_tir(gvar, given, whole)))
         final = []
         if not cell.hidden_before:
@@ -149,6 +149,9 @@ class _Layer:
     def _start(self, state: relax.Expr | None) -> relax.Expr:
         """A state before the first step, ``[directions, batch, padded]``."""
         state = unless_zero(state)
+        if state is None and isinstance(self._batch, Size):
+            shape = relax.ShapeExpr([self._count, self._batch.expr, self._sizes.padded])
+            return self._emit(relax.op.zeros(shape, "float32"))
         if state is None:
             return constant(np.zeros((self._count, self._sizes.batch, self._sizes.padded), "float32"))
         return self._padded(self._turned(state), 2)
@@ -160,28 +163,27 @@ class _Layer:
             ends = ((0, steps), (steps, steps + 1))
             first, last = (self._emit(relax.op.strided_slice(made, [0], [begin], [end])) for begin, end in ends)
             return first, last
-        rest = shape_of(made)[1:]
 
         def behind(a: te.Tensor) -> Any:
             return tvm.sym.Analyzer().simplify(a.shape[0] - 1)
 
         def first_of(a: te.Tensor) -> te.Tensor:
-            return te.compute((behind(a), *rest), lambda *index: a[index], name="by_time")
+            return te.compute((behind(a), *a.shape[1:]), lambda *index: a[index], name="by_time")
 
         def last_of(a: te.Tensor) -> te.Tensor:
-            return te.compute(rest, lambda *index: a[(behind(a), *index)], name="last")
+            return te.compute(a.shape[1:], lambda *index: a[(behind(a), *index)], name="last")
 
         return (self._builder.emit_te(first_of, made, primfunc_name_hint="by_time"),
                 self._builder.emit_te(last_of, made, primfunc_name_hint="last"))
 
     def _last(self, hidden: relax.Expr) -> relax.Expr:
         """The hidden state after each direction's last step, of those by time."""
-        steps, count, batch, units = shape_of(hidden)
+        steps, _, batch, units = shape_of(hidden)
         backwards = self._sizes.backwards
         if isinstance(steps, Size):
             def last_of(a: te.Tensor) -> te.Tensor:
                 ends = [tirx.const(0, "int64") if each else a.shape[0] - 1 for each in backwards]
-                return te.compute((count, batch, units),
+                return te.compute(a.shape[1:],
                                   lambda d, b, j: a[tirx.Select(d == 0, ends[0], ends[-1]), d, b, j], name="last")
 
             return self._builder.emit_te(last_of, hidden, primfunc_name_hint="last")
@@ -197,10 +199,10 @@ class _Layer:
         weights = self._padded(self._by_gate(self._weights), 2)
         columns = self._count * self._gates * sizes.padded
         weights = self._emit(op.permute_dims(self._shaped(weights, (columns, self._features)), [1, 0]))
-        product = self._emit(op.matmul(self._shaped(self._data, (self._steps * sizes.batch, self._features)), weights))
+        product = self._emit(op.matmul(self._shaped(self._data, (self._steps * self._batch, self._features)), weights))
         if self._bias is not None:
             product = self._emit(op.add(product, self._shaped(self._input_bias(), (columns,))))
-        return self._shaped(product, (self._steps, sizes.batch, self._count, self._gates, sizes.padded))
+        return self._shaped(product, (self._steps, self._batch, self._count, self._gates, sizes.padded))
 
     def _by_gate(self, expr: relax.Expr) -> relax.Expr:
         """``[directions, gates * hidden, ...] --> [directions, gates, hidden, ...]``"""
@@ -324,10 +326,17 @@ def _plain(size: Any) -> Any:
     return size.expr if isinstance(size, Size) else size
 
 
-def _parts(target: Target, steps: Any, batch: int, count: int, products: int) -> int:
+def _inside(size: Any) -> Any:
+    """A size as the kernel has it: a variable of 32 bits where it is free."""
+    return tirx.Var(str(size), "int32") if isinstance(size, Size) else size
+
+
+def _parts(target: Target, steps: Any, batch: Any, count: int, products: int) -> int:
     """Into how many parts the batch is cut, each with a core of its own for all steps: as many as the directions leave
     cores for, where that saves more than starting them costs. ``products`` are those of a row in a step."""
     machine = cpu_machine(target.tvm)
+    if isinstance(batch, Size):
+        return 1
     most = max(1, machine.cores // count)
     seconds = usual_size(steps) * batch * products / machine.macs_per_cycle() / machine.hz
     if seconds < 4 * machine.launch_seconds:

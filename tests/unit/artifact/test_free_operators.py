@@ -127,8 +127,15 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
+    gates, shape = _RECURRENT[operator] * 21, ("n", "b", 6)
+    weights = {"w": (2, gates, 6), "r": (2, gates, 21), "bias": (2, 2 * gates)}
+    body = f'{{ y, last = {operator}<hidden_size=21, direction="bidirectional">(x, w, r, bias) }}'
+    _check(_model(shape, body, weights), shape, ({"n": 4, "b": 1}, {"n": 1, "b": 3}, {"n": 33, "b": 9}))
+
+
 @pytest.mark.parametrize(("shape", "body", "said"), [
-    (("n", "m", 6), "{ y, last = RNN<hidden_size=8>(x, w, r) }", "the number of steps beside a free batch"),
     (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
