@@ -46,13 +46,16 @@ def _wide_indices(func: tirx.PrimFunc) -> bool:
 def _wide_values(func: tirx.PrimFunc) -> bool:
     """Whether a tensor holds 64-bit integers or more elements than 32 bits count, or a value is made 64 bits wide."""
     buffers = list(func.params)
-    found, counts = [False], _Counts(func)
+    found = [False]
+    # functions without free sizes keep the keys by which logs know them; of numbers, TVM itself narrows all alike
+    counts = _Counts(func) if variables(func) else None
 
     def block(node: s_tir.SBlock) -> None:
         buffers.extend(node.alloc_buffers)
 
     def cast(node: tirx.Cast) -> None:
-        found[0] = found[0] or ("int64" in (str(node.ty), str(node.value.ty)) and not counts.hold(node))
+        wide = "int64" in (str(node.ty), str(node.value.ty))
+        found[0] = found[0] or (wide and not (counts is not None and counts.hold(node)))
 
     walk(func.body, (s_tir.SBlock, block), (tirx.Cast, cast))
     return found[0] or not all(_small(buffer) for buffer in buffers)

@@ -106,6 +106,12 @@ def test_a_mean_over_a_free_size_in_ragged_vectors() -> None:
     _check(_model(("n", 5, 33), body), ("n", 5, 33), _ROWS, target)
 
 
+def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
+    shape = ("n", 4, 10, 16)
+    body = "{ y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1]>(x) }"
+    _check(_model(shape, body), shape, _ROWS, "x86-64-v2")
+
+
 @pytest.mark.parametrize(("operator", "attributes", "ways"), [
     ("LSTM", "", 1), ("GRU", "", 1), ("GRU", ", linear_before_reset=1", 1), ("RNN", ', direction="bidirectional"', 2),
 ])
