@@ -177,7 +177,7 @@ bench-dynamic: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_dynamic --publish
 
 bench-recurrent: $(STAMP)
-	@$(BIN)/python -m tests.performance.recurrent
+	@$(BIN)/python -m tests.performance.recurrent --publish
 
 bench-torch: $(STAMP)
 	@$(BIN)/python -m tests.performance.bench_torch_compile --publish

@@ -332,20 +332,22 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     except ValueError:  # to it a size is any number of 32 bits, and what it multiplies that by may need more
         opaque = tvm.IRModule({var: _clamped(each) for var, each in opaque.functions_items()})
         found = compact(opaque)["tiles"]
-    ragged = [buffer for buffer in _local_buffers(found) if not _is_small(buffer)]
-    if not ragged:
-        return found
-    whole = compact(tvm.IRModule({"main": _without_predicates(opaque["main"])}))["main"]  # its tiles are all full
     analyzer = tvm.sym.Analyzer()
     for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
         bounds = (tirx.const(int(end), str(var.ty)) for end in (low, int(high) + 1))
         analyzer.bind(var, tvm.ir.Range(*bounds))
+    made = _buffers(found)
+    wrong = [_is_wrong(*pair, analyzer) for pair in zip(made, _buffers(opaque["tiles"]), strict=True)]
+    if not any(wrong):
+        return found
+    whole = compact(tvm.IRModule({"main": _without_predicates(opaque["main"])}))["main"]  # its tiles are all full
     image: dict[tirx.Var, tirx.Var] = {}
-    for buffer, full in zip(_local_buffers(found), _local_buffers(whole), strict=True):
-        if not _is_small(buffer):
-            largest = [int(analyzer.const_int_bound(analyzer.simplify(extent)).max_value) for extent in full.shape]
-            shape = [tirx.const(bound, str(extent.ty)) for bound, extent in zip(largest, full.shape, strict=True)]
-            image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope="local")
+    for buffer, full, is_wrong in zip(made, _buffers(whole), wrong, strict=True):
+        if is_wrong:
+            shape = list(full.shape)
+            if str(buffer.scope()) == "local":
+                shape = [tirx.const(_largest(extent, analyzer), str(extent.ty)) for extent in shape]
+            image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope=buffer.scope())
     return found.with_body(replaced(found.body, image))
 
 
@@ -356,10 +358,26 @@ def _clamped(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(replaced(func.body, image))
 
 
-def _local_buffers(func: tirx.PrimFunc) -> list[tirx.Var]:
+def _buffers(func: tirx.PrimFunc) -> list[tirx.Var]:
+    """What a function's blocks allocate."""
     found: list[tirx.Var] = []
-    walk(func.body, (s_tir.SBlock, lambda block: found.extend(b for b in block.alloc_buffers if b.scope() == "local")))
+    walk(func.body, (s_tir.SBlock, lambda block: found.extend(block.alloc_buffers)))
     return found
+
+
+def _largest(extent: Any, analyzer: Any) -> int:
+    return int(analyzer.const_int_bound(analyzer.simplify(extent)).max_value)
+
+
+def _is_wrong(buffer: tirx.Var, given: tirx.Var, analyzer: Any) -> bool:
+    """Whether a compact buffer is larger than it need be: a local one is no small tile, or another has more of an axis
+    than the buffer that was ``given``. A chunk of as many rows as two divisions are apart has any number to TVM."""
+    if str(buffer.scope()) == "local":
+        return not _is_small(buffer)
+    return any(
+        isinstance(extent, tirx.IntImm) and int(extent) > _largest(whole, analyzer)
+        for extent, whole in zip(buffer.shape, given.shape, strict=True)
+    )
 
 
 def _is_small(buffer: tirx.Var) -> bool:

@@ -1,7 +1,7 @@
-"""ONNX ``LSTM``, ``GRU`` and ``RNN``, of a static number of steps.
+"""ONNX ``LSTM``, ``GRU`` and ``RNN``.
 
 Up to :data:`MOST_UNROLLED` steps they are unrolled, so that simplification and substitutions see every step; what
-compiles a step takes for each grows with their number. Longer ones become one call that
+compiles a step takes for each grows with their number. Longer ones, and those of a free number, become one call that
 :mod:`mlc.graph.lowering.recurrent` makes a kernel of, or unrolls for a target without one.
 
 The inputs' part of the gates is one product for all steps, biases included; a step adds one product with the state
@@ -92,8 +92,7 @@ class _Layer:
         self.emit = _Emitter(bb, dtype_of(data))
         self.batch_first = bool(attrs.get("layout", 0))
         self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
-        steps, self.batch, self.features = (size_of(extent) for extent in self.data.ty.shape)
-        self.steps = _fixed(steps, "the number of steps")
+        self.steps, self.batch, self.features = (size_of(extent) for extent in self.data.ty.shape)
         self.hidden = int(recurrent.ty.shape[2])
         self.backwards = _directions(text(attrs, "direction", "forward"))
         self._weights, self._recurrent, self._bias = weights, recurrent, unless_zero(bias)
@@ -137,6 +136,7 @@ class _Layer:
         """``(Y, final states ...)``. ``make_step`` gives, for a direction, a bias of all steps' gates and a step."""
         from tvm import relax
 
+        _fixed(self.steps, "the number of steps of a layer that no kernel computes")
         results = [self._walk(direction, *make_step(direction)) for direction in range(len(self.backwards))]
         count, size = len(results), (self.batch, self.hidden)
         outputs = [self._joined([hidden[t] for t in range(self.steps) for hidden, _ in results])]
@@ -205,11 +205,15 @@ def unrolled(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any
 def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """One call for a layer of many steps that a kernel may compute, else the steps one after another."""
     data, batch_first = inputs[0], int(bool(attrs.get("layout", 0)))
-    steps = _fixed(size_of(data.ty.shape[batch_first]), "the number of steps")
-    free = isinstance(size_of(data.ty.shape[1 - batch_first]), Size)
-    whole = operator != "GRU" or attrs.get("linear_before_reset", 0)  # else a step has two products, one of the other
-    if steps <= MOST_UNROLLED or not whole or free or dtype_of(data) != "float32":
+    steps, batch = (size_of(data.ty.shape[axis]) for axis in (batch_first, 1 - batch_first))
+    long = isinstance(steps, Size) or (steps > MOST_UNROLLED and not isinstance(batch, Size))
+    if not long or dtype_of(data) != "float32":
+        _fixed(steps, "the number of steps of other than float32")
         return unrolled(operator, bb, inputs, attrs)
+    for size, what in ((steps, "number of steps"), (batch, "batch")):
+        if isinstance(size, Size) and "Var" not in type(size.expr).__name__:
+            raise ValueError(f"the {what} must be a number or a free size itself, got {size}; fix it, as in "
+                             "--shape NAME=32,1,64")
     return _long(operator, bb, inputs, attrs)
 
 
@@ -228,7 +232,7 @@ def _long(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) 
     shapes = [(layer.steps, count, *size), *[(count, *size)] * len(states)]
     if layer.batch_first:
         shapes = [(layer.batch, layer.steps, count, layer.hidden), *[(layer.batch, count, layer.hidden)] * len(states)]
-    types = [relax.TensorType(shape, "float32") for shape in shapes]
+    types = [relax.TensorType([getattr(size, "expr", size) for size in shape], "float32") for shape in shapes]
     call = relax.op.call_pure_packed(LONG, tvm.ir.StringImm(text), *given.values(), ty_args=relax.TupleType(types))
     made = bb.emit(call)
     return relax.Tuple([bb.emit(relax.TupleGetItem(made, index)) for index in range(len(shapes))])
@@ -389,14 +393,14 @@ def _directions(name: str) -> tuple[bool, ...]:
     return _DIRECTIONS[name]
 
 
-def _check_lengths(lengths: Any, steps: int) -> None:
+def _check_lengths(lengths: Any, steps: int | Size) -> None:
     """Raise ``ValueError`` unless every sequence of the batch has all the steps."""
     if lengths is None:
         return
     array = array_of(lengths)
     if array is None:
         raise ValueError("sequence_lens must be constant and the number of steps everywhere; leave it out of the node")
-    if (array != steps).any():
+    if isinstance(steps, Size) or (array != steps).any():
         raise ValueError(
             f"sequence_lens must be the number of steps, {steps}, everywhere, got {array.tolist()}; leave it out of "
             "the node and mask the outputs"

@@ -2,7 +2,8 @@
 
 The function is :func:`mlc.graph.kernels.recurrent.recurrent`: a loop over the steps around the blocks ``before`` and
 ``step``. A tile computes all gates of some panels of hidden units, so that the cell finds them in registers. Its
-weights are read once a step from the cache that holds them, one after another. The units may be shared out among the
+weights are read once a step from the cache that holds them, one after another. A step of two products, of which the
+second reads what the first has made, has two such tiles. The units may be shared out among the
 cores in every step, which costs a hand-over each time; directions and parts of the batch are shared out by the function
 itself, once.
 """
@@ -10,7 +11,7 @@ itself, once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
@@ -43,15 +44,16 @@ class _Shape:
     depth: int
     states: int
     shared: bool
+    before: int = 0
 
     @property
     def products(self) -> int:
         """Multiply-adds of a step."""
-        return self.rows * self.panels * self.gates * self.width * self.depth
+        return self.rows * self.panels * (self.before + self.gates) * self.width * self.depth
 
     @property
     def weight_bytes(self) -> int:
-        return 4 * self.panels * self.gates * self.width * self.depth
+        return 4 * self.panels * (self.before + self.gates) * self.width * self.depth
 
 
 @remembered
@@ -65,12 +67,13 @@ def _shape(func: tirx.PrimFunc) -> _Shape | None:
         return None
     rows, panels, gates, width, depth = (int(v.dom.extent) for v in product.iter_vars)
     shared = any(loop.kind == tirx.ForKind.PARALLEL for loop in loops)
-    return _Shape(rows, panels, gates, width, depth, 1 + ("cell_before" in named), shared)
+    before = int(named["gates_product"].iter_vars[2].dom.extent) if "gates_product" in named else 0
+    return _Shape(rows, panels, gates, width, depth, 1 + ("cell_before" in named), shared, before)
 
 
 class Recurrent(Space):
     """Knobs: ``m`` rows of the batch and ``p`` panels of a register tile, ``k`` unrolling of the sum, ``units`` whether
-    the panels of a step are shared out among the cores (1)."""
+    the panels of a step are shared out among the cores (1), ``q`` panels of the tile of a product before it."""
 
     name = "cpu.recurrent"
     target_kind = "llvm"
@@ -86,44 +89,59 @@ class Recurrent(Space):
             Knob("p", tuple(divisors(shape.panels, 8))),
             Knob("k", tuple(divisors(shape.depth, 8))),
             Knob("units", (0,) if shape.shared else (0, 1)),
+            *([Knob("q", tuple(divisors(shape.panels, 8)))] if shape.before else []),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         shape, machine = _shape(func), cpu_machine(target)
         assert shape is not None
         unroll = max(divisors(shape.depth, 4))
-        units = int(not shape.shared and _saved(shape, machine) > _HAND_OVERS * machine.launch_seconds)
+        launches = _HAND_OVERS * (2 if shape.before else 1)
+        units = int(not shape.shared and _saved(shape, machine) > launches * machine.launch_seconds)
+        first = _tiles(replace(shape, gates=shape.before), machine) if shape.before else []
         for m, p in _tiles(shape, machine)[:4]:
-            for chosen in dict.fromkeys((units if p < shape.panels else 0, 0)):
-                yield {"m": m, "p": p, "k": unroll, "units": chosen}
+            more = {"q": next((q for rows, q in first if rows == m), 1)} if first else {}
+            for chosen in dict.fromkeys((units if max(p, *more.values(), 1) < shape.panels else 0, 0)):
+                yield {"m": m, "p": p, "k": unroll, "units": chosen, **more}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape, machine = _shape(sch.mod["main"]), cpu_machine(target)
         assert shape is not None
         m, p, k, units = (pick(name) for name in ("m", "p", "k", "units"))
+        q = pick("q") if shape.before else 0
         lanes = min(machine.lanes(), shape.width)
-        check_tile(machine, m * p * shape.gates * shape.width // lanes, k)
+        for panels, gates in ((p, shape.gates), (q, shape.before)):
+            check_tile(machine, m * panels * gates * shape.width // lanes, k)
         for state in ("hidden", "cell")[: shape.states]:
             _vectors(sch, sch.get_loops(sch.get_sblock(f"{state}_before"))[-1], lanes)
-        product, inner, outer = (sch.get_sblock(name) for name in ("product", "inner", "outer"))
-        row, panel, lane = sch.get_loops(outer)[-3:]
-        rows, row = sch.split(row, [None, m])
-        panels, panel = sch.split(panel, [None, p])
-        sch.reorder(panels, rows, row, panel, lane)
+        if shape.before:
+            _tile(sch, ("gates_product", "gates"), (m, q, k, lanes), bool(units))
+        _tile(sch, ("product", "inner", "outer"), (m, p, k, lanes), bool(units))
+
+
+def _tile(sch: s_tir.Schedule, names: tuple[str, ...], sizes: tuple[int, int, int, int], parallel: bool) -> None:
+    """One product of a step and what follows it, in tiles of ``m`` rows and ``p`` panels, ``k`` products unrolled."""
+    m, p, k, lanes = sizes
+    product, *inner, outer = (sch.get_sblock(name) for name in names)
+    row, panel, lane = sch.get_loops(outer)[-3:]
+    rows, row = sch.split(row, [None, m])
+    panels, panel = sch.split(panel, [None, p])
+    sch.reorder(panels, rows, row, panel, lane)
+    for loop in (row, panel):
+        sch.unroll(loop)
+    _vectors(sch, lane, lanes)
+    for block in inner:
+        sch.compute_at(block, rows, preserve_unit_loops=True)
+        *_, row, panel, lane = sch.get_loops(block)
         for loop in (row, panel):
             sch.unroll(loop)
         _vectors(sch, lane, lanes)
-        sch.compute_at(inner, rows, preserve_unit_loops=True)
-        *_, row, panel, lane = sch.get_loops(inner)
-        for loop in (row, panel):
-            sch.unroll(loop)
-        _vectors(sch, lane, lanes)
-        start = accumulate(sch, product, rows, 4, lanes, k)
-        for block in (inner, product):
-            sch.set_scope(block, 0, "local")
-        if units:
-            sch.parallel(panels)
-        sch.decompose_reduction(product, start)
+    start = accumulate(sch, product, rows, 4, lanes, k)
+    for block in (*inner, product):
+        sch.set_scope(block, 0, "local")
+    if parallel:
+        sch.parallel(panels)
+    sch.decompose_reduction(product, start)
 
 
 def _vectors(sch: s_tir.Schedule, loop: s_tir.schedule.LoopRV, lanes: int) -> None:

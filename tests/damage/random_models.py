@@ -1,8 +1,8 @@
 """Random sound models, each of which must compile and be right: ``python -m tests.damage.random_models --count 1000``.
 
 Networks of :mod:`tests.damage.random_networks`, compiled for this CPU or a lesser one of its kind and compared with
-onnxruntime, which evaluates each node alone. Those of free sizes have what mlc refuses in one line (the number of steps
-of a recurrent layer, say); of static sizes, all should be right. ``--verbose`` prints what was refused, and why.
+onnxruntime, which evaluates each node alone. Those of free sizes have what mlc refuses in one line (which of a number
+and a size is smaller, say); of static sizes, all should be right. ``--verbose`` prints what was refused, and why.
 """
 
 from __future__ import annotations

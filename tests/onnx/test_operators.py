@@ -28,7 +28,6 @@ REFUSED = frozenset(
 )
 #: cases whose results are known to differ, by what their names hold
 DIFFERENT = {
-    "edge_cases_fmod_0_float": "remainders of infinite divisors",
     "resize_downsample_scales_linear_align_corners": "the size that was not rounded down, which onnxruntime rounds",
     "resize_downsample_scales_cubic_align_corners": "the same",
 }

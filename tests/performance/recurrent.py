@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.performance.results import Results, write_whole
+from tests.performance.results import Results, publish, write_whole
 from tests.performance.table import ROOT, cell, compared, geometric_mean
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: all)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
+    parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-recurrent")
     args = parser.parse_args(argv)
@@ -94,8 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = Results(args.output)
     for row in results.fill(names, partial(measure, folder=args.output, rounds=args.rounds), args.again):
         print(markdown([row]), file=sys.stderr, flush=True)
-    text = markdown(list(results.rows.values()))
+    order = {name: place for place, name in enumerate(MODELS)}
+    text = markdown(sorted(results.rows.values(), key=lambda row: order.get(row["model"], len(order))))
     write_whole(args.output / "table.md", text)
+    if args.publish:
+        publish("recurrent", text)
     print(text)
     return 0
 

@@ -11,11 +11,12 @@ Hidden units are padded to whole panels, where zeros stay zeros of no effect: pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from mlc.frontend.onnx_recurrent import LONG, activations, arguments_of, unless_zero, unrolled
 from mlc.graph.ir.constants import constant
@@ -23,6 +24,7 @@ from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import bindings, op_name, rebuilt, shape_of
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
+from mlc.sizes import Size, usual_size
 from mlc.target import Target
 from schedules.machine import cpu_machine
 
@@ -92,7 +94,9 @@ class _Layer:
         self._count, self._gates = len(backwards), _GATES[operator]
         units = shape_of(self._recurrent)[2]
         parts = _parts(target, steps, batch, len(backwards), self._gates * units * units)
-        self._sizes = Recurrence(steps, batch, units, backwards, parts, _shares(target, units, len(backwards) * parts))
+        self._steps, self._batch = steps, batch
+        shares = _shares(target, units, len(backwards) * parts)
+        self._sizes = Recurrence(_inside(steps), _inside(batch), units, backwards, parts, shares)
         self._states = [self._start(state) for state in ((hidden, cell) if operator == "LSTM" else (hidden,))]
 
     def emitted(self) -> relax.Expr:
@@ -101,15 +105,14 @@ class _Layer:
         cell, extras = self._cell()
         func = recurrent(sizes, cell).with_attr("op_pattern", OPAQUE)
         gvar = self._builder.add_func(func, "recurrent")
-        state = (self._count, sizes.batch, sizes.padded)
-        slots = sizes.steps + (not cell.hidden_before)
-        given = relax.Tuple([self._inputs(), self._panels(), *extras, *self._states])
-        whole = relax.TensorType((slots, *state), "float32")
+        state = (self._count, self._batch, sizes.padded)
+        slots = self._steps + int(not cell.hidden_before)
+        given = relax.Tuple([self._inputs(), *self._panels(cell), *extras, *self._states])
+        whole = relax.TensorType(tuple(map(_plain, (slots, *state))), "float32")
         made = hidden = self._cut(self._emit(op.call_tir(gvar, given, whole)))
         final = []
-        if slots > sizes.steps:
-            hidden = self._emit(op.strided_slice(made, [0], [0], [sizes.steps]))
-            last = self._emit(op.strided_slice(made, [0], [sizes.steps], [slots]))
+        if not cell.hidden_before:
+            hidden, last = self._parted(made)
             final = [self._shaped(last, (*state[:2], sizes.hidden))]
         final = [self._last(hidden), *final]
         if self._batch_first:
@@ -123,7 +126,7 @@ class _Layer:
         return self._builder.emit(expr, self._name)
 
     def _shaped(self, expr: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        return self._emit(relax.op.reshape(expr, tuple(shape)))
+        return self._emit(relax.op.reshape(expr, tuple(map(_plain, shape))))
 
     def _turned(self, expr: relax.Expr) -> relax.Expr:
         return self._emit(relax.op.permute_dims(expr, [1, 0, 2])) if self._batch_first else expr
@@ -146,14 +149,45 @@ class _Layer:
     def _start(self, state: relax.Expr | None) -> relax.Expr:
         """A state before the first step, ``[directions, batch, padded]``."""
         state = unless_zero(state)
+        if state is None and isinstance(self._batch, Size):
+            shape = relax.ShapeExpr([self._count, self._batch.expr, self._sizes.padded])
+            return self._emit(relax.op.zeros(shape, "float32"))
         if state is None:
             return constant(np.zeros((self._count, self._sizes.batch, self._sizes.padded), "float32"))
         return self._padded(self._turned(state), 2)
 
+    def _parted(self, made: relax.Expr) -> tuple[relax.Expr, relax.Expr]:
+        """What the kernel has made, as the hidden states by time and what is behind the last of them."""
+        steps = self._steps
+        if not isinstance(steps, Size):
+            ends = ((0, steps), (steps, steps + 1))
+            first, last = (self._emit(relax.op.strided_slice(made, [0], [begin], [end])) for begin, end in ends)
+            return first, last
+
+        def behind(a: te.Tensor) -> Any:
+            return tvm.sym.Analyzer().simplify(a.shape[0] - 1)
+
+        def first_of(a: te.Tensor) -> te.Tensor:
+            return te.compute((behind(a), *a.shape[1:]), lambda *index: a[index], name="by_time")
+
+        def last_of(a: te.Tensor) -> te.Tensor:
+            return te.compute(a.shape[1:], lambda *index: a[(behind(a), *index)], name="last")
+
+        return (self._builder.emit_te(first_of, made, primfunc_name_hint="by_time"),
+                self._builder.emit_te(last_of, made, primfunc_name_hint="last"))
+
     def _last(self, hidden: relax.Expr) -> relax.Expr:
         """The hidden state after each direction's last step, of those by time."""
         steps, _, batch, units = shape_of(hidden)
-        ends = [0 if backwards else steps - 1 for backwards in self._sizes.backwards]
+        backwards = self._sizes.backwards
+        if isinstance(steps, Size):
+            def last_of(a: te.Tensor) -> te.Tensor:
+                ends = [tirx.const(0, "int64") if each else a.shape[0] - 1 for each in backwards]
+                return te.compute(a.shape[1:],
+                                  lambda d, b, j: a[tirx.Select(d == 0, ends[0], ends[-1]), d, b, j], name="last")
+
+            return self._builder.emit_te(last_of, hidden, primfunc_name_hint="last")
+        ends = [0 if each else steps - 1 for each in backwards]
         each = [self._emit(relax.op.strided_slice(hidden, [0, 1], [end, d], [end + 1, d + 1]))
                 for d, end in enumerate(ends)]
         each = [self._shaped(part, (1, batch, units)) for part in each]
@@ -165,10 +199,10 @@ class _Layer:
         weights = self._padded(self._by_gate(self._weights), 2)
         columns = self._count * self._gates * sizes.padded
         weights = self._emit(op.permute_dims(self._shaped(weights, (columns, self._features)), [1, 0]))
-        product = self._emit(op.matmul(self._shaped(self._data, (sizes.steps * sizes.batch, self._features)), weights))
+        product = self._emit(op.matmul(self._shaped(self._data, (self._steps * self._batch, self._features)), weights))
         if self._bias is not None:
             product = self._emit(op.add(product, self._shaped(self._input_bias(), (columns,))))
-        return self._shaped(product, (sizes.steps, sizes.batch, self._count, self._gates, sizes.padded))
+        return self._shaped(product, (self._steps, self._batch, self._count, self._gates, sizes.padded))
 
     def _by_gate(self, expr: relax.Expr) -> relax.Expr:
         """``[directions, gates * hidden, ...] --> [directions, gates, hidden, ...]``"""
@@ -184,19 +218,23 @@ class _Layer:
         return first, second
 
     def _input_bias(self) -> relax.Expr:
-        """What is added before the steps: both, but for a GRU's candidate, whose second is inside the reset."""
+        """What is added before the steps: both, but for a GRU's candidate whose second is inside the reset."""
         first, second = self._biases()
-        if self._operator == "GRU":
+        if self._operator == "GRU" and self._attrs.get("linear_before_reset", 0):
             kept = constant(np.array([1, 1, 0], "float32").reshape(1, 3, 1))
             second = self._emit(relax.op.multiply(second, kept))
         return self._emit(relax.op.add(first, second))
 
-    def _panels(self) -> relax.Expr:
-        """The recurrent weights ``[directions, panels, hidden, gates, panel]``."""
+    def _panels(self, cell: Cell) -> list[relax.Expr]:
+        """The recurrent weights ``[directions, panels, hidden, gates, panel]`` of each product of a step."""
         sizes = self._sizes
         weights = self._padded(self._by_gate(self._recurrent), 2)
         shape = (self._count, self._gates, sizes.padded // PANEL, PANEL, sizes.hidden)
-        return self._emit(relax.op.permute_dims(self._shaped(weights, shape), [0, 2, 4, 1, 3]))
+        whole = self._emit(relax.op.permute_dims(self._shaped(weights, shape), [0, 2, 4, 1, 3]))
+        if len(cell.stages) == 1:
+            return [whole]
+        ends = list(accumulate(cell.stages, initial=0))
+        return [self._emit(relax.op.strided_slice(whole, [3], [begin], [end])) for begin, end in pairwise(ends)]
 
     # the cell
 
@@ -211,6 +249,8 @@ class _Layer:
         return self._lstm(*functions)
 
     def _gru(self, f: Callable[[Any], Any], g: Callable[[Any], Any]) -> tuple[Cell, list[relax.Expr]]:
+        if not self._attrs.get("linear_before_reset", 0):
+            return self._reset_before(f, g), []
         extras = []
         if self._bias is not None:
             extras = [self._emit(relax.op.strided_slice(self._biases()[1], [1], [2], [3]))]
@@ -222,6 +262,20 @@ class _Layer:
             return inner + f(x[0] + p[0]) * (before - inner)
 
         return Cell(3, candidate, hidden, True, len(extras)), extras
+
+    def _reset_before(self, f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Cell:
+        """A GRU whose candidate's product is with what the reset gate leaves of the state."""
+
+        def reset(x: list[Any], p: list[Any], e: list[Any], before: Any) -> tuple[Any, Any]:
+            return f(x[1] + p[1]) * before, f(x[0] + p[0])
+
+        def candidate(x: list[Any], p: list[Any], e: list[Any], before: Any) -> Any:
+            return g(x[2] + p[1])
+
+        def hidden(x: list[Any], p: list[Any], e: list[Any], inner: Any, before: Any) -> Any:
+            return inner + p[0] * (before - inner)
+
+        return Cell(3, candidate, hidden, True, reset=reset)
 
     def _lstm(self, f: Callable[[Any], Any], g: Callable[[Any], Any], h: Callable[[Any], Any]) -> \
             tuple[Cell, list[relax.Expr]]:
@@ -267,12 +321,24 @@ def _expression(name: str, *args: Any) -> Any:
     return _EXPRESSIONS[name](*(tirx.const(a, "float32") if isinstance(a, float) else a for a in args))
 
 
-def _parts(target: Target, steps: int, batch: int, count: int, products: int) -> int:
+def _plain(size: Any) -> Any:
+    """A size as Relax has it."""
+    return size.expr if isinstance(size, Size) else size
+
+
+def _inside(size: Any) -> Any:
+    """A size as the kernel has it: a variable of 32 bits where it is free."""
+    return tirx.Var(str(size), "int32") if isinstance(size, Size) else size
+
+
+def _parts(target: Target, steps: Any, batch: Any, count: int, products: int) -> int:
     """Into how many parts the batch is cut, each with a core of its own for all steps: as many as the directions leave
     cores for, where that saves more than starting them costs. ``products`` are those of a row in a step."""
     machine = cpu_machine(target.tvm)
+    if isinstance(batch, Size):
+        return 1
     most = max(1, machine.cores // count)
-    seconds = steps * batch * products / machine.macs_per_cycle() / machine.hz
+    seconds = usual_size(steps) * batch * products / machine.macs_per_cycle() / machine.hz
     if seconds < 4 * machine.launch_seconds:
         return 1
     return max(part for part in range(1, batch + 1) if batch % part == 0 and part <= most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import numpy_helper, parser
 
 import mlc
 from mlc.errors import MlcError
+from mlc.testing.targets import runs
 
 _STEPS = "<int64[1] from = {%d}, int64[1] axis = {0}, int64[1] to = {%d}, int64[1] step = {%d}> " \
          "{ y = Slice(x, from, to, axis, step) }"
@@ -65,9 +67,13 @@ def _unshaped(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _check(model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[Mapping[str, int]]) -> None:
+def _check(
+    model: onnx.ModelProto, shape: Sequence[int | str], sizes: Sequence[Mapping[str, int]], target: str = "native"
+) -> None:
     reference, rng = onnxruntime.InferenceSession(model.SerializeToString()), np.random.default_rng(1)
-    executable = mlc.compile(model, log=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of a kernel that no schedule fits
+        executable = mlc.compile(model, target=target, log=False)
     for size in sizes:
         x = rng.standard_normal([size.get(str(each), each) for each in shape]).astype("float32")
         found = executable(x)
@@ -81,6 +87,31 @@ def test_an_operator_of_free_sizes(name: str) -> None:
     _check(_model(shape, body), shape, sizes)
 
 
+def test_attention_over_itself_without_wide_vectors() -> None:
+    """Rows of its chunks lie between two divisions by free sizes, whose difference TVM takes for any number."""
+    body = """<float s = {0.125}> {
+        t = Transpose<perm=[0, 2, 1]>(x)
+        d = MatMul(x, t)
+        m = Mul(d, s)
+        p = Softmax<axis=-1>(m)
+        y = MatMul(p, x) }"""
+    sizes = ({"b": 1, "n": 1}, {"b": 2, "n": 7}, {"b": 3, "n": 33})
+    _check(_model(("b", "n", 64), body), ("b", "n", 64), sizes, "x86-64-v2")
+
+
+def test_a_mean_over_a_free_size_in_ragged_vectors() -> None:
+    """What it divides by is a number of 64 bits, its loops are counted in 32."""
+    body = "<int64[2] a = {0, 1}> { y = ReduceMean(x, a) }"
+    target = "x86-64-v3" if runs("x86-64-v3") else "native"
+    _check(_model(("n", 5, 33), body), ("n", 5, 33), _ROWS, target)
+
+
+def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
+    shape = ("n", 4, 10, 16)
+    body = "{ y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1]>(x) }"
+    _check(_model(shape, body), shape, _ROWS, "x86-64-v2")
+
+
 @pytest.mark.parametrize(("operator", "attributes", "ways"), [
     ("LSTM", "", 1), ("GRU", "", 1), ("GRU", ", linear_before_reset=1", 1), ("RNN", ', direction="bidirectional"', 2),
 ])
@@ -91,8 +122,27 @@ def test_recurrent_layers_of_a_free_batch(operator: str, attributes: str, ways: 
     _check(_model(shape, body, weights), shape, _ROWS)
 
 
+@pytest.mark.parametrize(("operator", "result", "batch", "direction"), [
+    ("LSTM", "y, last", 1, "forward"), ("LSTM", "by_time, last, y", 3, "reverse"), ("GRU", "y, last", 2, "reverse"),
+    ("GRU", "by_time, y", 1, "bidirectional"), ("RNN", "by_time, y", 2, "reverse"), ("RNN", "y, last", 1, "forward"),
+])
+def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, batch: int, direction: str) -> None:
+    gates, shape, ways = _RECURRENT[operator] * 21, ("n", batch, 6), 1 + (direction == "bidirectional")
+    weights = {"w": (ways, gates, 6), "r": (ways, gates, 21), "b": (ways, 2 * gates)}
+    body = f'{{ {result} = {operator}<hidden_size=21, direction="{direction}">(x, w, r, b) }}'
+    _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
+    gates, shape = _RECURRENT[operator] * 21, ("n", "b", 6)
+    weights = {"w": (2, gates, 6), "r": (2, gates, 21), "bias": (2, 2 * gates)}
+    body = f'{{ y, last = {operator}<hidden_size=21, direction="bidirectional">(x, w, r, bias) }}'
+    _check(_model(shape, body, weights), shape, ({"n": 4, "b": 1}, {"n": 1, "b": 3}, {"n": 33, "b": 9}))
+
+
 @pytest.mark.parametrize(("shape", "body", "said"), [
-    (("n", 1, 6), "{ y, last = RNN<hidden_size=8>(x, w, r) }", "the number of steps must not be free, got n"),
+    (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
      "corners that are not aligned"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import numpy as np
 import onnx
@@ -150,7 +151,9 @@ def arrays_of(exe: mlc.artifact.Executable, seed: int, sizes: dict[str, int]) ->
 ], ids=["perceptron", "residual", "residual-image", "heads-image", "encoder", "encoder-length", "encoder-batch"])
 def test_every_size_is_right(model, shapes):
     proto = model()
-    exe = mlc.compile(proto, log=False, shapes=shapes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of a kernel that no schedule fits
+        exe = mlc.compile(proto, log=False, shapes=shapes)
     reference = onnxruntime.InferenceSession(proto.SerializeToString())
     for seed, sizes in enumerate(trials(exe)):
         arrays = arrays_of(exe, seed, sizes)

@@ -12,7 +12,7 @@ import mlc
 from tests.performance.recurrent import MODELS, Recurrent, markdown
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm_both_ways", "gru", "rnn"])
+@pytest.mark.parametrize("name", ["lstm", "lstm_both_ways", "gru", "gru_reset_before", "rnn"])
 def test_a_layer_is_one_kernel_over_its_steps(name: str) -> None:
     """Its product with the inputs is another. This is what makes them quick to compile."""
     model = MODELS[name].onnx()

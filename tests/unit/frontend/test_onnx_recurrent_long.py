@@ -85,13 +85,24 @@ def test_weights_that_are_inputs() -> None:
     check(Node("LSTM", LONG, 1, 6, 10, ("B",), constant=()))
 
 
-@pytest.mark.parametrize("attributes", [
-    {"linear_before_reset": 0},
-    pytest.param({"linear_before_reset": 1, "direction": "bidirectional",
-                  "activations": ["Sigmoid", "Tanh", "Sigmoid", "Relu"]}, marks=pytest.mark.slow),
-], ids=["reset-before", "directions-differ"])
-def test_what_no_kernel_computes_is_unrolled(attributes: dict[str, Any]) -> None:
-    node = Node("GRU", LONG, 2, 4, 5, attributes=attributes)
+@pytest.mark.parametrize(("batch", "hidden", "attributes"), [
+    (1, 21, {"direction": "bidirectional"}), (6, 32, {"direction": "reverse"}),
+    (2, 64, {"activations": ["HardSigmoid", "Relu"], "clip": 0.5}),
+], ids=["both-ways", "reverse", "activations"])
+def test_a_reset_before_its_product(batch: int, hidden: int, attributes: dict[str, Any]) -> None:
+    """A step has two products, the second with what the first has made."""
+    check(Node("GRU", LONG, batch, 5, hidden, ("B", "initial_h"), attributes=attributes))
+
+
+def test_parts_of_a_batch_whose_steps_have_two_products() -> None:
+    check(Node("GRU", 64, 4, 8, 64, ("B", "initial_h")))
+
+
+@pytest.mark.slow
+def test_what_no_kernel_computes_is_unrolled() -> None:
+    """Directions of other activations."""
+    node = Node("GRU", LONG, 2, 4, 5, attributes={
+        "linear_before_reset": 1, "direction": "bidirectional", "activations": ["Sigmoid", "Tanh", "Sigmoid", "Relu"]})
     assert "recurrent" not in names(node)
     for a, b in zip(mlc.compile(node.model(), substitutions=False)(**node.inputs()), node.expected(), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
@@ -102,11 +113,12 @@ def test_short_layers_and_gpus_have_every_step() -> None:
     assert "recurrent" not in names(Node("RNN", LONG, hidden=4), "cuda:sm_90")
 
 
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-def test_every_seed_can_be_carried_out(target: str) -> None:
+def test_every_seed_can_be_carried_out(target: str, operator: str) -> None:
     """On all widths of vectors, with one row and with several; their traces too, on a function of their own."""
     for batch in (1, 6):
-        node = Node("LSTM", LONG, batch, 8, 48)
+        node = Node(operator, LONG, batch, 8, 48)
         tasks = mlc.Compilation.of(node.model(), target, threads=2, substitutions=False).tasks()
         (task,) = [each for each in tasks if each.name == "recurrent"]
         func, described = from_json(to_json(task.func)), task.target.tvm

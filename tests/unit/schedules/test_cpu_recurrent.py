@@ -31,6 +31,12 @@ UNIT = Cell(
     2, lambda x, p, e, before: tirx.tanh(x[0] + 0.5 * p[1]),
     lambda x, p, e, inner, before: inner + tirx.sigmoid(x[1] + p[0]) * (before - inner), hidden_before=True,
 )
+#: as one whose candidate's product is with what the reset leaves of the state
+RESET = Cell(
+    3, lambda x, p, e, before: tirx.tanh(x[2] + p[1]),
+    lambda x, p, e, inner, before: inner + p[0] * (before - inner), hidden_before=True,
+    reset=lambda x, p, e, before: (tirx.sigmoid(x[1] + p[1]) * before, tirx.sigmoid(x[0] + p[0])),
+)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -75,6 +81,19 @@ def _unit(layer: Recurrence) -> tuple[Callable[[], tirx.PrimFunc], Callable[...,
     return lambda: narrowed(recurrent(layer, UNIT)), reference
 
 
+def _reset(layer: Recurrence) -> tuple[Callable[[], tirx.PrimFunc], Callable[..., np.ndarray]]:
+    def reference(x: np.ndarray, gates: np.ndarray, weights: np.ndarray, h: np.ndarray) -> np.ndarray:
+        def step(d: int, x: np.ndarray, p: np.ndarray, now: list[np.ndarray]) -> list[np.ndarray]:
+            plain = weights[d].transpose(2, 1, 0, 3).reshape(layer.hidden, layer.padded)
+            kept = _sigmoid(x[1] + p[1]) * now[0]
+            inner = np.tanh(x[2] + kept[:, : layer.hidden] @ plain)
+            return [inner + _sigmoid(x[0] + p[0]) * (now[0] - inner)]
+
+        return _walk(layer, x, gates, [h], step)
+
+    return lambda: narrowed(recurrent(layer, RESET)), reference
+
+
 def _arrays(layer: Recurrence, cell: Cell) -> Callable[[], list[np.ndarray]]:
     """Weights so small that errors do not grow from step to step."""
 
@@ -82,14 +101,15 @@ def _arrays(layer: Recurrence, cell: Cell) -> Callable[[], list[np.ndarray]]:
         rng = np.random.default_rng(layer.hidden)
         inputs = [p for p in recurrent(layer, cell).params][:-1]
         arrays = [rng.uniform(-1, 1, [int(extent) for extent in p.shape]).astype("float32") for p in inputs]
-        arrays[1] /= np.float32(layer.hidden)
+        for weights in arrays[1 : 1 + len(cell.stages)]:
+            weights /= np.float32(layer.hidden)
         return arrays
 
     return made
 
 
 def _case(name: str, layer: Recurrence, cell: Cell) -> Case:
-    made, reference = (_cell if cell is CELL else _unit)(layer)
+    made, reference = {id(CELL): _cell, id(UNIT): _unit, id(RESET): _reset}[id(cell)](layer)
     return Case(name, made, reference, data=_arrays(layer, cell))
 
 
@@ -101,6 +121,8 @@ class TestRecurrent(SpaceContract):
         _case("unit_both_ways", Recurrence(6, 2, 16, (False, True)), UNIT),
         _case("unit_parts_of_a_batch", Recurrence(3, 6, 30, (False, True), parts=2), UNIT),
         _case("cell_shared_out", Recurrence(5, 1, 64, (False,), shares=2), CELL),
+        _case("reset_shared_out", Recurrence(4, 1, 64, (True,), shares=2), RESET),
+        _case("reset_parts_of_a_batch", Recurrence(3, 4, 37, (False, True), parts=2), RESET),
         _case("one_step", Recurrence(1, 4, 64, (False,)), UNIT),
     )
 
