@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
@@ -20,14 +19,12 @@ from typing import Any
 from mlc.substitution.codec import content_hash
 from mlc.substitution.rule import Rule
 from mlc.substitution.shipped import shipped_rules
-from tests.unit.substitution.smt import Judgement, judgement
+from tests.unit.substitution.smt import judgement_in_time
 from tests.unit.substitution.test_second_judge import at_ranks, instances
 
 __all__ = ["main"]
 
 _SIZES = 100
-#: for Z3, a rule
-_SECONDS = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,24 +74,8 @@ def _judged(judge: str, rules: Sequence[Rule], number: int, state: Path | None) 
 def _answer(judge: str, rule: Rule, number: int) -> dict[str, Any]:
     if judge == "random":
         return {"against": [str(each.reason) for each in instances(rule, number, _SIZES)]}
-    said = _in_time(rule)
-    if said is None:
-        return {"against": [], "answered": 0, "unknown": 1}
+    said = judgement_in_time(rule)
     return {"against": said.against, "answered": said.answered, "unknown": said.given_up}
-
-
-def _in_time(rule: Rule) -> Judgement | None:
-    """What Z3 says, None if that takes too long: its own time limit does not bound its simplifications."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: send.send(judgement(rule)), daemon=True)
-    process.start()
-    send.close()
-    try:
-        return receive.recv() if receive.poll(_SECONDS) else None
-    finally:
-        process.kill()
-        process.join()
 
 
 def _counts(found: Sequence[dict[str, Any]]) -> str:

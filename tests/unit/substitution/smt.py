@@ -8,6 +8,7 @@ arguments that they have.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -24,9 +25,11 @@ from mlc.substitution.compose import compose
 from mlc.substitution.refute import at_sizes, draw_sizes
 from mlc.substitution.rule import Rule
 
-__all__ = ["Judgement", "judgement"]
+__all__ = ["Judgement", "judgement", "judgement_in_time"]
 
 _MILLISECONDS = 2_000
+#: for a rule, simplifications included, which the limit of a question does not bound
+_SECONDS = 60
 
 
 @dataclass
@@ -64,6 +67,20 @@ def judgement(rule: Rule, seed: int = 0, assignments: int = 2, elements: int = 3
     for numbers in draw_sizes(rule, assignments, seed):
         _at_numbers(found, rule, numbers, rng, elements)
     return found
+
+
+def judgement_in_time(rule: Rule) -> Judgement:
+    """What Z3 says within a minute, in a process of its own; a rule that takes longer is one question given up."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: send.send(judgement(rule)), daemon=True)
+    process.start()
+    send.close()
+    try:
+        return receive.recv() if receive.poll(_SECONDS) else Judgement(given_up=1)
+    finally:
+        process.kill()
+        process.join()
 
 
 def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: Random, elements: int) -> None:

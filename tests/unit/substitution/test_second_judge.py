@@ -10,7 +10,7 @@ from mlc.substitution.ranks import instances as ranked
 from mlc.substitution.refute import at_sizes, compared, draw_sizes
 from mlc.substitution.shipped import shipped_rules
 from tests.unit.graph.substitution_rules import rule
-from tests.unit.substitution.smt import judgement
+from tests.unit.substitution.smt import judgement, judgement_in_time
 
 #: random instances of a rule, and at how many sizes they are drawn, where it has so many
 _INSTANCES, _SIZES = 10_000, 100
@@ -42,7 +42,7 @@ def instances(one, number, most_sizes, seed=0):
 
 
 def judged(rules):
-    found = [(each.name, judgement(each)) for each in rules]
+    found = [(each.name, judgement_in_time(each)) for each in rules]
     answered, given_up = sum(j.answered for _, j in found), sum(j.given_up for _, j in found)
     assert not [(name, j.against) for name, j in found if j.against]
     assert answered > 20 * given_up, f"Z3 gave up {given_up} questions and answered {answered}"
