@@ -172,8 +172,10 @@ class _Layer:
         return hidden, states
 
     def _start(self, initial: Any, direction: int) -> Any:
-        if initial is None:
-            return None
+        if initial is None:  # zeros, whose product is left out, unless it is no number
+            array = array_of(self._recurrent)
+            left_out = array is None or bool(np.isfinite(array).all()) or isinstance(self.batch, Size)
+            return None if left_out else _constant(np.zeros((self.batch, self.hidden), dtype_of(self._recurrent)))
         if self.batch_first:
             initial = self.emit.transposed(initial, [1, 0, 2])
         return self.emit.at(initial, direction)
