@@ -56,6 +56,10 @@ using uint4 = Four<unsigned>;
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
+// eight numbers of 32 bits, two in each
+struct alignas(16) ulonglong4 { unsigned long long x, y, z, w; };
+struct alignas(16) longlong4 { long long x, y, z, w; };
+
 // 16-bit floats: stored as bits, rounded to nearest even, computed with as float32 and rounded after each operation
 static inline uint32_t bits_of(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
 static inline float float_of(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
@@ -118,7 +122,7 @@ static void hopper_met();
 }  // namespace ptx
 
 namespace emulator {
-enum State { kReady, kBlockBarrier, kWarpBarrier, kPolling, kDone };
+enum State { kReady, kBlockBarrier, kWarpBarrier, kPolling, kLate, kDone };
 constexpr unsigned kWarp = 32;
 constexpr size_t kStack = 64 * 1024;
 constexpr size_t kSharedBytes = 256 * 1024;

@@ -40,9 +40,21 @@ static void note(int place, const char* what, const void* p, unsigned bytes) {
   unsigned turn = executed[{place, current}]++;
   open_requests[{place, current / emulator::kWarp, turn}].push_back({current % emulator::kWarp, uintptr_t(p)});
 }
+// An instruction accesses 16 bytes at most.
 template <typename T> static T* note(int place, const char* what, T* p) {
-  note(place, what, static_cast<const void*>(p), sizeof(T));
+  constexpr unsigned kMost = 16;
+  note(place, what, static_cast<const void*>(p), std::min<unsigned>(sizeof(T), kMost));
+  if (sizeof(T) > kMost) note(place + 1, what, reinterpret_cast<const char*>(p) + kMost, sizeof(T) - kMost);
   return p;
+}
+
+// Store 16 bytes of registers.
+static void store(int place, void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  if (uintptr_t(to) % 16) fail("a store of 16 bytes must have an aligned address");
+  if (in_shared(to)) fail("a store to global memory must not write to shared memory");
+  note(2 * place, "st.global", to, 16);
+  unsigned words[] = {a, b, c, d};
+  std::memcpy(to, words, 16);
 }
 
 // Shared memory serves 128 bytes' worth of lanes at a time; a bank gives one of its words in each wave.
