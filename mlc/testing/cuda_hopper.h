@@ -3,7 +3,8 @@
 //
 // All of them are asynchronous, and land as late as they may. A box's place holds poison from the moment that it is
 // asked for until no thread of the block could go on without it. A product's sums are poison, and its operands are read,
-// only when its group is waited for.
+// only when its group is waited for. What is copied from shared memory to a tensor is read at any time until its group is
+// waited for: what is not the same all that time, or not fenced before, is poison.
 #include <deque>
 
 // What `cuTensorMapEncodeTiled` is told: sizes and boxes in elements, innermost first, strides in bytes, without the
@@ -87,6 +88,25 @@ static unsigned box_bytes(const CUtensorMap& map) {
   return bytes;
 }
 
+// The numbers of a box, one after another: where each lies in shared memory, and in the tensor, or null outside of it.
+template <typename Visit>
+static void each_number(const CUtensorMap& m, const int* at, unsigned place, Visit visit) {
+  unsigned count = box_bytes(m) / m.bytes;
+  for (unsigned i = 0; i < count; ++i) {
+    unsigned rest = i;
+    int64_t offset = 0;
+    bool inside = true;
+    for (unsigned d = 0; d < m.rank; ++d) {
+      int64_t number = int64_t(at[d]) + rest % m.box[d];
+      rest /= m.box[d];
+      inside &= number >= 0 && number < int64_t(m.size[d]);
+      offset += number * int64_t(d ? m.stride[d - 1] : m.bytes);
+    }
+    unsigned here = place + i * m.bytes;
+    visit(m.swizzled ? swizzled(here) : here, inside ? const_cast<char*>(m.data) + offset : nullptr);
+  }
+}
+
 static void fetch_box(unsigned to, unsigned long long where, std::initializer_list<int> at, unsigned barrier) {
   auto map = reinterpret_cast<const CUtensorMap*>(where);
   if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
@@ -107,29 +127,72 @@ static bool land_box() {
   newest ? boxes.pop_back() : boxes.pop_front();
   newest = !newest;
   const CUtensorMap& m = *b.map;
-  unsigned count = box_bytes(m) / m.bytes;
-  for (unsigned i = 0; i < count; ++i) {
-    unsigned rest = i;
-    int64_t offset = 0;
-    bool inside = true;
-    for (unsigned d = 0; d < m.rank; ++d) {
-      int64_t place = int64_t(b.at[d]) + rest % m.box[d];
-      rest /= m.box[d];
-      inside &= place >= 0 && place < int64_t(m.size[d]);
-      offset += place * int64_t(d ? m.stride[d - 1] : m.bytes);
-    }
-    unsigned to = b.to + i * m.bytes;
-    if (m.swizzled) to = swizzled(to);
-    if (inside) std::memcpy(emulator::shared_memory + to, m.data + offset, m.bytes);
-    else std::memset(emulator::shared_memory + to, 0, m.bytes);
-  }
+  each_number(m, b.at, b.to, [&](unsigned here, const char* from) {
+    if (from) std::memcpy(emulator::shared_memory + here, from, m.bytes);
+    else std::memset(emulator::shared_memory + here, 0, m.bytes);
+  });
   Barrier& barrier = barriers.at(b.barrier);
   barrier.bytes -= box_bytes(m);
   complete_if_done(barrier);
   return true;
 }
 
-// When nothing else runs: let threads go on whose barrier has completed, else let copies land until some can.
+// -- copies of boxes to tensors
+
+constexpr unsigned kNobody = ~0u;
+static std::vector<unsigned> unfenced;  // of each byte of shared memory: who has written it and not fenced since
+struct Stored { unsigned from; const CUtensorMap* map; int at[5]; std::vector<unsigned char> seen; };
+static std::vector<std::deque<std::vector<Stored>>> stores;  // by thread: committed groups, the open one last
+
+// "Warp-level matrix store instruction: stmatrix": lanes 0-7 name the rows of the first matrix, 8-15 of the second, ...;
+// a lane holds of each row lane / 4, two elements from 2 (lane % 4) on.
+static void stmatrix(int place, unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  unsigned lane = current % emulator::kWarp;
+  if (address % 16) fail("stmatrix must have addresses that are multiples of 16");
+  note(2 * place, "stmatrix", emulator::shared_memory + address, 16);
+  const Shown* all = show({{a, b, c, d}});
+  for (unsigned i = 0; i < 4; ++i) {
+    uint32_t pair = uint32_t(all[lane % 8 * 4 + i].values[lane / 8]);
+    std::memcpy(emulator::shared_memory + address + 4 * i, &pair, 4);
+  }
+  std::fill_n(unfenced.begin() + address, 16, current);
+}
+static void fence_copies() {
+  std::replace(unfenced.begin(), unfenced.end(), current, kNobody);
+}
+
+static void store_box(unsigned from, unsigned long long where, std::initializer_list<int> at) {
+  auto map = reinterpret_cast<const CUtensorMap*>(where);
+  if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
+  if (from % 128) fail("a box must be copied from a multiple of 128 bytes");
+  if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
+  if (from + box_bytes(*map) > emulator::kSharedBytes) fail("a box must be copied from shared memory");
+  auto begin = emulator::shared_memory + from;
+  Stored s{from, map, {}, {begin, begin + box_bytes(*map)}};
+  std::copy(at.begin(), at.end(), s.at);
+  for (unsigned i = 0; i < s.seen.size(); ++i)
+    if (unfenced[from + i] != kNobody) s.seen[i] = emulator::kPoison;
+  stores[current].back().push_back(s);
+}
+static void commit_stores() { stores[current].emplace_back(); }
+
+// Until at most `pending` groups of this thread read shared memory; the others go on meanwhile as far as they can.
+static void wait_stores(unsigned pending) {
+  auto& mine = stores[current];
+  if (mine.size() <= pending + 1) return;
+  emulator::wait(emulator::kLate);
+  for (; mine.size() > pending + 1; mine.pop_front())
+    for (const Stored& s : mine.front())
+      each_number(*s.map, s.at, s.from, [&](unsigned here, char* to) {
+        for (unsigned b = 0; to && b < s.map->bytes; ++b) {
+          unsigned char was = s.seen[here + b - s.from], now = emulator::shared_memory[here + b];
+          to[b] = char(was == now ? now : emulator::kPoison);
+        }
+      });
+}
+
+// When nothing else runs: let threads go on whose barrier has completed, else let copies land until some can, else those
+// that wait until what they store has been read.
 static bool progress() {
   bool polled, ready = false;
   do {
@@ -140,6 +203,8 @@ static bool progress() {
       if (completed(waiting[i])) fibers[i].state = emulator::kReady, ready = true;
     }
   } while (!ready && polled && land_box());
+  for (size_t i = 0; i < fibers.size() && !ready; ++i)
+    if (fibers[i].state == emulator::kLate) fibers[i].state = emulator::kReady, ready = true;
   return ready;
 }
 
@@ -243,11 +308,17 @@ static void start_hopper_block() {
   boxes.clear();
   newest = false;
   waiting.assign(fibers.size(), {});
+  unfenced.assign(emulator::kSharedBytes, kNobody);
+  stores.assign(fibers.size(), {});
+  for (auto& of_thread : stores) of_thread.emplace_back();
   warpgroups.assign(fibers.size(), {});
 }
 
 static void end_hopper_block() {
   if (!boxes.empty()) fail("a copy must be waited for before its block ends");
+  for (auto& of_thread : stores)
+    for (auto& group : of_thread)
+      if (!group.empty()) fail("a store must be waited for before its thread ends");
   for (auto& each : warpgroups)
     if (!each.held.empty()) fail("a product must be waited for before its thread ends");
 }

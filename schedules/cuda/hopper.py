@@ -16,9 +16,10 @@ from tvm import tirx
 from schedules.cuda.emit import i64
 
 __all__ = [
-    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "available", "commit_products", "encode",
-    "expect", "fence_barriers", "fence_sums", "fetch_box", "init_barrier", "limit_registers", "meet_warp", "multiply",
-    "tensor_map", "wait_barrier", "wait_products",
+    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "available", "commit_products",
+    "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums", "fetch_box", "init_barrier",
+    "limit_registers", "meet_warp", "multiply", "store_box", "store_matrices", "tensor_map", "wait_barrier",
+    "wait_products", "wait_stores",
 ]
 
 WARPGROUP = 128
@@ -120,6 +121,44 @@ def fetch_box(to: Any, tensor: tirx.Var, at: Sequence[Any], barrier: Any) -> tir
             f'               :: "r"(to), "l"(tensor), {operands}, "r"(barrier) : "memory");')
     parameters = f"int to, unsigned long long tensor, {', '.join(f'int {n}' for n in names)}, int barrier"
     return _call(f"mlc_fetch_box_{rank}d", parameters, body, to, tirx.address_of(tensor), *at, barrier)
+
+
+def store_box(tensor: tirx.Var, at: Sequence[Any], source: Any) -> tirx.Stmt:
+    """Begin to copy the box at an address to these coordinates, innermost first, as far as they are in the tensor; in
+    the open group of the thread's copies to tensors."""
+    rank = len(at)
+    names = [f"c{d}" for d in range(rank)]
+    places, operands = ", ".join(f"%{d + 1}" for d in range(rank)), ", ".join(f'"r"({n})' for n in names)
+    body = (f'asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group "\n'
+            f'               "[%0, {{{places}}}], [%{rank + 1}];"\n'
+            f'               :: "l"(tensor), {operands}, "r"(from) : "memory");')
+    parameters = f"unsigned long long tensor, {', '.join(f'int {n}' for n in names)}, int from"
+    return _call(f"mlc_store_box_{rank}d", parameters, body, tirx.address_of(tensor), *at, source)
+
+
+def commit_stores() -> tirx.Stmt:
+    """Make a group of the thread's copies to tensors so far."""
+    return _call("mlc_commit_stores", "", 'asm volatile("cp.async.bulk.commit_group;" ::: "memory");')
+
+
+def wait_stores(pending: int) -> tirx.Stmt:
+    """Until at most so many of the thread's groups of copies to tensors still read shared memory."""
+    body = f'asm volatile("cp.async.bulk.wait_group.read {pending};" ::: "memory");'
+    return _call(f"mlc_wait_stores_{pending}", "", body)
+
+
+def fence_copies() -> tirx.Stmt:
+    """Let copies see what this thread has written to shared memory."""
+    return _call("mlc_fence_copies", "", 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");')
+
+
+def store_matrices(to: Any, held: tirx.Buffer) -> tirx.Stmt:
+    """Write a warp's four matrices of 8 by 8 numbers of 16 bits, of which a thread holds two neighbours each, to shared
+    memory: lanes from 0, 8, 16 and 24 on say where the rows of each are."""
+    numbers = ", ".join(f'"r"(words[{i}])' for i in range(4))
+    body = ('unsigned* words = (unsigned*)held;\n  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], '
+            f'{{%1, %2, %3, %4}};" :: "r"(to), {numbers} : "memory");')
+    return _call("mlc_store_matrices", "int to, void* held", body, to, held.access_ptr("r"))
 
 
 def meet_warp() -> tirx.Stmt:

@@ -7,7 +7,7 @@ others that multiply, is written in the lowering (:func:`expanded`, :mod:`schedu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from itertools import product as every
 from math import ceil
@@ -42,7 +42,8 @@ _LATENCY = 800
 #: bytes that shared memory moves in a cycle
 _SHARED_RATE = 128
 
-#: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile
+#: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile; ``boxed``:
+#: results are copied in boxes, where they can be
 KNOBS = (
     Knob("block_m", (64, 128, 256)),
     Knob("block_n", (64, 128, 192, 256)),
@@ -50,6 +51,7 @@ KNOBS = (
     Knob("consumers", (1, 2)),
     Knob("stages", (3, 4, 5, 6)),
     Knob("panel", (1, 4, 8, 16)),
+    Knob("boxed", (0, 1)),
     Knob("persistent", (0, 1)),
 )
 
@@ -68,11 +70,13 @@ class WarpgroupGemm(CudaSpace):
         return product is not None and min(product.m, product.n, product.k) >= _LEAST
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return KNOBS
+        if _known(func).results is not None:
+            return KNOBS
+        return tuple(Knob(knob.name, (0,)) if knob.name == "boxed" else knob for knob in KNOBS)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         product, gpu = _known(func), gpu_machine(target)
-        knobs = {k.name: k.values for k in KNOBS} | {"panel": (8,)}
+        knobs = {k.name: k.values for k in self.knobs(func, target)} | {"panel": (8,)}
         choices = [dict(zip(knobs, choice, strict=True)) for choice in every(*knobs.values())]
         fitting = [c for c in choices if _misfit(_tile(c), gpu) is None]
         best: dict[tuple[int, int], Decisions] = {}  # of each tile
@@ -150,7 +154,9 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
     # one warpgroup alone leaves the tensor cores idle between its groups
     alone = 1.0 if here * tile.consumers > 1 else 1.15
     step = max(products * alone, shared, copied * late) + 20
-    ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + 2 * tile.block_m * tile.block_n * 4 / _SHARED_RATE
+    # sums, or results of 16 bits, are written to shared memory and read from there
+    stored = 2 * tile.block_m * tile.block_n * (2 if tile.boxed else 4) / _SHARED_RATE
+    ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + stored
     rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
     return rounds * (steps * step * (1 + 0.02 / tile.stages) + ends / here)
 
@@ -199,5 +205,8 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     product = product_of(unscheduled) if unscheduled is not None else None
     if mark is None or product is None:
         return func
-    *tile, grid = mark
-    return Warpgroups(func, product, GroupTile(*tile), grid).function()
+    *numbers, grid = mark
+    tile = GroupTile(*numbers)
+    if product.results is None:  # a trace may say what no space proposes
+        tile = replace(tile, boxed=0)
+    return Warpgroups(func, product, tile, grid).function()
