@@ -131,9 +131,9 @@ def _is_attention(value: Any) -> bool:
 
 def _is_wgmma(value: Any) -> bool:
     tiles: list[Any] = [[64, 128, 256], [64, 128, 192, 256], [64, 128], [1, 2], [3, 4, 5, 6], [1, 4, 8, 16],
-                        [0, 1]]
-    whole = _ints(0, 1 << 30, 8)(value) and len(value) == 8 and value[7] > 0
-    known = whole and all(each in of_it for each, of_it in zip(value[:7], tiles, strict=True))
+                        [0, 1], [1, 2]]
+    whole = _ints(0, 1 << 30, 9)(value) and len(value) == 9 and value[8] > 0 and not value[8] % max(1, value[7])
+    known = whole and all(each in of_it for each, of_it in zip(value[:8], tiles, strict=True))
     return known and value[0] % (64 * value[3]) == 0  # or a warpgroup would have no rows, and some no warpgroup
 
 

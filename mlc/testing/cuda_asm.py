@@ -21,8 +21,8 @@ _WARPGROUP_PRODUCT = re.compile(
     r"\{[^}]*\}, %\d+, %\d+, p, 1, 1, ([01]), ([01]); \}"
 )
 _BOX = re.compile(
-    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
-    r"\[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\];"
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes"
+    r"(\.multicast::cluster)? \[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\](?(1), %\d);"
 )
 _STORED_BOX = re.compile(
     r"cp\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];"
@@ -34,6 +34,11 @@ _CALLS = {
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_arrive",
     "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }": "barrier_wait",
+    "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }":
+        "barrier_wait",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }": "barrier_arrive_at",
+    "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;": "cluster_meet",
     "wgmma.fence.sync.aligned;": "wgmma_fence",
     "cp.async.bulk.commit_group;": "commit_stores",
     "fence.proxy.async.shared::cta;": "fence_copies",
@@ -119,7 +124,10 @@ def _hopper_call(statement: Statement, place: int) -> str:
         return f"ptx::wgmma_wait({match[1]});"
     if re.fullmatch(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 \d+;", text):
         return ";"  # how many registers a thread may have changes nothing here
-    if _BOX.fullmatch(text):
+    if (match := _BOX.fullmatch(text)) and match[1]:
+        to, tensor, *at, barrier, blocks = inputs
+        return f"ptx::fetch_box_of_all({to}, {tensor}, {{{', '.join(at)}}}, {barrier}, {blocks});"
+    if match:
         to, tensor, *at, barrier = inputs
         return f"ptx::fetch_box({to}, {tensor}, {{{', '.join(at)}}}, {barrier});"
     if _STORED_BOX.fullmatch(text):

@@ -26,7 +26,7 @@ struct Barrier {
   int64_t bytes = 0;  // that are under way
   unsigned phase = 0;
   unsigned maker;
-  bool fenced = false, met = false;
+  bool fenced = false, met = false, known = false;  // to the block, to the cluster
 };
 static std::map<unsigned, Barrier> barriers;  // by their address
 struct Waiting { unsigned address, parity; };
@@ -37,6 +37,10 @@ static Barrier& barrier_at(unsigned address) {
   if (found == barriers.end()) fail("a barrier must be initialised before it is used");
   Barrier& b = found->second;
   if (b.maker != current && !b.met) fail("a barrier must be fenced and its block meet before other threads use it");
+  unsigned rank = address / emulator::kSharedBytes;
+  if (rank == emulator::rank_of(current)) return b;
+  if (!b.known) fail("a barrier must be fenced and its cluster meet before other blocks use it");
+  if (emulator::has_ended(rank)) fail("a barrier must not be of a block that has ended");
   return b;
 }
 
@@ -56,9 +60,19 @@ static void fence_barrier_init() {
   for (auto& each : barriers)
     if (each.second.maker == current) each.second.fenced = true;
 }
-// The block's threads meet.
-static void hopper_met() {
-  for (auto& each : barriers) each.second.met |= each.second.fenced;
+// A block's threads meet, or those of its cluster.
+static void hopper_met(unsigned rank, bool cluster) {
+  for (auto& each : barriers) {
+    if (each.first / emulator::kSharedBytes != rank) continue;
+    each.second.met |= each.second.fenced;
+    each.second.known |= cluster && each.second.fenced;
+  }
+}
+static void cluster_meet() { emulator::wait(emulator::kClusterBarrier); }
+// The same place in the shared memory of another block of the cluster ("mapa").
+static unsigned map_shared(unsigned address, unsigned rank) {
+  if (rank >= fibers.size() / emulator::per_block) fail("a block of the cluster must be asked for, got a number beyond");
+  return address % emulator::kSharedBytes + rank * emulator::kSharedBytes;
 }
 static void barrier_arrive(unsigned address, int64_t bytes = 0) {
   Barrier& b = barrier_at(address);
@@ -66,6 +80,7 @@ static void barrier_arrive(unsigned address, int64_t bytes = 0) {
   if (--b.pending < 0) fail("more threads arrive at a barrier than it was initialised for");
   complete_if_done(b);
 }
+static void barrier_arrive_at(unsigned address, unsigned rank) { barrier_arrive(map_shared(address, rank)); }
 static bool completed(const Waiting& w) { return barriers.at(w.address).phase % 2 != w.parity; }
 // Until the phase of this parity has completed: the one under way, or else the one before.
 static int barrier_wait(unsigned address, unsigned parity) {
@@ -112,12 +127,19 @@ static void fetch_box(unsigned to, unsigned long long where, std::initializer_li
   if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
   if (to % 128) fail("a box must be copied to a multiple of 128 bytes");
   if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
-  if (to + box_bytes(*map) > emulator::kSharedBytes) fail("a box must be copied into shared memory");
+  if (!in_block(to, box_bytes(*map))) fail("a box must be copied into shared memory");
   barrier_at(barrier);
   Box b{to, map, {}, barrier};
   std::copy(at.begin(), at.end(), b.at);
   std::memset(emulator::shared_memory + to, emulator::kPoison, box_bytes(*map));
   boxes.push_back(b);
+}
+
+// To the same place of each block of the cluster that has a bit in `blocks`, each copy landing by itself.
+static void fetch_box_of_all(
+    unsigned to, unsigned long long where, std::initializer_list<int> at, unsigned barrier, unsigned blocks) {
+  for (unsigned rank = 0; blocks >> rank; ++rank)
+    if (blocks >> rank & 1) fetch_box(map_shared(to, rank), where, at, map_shared(barrier, rank));
 }
 
 // One copy lands, the oldest or the newest in turn; what lies outside of the tensor is zero. Whether there was any.
@@ -126,6 +148,7 @@ static bool land_box() {
   Box b = newest ? boxes.back() : boxes.front();
   newest ? boxes.pop_back() : boxes.pop_front();
   newest = !newest;
+  if (emulator::has_ended(b.to / emulator::kSharedBytes)) fail("a copy must not land in a block that has ended");
   const CUtensorMap& m = *b.map;
   each_number(m, b.at, b.to, [&](unsigned here, const char* from) {
     if (from) std::memcpy(emulator::shared_memory + here, from, m.bytes);
@@ -166,7 +189,7 @@ static void store_box(unsigned from, unsigned long long where, std::initializer_
   if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
   if (from % 128) fail("a box must be copied from a multiple of 128 bytes");
   if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
-  if (from + box_bytes(*map) > emulator::kSharedBytes) fail("a box must be copied from shared memory");
+  if (!in_block(from, box_bytes(*map))) fail("a box must be copied from shared memory");
   auto begin = emulator::shared_memory + from;
   Stored s{from, map, {}, {begin, begin + box_bytes(*map)}};
   std::copy(at.begin(), at.end(), s.at);
@@ -215,9 +238,10 @@ constexpr unsigned kWarpgroup = 128;
 // A matrix in shared memory that a descriptor names, swizzled by 128 bytes, of elements of 16 bits: rows of A, columns
 // of B ("Strides", "Matrix Descriptor Format").
 struct Matrix {
-  unsigned start, leading, stride;
+  unsigned base, start, leading, stride;  // base: of the block's shared memory
   bool across;  // neighbours along m or n, not along k
   Matrix(uint64_t descriptor, bool is_across) : across(is_across) {
+    base = unsigned(emulator::own_shared() - emulator::shared_memory);
     start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
     stride = (descriptor >> 32 & 0x3fff) << 4;
     if (descriptor >> 62 != 1) fail("the emulator knows matrices that are swizzled by 128 bytes alone");
@@ -226,11 +250,11 @@ struct Matrix {
   unsigned address(unsigned row, unsigned k) const {
     unsigned offset = across ? row % 64 * 2 + row / 64 * leading + k % 8 * 128 + k / 8 * stride
                              : row % 8 * 128 + row / 8 * stride + k * 2;
-    return swizzled(start + offset);
+    return base + swizzled(start + offset) % emulator::kSharedBytes;
   }
   template <typename T> double value(unsigned row, unsigned k) const {
     T held;
-    std::memcpy(&held, emulator::shared_memory + address(row, k) % emulator::kSharedBytes, sizeof(T));
+    std::memcpy(&held, emulator::shared_memory + address(row, k), sizeof(T));
     return double(float(held));
   }
   // Notes what it costs to read: eight rows of 16 bytes at a time.
@@ -308,7 +332,7 @@ static void start_hopper_block() {
   boxes.clear();
   newest = false;
   waiting.assign(fibers.size(), {});
-  unfenced.assign(emulator::kSharedBytes, kNobody);
+  unfenced.assign(sizeof emulator::shared_memory, kNobody);
   stores.assign(fibers.size(), {});
   for (auto& of_thread : stores) of_thread.emplace_back();
   warpgroups.assign(fibers.size(), {});

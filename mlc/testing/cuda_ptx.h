@@ -26,7 +26,12 @@ constexpr unsigned kBanks = 32, kWord = 4, kSector = 32;
 
 static bool in_shared(const void* p) {
   auto at = static_cast<const unsigned char*>(p);
-  return at >= emulator::shared_memory && at < emulator::shared_memory + emulator::kSharedBytes;
+  return at >= emulator::shared_memory && at < emulator::shared_memory + sizeof emulator::shared_memory;
+}
+
+// Whether so many bytes from an address on lie in one block's shared memory.
+static bool in_block(unsigned address, unsigned bytes) {
+  return address % emulator::kSharedBytes + bytes <= emulator::kSharedBytes;
 }
 
 // The `place`-th access in the source reads or writes `bytes` at `p`: the n-th time that the lanes of a warp come here
@@ -121,7 +126,7 @@ static void end_block() {
 static void copy(int place, unsigned to, const void* from, unsigned bytes, bool wanted = true) {
   if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async must copy 4, 8 or 16 bytes");
   if (to % bytes || (wanted && uintptr_t(from) % bytes)) fail("cp.async must have aligned addresses");
-  if (to + bytes > emulator::kSharedBytes) fail("cp.async must write into shared memory");
+  if (!in_block(to, bytes)) fail("cp.async must write into shared memory");
   unsigned char* place_to = emulator::shared_memory + to;
   note(2 * place, "cp.async to", place_to, bytes);
   if (!wanted) {

@@ -3,12 +3,13 @@
 One thread of the first warpgroup copies boxes of A and B into a ring of stages, the others multiply: each takes 64 or
 128 rows of the block's tile, all of its columns, and keeps its sums in registers. A stage has two barriers: it is full
 when its boxes have landed, and empty when each warp that multiplies has done with it. A group of products is under way
-while the next is issued, so a stage is given back one step late. Results of 16 bits
-are made in registers, written to boxes of 16 rows and 64 columns (``stmatrix``) and copied from there, the next box
-made meanwhile. Where they can't be, sums go through shared memory, 16 rows and 32 columns of a warp at a time, to
-stores of 16 bytes with the epilogue folded in. A block that takes several tiles has the boxes of the next on their way
-while it stores. The structure is that of CUTLASS's warp-specialised kernels
-(``KernelTmaWarpSpecializedCooperative``), and of Shah et al., "FlashAttention-3" (2024), for the registers.
+while the next is issued, so a stage is given back one step late. Results of 16 bits are made in registers, written to
+boxes of 16 rows and 64 columns (``stmatrix``) and copied from there, the next box made meanwhile. Where they can't be,
+sums go through shared memory, 16 rows and 32 columns of a warp at a time, to stores of 16 bytes with the epilogue
+folded in. A block that takes several tiles has the boxes of the next on their way while it stores. Two blocks may be a
+cluster: each copies a half of B's tile for both, and gives a stage back to both. The structure is that of CUTLASS's
+warp-specialised kernels (``KernelTmaWarpSpecializedCooperative``), and of Shah et al., "FlashAttention-3" (2024), for
+the registers.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ _SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 @dataclass(frozen=True)
 class GroupTile:
-    """The tile of a block in elements, the warpgroups that multiply, the stages of the ring, the blocks along ``m``
-    that are numbered before the next along ``n``, and whether results are stored in boxes."""
+    """The tile of a block in elements, the warpgroups that multiply, the stages of the ring, the clusters along ``m``
+    that are numbered before the next along ``n``, whether results are stored in boxes, and the blocks of a cluster,
+    neighbours along ``m`` that have a tile of B in common."""
 
     block_m: int
     block_n: int
@@ -57,6 +59,7 @@ class GroupTile:
     stages: int
     panel: int
     boxed: int
+    cluster: int
 
     @property
     def threads(self) -> int:
@@ -101,7 +104,8 @@ class GroupTile:
         return self.store_bytes + hopper.PATTERN_BYTES + self.stages * (self.stage_bytes + 16)
 
     def tiles(self, product: Product) -> int:
-        return product.batch * ceil_div(product.m, self.block_m) * ceil_div(product.n, self.block_n)
+        along_m = ceil_div(product.m, self.block_m * self.cluster) * self.cluster
+        return product.batch * along_m * ceil_div(product.n, self.block_n)
 
 
 class Warpgroups:
@@ -141,8 +145,12 @@ class Warpgroups:
 
     def _box(self, operand: Operand, rows: int) -> tuple[int, ...]:
         """Of a tile of so many rows the piece that is copied at a time, innermost first."""
-        box = (_WIDE, self.tile.block_k if operand.across else rows)
+        box = (_WIDE, (self.tile.block_k if operand.across else rows) // self._shares(operand))
         return (*box, 1) if operand.batch > 1 else box
+
+    def _shares(self, operand: Operand) -> int:
+        """How many blocks copy a part each of an operand's tile, for all of them."""
+        return self.tile.cluster if operand is self.product.b else 1
 
     def _body(self, block: Any, thread: Any) -> list[Any]:
         tile = self.tile
@@ -151,6 +159,7 @@ class Warpgroups:
         multiply = self._each_tile(self._multiply_tile)
         if tile.boxed:
             multiply = tirx.SeqStmt([multiply, when(thread % _LANES == 0, hopper.wait_stores(0))])
+        clustered = tile.cluster > 1
         if tile.hands_on:
             copy = tirx.SeqStmt([hopper.limit_registers(FEW_REGISTERS, more=False), copy])
             multiply = tirx.SeqStmt([hopper.limit_registers(MANY_REGISTERS, more=True), multiply])
@@ -159,13 +168,15 @@ class Warpgroups:
             when(thread == 0, tirx.SeqStmt([
                 loop(tile.stages, lambda s: [
                     hopper.init_barrier(self.full + 8 * s, 1),
-                    hopper.init_barrier(self.empty + 8 * s, tile.consumers * _WARPS),
+                    hopper.init_barrier(self.empty + 8 * s, tile.cluster * tile.consumers * _WARPS),
                 ]),
                 hopper.fence_barriers(),
             ])),
-            barrier(),
+            hopper.meet_cluster(tile.cluster) if clustered else barrier(),
             self._set(self.stage, 0), self._set(self.phase, 0), self._set(self.turn, 0),
             tirx.IfThenElse(thread < hopper.WARPGROUP, copy, multiply),
+            # what one block copies and counts is in the other's memory
+            *([hopper.meet_cluster(tile.cluster)] if clustered else []),
         ]
 
     @staticmethod
@@ -180,15 +191,17 @@ class Warpgroups:
         return loop(rounds, lambda n: visit(*self._place(self.block + n * self.grid)), _SERIAL)
 
     def _place(self, number: Any) -> tuple[Any, Any, Any]:
-        """The batch and the first row and column of a tile: panels of :attr:`GroupTile.panel` tiles along ``m``, the
+        """The batch and the first row and column of a tile: panels of :attr:`GroupTile.panel` clusters along ``m``, the
         last one narrower."""
         tile, product = self.tile, self.product
-        along_m, along_n = ceil_div(product.m, tile.block_m), ceil_div(product.n, tile.block_n)
+        rows = tile.cluster * tile.block_m
+        along_m, along_n = ceil_div(product.m, rows), ceil_div(product.n, tile.block_n)
+        rank, number = (number % tile.cluster, number // tile.cluster) if tile.cluster > 1 else (i32(0), number)
         batch, within = number // (along_m * along_n), number % (along_m * along_n)
         panel = min(tile.panel, along_m)
         first, inside = within // (panel * along_n) * panel, within % (panel * along_n)
         wide = tirx.min(i32(along_m) - first, i32(panel)) if along_m % panel else i32(panel)
-        return batch, (first + inside % wide) * tile.block_m, inside // wide * tile.block_n
+        return batch, (first + inside % wide) * rows + rank * tile.block_m, inside // wide * tile.block_n
 
     def _advance(self) -> list[tirx.Stmt]:
         """To the next stage, and behind the last to the first one's next phase."""
@@ -208,7 +221,8 @@ class Warpgroups:
                 copies += self._copy(side, operand, rows, at, (batch, first, k * self.tile.block_k), full)
                 at = at + rows * self.tile.block_k * 2
             return [
-                hopper.wait_barrier(self.empty + 8 * self.stage[0], 1 - self.phase[0]),
+                hopper.wait_barrier(
+                    self.empty + 8 * self.stage[0], 1 - self.phase[0], cluster=self.tile.cluster > 1),
                 hopper.expect(full, self.tile.stage_bytes), *copies, *self._advance(),
             ]
 
@@ -219,11 +233,16 @@ class Warpgroups:
         batch, row, depth = at
         count = (rows if operand.across else self.tile.block_k) // _WIDE
         size = rows * self.tile.block_k * 2 // count
+        shares = self._shares(operand)
+        if shares > 1:  # this block's part of each box, for all
+            part, lines = self.block % shares, (self.tile.block_k if operand.across else rows) // shares
+            to, row, depth = to + part * (size // shares), *(
+                (row, depth + part * lines) if operand.across else (row + part * lines, depth))
         copies = []
         for n in range(count):
             places = (row + n * _WIDE, depth) if operand.across else (depth + n * _WIDE, row)
             copies.append(hopper.fetch_box(to + n * size, self.maps[side],
-                                           (*places, batch) if operand.batch > 1 else places, full))
+                                           (*places, batch) if operand.batch > 1 else places, full, shares))
         return copies
 
     # the warpgroups that multiply
@@ -231,7 +250,9 @@ class Warpgroups:
     def _multiply_tile(self, batch: Any, row: Any, column: Any) -> tirx.Stmt:
         lane, warp = self.thread % _LANES, self.thread // _LANES - _WARPS
         previous = tirx.Select(self.stage[0] == 0, i32(self.tile.stages - 1), self.stage[0] - 1)
-        given_back = when(lane == 0, hopper.arrive(self.empty + 8 * previous))
+        cluster = self.tile.cluster
+        given_back = when(lane < cluster, hopper.arrive_at(self.empty + 8 * previous, lane)) if cluster > 1 else when(
+            lane == 0, hopper.arrive(self.empty + 8 * previous))
 
         def step(k: Any) -> list[Any]:
             return [
@@ -305,7 +326,8 @@ class Warpgroups:
             place = (column + j * _WIDE, row)
             copy = hopper.store_box(self.maps["c"], (*place, batch) if product.batch > 1 else place, kept)
             return [
-                when(lane == 0, hopper.wait_stores(_BOXES - 1)), hopper.meet_warp(),
+                # the other lanes wait for the first one by writing matrices, which a warp does together
+                when(lane == 0, hopper.wait_stores(_BOXES - 1)),
                 loop(_WIDE // 16, lambda pair: a_pair(j, pair)),
                 hopper.fence_copies(), hopper.meet_warp(),
                 when(lane == 0, tirx.SeqStmt([copy, hopper.commit_stores()])), self._set(self.turn, 1 - self.turn[0]),

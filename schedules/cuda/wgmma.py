@@ -39,11 +39,13 @@ _LEAST = 64
 _MARGIN = 1.3
 #: cycles until a box from the second cache lands
 _LATENCY = 800
+#: cycles of a step by which two blocks are apart that give stages back to each other
+_MEETING = 10
 #: bytes that shared memory moves in a cycle
 _SHARED_RATE = 128
 
 #: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile; ``boxed``:
-#: results are copied in boxes, where they can be
+#: results are copied in boxes, where they can be; ``cluster``: so many blocks along ``m`` copy a tile of B for all
 KNOBS = (
     Knob("block_m", (64, 128, 256)),
     Knob("block_n", (64, 128, 192, 256)),
@@ -52,6 +54,7 @@ KNOBS = (
     Knob("stages", (3, 4, 5, 6)),
     Knob("panel", (1, 4, 8, 16)),
     Knob("boxed", (0, 1)),
+    Knob("cluster", (1, 2)),
     Knob("persistent", (0, 1)),
 )
 
@@ -98,7 +101,9 @@ class WarpgroupGemm(CudaSpace):
         misfit = _misfit(tile, gpu)
         require(misfit is None, str(misfit))
         tiles = tile.tiles(product)
-        _mark(sch, product, tile, min(tiles, gpu.multiprocessors) if decisions["persistent"] else tiles)
+        at_once = gpu.multiprocessors // tile.cluster * tile.cluster
+        require(at_once > 0, f"a cluster must fit the GPU, got {gpu.multiprocessors} multiprocessors")
+        _mark(sch, product, tile, min(tiles, at_once) if decisions["persistent"] else tiles)
 
 
 def _tile(decisions: Decisions) -> GroupTile:
@@ -149,11 +154,14 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
     fetched = tile.block_m // ROWS * (ROWS + tile.block_n) * tile.block_k * 2
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
     rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
-    copied = tile.stage_bytes / rate
+    # the blocks of a cluster that have rows read a part each of B's tile from the second cache, and wait for each other
+    helping = min(tile.cluster, ceil_div(product.m, tile.block_m))
+    common = tile.block_n * tile.block_k * 2 * (helping - 1) / helping
+    copied = (tile.stage_bytes - common) / rate
     late = max(1.0, rate * _LATENCY / (here * (tile.stages - 1) * tile.stage_bytes))
     # one warpgroup alone leaves the tensor cores idle between its groups
     alone = 1.0 if here * tile.consumers > 1 else 1.15
-    step = max(products * alone, shared, copied * late) + 20
+    step = max(products * alone, shared, copied * late) + 20 + _MEETING * (tile.cluster - 1)
     # sums, or results of 16 bits, are written to shared memory and read from there
     stored = 2 * tile.block_m * tile.block_n * (2 if tile.boxed else 4) / _SHARED_RATE
     ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + stored
@@ -174,10 +182,11 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     loops = sch.get_loops(out)[:spatial]
     roles = [role for role in product.contraction.roles if role != "k"]
     by_role = [[loop for loop, its in zip(loops, roles, strict=True) if its == role] for role in "bmn"]
-    m_o, m_i = sch.split(_fused(sch, by_role[1]), [None, tile.block_m])
+    m_o, *ranks, m_i = sch.split(
+        _fused(sch, by_role[1]), [None, *([tile.cluster] if tile.cluster > 1 else []), tile.block_m])
     n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
-    sch.reorder(*by_role[0], m_o, n_o, m_i, n_i)
-    at = sch.fuse(*by_role[0], m_o, n_o)
+    sch.reorder(*by_role[0], m_o, n_o, *ranks, m_i, n_i)
+    at = sch.fuse(*by_role[0], m_o, n_o, *ranks)
     if grid < tile.tiles(product):
         rounds, block = sch.split(at, [None, grid])
         sch.reorder(block, rounds)

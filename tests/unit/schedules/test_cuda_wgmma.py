@@ -35,7 +35,7 @@ LIMITS = {"float16": 1e-3, "bfloat16": 3e-3}
 BY_NAME = {case.name: case for case in CASES}
 #: calls that keep what is asynchronous apart
 ORDERS = re.compile(
-    r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive|fence_\w+|commit_\w+|meet_warp)\([^;]*\);")
+    r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive\w*|fence_\w+|commit_\w+|meet_\w+)\([^;]*\);")
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
@@ -43,7 +43,7 @@ needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator
 
 def tile(**knobs: int) -> dict[str, int]:
     return {"block_m": 64, "block_n": 64, "block_k": 64, "consumers": 1, "stages": 3, "panel": 1, "boxed": 0,
-            "persistent": 0, **knobs}
+            "cluster": 1, "persistent": 0, **knobs}
 
 
 def case_of(m: int, n: int, k: int, dtype: str = "float16", transposed: bool = True) -> Case:
@@ -72,6 +72,7 @@ def check_promises(kernel: Kernel, decisions: dict[str, int], dtype: str) -> Non
         assert not kernel.count("LDG") and not kernel.count("LDGSTS"), "operands must come in boxes"
         assert kernel.count("STG") == kernel.count("STG.E.128")
         boxed = bool(decisions["boxed"])
+        assert bool(kernel.count("UTMALDG.2D.MULTICAST")) == (decisions["cluster"] > 1)
         assert bool(kernel.count("STSM")) == bool(kernel.count("UTMASTG")) == boxed != bool(kernel.count("STG"))
 
 
@@ -153,6 +154,7 @@ def test_who_takes_what() -> None:
 
 def test_operands_are_read_from_the_function() -> None:
     batched = product_of(BY_NAME["wgmma_bf16_batched"].func())
+    assert batched is not None
     assert (batched.a.sizes, batched.a.strides) == ((72, 65, 2), (144, 144 * 65))
     assert (batched.b.sizes, batched.b.strides) == ((64, 72, 2), (128, 128 * 72)) and batched.b.across
 
@@ -239,10 +241,41 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
 @needs_gxx
 def test_each_wait_of_results_in_boxes_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks of two tiles, each of three boxes a warp: the first box of a tile takes the last one's other place."""
-    case = epilogue_case(SPACE.name, "cast", (128, 192, 128), "float16")
+    case = epilogue_case(SPACE.name, "cast", (128, 192, 320), "float16")
     func = scheduled(case, tile(persistent=1, block_n=192, boxed=1), tvm.target.Target({
         **HOPPER.export(), "model": "sms=1"}))
-    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 27
+    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 24
+
+
+@needs_gxx
+def test_each_wait_of_clusters_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two blocks, each of two tiles and four steps: they give stages back to each other, and wait at the end."""
+    case = case_of(256, 64, 256)
+    func = scheduled(case, tile(persistent=1, cluster=2), SMALL)
+    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 15
+
+
+@needs_gxx
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shape", [(200, 136, 264), (130, 72, 200)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("knobs", [{"block_k": 128}, {"block_n": 128, "boxed": 1}, {"block_m": 128, "consumers": 2}])
+def test_clusters_of_odd_shapes_are_exact_enough(
+    shape: tuple[int, int, int], transposed: bool, knobs: dict[str, int],
+) -> None:
+    """The last cluster along m has a block without rows, or a part of one."""
+    case = epilogue_case(SPACE.name, "gelu", shape, "float16", transposed=transposed)
+    func = scheduled(case, tile(persistent=1, cluster=2, **knobs), SMALL)
+    error, costs = emulate(case, func, HOPPER)
+    assert error <= LIMITS["float16"] and all(cost.taken == cost.least for cost in costs if cost.shared)
+
+
+def test_a_kernel_of_clusters_is_compiled_for_such() -> None:
+    for cluster in (1, 2):
+        source = cuda_emulator.cuda_source(scheduled(case_of(256, 128, 128), tile(cluster=cluster)), HOPPER)
+        assert source.count("__cluster_dims__(2, 1, 1)") == cluster - 1
+    with pytest.raises(InvalidDecision, match="a cluster must fit the GPU, got 1 multiprocessors"):
+        scheduled(case_of(256, 128, 128), tile(cluster=2), tvm.target.Target({**HOPPER.export(), "model": "sms=1"}))
 
 
 def test_a_trace_that_marks_what_is_no_longer_the_product_is_refused() -> None:
@@ -252,8 +285,8 @@ def test_a_trace_that_marks_what_is_no_longer_the_product_is_refused() -> None:
     assert not refusal(func, trace_json(sch), HOPPER)
     instructions, decisions = json.loads(trace_json(sch))
     (mark,) = [step for step in instructions if step[0] == "Annotate"]
-    for wrong in ([64, 64, 32, 1, 3, 1, 0, 4], [64, 64, 64, 2, 3, 1, 0, 4], [64, 64, 64, 1, 3, 1, 2, 4],
-                  [64, 64, 64, 1, 3, 1, 0, 0], [64, 64, 64, 1, 3, 1, 0]):
+    for wrong in ([64, 64, 32, 1, 3, 1, 0, 1, 4], [64, 64, 64, 2, 3, 1, 0, 1, 4], [64, 64, 64, 1, 3, 1, 2, 1, 4],
+                  [64, 64, 64, 1, 3, 1, 0, 1, 0], [64, 64, 64, 1, 3, 1, 0, 2, 3], [64, 64, 64, 1, 3, 1, 0, 1]):
         mark[1][1] = wrong
         assert "a value as search spaces give it" in refusal(func, json.dumps([instructions, decisions]), HOPPER)
     sch.set_scope(sch.get_sblock("product"), 0, "local")
