@@ -50,6 +50,8 @@ _PIECE = 16
 _OVERHEAD_REGISTERS = 32
 #: and for where single elements of an image are fetched from, within its border or not
 _GATHER_REGISTERS = 40
+#: bytes of ``k`` that a stage has at least
+_LEAST_ROW = 64
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
 _GUARDED_BYTES = 4
 #: TVM's asynchronous copies have offsets of 32 bits
@@ -63,6 +65,9 @@ _SUMS_OFFSET = 8
 _PANEL, _PANEL_OFFSET = 32, 4
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, however fast other instructions are
 _LANES = 1024
+#: a pipeline has two steps at least; a sum of which more than so many times its length would be zeros has no seed here:
+#: tensor cores do 16 times as much as other units, copies and stores the same
+_FEWEST_STEPS, _MOST_ZEROS = 2, 8
 #: warps that keep a multiprocessor's four tensor cores busy, and cycles until a copy from the second cache lands
 _WARPS, _LATENCY = 8, 600
 #: bytes that shared memory moves in a cycle
@@ -131,8 +136,13 @@ class WarpTile:
         return contraction.size("b") * tiles * self.split_k
 
     def steps(self, contraction: Contraction, kind: mma.Kind) -> int:
-        """Stages that a block goes through."""
-        return ceil_div(contraction.size(K), self.split_k * self.depth(kind))
+        """Stages that a block goes through, of a short sum two, with zeros in what it lacks."""
+        return max(_FEWEST_STEPS, ceil_div(contraction.size(K), self.split_k * self.depth(kind)))
+
+    def padded(self, contraction: Contraction, kind: mma.Kind) -> int:
+        """What the sum's length is made a multiple of."""
+        whole = self.split_k * self.depth(kind)
+        return whole * (_FEWEST_STEPS if contraction.size(K) <= whole else 1)
 
 
 def _permutes(kind: mma.Kind) -> bool:
@@ -169,7 +179,8 @@ class TensorCoreGemm(CudaSpace):
     def accepts(self, contraction: Contraction, kind: mma.Kind) -> bool:
         """Whether a contraction of these sizes is this space's."""
         sizes = [contraction.size(role) for role in (M, N, K)]
-        return min(sizes[:2]) >= 16 and sizes[2] >= 2 * kind.depth
+        least = _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
+        return min(sizes[:2]) >= 16 and sizes[2] * _MOST_ZEROS >= least
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         contraction, kind = _known(func)
@@ -209,7 +220,7 @@ class TensorCoreGemm(CudaSpace):
         misfit = _misfit(tile, contraction, kind, gpu_machine(target))
         require(misfit is None, str(misfit))
         normal = normalise(sch, contraction)
-        pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.depth(kind) * tile.split_k))
+        pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.padded(contraction, kind)))
         _multiply(sch, normal.main, normal.out, contraction, kind, tile)
         bind_leaves(sch, [*normal.before, *normal.after], gpu_machine(target))
 
@@ -341,7 +352,7 @@ def _panel(tile: WarpTile, contraction: Contraction) -> int:
 
 
 def _operands(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tuple[_Operand, _Operand]:
-    whole_k = contraction.size(K) % (tile.depth(kind) * tile.split_k) == 0
+    whole_k = contraction.size(K) % tile.padded(contraction, kind) == 0
     found = []
     for side, role, block, run, vector in (
         ("a", M, tile.block_m, contraction.run_a, contraction.vector_a),

@@ -293,6 +293,30 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype:
     assert check_orders(monkeypatch, case, function_of(case, decisions)) >= 5
 
 
+SHORT = [
+    Image((1, 9, 11, 3), 24, pad=1).case("27 of a first layer"), Image((1, 8, 8, 16), 32, 1, dtype="tf32").case("tf32"),
+    product_case("24", (40, 24), (24, 48), "float16", "float32"),
+    product_case("bytes", (40, 20), (48, 20), "int8", "int32", transposed=True),
+]
+
+
+@needs_gxx
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_short_sums_are_filled_up_with_zeros(case: Case) -> None:
+    """Where tensor cores are quicker all the same."""
+    func = case.func()
+    assert registry.find(func, AMPERE).name == SPACE.name
+    sch, decisions = first_seed(SPACE, func, AMPERE)
+    assert decisions["stages"] == 2 and emulate(case, sch.mod["main"])[0] <= case.rtol
+
+
+def test_sums_that_would_be_zeros_but_for_an_eighth_are_not_for_tensor_cores() -> None:
+    for depth, name in ((8, SPACE.name), (7, "cuda.gemm")):
+        func = product_case("short", (64, depth), (depth, 64), "float16", "float32").func()
+        assert registry.find(func, AMPERE).name == name
+
+
 @pytest.mark.parametrize("side", "ab")
 def test_fetches_of_single_elements_meet_no_bank_twice(side: str) -> None:
     """Of float32 that runs across ``k``, whose rows are eight words longer than a multiple of the banks."""
