@@ -134,9 +134,10 @@ def _is_group_attention(value: Any) -> bool:
 
 
 def _is_wgmma(value: Any) -> bool:
-    tiles: list[Any] = [[64, 128, 256], [64, 128, 192, 256], [64, 128], [1, 2], [3, 4, 5, 6], [1, 4, 8, 16]]
-    whole = _ints(1, 1 << 30, 7)(value) and len(value) == 7
-    known = whole and all(each in of_it for each, of_it in zip(value[:6], tiles, strict=True))
+    tiles: list[Any] = [[64, 128, 256], [64, 128, 192, 256], [64, 128], [1, 2], [3, 4, 5, 6], [1, 4, 8, 16],
+                        [0, 1], [1, 2]]
+    whole = _ints(0, 1 << 30, 9)(value) and len(value) == 9 and value[8] > 0 and not value[8] % max(1, value[7])
+    known = whole and all(each in of_it for each, of_it in zip(value[:8], tiles, strict=True))
     return known and value[0] % (64 * value[3]) == 0  # or a warpgroup would have no rows, and some no warpgroup
 
 

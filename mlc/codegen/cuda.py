@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 __all__ = [
-    "PASS_CONFIG", "Compile", "architectures", "distinct_shared", "find_nvcc", "has_nvcc", "keeping_nan",
+    "PASS_CONFIG", "Compile", "architectures", "clustered", "distinct_shared", "find_nvcc", "has_nvcc", "keeping_nan",
     "legal_names", "machine_code", "nvcc", "options", "run_tool",
 ]
 
@@ -80,6 +80,8 @@ static __device__ __forceinline__ {1} nan_{0}({1} a, {1} b) {{ return __h{0}_nan
 """
 #: the header that declares a type of 16-bit floats, and its name
 _NARROW = {"cuda_fp16.h": "__half", "cuda_bf16.h": "__nv_bfloat16"}
+#: a kernel's call that lets a cluster of so many blocks meet
+_MEET = re.compile(r"\bmlc_meet_cluster_(\d+)\(")
 #: dynamic shared memory: alignment and type, and the name
 _SHARED = re.compile(r"extern __shared__ (__align__\(\d+\) [\w ]+?) (\w+)\[\];")
 
@@ -106,7 +108,7 @@ def machine_code(archs: Sequence[str], compile_with: Compile | None = None) -> I
     sources: list[str] = []
 
     def compile_source(source: str) -> bytes:
-        sources.append(keeping_nan(distinct_shared(source)))
+        sources.append(clustered(keeping_nan(distinct_shared(source))))
         try:
             return compile_code(sources[-1], archs)
         except BuildError as error:  # its type would not survive the way through TVM
@@ -152,6 +154,18 @@ def keeping_nan(source: str) -> str:
         _WITH_NAN.format(name) + "".join(_NARROW_WITH_NAN.format(name, kind) for kind in narrow) for name in used)
     return (f"{source[:declared]}\n#ifndef NAN_EXTREMA\n{definitions}{_DECLARED}\n{source[declared:at]}"
             + _EXTREMUM.sub(r"nan_\1(", source[at:]))
+
+
+def clustered(source: str) -> str:
+    """The same kernels where one whose blocks meet in clusters (:func:`schedules.cuda.hopper.meet_cluster`) is compiled
+    for such: however it is launched, neighbouring blocks are one then."""
+    first, *chunks = re.split(rf"(?=^{_KERNEL})", source, flags=re.MULTILINE)
+    parts = [first]
+    for chunk in chunks:
+        found = _MEET.search(chunk)
+        dims = f"void __cluster_dims__({found[1]}, 1, 1) " if found else "void "
+        parts.append(chunk.replace("void ", dims, 1))
+    return "".join(parts)
 
 
 def _compiler() -> Compile:

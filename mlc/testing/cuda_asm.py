@@ -10,7 +10,7 @@ __all__ = ["Statement", "emulated", "statements"]
 
 _BEGIN = re.compile(r"\b(?:__asm__|asm)\s*(?:__volatile__|volatile)?\s*\(")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ACCESS = re.compile(r"\*\((float2|float4|uint2|uint4|int2|int4|half2|half4)\*\)\(")
+_ACCESS = re.compile(r"\*\((float2|float4|uint2|uint4|int2|int4|half2|half4|u?longlong4)\*\)\(")
 #: a copy, or zeros where a predicate does not hold
 _GUARDED_COPY = re.compile(
     r"setp\.eq\.u32 p, %3, 1; .*@p cp\.async\.c[ag]\.shared\.global \[%0\], \[%1\], %2; *@!p st\.shared"
@@ -26,8 +26,11 @@ _REGISTER_PRODUCT = re.compile(
     r"\{[^}]*\}, \{%\d+, %\d+, %\d+, %\d+\}, %\d+, p, 1, 1, ([01]); \}"
 )
 _BOX = re.compile(
-    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
-    r"\[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\];"
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes"
+    r"(\.multicast::cluster)? \[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\](?(1), %\d);"
+)
+_STORED_BOX = re.compile(
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];"
 )
 _ELEMENTS = {"f16": "half", "bf16": "nv_bfloat16"}
 #: instructions that are calls of their inputs, the result first
@@ -37,7 +40,14 @@ _CALLS = {
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_arrive",
     "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }": "barrier_wait",
+    "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }":
+        "barrier_wait",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }": "barrier_arrive_at",
+    "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;": "cluster_meet",
     "wgmma.fence.sync.aligned;": "wgmma_fence",
+    "cp.async.bulk.commit_group;": "commit_stores",
+    "fence.proxy.async.shared::cta;": "fence_copies",
     "wgmma.commit_group.sync.aligned;": "wgmma_commit",
 }
 #: what an instruction multiplies and adds in, by its name's last words ``d.a.b.c``
@@ -95,6 +105,8 @@ def _call(statement: Statement, place: int) -> str:
     if match := re.match(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16\s*\{", text):
         transposed = "true" if match[1] else "false"
         return f"ptx::ldmatrix<{transposed}>({place}, {inputs[0]}, {', '.join(statement.outputs)});"
+    if re.fullmatch(r"st\.global\.v4\.b32 \[%0\], \{%1, %2, %3, %4\};", text):
+        return f"ptx::store({place}, {', '.join(inputs)});"
     if re.fullmatch(r"cvt\.rna\.tf32\.f32 %0, %1;", text):
         return f"ptx::to_tf32({statement.outputs[0]}, {inputs[0]});"
     return _hopper_call(statement, place) or _product(statement)
@@ -118,7 +130,10 @@ def _hopper_call(statement: Statement, place: int) -> str:
         return f"ptx::wgmma_wait({match[1]});"
     if re.fullmatch(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 \d+;", text):
         return ";"  # how many registers a thread may have changes nothing here
-    if _BOX.fullmatch(text):
+    if (match := _BOX.fullmatch(text)) and match[1]:
+        to, tensor, *at, barrier, blocks = inputs
+        return f"ptx::fetch_box_of_all({to}, {tensor}, {{{', '.join(at)}}}, {barrier}, {blocks});"
+    if match:
         to, tensor, *at, barrier = inputs
         return f"ptx::fetch_box({to}, {tensor}, {{{', '.join(at)}}}, {barrier});"
     match = _REGISTER_PRODUCT.fullmatch(text)
@@ -126,6 +141,13 @@ def _hopper_call(statement: Statement, place: int) -> str:
         across = "true" if match[3] == "1" else "false"
         return (f"ptx::wgmma_registers<{_ELEMENTS[match[2]]}, {across}>("
                 f"{place}, {', '.join((*inputs, *statement.outputs))});")
+    if _STORED_BOX.fullmatch(text):
+        tensor, *at, source = inputs
+        return f"ptx::store_box({source}, {tensor}, {{{', '.join(at)}}});"
+    if match := re.fullmatch(r"cp\.async\.bulk\.wait_group\.read (\d+);", text):
+        return f"ptx::wait_stores({match[1]});"
+    if re.fullmatch(r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], \{%1, %2, %3, %4\};", text):
+        return f"ptx::stmatrix({place}, {', '.join(inputs)});"
     match = _WARPGROUP_PRODUCT.fullmatch(text)
     if match and len(statement.outputs) == int(match[1]) // 2:
         across = ", ".join("true" if flag == "1" else "false" for flag in match.groups()[2:])
@@ -140,7 +162,7 @@ def _noted(source: str, place: int) -> str:
         close = _closing(source, found.end() - 1)
         pointer = f"({found[1]}*){source[found.end() - 1 : close + 1]}"
         parts += [source[last : found.start()], f'*ptx::note({place}, "{found[1]}", {pointer})']
-        last, place = close + 1, place + 1
+        last, place = close + 1, place + 2  # wide ones are two accesses
     return "".join([*parts, source[last:]])
 
 

@@ -16,7 +16,7 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import ATTENTIONS
 from mlc.testing.cuda_images import IMAGES
 
-__all__ = ["CASES", "product_case"]
+__all__ = ["CASES", "epilogue_case", "product_case"]
 
 #: sums in another order than the reference's, and the GPU's own exponentials
 _TOLERANCE = 5e-5
@@ -144,6 +144,30 @@ def product_case(
         return wide[0] @ (wide[1].T if transposed else wide[1])
 
     return _case(name, space, (a, b), _product(transposed, total=total), reference, (dtype, dtype))
+
+
+def epilogue_case(
+    space: str, what: str, sizes: tuple[int, int, int], dtype: str, *, transposed: bool = False
+) -> Case:
+    """A product of ``(m, n, k)`` of 16-bit floats, the second operand by columns if ``transposed``, added up in float32
+    and rounded to ``dtype``: after a bias and GELU (``gelu``), after a bias and before a matrix is added
+    (``residual``), or at once (``cast``)."""
+    m, n, k = sizes
+    shapes = ((m, k), (n, k) if transposed else (k, n))
+
+    def product(*operands: Any) -> Any:
+        return _product(transposed, what == "gelu", total="float32", result=dtype)(*operands)
+
+    def wanted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a @ (b.T if transposed else b)
+
+    if what == "cast":
+        return _case(what, space, shapes, product, wanted, (dtype, dtype))
+    if what == "gelu":
+        return _case(what, space, (*shapes, (n,)), product, lambda a, b, c: _gelu(wanted(a, b) + c),
+                     (dtype, dtype, "float32"))
+    return _case(what, space, (*shapes, (n,), (m, n)), lambda a, b, c, r: _topi().add(product(a, b, c), r),
+                 lambda a, b, c, r: wanted(a, b) + c + r, (dtype, dtype, "float32", dtype))
 
 
 def _rounded_swish(a: Any, b: Any) -> Any:

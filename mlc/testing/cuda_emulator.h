@@ -32,6 +32,7 @@ static Index threadIdx, blockIdx;
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define CUDART_INF_F INFINITY
 #define uint unsigned int
 #define uchar unsigned char
@@ -55,6 +56,10 @@ using uint2 = Two<unsigned>;
 using uint4 = Four<unsigned>;
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// eight numbers of 32 bits, two in each
+struct alignas(16) ulonglong4 { unsigned long long x, y, z, w; };
+struct alignas(16) longlong4 { long long x, y, z, w; };
 
 // 16-bit floats: stored as bits, rounded to nearest even, computed with as float32 and rounded after each operation
 static inline uint32_t bits_of(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
@@ -114,23 +119,29 @@ static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { retur
 
 namespace ptx {
 static bool progress();
-static void hopper_met();
+static void hopper_met(unsigned rank, bool cluster);
 }  // namespace ptx
 
 namespace emulator {
-enum State { kReady, kBlockBarrier, kWarpBarrier, kPolling, kDone };
+enum State { kReady, kBlockBarrier, kClusterBarrier, kWarpBarrier, kPolling, kLate, kDone };
 constexpr unsigned kWarp = 32;
 constexpr size_t kStack = 64 * 1024;
 constexpr size_t kSharedBytes = 256 * 1024;
+constexpr unsigned kMostBlocks = 2;  // of a cluster
 constexpr int kPoison = 0xff;
-alignas(1024) static unsigned char shared_memory[kSharedBytes];
+alignas(1024) static unsigned char shared_memory[kMostBlocks * kSharedBytes];  // of a cluster's blocks, one after another
 static size_t static_shared;  // bytes of `__shared__` arrays, which lie behind each other
 
-struct Fiber { ucontext_t context; State state; Index index; uint64_t slot; std::vector<char> stack; };
+struct Fiber { ucontext_t context; State state; Index index, block; uint64_t slot; std::vector<char> stack; };
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static unsigned current;
+static size_t per_block;  // fibers
 static const std::function<void()>* body;
+
+// The number of the current block in its cluster, and its own part of shared memory.
+static unsigned rank_of(size_t fiber) { return unsigned(fiber / per_block); }
+static unsigned char* own_shared() { return shared_memory + rank_of(current) * kSharedBytes; }
 
 static void wait(State state) {
   fibers[current].state = state;
@@ -165,7 +176,7 @@ static void run_warp(size_t from, size_t to, bool& forward) {
     for (size_t n = from; n < to; ++n) {
       current = forward ? n : to - 1 - (n - from);
       if (fibers[current].state != kReady) continue;
-      threadIdx = fibers[current].index;
+      threadIdx = fibers[current].index, blockIdx = fibers[current].block;
       swapcontext(&scheduler, &fibers[current].context);
     }
     forward = !forward;
@@ -173,9 +184,16 @@ static void run_warp(size_t from, size_t to, bool& forward) {
 }
 
 static bool block_met() {
-  bool any = release(0, fibers.size(), kBlockBarrier);
-  if (any) ptx::hopper_met();
-  return any;
+  bool any = false;
+  for (size_t first = 0; first < fibers.size(); first += per_block)
+    if (release(first, first + per_block, kBlockBarrier)) any = true, ptx::hopper_met(rank_of(first), false);
+  if (!release(0, fibers.size(), kClusterBarrier)) return any;
+  for (size_t first = 0; first < fibers.size(); first += per_block) ptx::hopper_met(rank_of(first), true);
+  return true;
+}
+static bool has_ended(unsigned rank) {
+  auto first = fibers.begin() + rank * per_block;
+  return std::all_of(first, first + per_block, [](const Fiber& f) { return f.state == kDone; });
 }
 
 // Between the first two barriers the first warp is ahead if `up`, else the last one.
@@ -199,7 +217,7 @@ template <typename T, size_t kCount, int kNumber> static T* shared_array() {
   static size_t at = (static_shared + 63) / 64 * 64;
   static bool placed = (static_shared = at + kCount * sizeof(T), true);
   if (!placed || static_shared > kSharedBytes) fail("a block's arrays must fit shared memory");
-  return reinterpret_cast<T*>(shared_memory + at);
+  return reinterpret_cast<T*>(own_shared() + at);
 }
 }  // namespace emulator
 
@@ -210,23 +228,29 @@ static inline unsigned __cvta_generic_to_shared(const void* p) {
 #include "cuda_ptx.h"
 #include "cuda_hopper.h"
 
-// Blocks and warps run from the last to the first at first if `backwards`; `is_weak` as in cuda_global.h.
+// Blocks and warps run from the last to the first at first if `backwards`; `is_weak` as in cuda_global.h. The blocks of a
+// cluster, so many neighbours along x, run at a time.
 static void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false,
-                    bool backwards = false) {
+                    bool backwards = false, unsigned cluster = 1) {
   using namespace emulator;
   body = &kernel;
   weak = is_weak;
   if (weak) start_kernel();
-  fibers.resize(size_t(block.x) * block.y * block.z);
+  per_block = size_t(block.x) * block.y * block.z;
+  if (cluster > kMostBlocks || grid.x % cluster) fail("a grid must be whole clusters, of two blocks at most");
+  if (cluster > 1 && (weak || per_block % kWarp)) fail("clusters must be of whole warps, without atomic operations");
+  fibers.resize(per_block * cluster);
   for (unsigned bz = 0; bz < grid.z; ++bz)
     for (unsigned by = 0; by < grid.y; ++by)
-      for (unsigned bx = 0; bx < grid.x; ++bx) {
-        blockIdx = {backwards ? grid.x - 1 - bx : bx, backwards ? grid.y - 1 - by : by,
+      for (unsigned bx = 0; bx < grid.x; bx += cluster) {
+        Index first{backwards ? grid.x - cluster - bx : bx, backwards ? grid.y - 1 - by : by,
                     backwards ? grid.z - 1 - bz : bz};
         for (size_t i = 0; i < fibers.size(); ++i) {
           Fiber& f = fibers[i];
           f.stack.resize(kStack);
-          f.index = {unsigned(i % block.x), unsigned(i / block.x % block.y), unsigned(i / block.x / block.y)};
+          unsigned n = unsigned(i % per_block);
+          f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
+          f.block = {first.x + rank_of(i), first.y, first.z};
           f.state = kReady;
           getcontext(&f.context);
           f.context.uc_stack.ss_sp = f.stack.data();
@@ -234,7 +258,7 @@ static void emulate(Index grid, Index block, const std::function<void()>& kernel
           f.context.uc_link = nullptr;
           makecontext(&f.context, start, 0);
         }
-        std::memset(shared_memory, kPoison, kSharedBytes);
+        std::memset(shared_memory, kPoison, cluster * kSharedBytes);
         ptx::start_block();
         ptx::start_hopper_block();
         if (weak) enter_block();
@@ -253,7 +277,8 @@ static inline int __syncthreads_or(int said) {
   fibers[current].slot = uint64_t(said != 0);
   wait(kBlockBarrier);
   int any = 0;
-  for (const Fiber& f : fibers) any |= int(f.slot);
+  size_t first = current / per_block * per_block;
+  for (size_t i = first; i < first + per_block; ++i) any |= int(fibers[i].slot);
   wait(kBlockBarrier);  // a thread that went on might say something else
   return any;
 }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mlc.codegen.cuda import PASS_CONFIG, keeping_nan, legal_names
+from mlc.codegen.cuda import PASS_CONFIG, clustered, keeping_nan, legal_names
 from mlc.testing.cuda_asm import emulated
 from schedules.cuda import attention
 from schedules.cuda.joined import joined
@@ -35,6 +35,8 @@ __all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
+#: the blocks of a kernel's clusters
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
 
 
 class Cost(NamedTuple):
@@ -173,7 +175,7 @@ def cuda_source(func: tirx.PrimFunc, target: tvm.target.Target, instruments: Seq
     ):
         tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target,
                     tir_pipeline=PIPELINE)
-    return keeping_nan(captured[0])
+    return clustered(keeping_nan(captured[0]))
 
 
 @contextmanager
@@ -233,8 +235,10 @@ def _program(
         grid, block = (", ".join(map(str, extents)) for extents in launch)
         parameters = [p.strip() for p in kernel[2].split(",")]
         arguments = ", ".join(_argument(p) for p in parameters)
+        cluster = _CLUSTER.search(kernel[0])
         weak = "true" if "atomicInc" in source else "false"
-        lines.append(f"    emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }}, {weak}, turn % 2);")
+        lines.append(f"    emulate({{{grid}}}, {{{block}}}, [&] {{ {kernel[1]}({arguments}); }}, {weak}, turn % 2, "
+                     f"{cluster[1] if cluster else 1});")
     lines.append("  }")
     for key, size in sizes.items():
         lines.append(f'  {{ FILE* f = fopen("{key}", "wb"); fwrite({key}_ptr, 1, {size}, f); fclose(f); }}')
@@ -247,7 +251,7 @@ def _in_cpp(source: str) -> str:
     first = source.index('extern "C" __global__')
     code = source[source.rindex("#endif", 0, first) + len("#endif") :]
     code = re.sub(r"extern __shared__ __align__\(\d+\) ([\w ]+?) (\w+)\[\];",
-                  r"\1* \2 = (\1*)emulator::shared_memory;", code)
+                  r"\1* \2 = (\1*)emulator::own_shared();", code)
     return re.sub(r"__shared__ alignas\(64\) ([\w ]+?) (\w+)\[(\d+)\];",
                   r"\1* \2 = emulator::shared_array<\1, \3, __COUNTER__>();", code)
 

@@ -26,7 +26,12 @@ constexpr unsigned kBanks = 32, kWord = 4, kSector = 32;
 
 static bool in_shared(const void* p) {
   auto at = static_cast<const unsigned char*>(p);
-  return at >= emulator::shared_memory && at < emulator::shared_memory + emulator::kSharedBytes;
+  return at >= emulator::shared_memory && at < emulator::shared_memory + sizeof emulator::shared_memory;
+}
+
+// Whether so many bytes from an address on lie in one block's shared memory.
+static bool in_block(unsigned address, unsigned bytes) {
+  return address % emulator::kSharedBytes + bytes <= emulator::kSharedBytes;
 }
 
 // The `place`-th access in the source reads or writes `bytes` at `p`: the n-th time that the lanes of a warp come here
@@ -40,9 +45,21 @@ static void note(int place, const char* what, const void* p, unsigned bytes) {
   unsigned turn = executed[{place, current}]++;
   open_requests[{place, current / emulator::kWarp, turn}].push_back({current % emulator::kWarp, uintptr_t(p)});
 }
+// An instruction accesses 16 bytes at most.
 template <typename T> static T* note(int place, const char* what, T* p) {
-  note(place, what, static_cast<const void*>(p), sizeof(T));
+  constexpr unsigned kMost = 16;
+  note(place, what, static_cast<const void*>(p), std::min<unsigned>(sizeof(T), kMost));
+  if (sizeof(T) > kMost) note(place + 1, what, reinterpret_cast<const char*>(p) + kMost, sizeof(T) - kMost);
   return p;
+}
+
+// Store 16 bytes of registers.
+static void store(int place, void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  if (uintptr_t(to) % 16) fail("a store of 16 bytes must have an aligned address");
+  if (in_shared(to)) fail("a store to global memory must not write to shared memory");
+  note(2 * place, "st.global", to, 16);
+  unsigned words[] = {a, b, c, d};
+  std::memcpy(to, words, 16);
 }
 
 // Shared memory serves 128 bytes' worth of lanes at a time; a bank gives one of its words in each wave.
@@ -109,7 +126,7 @@ static void end_block() {
 static void copy(int place, unsigned to, const void* from, unsigned bytes, bool wanted = true) {
   if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async must copy 4, 8 or 16 bytes");
   if (to % bytes || (wanted && uintptr_t(from) % bytes)) fail("cp.async must have aligned addresses");
-  if (to + bytes > emulator::kSharedBytes) fail("cp.async must write into shared memory");
+  if (!in_block(to, bytes)) fail("cp.async must write into shared memory");
   unsigned char* place_to = emulator::shared_memory + to;
   note(2 * place, "cp.async to", place_to, bytes);
   if (!wanted) {

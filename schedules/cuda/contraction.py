@@ -54,6 +54,9 @@ class Contraction:
     run_b: str = N
     vector_a: int = 1
     vector_b: int = 1
+    #: of an element of what is stored, and how many neighbours along ``n`` one aligned store may take
+    result_bits: int = 32
+    vector_result: int = 1
 
     def size(self, role: str) -> int:
         """Number of points along a role."""
@@ -350,7 +353,25 @@ def _with_runs(sch: s_tir.Schedule, normal: Normal, contraction: Contraction) ->
         inline_producers(sch, fetch)
         runs.append(_run_of(describe(sch.get(fetch)), rows, contraction))
     (run_a, vector_a), (run_b, vector_b) = runs
-    return replace(contraction, run_a=run_a, vector_a=vector_a, run_b=run_b, vector_b=vector_b)
+    bits, vector = _result(sch, normal, contraction)
+    return replace(contraction, run_a=run_a, vector_a=vector_a, run_b=run_b, vector_b=vector_b, result_bits=bits,
+                   vector_result=vector)
+
+
+def _result(sch: s_tir.Schedule, normal: Normal, contraction: Contraction) -> tuple[int, int]:
+    """The bits of an element of the result, and how many neighbours along ``n`` one aligned store of 16 bytes or less
+    may take."""
+    info = describe(sch.get(normal.out))
+    bits = int(tvm.runtime.DataType(str(info.writes[0].dtype)).bits)
+    store = info.block.body
+    if not isinstance(store, tirx.BufferStore):
+        return bits, 1
+    found = linear_offset(tirx.BufferLoad(store.buffer, store.indices), info.variables, info.extents)
+    if found is None or not found[0] or found[0][-1] != 1:
+        return bits, 1
+    steps = [step for step, extent in zip(found[0][:-1], info.extents, strict=False) if extent > 1]
+    others = (*steps, found[1], contraction.size(N))
+    return bits, next(v for v in (128 // bits, 4, 2, 1) if v * bits <= 128 and not any(x % v for x in others))
 
 
 def operand(sch: s_tir.Schedule, main: Any, rows: str) -> int:

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 __all__ = ["Registers", "barrier", "call", "commit", "copy_ahead", "i32", "i64", "kernel", "loop", "over_lanes",
-           "substituted", "wait", "when"]
+           "store_piece", "substituted", "wait", "when"]
 
 #: what becomes of a loop over registers: straight code, so that every index is a number
 _UNROLLED = tirx.ForKind.UNROLLED
@@ -56,6 +56,23 @@ def copy_ahead(memory: tirx.Buffer, at: Any, source: Any, count: int) -> tirx.St
     bits = count * _bits(str(memory.dtype))
     target = memory.access_ptr("w", offset=at, extent=count)
     return call("tirx.s_tir.cp_async_raw", target, 0, tirx.address_of(source), 0, bits // 8)
+
+
+def store_piece(to: Any, held: tirx.Buffer) -> tirx.Stmt:
+    """Store the 16 bytes that a thread holds to where ``to`` is loaded from, at once: CUDA's compiler takes vectors of
+    registers apart at branches."""
+    from tvm.backend.cuda.op import cuda_func_call
+
+    source = """
+__forceinline__ __device__ void mlc_store_piece(void* to, void* held) {
+  unsigned* words = (unsigned*)held;
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
+"""
+    first = tirx.BufferLoad(held, [tirx.const(0, held.shape[0].ty.dtype)])
+    return tirx.Evaluate(cuda_func_call(
+        "mlc_store_piece", tirx.address_of(to), tirx.address_of(first), source_code=source))
 
 
 def _bits(dtype: str) -> int:

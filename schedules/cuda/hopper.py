@@ -16,9 +16,10 @@ from tvm import tirx
 from schedules.cuda.emit import i64
 
 __all__ = [
-    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "available", "commit_products", "encode",
-    "expect", "fence_barriers", "fence_sums", "fetch_box", "init_barrier", "limit_registers", "meet_warp", "multiply",
-    "multiply_registers", "tensor_map", "wait_barrier", "wait_products", "wait_sums",
+    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at", "available",
+    "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums", "fetch_box",
+    "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers", "store_box",
+    "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
 ]
 
 WARPGROUP = 128
@@ -83,14 +84,31 @@ def expect(address: Any, count: int) -> tirx.Stmt:
     return _call("mlc_expect", "int address, int bytes", body, address, count)
 
 
-def wait_barrier(address: Any, parity: Any) -> tirx.Stmt:
-    """Until the phase of this parity has completed; of a new barrier, that of parity 1 has."""
-    body = """int done;
-  do {
-    asm volatile("{\\n.reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
-                 "selp.b32 %0, 1, 0, p;\\n}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
-  } while (!done);"""
-    return _call("mlc_wait_barrier", "int address, int parity", body, address, parity)
+def arrive_at(address: Any, rank: Any) -> tirx.Stmt:
+    """Count this thread at the barrier at this address of the cluster's block of this number."""
+    body = """asm volatile("{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
+               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}\\n"
+               :: "r"(address), "r"(rank) : "memory");"""
+    return _call("mlc_arrive_at", "int address, int rank", body, address, rank)
+
+
+def wait_barrier(address: Any, parity: Any, *, cluster: bool = False) -> tirx.Stmt:
+    """Until the phase of this parity has completed; of a new barrier, that of parity 1 has. ``cluster``: other blocks
+    arrive at it too."""
+    scope = ".acquire.cluster" if cluster else ""
+    body = f"""int done;
+  do {{
+    asm volatile("{{\\n.reg .pred p;\\nmbarrier.try_wait.parity{scope}.shared::cta.b64 p, [%1], %2;\\n"
+                 "selp.b32 %0, 1, 0, p;\\n}}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  }} while (!done);"""
+    name = "mlc_wait_barrier_of_all" if cluster else "mlc_wait_barrier"
+    return _call(name, "int address, int parity", body, address, parity)
+
+
+def meet_cluster(blocks: int) -> tirx.Stmt:
+    """Until all threads of the cluster of so many blocks are here; it makes the kernel one of clusters."""
+    body = 'asm volatile("barrier.cluster.arrive.release;\\nbarrier.cluster.wait.acquire;" ::: "memory");'
+    return _call(f"mlc_meet_cluster_{blocks}", "", body)
 
 
 # copies of boxes
@@ -113,16 +131,59 @@ def encode(
     return [tirx.Bind(var, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(encoded)]
 
 
-def fetch_box(to: Any, tensor: tirx.Var, at: Sequence[Any], barrier: Any) -> tirx.Stmt:
-    """Begin to copy the box at these coordinates, innermost first; its bytes count at ``barrier``."""
+def fetch_box(to: Any, tensor: tirx.Var, at: Sequence[Any], barrier: Any, blocks: int = 1) -> tirx.Stmt:
+    """Begin to copy the box at these coordinates, innermost first; its bytes count at ``barrier``. Of several
+    ``blocks``, a whole cluster, each has it at the same place, and its bytes at the same barrier."""
     rank = len(at)
     names = [f"c{d}" for d in range(rank)]
     places, operands = ", ".join(f"%{d + 2}" for d in range(rank)), ", ".join(f'"r"({n})' for n in names)
-    body = (f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "\n'
-            f'               "[%0], [%1, {{{places}}}], [%{rank + 2}];"\n'
-            f'               :: "r"(to), "l"(tensor), {operands}, "r"(barrier) : "memory");')
+    all_of, mask = (".multicast::cluster", f", %{rank + 3}") if blocks > 1 else ("", "")
+    bits = f', "h"((unsigned short){(1 << blocks) - 1})' if blocks > 1 else ""
+    body = (f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes'
+            f'{all_of} "\n'
+            f'               "[%0], [%1, {{{places}}}], [%{rank + 2}]{mask};"\n'
+            f'               :: "r"(to), "l"(tensor), {operands}, "r"(barrier){bits} : "memory");')
     parameters = f"int to, unsigned long long tensor, {', '.join(f'int {n}' for n in names)}, int barrier"
-    return _call(f"mlc_fetch_box_{rank}d", parameters, body, to, tirx.address_of(tensor), *at, barrier)
+    name = f"mlc_fetch_box_{rank}d" + (f"_of_{blocks}" if blocks > 1 else "")
+    return _call(name, parameters, body, to, tirx.address_of(tensor), *at, barrier)
+
+
+def store_box(tensor: tirx.Var, at: Sequence[Any], source: Any) -> tirx.Stmt:
+    """Begin to copy the box at an address to these coordinates, innermost first, as far as they are in the tensor; in
+    the open group of the thread's copies to tensors."""
+    rank = len(at)
+    names = [f"c{d}" for d in range(rank)]
+    places, operands = ", ".join(f"%{d + 1}" for d in range(rank)), ", ".join(f'"r"({n})' for n in names)
+    body = (f'asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group "\n'
+            f'               "[%0, {{{places}}}], [%{rank + 1}];"\n'
+            f'               :: "l"(tensor), {operands}, "r"(from) : "memory");')
+    parameters = f"unsigned long long tensor, {', '.join(f'int {n}' for n in names)}, int from"
+    return _call(f"mlc_store_box_{rank}d", parameters, body, tirx.address_of(tensor), *at, source)
+
+
+def commit_stores() -> tirx.Stmt:
+    """Make a group of the thread's copies to tensors so far."""
+    return _call("mlc_commit_stores", "", 'asm volatile("cp.async.bulk.commit_group;" ::: "memory");')
+
+
+def wait_stores(pending: int) -> tirx.Stmt:
+    """Until at most so many of the thread's groups of copies to tensors still read shared memory."""
+    body = f'asm volatile("cp.async.bulk.wait_group.read {pending};" ::: "memory");'
+    return _call(f"mlc_wait_stores_{pending}", "", body)
+
+
+def fence_copies() -> tirx.Stmt:
+    """Let copies see what this thread has written to shared memory."""
+    return _call("mlc_fence_copies", "", 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");')
+
+
+def store_matrices(to: Any, held: tirx.Buffer) -> tirx.Stmt:
+    """Write a warp's four matrices of 8 by 8 numbers of 16 bits, of which a thread holds two neighbours each, to shared
+    memory: lanes from 0, 8, 16 and 24 on say where the rows of each are."""
+    numbers = ", ".join(f'"r"(words[{i}])' for i in range(4))
+    body = ('unsigned* words = (unsigned*)held;\n  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], '
+            f'{{%1, %2, %3, %4}};" :: "r"(to), {numbers} : "memory");')
+    return _call("mlc_store_matrices", "int to, void* held", body, to, held.access_ptr("r"))
 
 
 def meet_warp() -> tirx.Stmt:

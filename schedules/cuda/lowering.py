@@ -23,6 +23,7 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import walk
 from schedules.cuda import attention, wgmma
 from schedules.cuda.arithmetic import vectorising, widened
+from schedules.cuda.halves import in_halves
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
 from schedules.machine import gpu_machine
@@ -69,7 +70,7 @@ def _lower_written(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm
             continue
         kernel = wgmma.expanded(attention.expanded(func))
         if kernel is func:
-            rest[var] = widened(with_common_guards(joined(func)))
+            rest[var] = widened(with_common_guards(in_halves(joined(func))))
         else:
             written[var] = widened(kernel)
     with vectorising():

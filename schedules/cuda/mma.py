@@ -50,6 +50,8 @@ _PIECE = 16
 _OVERHEAD_REGISTERS = 32
 #: and for where single elements of an image are fetched from, within its border or not
 _GATHER_REGISTERS = 40
+#: bytes of ``k`` that a stage has at least
+_LEAST_ROW = 64
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
 _GUARDED_BYTES = 4
 #: TVM's asynchronous copies have offsets of 32 bits
@@ -58,8 +60,14 @@ _MOST_BYTES = 1 << 31
 _ACROSS_OFFSET = 8
 #: 32-bit words between rows of sums in shared memory: eight more than the banks, so that no two rows of a store meet
 _SUMS_OFFSET = 8
+#: columns of a panel of sums, whose rows lie like those of all columns, and 32-bit words that a panel is longer than a
+#: multiple of the banks: threads that take eight neighbours in two accesses meet neither in a panel nor in the next
+_PANEL, _PANEL_OFFSET = 32, 4
 #: multiply-adds of 16-bit floats that ``mma.sync`` does in a cycle at most, however fast other instructions are
 _LANES = 1024
+#: a pipeline has two steps at least; a sum of which more than so many times its length would be zeros has no seed here:
+#: tensor cores do 16 times as much as other units, copies and stores the same
+_FEWEST_STEPS, _MOST_ZEROS = 2, 8
 #: warps that keep a multiprocessor's four tensor cores busy, and cycles until a copy from the second cache lands
 _WARPS, _LATENCY = 8, 600
 #: bytes that shared memory moves in a cycle
@@ -102,14 +110,19 @@ class WarpTile:
         """Of both tiles, rows of bytes with their padding."""
         return (self.block_m + self.block_n) * self.block_k
 
-    def shared_bytes(self, kind: mma.Kind, across: tuple[bool, bool] = (False, False)) -> int:
-        """The rings of stages, or the sums after them; ``across``: whether A and B run across ``k`` in memory. Sums of
-        the operands' own type TVM puts in the place of one ring alone, beside the other."""
+    def shared_bytes(
+        self, kind: mma.Kind, across: tuple[bool, bool] = (False, False), *, paneled: bool = False
+    ) -> int:
+        """The rings of stages, or the sums after them; ``across``: whether A and B run across ``k`` in memory;
+        ``paneled``: whether the sums lie in panels. Sums of the operands' own type TVM puts in the place of one ring
+        alone, beside the other."""
         rings = [
             self.stages * (block * self.block_k + self._padding(kind, block, runs))
             for block, runs in zip((self.block_m, self.block_n), across, strict=True)
         ]
         sums = self.block_m * (self.block_n + _SUMS_OFFSET) * 4
+        if paneled:
+            sums = self.block_n // _PANEL * (self.block_m * (_PANEL + _SUMS_OFFSET) + _PANEL_OFFSET) * 4
         return max(sum(rings), sums + min(rings) if kind.width == 1 else sums)
 
     def _padding(self, kind: mma.Kind, block: int, across: bool) -> int:
@@ -123,8 +136,13 @@ class WarpTile:
         return contraction.size("b") * tiles * self.split_k
 
     def steps(self, contraction: Contraction, kind: mma.Kind) -> int:
-        """Stages that a block goes through."""
-        return ceil_div(contraction.size(K), self.split_k * self.depth(kind))
+        """Stages that a block goes through, of a short sum two, with zeros in what it lacks."""
+        return max(_FEWEST_STEPS, ceil_div(contraction.size(K), self.split_k * self.depth(kind)))
+
+    def padded(self, contraction: Contraction, kind: mma.Kind) -> int:
+        """What the sum's length is made a multiple of."""
+        whole = self.split_k * self.depth(kind)
+        return whole * (_FEWEST_STEPS if contraction.size(K) <= whole else 1)
 
 
 def _permutes(kind: mma.Kind) -> bool:
@@ -161,7 +179,8 @@ class TensorCoreGemm(CudaSpace):
     def accepts(self, contraction: Contraction, kind: mma.Kind) -> bool:
         """Whether a contraction of these sizes is this space's."""
         sizes = [contraction.size(role) for role in (M, N, K)]
-        return min(sizes[:2]) >= 16 and sizes[2] >= 2 * kind.depth
+        least = _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
+        return min(sizes[:2]) >= 16 and sizes[2] * _MOST_ZEROS >= least
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         contraction, kind = _known(func)
@@ -201,7 +220,7 @@ class TensorCoreGemm(CudaSpace):
         misfit = _misfit(tile, contraction, kind, gpu_machine(target))
         require(misfit is None, str(misfit))
         normal = normalise(sch, contraction)
-        pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.depth(kind) * tile.split_k))
+        pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.padded(contraction, kind)))
         _multiply(sch, normal.main, normal.out, contraction, kind, tile)
         bind_leaves(sch, [*normal.before, *normal.after], gpu_machine(target))
 
@@ -229,13 +248,19 @@ def _across(contraction: Contraction) -> tuple[bool, bool]:
     return contraction.run_a != K, contraction.run_b != K
 
 
+def _in_panels(tile: WarpTile, contraction: Contraction) -> bool:
+    """Whether sums lie in panels on their way to the store: threads that store 16 bytes of 16-bit results take twice as
+    many bytes of sums."""
+    return contraction.result_bits == 16 and contraction.vector_result == _PIECE // 2 and tile.split_k == 1
+
+
 def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine) -> str | None:
     """Why a tile can't run on a GPU, or None."""
     if tile.block_m % tile.warp_m or tile.block_n % tile.warp_n:
         return "the block's tile must be a multiple of the warp's"
     if not 64 <= tile.threads <= min(512, gpu.threads_per_block):
         return f"a block must have 64 to {min(512, gpu.threads_per_block)} threads, got {tile.threads}"
-    shared = tile.shared_bytes(kind, _across(contraction))
+    shared = tile.shared_bytes(kind, _across(contraction), paneled=_in_panels(tile, contraction))
     if shared > gpu.shared_bytes:
         return f"the tiles must fit {gpu.shared_bytes} bytes, got {shared}"
     gathered = contraction.windowed and 1 in (contraction.vector_a, contraction.vector_b)
@@ -257,7 +282,7 @@ def estimate(
     are too few warps or bytes on the way to hide latencies, times the rounds of blocks. Reckoned from data sheets, not
     measured."""
     steps, size = tile.steps(contraction, kind), 4 // kind.width
-    shared_bytes = tile.shared_bytes(kind, _across(contraction))
+    shared_bytes = tile.shared_bytes(kind, _across(contraction), paneled=_in_panels(tile, contraction))
     resident = resident or max(1, gpu.resident(tile.threads, tile.registers, shared_bytes))
     exact = tile.blocks(contraction) / gpu.multiprocessors
     rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
@@ -296,9 +321,10 @@ def _multiply(
     for each in _operands(contraction, kind, tile):
         _stage(sch, main, k_o, k_m, each, kind, tile)
     sch.reverse_compute_at(keep, warp, preserve_unit_loops=True)
+    paneled = _in_panels(tile, contraction)
     sch.reverse_compute_at(out, block, preserve_unit_loops=True)
-    _keep_sums(sch, keep, kind)
-    _write_back(sch, out, tile, whole=tile.split_k > 1, columns=contraction.size(N))
+    _keep_sums(sch, keep, kind, paneled=paneled)
+    _write_back(sch, out, tile, whole=tile.split_k > 1, columns=contraction.size(N), paneled=paneled)
     if contraction.tf32:
         sch.unannotate(main, PRECISION)  # what the intrinsic describes has none
     first = sch.decompose_reduction(main, k_o)
@@ -326,7 +352,7 @@ def _panel(tile: WarpTile, contraction: Contraction) -> int:
 
 
 def _operands(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tuple[_Operand, _Operand]:
-    whole_k = contraction.size(K) % (tile.depth(kind) * tile.split_k) == 0
+    whole_k = contraction.size(K) % tile.padded(contraction, kind) == 0
     found = []
     for side, role, block, run, vector in (
         ("a", M, tile.block_m, contraction.run_a, contraction.vector_a),
@@ -410,7 +436,7 @@ def _in_fragments(sch: s_tir.Schedule, block: Any, side: str, kind: mma.Kind, tr
     return _index_map(sch, block, change)
 
 
-def _keep_sums(sch: s_tir.Schedule, keep: Any, kind: mma.Kind) -> None:
+def _keep_sums(sch: s_tir.Schedule, keep: Any, kind: mma.Kind, *, paneled: bool) -> None:
     """Hold a warp's sums in its registers, and write them to shared memory when the last products are in."""
     def change(m: Any, n: Any) -> list[Any]:
         return [m // mma.TILE, n // mma.TILE, *mma.place_sum(m % mma.TILE, n % mma.TILE)]
@@ -421,19 +447,30 @@ def _keep_sums(sch: s_tir.Schedule, keep: Any, kind: mma.Kind) -> None:
         lambda *i: [*i[:-2], *change(*i[-2:])], ndim=len(held.shape), index_dtype=index
     )
     sch.transform_layout(keep, ("read", 0), layout)
+    if paneled:
+        panels = tirx.IndexMap.from_func(
+            lambda *i: [*i[:-2], i[-1] // _PANEL, i[-2], i[-1] % _PANEL], ndim=len(held.shape), index_dtype=index)
+        sch.transform_layout(keep, ("write", 0), panels)
     *_, m, n = sch.get_loops(keep)
     m_o, m_i = sch.split(m, [None, mma.TILE])
     n_o, n_i = sch.split(n, [None, mma.TILE])
     sch.reorder(m_o, n_o, m_i, n_i)
     stored = sch.blockize(m_i)
     sch.storage_align(stored, 0, axis=-2, factor=32, offset=_SUMS_OFFSET)
+    if paneled:
+        sch.storage_align(stored, 0, axis=-3, factor=32, offset=_PANEL_OFFSET)
     sch.tensorize(stored, _use(mma.store(kind)))
 
 
-def _write_back(sch: s_tir.Schedule, out: Any, tile: WarpTile, *, whole: bool, columns: int) -> None:
+def _write_back(
+    sch: s_tir.Schedule, out: Any, tile: WarpTile, *, whole: bool, columns: int, paneled: bool
+) -> None:
     """Store a block's results with the epilogue folded in, as vectors where no bound cuts one."""
     regions = (*sch.get(out).reads, *sch.get(out).writes)
     widest = max(tvm.runtime.DataType(str(region.source.dtype)).bits for region in regions) // 8
-    vector = next(v for v in (_PIECE // widest, 2, 1) if whole or columns % v == 0)
+    most = _PIECE // 2 if paneled else _PIECE // widest
+    vector = next(v for v in (most, 2, 1) if whole or columns % v == 0)
     *_, m, n = sch.get_loops(out)
-    _share_out(sch, sch.fuse(m, n), tile, vector)
+    # lanes that are served together take neighbours of one row, wherever a row of a last tile ends
+    groups, n = sch.split(n, [None, 2 * _PANEL if paneled else _PANEL])
+    _share_out(sch, sch.fuse(m, groups, n), tile, vector)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from schedules.analysis import describe, linear_offset, loads, remembered, walk
+from schedules.analysis import describe, linear_offset, loads, remembered, uses, walk
 from schedules.cuda.common import scratch
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.cuda.emit import i64, substituted
@@ -25,6 +26,8 @@ __all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plai
 #: the annotation of the sum of products that names the tiles of its kernel
 MARK = "mlc.wgmma"
 _BATCH = "b"
+#: of 16 bits
+_TYPES = ("float16", "bfloat16")
 #: of a tensor that boxes are copied of, every stride and the first element lie at multiples of so many bytes
 _ALIGNED_BYTES = 16
 
@@ -57,6 +60,13 @@ class Operand:
             indices.insert(0, i64(rest % int(size)))
             rest //= int(size)
         return tirx.BufferLoad(self.buffer, indices)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether boxes may begin where rows do."""
+        steps = (self.depth_step if self.across else self.row_step, self.offset,
+                 self.batch_step if self.batch > 1 else 0)
+        return not any(2 * step % _ALIGNED_BYTES for step in steps)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -100,20 +110,52 @@ class Product:
     def k(self) -> int:
         return self.contraction.size(K)
 
+    @property
+    def result_bytes(self) -> int:
+        """Of an element of the result."""
+        return int(tvm.runtime.DataType(str(self.result.buffer.dtype)).bits) // 8
+
+    @property
+    def results(self) -> Operand | None:
+        """The result as a matrix that boxes of 16-bit numbers can be copied to, each made of its sum and of what all
+        rows or all columns share; else None."""
+        value = self.result.value
+        matrices = [load for load in loads(value) if not load.source.same_as(self.sums)
+                    and uses(load, [self.axes[2]]) and uses(load, list(self.axes[:2]))]
+        found = self._lies()
+        if str(self.result.buffer.dtype) not in _TYPES or matrices or found is None:
+            return None
+        (batch_step, row_step, _), offset = found
+        made = Operand(self.result.buffer, offset, self.batch, self.m, self.n, batch_step, row_step, 1)
+        return made if made.aligned and row_step >= self.n else None
+
+    def made_of(self, at: Sequence[Any], value: Any) -> Any:
+        """What becomes of the sum ``value`` at a batch, a row and a column."""
+        return substituted(self.result.value, dict(zip(self.axes, at, strict=True)), {self.sums: value})
+
+    def place(self, at: Sequence[Any]) -> tirx.Expr:
+        """The element of the result at a batch, a row and a column."""
+        places = dict(zip(self.axes, at, strict=True))
+        return tirx.BufferLoad(self.result.buffer, [substituted(i, places) for i in self.result.indices])
+
     def store(self, at: Sequence[Any], value: Any) -> tirx.Stmt:
         """Store what becomes of the sum ``value`` at a batch, a row and a column."""
-        places = dict(zip(self.axes, at, strict=True))
-        stored = substituted(self.result.value, places, {self.sums: value})
-        return tirx.BufferStore(self.result.buffer, stored, [substituted(i, places) for i in self.result.indices])
+        return tirx.BufferStore(self.result.buffer, self.made_of(at, value), self.place(at).indices)
+
+    def _lies(self) -> tuple[tuple[int, int, int], int] | None:
+        """The elements between neighbours of the result along the batch, m and n, the last next to each other, and
+        where the first one lies; else None."""
+        load = tirx.BufferLoad(self.result.buffer, self.result.indices)
+        found = linear_offset(load, list(self.axes), [self.batch, self.m, self.n])
+        return None if found is None or found[0][2] != 1 else ((found[0][0], found[0][1], 1), found[1])
 
     def neighbours(self, most: int) -> int:
         """How many neighbouring columns of the result, at most so many, one aligned store may take."""
-        load = tirx.BufferLoad(self.result.buffer, self.result.indices)
-        found = linear_offset(load, list(self.axes), [self.batch, self.m, self.n])
-        if found is None or found[0][2] != 1:
+        found = self._lies()
+        if found is None:
             return 1
         others = (found[0][0] if self.batch > 1 else 0, found[0][1], found[1], self.n)
-        return next(w for w in (most, most // 2, 1) if not any(x % w for x in others))
+        return next(w for w in (most, most // 2, most // 4, 1) if w and not any(x % w for x in others))
 
 
 @remembered
@@ -124,7 +166,7 @@ def product_of(func: tirx.PrimFunc) -> Product | None:
     if contraction is None or contraction.types[2] != "float32" or contraction.types[0] != contraction.types[1]:
         return None
     outer = [role for role in contraction.roles if role != K]
-    if contraction.types[0] not in ("float16", "bfloat16") or outer != sorted(outer, key=(_BATCH, M, N).index):
+    if contraction.types[0] not in _TYPES or outer != sorted(outer, key=(_BATCH, M, N).index):
         return None
     sch = scratch(func)
     normal = normalise(sch, contraction)
@@ -154,8 +196,7 @@ def _operand(sch: s_tir.Schedule, main: Any, role: str, contraction: Contraction
                    depth_step)
     inner, outer = (made.rows, made.depth_step) if made.across else (made.depth, made.row_step)
     runs = 1 in (row_step, depth_step) and outer >= inner and (batch == 1 or batch_step > 0)
-    aligned = not any(2 * step % _ALIGNED_BYTES for step in (outer, found[1], batch_step if batch > 1 else 0))
-    return made if runs and aligned else None
+    return made if runs and made.aligned else None
 
 
 def marked(func: tirx.PrimFunc) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ others that multiply, is written in the lowering (:func:`expanded`, :mod:`schedu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 from itertools import product as every
 from math import ceil
@@ -39,10 +39,13 @@ _LEAST = 64
 _MARGIN = 1.3
 #: cycles until a box from the second cache lands
 _LATENCY = 800
+#: cycles of a step by which two blocks are apart that give stages back to each other
+_MEETING = 10
 #: bytes that shared memory moves in a cycle
 _SHARED_RATE = 128
 
-#: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile
+#: ``persistent``: a block for each multiprocessor goes from tile to tile, instead of a block for each tile; ``boxed``:
+#: results are copied in boxes, where they can be; ``cluster``: so many blocks along ``m`` copy a tile of B for all
 KNOBS = (
     Knob("block_m", (64, 128, 256)),
     Knob("block_n", (64, 128, 192, 256)),
@@ -50,6 +53,8 @@ KNOBS = (
     Knob("consumers", (1, 2)),
     Knob("stages", (3, 4, 5, 6)),
     Knob("panel", (1, 4, 8, 16)),
+    Knob("boxed", (0, 1)),
+    Knob("cluster", (1, 2)),
     Knob("persistent", (0, 1)),
 )
 
@@ -68,11 +73,13 @@ class WarpgroupGemm(CudaSpace):
         return product is not None and min(product.m, product.n, product.k) >= _LEAST
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        return KNOBS
+        if _known(func).results is not None:
+            return KNOBS
+        return tuple(Knob(knob.name, (0,)) if knob.name == "boxed" else knob for knob in KNOBS)
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         product, gpu = _known(func), gpu_machine(target)
-        knobs = {k.name: k.values for k in KNOBS} | {"panel": (8,)}
+        knobs = {k.name: k.values for k in self.knobs(func, target)} | {"panel": (8,)}
         choices = [dict(zip(knobs, choice, strict=True)) for choice in every(*knobs.values())]
         fitting = [c for c in choices if _misfit(_tile(c), gpu) is None]
         best: dict[tuple[int, int], Decisions] = {}  # of each tile
@@ -94,7 +101,9 @@ class WarpgroupGemm(CudaSpace):
         misfit = _misfit(tile, gpu)
         require(misfit is None, str(misfit))
         tiles = tile.tiles(product)
-        _mark(sch, product, tile, min(tiles, gpu.multiprocessors) if decisions["persistent"] else tiles)
+        at_once = gpu.multiprocessors // tile.cluster * tile.cluster
+        require(at_once > 0, f"a cluster must fit the GPU, got {gpu.multiprocessors} multiprocessors")
+        _mark(sch, product, tile, min(tiles, at_once) if decisions["persistent"] else tiles)
 
 
 def _tile(decisions: Decisions) -> GroupTile:
@@ -145,12 +154,17 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
     fetched = tile.block_m // ROWS * (ROWS + tile.block_n) * tile.block_k * 2
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
     rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
-    copied = tile.stage_bytes / rate
+    # the blocks of a cluster that have rows read a part each of B's tile from the second cache, and wait for each other
+    helping = min(tile.cluster, ceil_div(product.m, tile.block_m))
+    common = tile.block_n * tile.block_k * 2 * (helping - 1) / helping
+    copied = (tile.stage_bytes - common) / rate
     late = max(1.0, rate * _LATENCY / (here * (tile.stages - 1) * tile.stage_bytes))
     # one warpgroup alone leaves the tensor cores idle between its groups
     alone = 1.0 if here * tile.consumers > 1 else 1.15
-    step = max(products * alone, shared, copied * late) + 20
-    ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + 2 * tile.block_m * tile.block_n * 4 / _SHARED_RATE
+    step = max(products * alone, shared, copied * late) + 20 + _MEETING * (tile.cluster - 1)
+    # sums, or results of 16 bits, are written to shared memory and read from there
+    stored = 2 * tile.block_m * tile.block_n * (2 if tile.boxed else 4) / _SHARED_RATE
+    ends = _LATENCY * (0.5 if persistent and exact > 1 else 1.0) + stored
     rounds = ceil(exact) if exact < 4 else exact + 0.5  # the tail matters less the more rounds there are
     return rounds * (steps * step * (1 + 0.02 / tile.stages) + ends / here)
 
@@ -168,10 +182,11 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     loops = sch.get_loops(out)[:spatial]
     roles = [role for role in product.contraction.roles if role != "k"]
     by_role = [[loop for loop, its in zip(loops, roles, strict=True) if its == role] for role in "bmn"]
-    m_o, m_i = sch.split(_fused(sch, by_role[1]), [None, tile.block_m])
+    m_o, *ranks, m_i = sch.split(
+        _fused(sch, by_role[1]), [None, *([tile.cluster] if tile.cluster > 1 else []), tile.block_m])
     n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
-    sch.reorder(*by_role[0], m_o, n_o, m_i, n_i)
-    at = sch.fuse(*by_role[0], m_o, n_o)
+    sch.reorder(*by_role[0], m_o, n_o, *ranks, m_i, n_i)
+    at = sch.fuse(*by_role[0], m_o, n_o, *ranks)
     if grid < tile.tiles(product):
         rounds, block = sch.split(at, [None, grid])
         sch.reorder(block, rounds)
@@ -199,5 +214,8 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     product = product_of(unscheduled) if unscheduled is not None else None
     if mark is None or product is None:
         return func
-    *tile, grid = mark
-    return Warpgroups(func, product, GroupTile(*tile), grid).function()
+    *numbers, grid = mark
+    tile = GroupTile(*numbers)
+    if product.results is None:  # a trace may say what no space proposes
+        tile = replace(tile, boxed=0)
+    return Warpgroups(func, product, tile, grid).function()

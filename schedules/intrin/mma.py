@@ -359,7 +359,7 @@ def _stores(dtype: str) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle) -> None:
         c = T.match_buffer(x, (WARP, 8), dtype, align=64, offset_factor=8, scope="warp")
-        memory = T.match_buffer(y, (TILE, TILE), dtype, align=64, offset_factor=8, scope=_SHARED)
+        memory = T.match_buffer(y, (TILE, TILE), dtype, align=64, offset_factor=4, scope=_SHARED)
         with T.sblock("root"):
             T.reads(c[0:WARP, 0:8])
             T.writes(memory[0:TILE, 0:TILE])
@@ -380,7 +380,7 @@ def _store(dtype: str, _description: tirx.PrimFunc) -> tirx.PrimFunc:
         stride = T.int32()
         one = T.int32()
         c = T.match_buffer(x, (WARP, 8), dtype, align=64, offset_factor=8, scope="warp")
-        memory = T.match_buffer(y, (TILE, TILE), dtype, align=64, offset_factor=8, scope=_SHARED, strides=[stride, one])
+        memory = T.match_buffer(y, (TILE, TILE), dtype, align=64, offset_factor=4, scope=_SHARED, strides=[stride, one])
         with T.sblock("root"):
             T.reads(c[0:WARP, 0:8])
             T.writes(memory[0:TILE, 0:TILE])

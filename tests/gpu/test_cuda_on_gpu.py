@@ -18,8 +18,10 @@ from mlc.networks.inputs import random_inputs
 from mlc.networks.light import light_model
 from mlc.target import Target, resolve
 from mlc.testing.cases import Case
-from mlc.testing.cuda_cases import CASES
+from mlc.testing.cuda_cases import CASES, epilogue_case
 from schedules import registry
+from schedules.cuda.hopper import available
+from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.space import InvalidDecision, best_seed, schedule_with
 
 pytestmark = [
@@ -63,6 +65,21 @@ def test_random_decisions(case: Case) -> None:
         except InvalidDecision:
             continue
         assert error_on_gpu(case, sch) <= case.rtol
+
+
+@pytest.mark.parametrize("what", ["cast", "gelu", "residual"])
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("persistent", [0, 1])
+def test_warpgroups_in_clusters_that_store_boxes(what: str, cluster: int, persistent: int) -> None:
+    """More tiles than multiprocessors, the last of which the edges cut."""
+    case, target = epilogue_case("cuda.wgmma", what, (1500, 2056, 520), "float16"), here().tvm
+    if not available(target):
+        pytest.skip("needs sm_90a")
+    space, func = WarpgroupGemm(), case.func()
+    decisions = {"block_m": 128, "block_n": 128, "block_k": 64, "consumers": 2, "stages": 4, "panel": 8,
+                 "boxed": int(what != "residual"), "cluster": cluster, "persistent": persistent}
+    for _ in range(3):  # a barrier that is missing need not show at once
+        assert error_on_gpu(case, schedule_with(space, func, target, decisions)) <= case.rtol
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50"])

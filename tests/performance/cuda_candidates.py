@@ -15,6 +15,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_attention import attention_case
-from mlc.testing.cuda_cases import product_case
+from mlc.testing.cuda_cases import epilogue_case, product_case
 from mlc.testing.cuda_images import Image
 from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
 from schedules.cuda.mma import TensorCoreGemm
@@ -69,10 +70,12 @@ def _warpgroup_product(rng: random.Random) -> Drawn:
     """Of any row count; the others a multiple of 8."""
     dtype = rng.choice(("float16", "bfloat16"))
     m, n, k = rng.randint(64, 4096), 8 * rng.randint(8, 512), 8 * rng.randint(8, 512)
-    transposed = rng.random() < 0.5
-    case = product_case(f"{m}x{n}x{k}", (m, k), (n, k) if transposed else (k, n), dtype, "float32", transposed,
-                        "cuda.wgmma")
-    return case, WarpgroupGemm(), dtype, ("HGMMA", "UTMALDG")
+    transposed, epilogue = rng.random() < 0.5, rng.choice(("", "cast", "gelu", "residual"))
+    if epilogue:
+        case = epilogue_case("cuda.wgmma", epilogue, (m, n, k), dtype, transposed=transposed)
+    else:
+        case = product_case("", (m, k), (n, k) if transposed else (k, n), dtype, "float32", transposed, "cuda.wgmma")
+    return replace(case, name=f"{m}x{n}x{k} {epilogue}".strip()), WarpgroupGemm(), dtype, ("HGMMA", "UTMALDG")
 
 
 def _attention(rng: random.Random) -> Drawn:
@@ -108,6 +111,12 @@ SPACES: dict[str, tuple[Callable[[random.Random], Drawn], tuple[str, ...]]] = {
 }
 
 
+def promised_by(decisions: Decisions) -> tuple[str, ...]:
+    """Opcodes of which each must be in the code for what was decided."""
+    stores = ("STSM", "UTMASTG") if decisions.get("boxed") else ()
+    return (*stores, *(("UTMALDG.2D.MULTICAST",) if decisions.get("cluster", 1) > 1 else ()))
+
+
 def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
     """Candidate ``number`` of a space: what it is, its ``faults``, none where it can be launched and holds what it
     promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such candidates by). Or all
@@ -127,7 +136,7 @@ def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
             break
     row: dict[str, Any] = {"number": number, "arch": arch, "function": case.name, "dtype": dtype, "spilled": 0,
                            "decisions": [taken for taken, _ in drawn] if seeds else drawn[0][0], "faults": []}
-    for _, scheduled in drawn:
+    for taken, scheduled in drawn:
         shared = DynamicShared()
         try:
             found = kernels(cuda_emulator.cuda_source(scheduled, target, [shared]), arch, shared.bytes)
@@ -136,7 +145,8 @@ def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
             continue
         spilled = sum(k.stack_bytes + k.spilled_bytes + k.count("LDL") + k.count("STL") for k in found)
         row["spilled"] += spilled
-        row["faults"] += [*_faults(found, arch, promised), *(["a seed spills"] if seeds and spilled else [])]
+        row["faults"] += [*_faults(found, arch, (*promised, *promised_by(taken))),
+                          *(["a seed spills"] if seeds and spilled else [])]
     return row
 
 

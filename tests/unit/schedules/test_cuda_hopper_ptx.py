@@ -6,6 +6,7 @@ with 128-byte swizzling) and of "Tensors" (swizzling modes). Nothing here uses t
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import Any
 
@@ -264,3 +265,173 @@ def test_how_many_registers_a_thread_may_have_changes_nothing() -> None:
     assert emulated('asm volatile("setmaxnreg.dec.sync.aligned.u32 40;" ::);') == ";"
     with pytest.raises(ValueError, match="does not know"):
         emulated('asm volatile("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0}, %1, %2, p, 1, 1;" ::);')
+
+
+#: a box at 1024, which every thread writes 16 bytes of a row of, and the first one copies to a tensor
+STORE_FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+STORE_COMMIT = 'asm volatile("cp.async.bulk.commit_group;" ::: "memory");'
+STORE_WAIT = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
+
+
+def write_rows(rows: int, value: str = "x_ptr[i]") -> str:
+    """Rows of 64 numbers of 16 bits, a warp eight rows of 32 at a time: thread t names row t % 8 of the matrix t / 8,
+    and holds of each matrix row t / 4 from 2 (t % 4) on."""
+    return f"""for (int at = threadIdx.x / 32; at < {rows // 8 * 2}; at += 4) {{
+        int row = at / 2 * 8, column = at % 2 * 32, lane = threadIdx.x % 32;
+        alignas(16) ushort held[8];
+        for (int m = 0; m < 4; ++m)
+          for (int e = 0; e < 2; ++e) {{
+            int i = (row + lane / 4) * 64 + column + m * 8 + lane % 4 * 2 + e;
+            held[2 * m + e] = {value};
+          }}
+        unsigned to = 1024 + (row + lane % 8) * 128 + ((column / 8 + lane / 8) ^ (lane % 8)) * 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {{%1, %2, %3, %4}};" :: "r"(to),
+          "r"(((unsigned*)held)[0]), "r"(((unsigned*)held)[1]), "r"(((unsigned*)held)[2]), "r"(((unsigned*)held)[3])
+          : "memory");
+      }}"""
+
+
+def stored(
+    x: np.ndarray, y: np.ndarray, tensor: TensorMap, at: tuple[int, ...], **change: str
+) -> list[Cost]:
+    """Copy a box of numbers to the tensor ``y``."""
+    steps = {"fence": STORE_FENCE, "meet": "__syncthreads();", "commit": STORE_COMMIT, "wait": STORE_WAIT, "after": "",
+             **change}
+    names, operands = ", ".join(f"%{1 + i}" for i in range(len(at))), "".join(f', "r"({c})' for c in at)
+    source = HEAD + f"""k(const __grid_constant__ CUtensorMap map, ushort* __restrict__ x_ptr) {{
+      {SHARED}
+      {write_rows(len(x))}
+      {steps["fence"]}
+      {steps["meet"]}
+      if (threadIdx.x == 0) {{
+        asm volatile("cp.async.bulk.tensor.{len(at)}d.global.shared::cta.tile.bulk_group [%0, {{{names}}}], "
+          "[%{1 + len(at)}];" :: "l"((unsigned long long)(&(map))){operands}, "r"(1024u) : "memory");
+        {steps["commit"]}
+        {steps["wait"]}
+      }}
+      {steps["after"]}
+    }}"""
+    return run_source(source, WARPGROUP, {"x": x, "y": y}, maps={"map": tensor})
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("at", [(0, 0), (8, 3), (72, 30), (-8, -7), (400, 0)], ids=str)
+def test_a_box_is_stored_as_far_as_it_is_in_the_tensor(at: tuple[int, int]) -> None:
+    x, y = RNG.integers(1, 1 << 16, (40, 64)).astype("uint16"), np.zeros((50, 104), "uint16")
+    around = np.zeros((250, 1104), "uint16")
+    around[100 + at[1] :, 500 + at[0] :][:40, :64] = x
+    costs = stored(x, y, TensorMap("y", 0, 2, (104, 50), (208,), (64, 40)), at)
+    np.testing.assert_array_equal(y, around[100:150, 500:604])
+    (cost,) = (cost for cost in costs if cost.what == "stmatrix")
+    assert (cost.requests, cost.taken, cost.least) == (10, 40, 40)
+
+
+def test_a_box_of_three_dimensions_is_stored() -> None:
+    x, y = RNG.integers(1, 1 << 16, (16, 64)).astype("uint16"), np.zeros((3, 20, 72), "uint16")
+    stored(x, y, TensorMap("y", 0, 2, (72, 20, 3), (144, 2880), (64, 16, 1)), (8, 10, 2))
+    wanted = np.zeros_like(y)
+    wanted[2, 10:, 8:] = x[:10]
+    np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("change", [
+    {"fence": ""}, {"meet": ""},
+    {"wait": "", "after": f"__syncthreads(); {write_rows(40, '0')} if (threadIdx.x == 0) {{ {STORE_WAIT} }}"},
+    {"after": write_rows(40, "0")},
+], ids=["no fence", "no barrier", "written again", "written again by others"])
+def test_what_a_store_may_read_too_early_or_too_late_is_poison(change: dict[str, str]) -> None:
+    """The threads that wait for nothing are ahead of the one that waits until the box is read."""
+    x, y = RNG.integers(1, 1 << 15, (40, 64)).astype("uint16"), np.zeros((40, 64), "uint16")
+    stored(x, y, rows_of_stored(y), (0, 0), **change)
+    got, wanted = y.view("uint8"), x.view("uint8")
+    assert (y == 0xFFFF).any() and ((got == wanted) | (got == 0xFF)).all()
+
+
+def rows_of_stored(y: np.ndarray) -> TensorMap:
+    return TensorMap("y", 0, 2, (y.shape[1], y.shape[0]), (2 * y.shape[1],), (64, 40))
+
+
+@pytest.mark.parametrize("change", [{"commit": ""}, {"wait": ""}, {"wait": STORE_WAIT.replace(" 0;", " 1;")}])
+def test_a_store_that_is_not_waited_for_is_an_error(change: dict[str, str]) -> None:
+    x, y = np.ones((40, 64), "uint16"), np.zeros((40, 64), "uint16")
+    with pytest.raises(RuntimeError, match="a store must be waited for"):
+        stored(x, y, rows_of_stored(y), (0, 0), **change)
+
+
+#: two blocks, in each a barrier at 0 and a box at 1024, of which each asks for a half, for both
+CLUSTER = [Launch((2, 1, 1), (128, 1, 1))]
+MEET = 'asm volatile("barrier.cluster.arrive.release;\\nbarrier.cluster.wait.acquire;" ::: "memory");'
+
+
+def in_own_memory(source: str) -> str:
+    """Addresses from the begin of the block's shared memory on, which is 0 of one block alone."""
+    return re.sub(r'"r"\((\d+u)', r'"r"(base + \1', source)
+
+
+def fetched_by_both(x: np.ndarray, **change: str) -> np.ndarray:
+    """What each block of a cluster has of 32 rows of 128 bytes, 16 copied by either for both; each counts itself at the
+    other's barrier too when it has read its own."""
+    steps = {"fence": INIT_FENCE, "meet": MEET, "bytes": "4096", "end": MEET, "rank": "rank", **change}
+    source = HEAD.replace("void ", "void __cluster_dims__(2, 1, 1) ") + f"""k(
+        const __grid_constant__ CUtensorMap map, uchar* __restrict__ y_ptr) {{
+      {SHARED}
+      int rank = blockIdx.x % 2;
+      unsigned base = __cvta_generic_to_shared(buf);
+      if (threadIdx.x == 0) {{
+        {INIT} asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(8u), "r"(2)); {steps["fence"]}
+      }}
+      {steps["meet"]}
+      if (threadIdx.x == 0) {{
+        {EXPECT.format(bytes=steps["bytes"])}
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+          ".multicast::cluster [%0], [%1, {{%2, %3}}], [%4], %5;" :: "r"(1024u + 2048 * {steps["rank"]}),
+          "l"((unsigned long long)(&(map))), "r"(0), "r"(16 * {steps["rank"]}), "r"(0u), "h"((unsigned short)3)
+          : "memory");
+      }}
+      {UNTIL.format(parity=0)}
+      for (int i = threadIdx.x; i < 4096; i += 128) y_ptr[rank * 4096 + i] = buf[1024 + i];
+      if (threadIdx.x < 2) {{
+        asm volatile("{{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
+          "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}}\\n"
+          :: "r"(8u), "r"(threadIdx.x) : "memory");
+      }}
+      {UNTIL.format(parity=0).replace("done", "told").replace('"r"(0u)', '"r"(8u)').replace(
+          "parity.shared", "parity.acquire.cluster.shared")}
+      {steps["end"]}
+    }}"""
+    y = np.zeros((2, 32, 64), "uint16")
+    run_source(in_own_memory(source), CLUSTER, {"x": x, "y": y}, maps={"map": rows_of(x, 64, 16)})
+    return y
+
+
+def test_a_box_is_copied_to_both_blocks_of_a_cluster() -> None:
+    x = RNG.integers(1, 1 << 16, (32, 64)).astype("uint16")
+    for each in fetched_by_both(x):
+        np.testing.assert_array_equal(each, swizzled(x))
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"meet": "__syncthreads();"}, "its cluster meet before other blocks use it"),
+    ({"fence": ""}, "must be fenced"),
+    ({"bytes": "2048"}, "the others never reach|more threads arrive|must be waited for"),
+    ({"bytes": "8192"}, "the others never reach"),
+])
+def test_a_missing_step_of_a_cluster_is_an_error(change: dict[str, str], reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        fetched_by_both(np.ones((32, 64), "uint16"), **change)
+
+
+def test_a_block_must_not_end_before_others_have_done_with_it() -> None:
+    """The first leaves, and the second counts itself at its barrier."""
+    source = HEAD.replace("void ", "void __cluster_dims__(2, 1, 1) ") + f"""k(uchar* __restrict__ y_ptr) {{
+      {SHARED}
+      unsigned base = __cvta_generic_to_shared(buf);
+      if (threadIdx.x == 0) {{ {INIT} {INIT_FENCE} }}
+      {MEET}
+      if (blockIdx.x == 0) return;
+      __syncthreads();
+      if (threadIdx.x == 0) asm volatile("{{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}}\\n" :: "r"(0u), "r"(0) : "memory");
+    }}"""
+    with pytest.raises(RuntimeError, match="must not be of a block that has ended"):
+        run_source(in_own_memory(source), CLUSTER, {"y": np.zeros(1, "uint8")})

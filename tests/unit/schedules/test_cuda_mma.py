@@ -18,7 +18,7 @@ from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
-from mlc.testing.cuda_cases import CASES, product_case
+from mlc.testing.cuda_cases import CASES, epilogue_case, product_case
 from mlc.testing.cuda_images import Image
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
@@ -222,6 +222,41 @@ def test_a_main_loop_meets_no_bank_twice(dtype: str, transposed: bool, knobs: di
     assert ends and sum(cost.taken for cost in ends) <= 1.1 * sum(cost.least for cost in ends), ends
 
 
+#: the last columns of a tile are no tile of their own, and what is added to the sums
+EPILOGUES = [
+    ((64, 128), "gelu"), ((70, 72), "residual"), ((70, 200), "gelu"), ((67, 52), "gelu"), ((35, 51), "residual"),
+    ((33, 56), "cast"),
+]
+
+
+@needs_gxx
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "what"), EPILOGUES, ids=str)
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_results_of_16_bits_are_stored_16_bytes_at_a_time(
+    shape: tuple[int, int], what: str, dtype: str, block_n: int,
+) -> None:
+    """Where their rows lie so, and in no shape do lanes that are served together meet in a bank."""
+    (m, n), decisions = shape, decisions_of(block_n=block_n, warp_n=64 if block_n > 64 else 32)
+    case = epilogue_case(SPACE.name, what, (m, n, 64), dtype)
+    error, costs = emulate(case, function_of(case, decisions))
+    assert error <= {"float16": 1e-3, "bfloat16": 1e-2}[dtype], "one rounding to 16 bits, of residuals two"
+    ends = [cost for cost in costs if not cost.what.startswith(("cp.async", "ldmatrix"))]
+    assert all(cost.taken == cost.least for cost in ends if cost.shared), ends
+    assert any(cost.what == "st.global" and cost.bytes == 16 for cost in ends) == (n % 8 == 0)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("what", ["gelu", "residual"])
+def test_no_compiler_takes_a_store_of_16_bytes_apart(what: str) -> None:
+    case = epilogue_case(SPACE.name, what, (70, 136, 128), "float16")
+    (kernel,) = compiled(function_of(case, decisions_of(block_n=128, warp_n=64)), AMPERE)
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        assert kernel.count("STG") == kernel.count("STG.E.128") > 0
+
+
 @pytest.mark.parametrize("split_k", [2, 4])
 def test_cut_sums_add_up(split_k: int) -> None:
     case = product_case("cut", (64, 1100), (1100, 70), "float16", "float32")
@@ -256,6 +291,30 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype:
     case = product_case("even", (64, 160), (160, 64), dtype, "float32")
     decisions = decisions_of(block_k=128 if dtype == "tf32" else 64)
     assert check_orders(monkeypatch, case, function_of(case, decisions)) >= 5
+
+
+SHORT = [
+    Image((1, 9, 11, 3), 24, pad=1).case("27 of a first layer"), Image((1, 8, 8, 16), 32, 1, dtype="tf32").case("tf32"),
+    product_case("24", (40, 24), (24, 48), "float16", "float32"),
+    product_case("bytes", (40, 20), (48, 20), "int8", "int32", transposed=True),
+]
+
+
+@needs_gxx
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_short_sums_are_filled_up_with_zeros(case: Case) -> None:
+    """Where tensor cores are quicker all the same."""
+    func = case.func()
+    assert registry.find(func, AMPERE).name == SPACE.name
+    sch, decisions = first_seed(SPACE, func, AMPERE)
+    assert decisions["stages"] == 2 and emulate(case, sch.mod["main"])[0] <= case.rtol
+
+
+def test_sums_that_would_be_zeros_but_for_an_eighth_are_not_for_tensor_cores() -> None:
+    for depth, name in ((8, SPACE.name), (7, "cuda.gemm")):
+        func = product_case("short", (64, depth), (depth, 64), "float16", "float32").func()
+        assert registry.find(func, AMPERE).name == name
 
 
 @pytest.mark.parametrize("side", "ab")

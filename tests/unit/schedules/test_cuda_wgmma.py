@@ -17,11 +17,11 @@ from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
-from mlc.testing.cuda_cases import CASES, product_case
+from mlc.testing.cuda_cases import CASES, epilogue_case, product_case
 from schedules import registry
 from schedules.cuda.product import product_of
 from schedules.cuda.warpgroups import FEW_REGISTERS, MANY_REGISTERS
-from schedules.cuda.wgmma import KNOBS, WarpgroupGemm
+from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
@@ -35,15 +35,15 @@ LIMITS = {"float16": 1e-3, "bfloat16": 3e-3}
 BY_NAME = {case.name: case for case in CASES}
 #: calls that keep what is asynchronous apart
 ORDERS = re.compile(
-    r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive|fence_\w+|commit_products|meet_warp)\([^;]*\);")
+    r"__syncthreads\(\);|mlc_(wait_\w+|expect|arrive\w*|fence_\w+|commit_\w+|meet_\w+)\([^;]*\);")
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
 
 
 def tile(**knobs: int) -> dict[str, int]:
-    return {"block_m": 64, "block_n": 64, "block_k": 64, "consumers": 1, "stages": 3, "panel": 1, "persistent": 0,
-            **knobs}
+    return {"block_m": 64, "block_n": 64, "block_k": 64, "consumers": 1, "stages": 3, "panel": 1, "boxed": 0,
+            "cluster": 1, "persistent": 0, **knobs}
 
 
 def case_of(m: int, n: int, k: int, dtype: str = "float16", transposed: bool = True) -> Case:
@@ -71,6 +71,9 @@ def check_promises(kernel: Kernel, decisions: dict[str, int], dtype: str) -> Non
         assert not kernel.count("LDL") and not kernel.count("STL")
         assert not kernel.count("LDG") and not kernel.count("LDGSTS"), "operands must come in boxes"
         assert kernel.count("STG") == kernel.count("STG.E.128")
+        boxed = bool(decisions["boxed"])
+        assert bool(kernel.count("UTMALDG.2D.MULTICAST")) == (decisions["cluster"] > 1)
+        assert bool(kernel.count("STSM")) == bool(kernel.count("UTMASTG")) == boxed != bool(kernel.count("STG"))
 
 
 @needs_nvcc
@@ -94,9 +97,9 @@ def candidates(
     case: Case, seed: int, target: tvm.target.Target = HOPPER
 ) -> Iterator[tuple[dict[str, int], tirx.PrimFunc]]:
     """Random decisions that can be carried out."""
-    rng = random.Random(seed)
+    rng, knobs = random.Random(seed), SPACE.knobs(case.func(), target)
     while True:
-        decisions = {k.name: rng.choice(k.values) for k in KNOBS}
+        decisions = {k.name: rng.choice(k.values) for k in knobs}
         try:
             yield decisions, scheduled(case, decisions, target)
         except InvalidDecision:
@@ -116,12 +119,16 @@ def test_random_candidates_hold_their_instructions(dtype: str, transposed: bool)
 
 def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with() -> None:
     """A kernel that asked for more than a block may have would not start."""
-    for decisions in (tile(), tile(block_m=128, block_n=256, consumers=2, stages=4)):
+    case = epilogue_case(SPACE.name, "cast", (256, 256, 256), "float16")
+    for decisions, stored in (
+        (tile(), 11 << 10), (tile(boxed=1), 16 << 10),
+        (tile(block_m=128, block_n=256, consumers=2, stages=4), 21 << 10),
+        (tile(block_m=128, block_n=256, consumers=2, stages=4, boxed=1), 32 << 10),
+    ):
         shared = DynamicShared()
-        cuda_emulator.cuda_source(scheduled(case_of(256, 256, 256), decisions), HOPPER, [shared])
+        cuda_emulator.cuda_source(scheduled(case, decisions), HOPPER, [shared])
         wide = (decisions["block_m"] + decisions["block_n"]) * decisions["block_k"] * 2
-        assert list(shared.bytes.values()) == [
-            10240 * decisions["consumers"] + 1024 + decisions["stages"] * (wide + 16)]
+        assert list(shared.bytes.values()) == [stored + 1024 + decisions["stages"] * (wide + 16)]
 
 
 @pytest.mark.parametrize("shape", [(2048, 2048, 4096), (4096, 2048, 1024), (8192, 8192, 8192)], ids=str)
@@ -147,6 +154,7 @@ def test_who_takes_what() -> None:
 
 def test_operands_are_read_from_the_function() -> None:
     batched = product_of(BY_NAME["wgmma_bf16_batched"].func())
+    assert batched is not None
     assert (batched.a.sizes, batched.a.strides) == ((72, 65, 2), (144, 144 * 65))
     assert (batched.b.sizes, batched.b.strides) == ((64, 72, 2), (128, 128 * 72)) and batched.b.across
 
@@ -163,6 +171,46 @@ def test_products_and_stores_meet_no_bank_twice(dtype: str, transposed: bool, kn
     ends = [cost for cost in costs if cost not in products]
     assert len(products) >= 2 and ends and {cost.bytes for cost in ends} == {8, 16}
     assert all(cost.taken == cost.least for cost in costs), costs
+
+
+@needs_gxx
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", OPCODES)
+@pytest.mark.parametrize(("what", "boxed"), [("gelu", 1), ("cast", 1), ("gelu", 0), ("residual", 0)])
+def test_results_of_16_bits_leave_in_boxes_or_16_bytes_at_a_time(dtype: str, what: str, boxed: int) -> None:
+    """Of several tiles a block, the last of which the result's edges cut."""
+    case = epilogue_case(SPACE.name, what, (200, 136, 72), dtype)
+    func = scheduled(case, tile(boxed=boxed, persistent=1, block_n=128), SMALL)
+    error, costs = emulate(case, func, HOPPER)
+    assert error <= {"float16": 1e-3, "bfloat16": 1e-2}[dtype], "one rounding to 16 bits, of residuals two"
+    assert all(cost.taken == cost.least for cost in costs if cost.shared), costs
+    stores = {cost.what: cost.bytes for cost in costs if cost.what in ("stmatrix", "st.global")}
+    assert stores == ({"stmatrix": 16} if boxed else {"st.global": 16})
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("what", "boxed"), [("gelu", 1), ("residual", 0)])
+def test_large_tiles_with_epilogues_spill_nothing(what: str, boxed: int) -> None:
+    case = epilogue_case(SPACE.name, what, (2048, 2048, 1024), "float16")
+    decisions = tile(block_m=128, block_n=256, consumers=2, stages=4, boxed=boxed, persistent=1)
+    func = scheduled(case, decisions)
+    shared = DynamicShared()
+    (kernel,) = kernels(cuda_emulator.cuda_source(func, HOPPER, [shared]), "sm_90a", shared.bytes)
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0 and not kernel.serialised and kernel.blocks
+    if find_nvdisasm():
+        assert kernel.count("STG") == kernel.count("STG.E.128") and bool(kernel.count("UTMASTG")) == bool(boxed)
+
+
+def test_who_may_store_boxes() -> None:
+    """Results of 16 bits whose rows lie multiples of 16 bytes apart, and nothing as large to be read."""
+    assert {k.name: k.values for k in SPACE.knobs(case_of(128, 128, 128).func(), HOPPER)}["boxed"] == (0,)
+    with pytest.raises(InvalidDecision, match="knob boxed must be one of"):
+        scheduled(case_of(128, 128, 128), tile(boxed=1))
+    for what, n, boxes in (("cast", 128, True), ("gelu", 136, True), ("residual", 128, False), ("cast", 132, False)):
+        # by columns, so that the operand's rows are aligned whatever the result's are
+        case = epilogue_case(SPACE.name, what, (128, n, 128), "float16", transposed=True)
+        found = product_of(case.func())
+        assert found is not None and (found.results is not None) == boxes, (what, n)
 
 
 #: m, n, k: prime, one more and one less than a tile; k is a multiple of 8, and n where operands run along it
@@ -190,6 +238,46 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 14
 
 
+@needs_gxx
+def test_each_wait_of_results_in_boxes_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of two tiles, each of three boxes a warp: the first box of a tile takes the last one's other place."""
+    case = epilogue_case(SPACE.name, "cast", (128, 192, 320), "float16")
+    func = scheduled(case, tile(persistent=1, block_n=192, boxed=1), tvm.target.Target({
+        **HOPPER.export(), "model": "sms=1"}))
+    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 24
+
+
+@needs_gxx
+def test_each_wait_of_clusters_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two blocks, each of two tiles and four steps: they give stages back to each other, and wait at the end."""
+    case = case_of(256, 64, 256)
+    func = scheduled(case, tile(persistent=1, cluster=2), SMALL)
+    assert check_orders(monkeypatch, case, func, HOPPER, ORDERS) == 15
+
+
+@needs_gxx
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shape", [(200, 136, 264), (130, 72, 200)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("knobs", [{"block_k": 128}, {"block_n": 128, "boxed": 1}, {"block_m": 128, "consumers": 2}])
+def test_clusters_of_odd_shapes_are_exact_enough(
+    shape: tuple[int, int, int], transposed: bool, knobs: dict[str, int],
+) -> None:
+    """The last cluster along m has a block without rows, or a part of one."""
+    case = epilogue_case(SPACE.name, "gelu", shape, "float16", transposed=transposed)
+    func = scheduled(case, tile(persistent=1, cluster=2, **knobs), SMALL)
+    error, costs = emulate(case, func, HOPPER)
+    assert error <= LIMITS["float16"] and all(cost.taken == cost.least for cost in costs if cost.shared)
+
+
+def test_a_kernel_of_clusters_is_compiled_for_such() -> None:
+    for cluster in (1, 2):
+        source = cuda_emulator.cuda_source(scheduled(case_of(256, 128, 128), tile(cluster=cluster)), HOPPER)
+        assert source.count("__cluster_dims__(2, 1, 1)") == cluster - 1
+    with pytest.raises(InvalidDecision, match="a cluster must fit the GPU, got 1 multiprocessors"):
+        scheduled(case_of(256, 128, 128), tile(cluster=2), tvm.target.Target({**HOPPER.export(), "model": "sms=1"}))
+
+
 def test_a_trace_that_marks_what_is_no_longer_the_product_is_refused() -> None:
     """The kernel would be made from other blocks than the function has."""
     func = BY_NAME["wgmma_f16_gelu"].func()
@@ -197,7 +285,8 @@ def test_a_trace_that_marks_what_is_no_longer_the_product_is_refused() -> None:
     assert not refusal(func, trace_json(sch), HOPPER)
     instructions, decisions = json.loads(trace_json(sch))
     (mark,) = [step for step in instructions if step[0] == "Annotate"]
-    for wrong in ([64, 64, 32, 1, 3, 1, 4], [64, 64, 64, 2, 3, 1, 4], [64, 64, 64, 1, 3, 1]):
+    for wrong in ([64, 64, 32, 1, 3, 1, 0, 1, 4], [64, 64, 64, 2, 3, 1, 0, 1, 4], [64, 64, 64, 1, 3, 1, 2, 1, 4],
+                  [64, 64, 64, 1, 3, 1, 0, 1, 0], [64, 64, 64, 1, 3, 1, 0, 2, 3], [64, 64, 64, 1, 3, 1, 0, 1]):
         mark[1][1] = wrong
         assert "a value as search spaces give it" in refusal(func, json.dumps([instructions, decisions]), HOPPER)
     sch.set_scope(sch.get_sblock("product"), 0, "local")
