@@ -36,7 +36,7 @@ from xxhash import xxh3_128_digest
 
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import CHUNK, checksum, read_checked, sums
-from mlc.artifact.narrow import narrowed, room, stored_type, widened
+from mlc.artifact.narrow import narrowed, room, rooms, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.errors import ArtifactError
 
@@ -273,7 +273,7 @@ def _read(path: Path, file: IO[bytes], verify: bool) -> Artifact:
         weights = _checked(path, number, "weights", weights_at, room(total - weights_at), expected)
     else:
         weights = _mapped(file, weights_at, total - weights_at)
-    each = [_as_used(entry, weights) for entry in found.table]
+    each = _as_used(found.table, weights)
     codes, start = [code[:code_bytes].tobytes()], 0
     for size in found.codes[1:]:
         codes.append(others[start : start + size].tobytes())
@@ -284,10 +284,13 @@ def _read(path: Path, file: IO[bytes], verify: bool) -> Artifact:
     ), weights_at)
 
 
-def _as_used(entry: dict[str, Any], weights: np.ndarray) -> np.ndarray:
-    """The bytes of one weight, as the type that the program reads."""
-    data = weights[entry["offset"] : entry["offset"] + entry["bytes"]]
-    return data if entry["stored"] == entry["dtype"] else widened(data, entry["stored"])
+def _as_used(table: Sequence[dict[str, Any]], weights: np.ndarray) -> list[np.ndarray]:
+    """The bytes of each weight, as the type that the program reads."""
+    each = [weights[entry["offset"] : entry["offset"] + entry["bytes"]] for entry in table]
+    narrow = [i for i, entry in enumerate(table) if entry["stored"] != entry["dtype"]]
+    for i, result in zip(narrow, rooms([2 * each[i].size for i in narrow]), strict=True):
+        each[i] = widened(each[i], table[i]["stored"], result)
+    return each
 
 
 def _elf_bytes(head: bytes) -> int | None:

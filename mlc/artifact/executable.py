@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
-from mlc.artifact.narrow import transformed
+from mlc.artifact.narrow import rooms, transformed, transformed_bytes
 from mlc.artifact.places import Place, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
@@ -263,7 +263,8 @@ class Executable:
     def _bound_weights(self) -> list[Any]:
         if self._bound is None:
             table = self.metadata["weights"]
-            self._bound = [_as_read(data, entry) for data, entry in zip(self._weights, table, strict=True)]
+            made = iter(rooms([transformed_bytes(e["shape"], e["made"]) for e in table if "made" in e]))
+            self._bound = [_as_read(data, entry, made) for data, entry in zip(self._weights, table, strict=True)]
         return self._bound
 
     def _made(self, result: Any) -> Sequence[Any]:
@@ -317,13 +318,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _as_read(data: np.ndarray, entry: Mapping[str, Any]) -> Any:
-    """A weight as compiled code reads it."""
+def _as_read(data: np.ndarray, entry: Mapping[str, Any], rooms_for_made: Iterator[np.ndarray]) -> Any:
+    """A weight as compiled code reads it; what is made of one takes the next room."""
     import tvm_ffi
 
-    shape, dtype, made = tuple(entry["shape"]), entry["dtype"], entry.get("made")
-    if made is not None:
-        data, shape = transformed(data.view(np.float32).reshape(shape), made)
+    shape, dtype = tuple(entry["shape"]), entry["dtype"]
+    if "made" in entry:
+        filters, data = data.view(np.float32).reshape(shape), next(rooms_for_made)
+        shape = transformed(filters, entry["made"], data)
     return runtime.view(tvm_ffi.from_dlpack(data), shape, dtype)
 
 

@@ -4,16 +4,24 @@ A model of 16-bit floats is computed in float32 (:mod:`mlc.graph.precision.widen
 numbers that 16 bits can hold, wherever nothing was folded into them. Whether a weight is such is seen by its values,
 whatever the model says of itself, and what is restored is the same to the bit. Filters that an algorithm transforms
 are stored before that (:func:`transformed`), which takes a quarter of the numbers as well.
+
+What is restored lies in one piece of memory (:func:`rooms`), as weights do that a file holds as they are used. Systems
+back large pieces alone with large pages: each weight by itself lay in pages of 4 KiB, and kernels that read them cold
+took 3% to 12% longer.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from mlc.artifact.runtime import ALIGNMENT
 from mlc.graph.algorithms.filters import FILTER, TRANSFORMED, transform_weight
 
-__all__ = ["NARROW", "narrowed", "room", "stored_type", "transformed", "widened"]
+__all__ = ["NARROW", "narrowed", "room", "rooms", "stored_type", "transformed", "transformed_bytes", "widened"]
 
 #: types that float32 weights may be stored as
 NARROW = ("bfloat16", "float16")
@@ -56,9 +64,9 @@ def narrowed(data: np.ndarray, kind: str) -> np.ndarray:
     return _narrowed(data.view(np.float32), kind).view(np.uint8)
 
 
-def widened(data: np.ndarray, kind: str) -> np.ndarray:
-    """The bytes of float32 weights that were stored as ``kind``, aligned as compiled code wants them."""
-    bits, result = data.view(np.uint16), room(2 * data.size)
+def widened(data: np.ndarray, kind: str, result: np.ndarray) -> np.ndarray:
+    """``result``, twice the bytes of ``data``, with the bytes of float32 weights that were stored as ``kind``."""
+    bits = data.view(np.uint16)
     if kind == "bfloat16":
         np.left_shift(bits, 16, out=result.view(np.uint32), dtype=np.uint32)
     else:
@@ -66,14 +74,15 @@ def widened(data: np.ndarray, kind: str) -> np.ndarray:
     return result
 
 
-def transformed(filters: np.ndarray, algorithm: str) -> tuple[np.ndarray, tuple[int, ...]]:
-    """What ``algorithm`` reads of float32 filters ``[O, I, 3, 3]``: bytes, aligned as compiled code wants them, and the
-    shape."""
-    m = TRANSFORMED[algorithm]
-    points = (m + FILTER - 1) ** 2
-    data = room(filters.nbytes // FILTER**2 * points)
-    result = transform_weight(filters, m, data.view(np.float32))
-    return data, result.shape
+def transformed_bytes(shape: Sequence[int], algorithm: str) -> int:
+    """The bytes that ``algorithm`` reads of float32 filters ``[O, I, 3, 3]`` with whole blocks of channels."""
+    return 4 * math.prod(shape) // FILTER**2 * (TRANSFORMED[algorithm] + FILTER - 1) ** 2
+
+
+def transformed(filters: np.ndarray, algorithm: str, result: np.ndarray) -> tuple[int, ...]:
+    """Fill ``result``, of :func:`transformed_bytes`, with what ``algorithm`` reads of float32 filters ``[O, I, 3, 3]``;
+    the shape of that."""
+    return transform_weight(filters, TRANSFORMED[algorithm], result.view(np.float32)).shape
 
 
 def room(size: int) -> np.ndarray:
@@ -81,3 +90,10 @@ def room(size: int) -> np.ndarray:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]
+
+
+def rooms(sizes: Sequence[int]) -> list[np.ndarray]:
+    """Memory for so many bytes each, aligned as compiled code wants it, one after the other in one piece."""
+    *starts, end = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+    memory = room(end)
+    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]

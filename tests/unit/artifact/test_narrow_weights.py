@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlc.artifact import artifact
-from mlc.artifact.narrow import narrowed, stored_type, widened
+from mlc.artifact.narrow import narrowed, rooms, stored_type, widened
 from mlc.artifact.runtime import ALIGNMENT
 from tests.unit.artifact.test_artifact import _elf
 
@@ -34,9 +34,8 @@ def test_every_16_bit_number_comes_back_to_the_bit(kind: str) -> None:
     data = _bytes(_all_numbers(kind))
     assert stored_type("float32", data) == kind
     stored = narrowed(data, kind)
-    back = widened(stored, kind)
-    assert 2 * stored.size == data.size and back.ctypes.data % ALIGNMENT == 0
-    np.testing.assert_array_equal(back, data)
+    assert 2 * stored.size == data.size
+    np.testing.assert_array_equal(widened(stored, kind, np.empty_like(data)), data)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -69,3 +68,29 @@ def test_a_file_holds_half_the_bytes(tmp_path: Path, verify: bool) -> None:
     for data, array in zip(found.weights, arrays, strict=True):
         assert data.ctypes.data % ALIGNMENT == 0
         np.testing.assert_array_equal(data.view(np.float32).reshape(array.shape), array)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_is_widened_lies_in_one_piece(tmp_path: Path, verify: bool) -> None:
+    """For systems back large pieces of memory alone with large pages. One weight ends between multiples of 64 bytes."""
+    rng = np.random.default_rng(4)
+    narrow = [rng.standard_normal(shape).astype(kind).astype(np.float32)
+              for shape, kind in (((64, 300), np.float16), ((1025,), ml_dtypes.bfloat16), ((64, 64), np.float16))]
+    arrays = [*narrow[:1], rng.standard_normal((32, 64), dtype=np.float32), *narrow[1:]]
+    artifact.write(tmp_path / "m.so", _elf(300),
+                   {"weights": [{"shape": list(a.shape), "dtype": "float32"} for a in arrays]}, arrays)
+    found = artifact.read(tmp_path / "m.so", verify).weights
+    for data, array in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(data.view(np.float32).reshape(array.shape), array)
+    first, _, second, third = (data.ctypes.data for data in found)
+    assert (second - first, third - second) == (narrow[0].nbytes, 4096 + ALIGNMENT)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 64, 65, 4), (200, 64)])
+def test_rooms_are_aligned_and_apart(sizes: tuple[int, ...]) -> None:
+    made = rooms(sizes)
+    assert [each.nbytes for each in made] == list(sizes)
+    assert all(each.ctypes.data % ALIGNMENT == 0 for each in made if each.size)
+    for number, each in enumerate(made):
+        each[:] = number
+    assert [set(each.tolist()) for each in made] == [{n} if size else set() for n, size in enumerate(sizes)]
