@@ -106,6 +106,12 @@ def test_a_mean_over_a_free_size_in_ragged_vectors() -> None:
     _check(_model(("n", 5, 33), body), ("n", 5, 33), _ROWS, target)
 
 
+def test_a_softmax_over_an_axis_of_one_or_two() -> None:
+    """The few rows that a schedule for the smallest sizes keeps have no bound to TVM."""
+    _check(_model((3, "n", 16), "{ y = Softmax<axis=1>(x) }"), (3, "n", 16), ({"n": 1}, {"n": 2}, {"n": 11}),
+           "x86-64-v2")
+
+
 def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
     shape = ("n", 4, 10, 16)
     body = "{ y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1]>(x) }"
