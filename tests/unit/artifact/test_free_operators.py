@@ -163,6 +163,8 @@ def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
      "corners that are not aligned"),
     ((1, 3, "h", "w"), '{ y = AveragePool<kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER">(x) }',
      "must count what lies around it"),
+    ((1, 3, "h", "w"), "{ y = AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[2, 2], ceil_mode=1>(x) }",
+     "sizes of every output must have bounds"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
     weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
