@@ -336,17 +336,19 @@ def _compacted(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
         bounds = (tirx.const(int(end), str(var.ty)) for end in (low, int(high) + 1))
         analyzer.bind(var, tvm.ir.Range(*bounds))
-    made = _buffers(found)
-    wrong = [_is_wrong(*pair, analyzer) for pair in zip(made, _buffers(opaque["tiles"]), strict=True)]
+    made, all_given = _buffers(found), _buffers(opaque["tiles"])
+    wrong = [_is_wrong(*pair, analyzer) for pair in zip(made, all_given, strict=True)]
     if not any(wrong):
         return found
     whole = compact(tvm.IRModule({"main": _without_predicates(opaque["main"])}))["main"]  # its tiles are all full
     image: dict[tirx.Var, tirx.Var] = {}
-    for buffer, full, is_wrong in zip(made, _buffers(whole), wrong, strict=True):
+    for buffer, full, given, is_wrong in zip(made, _buffers(whole), all_given, wrong, strict=True):
         if is_wrong:
-            shape = list(full.shape)
             if str(buffer.scope()) == "local":
-                shape = [tirx.const(_largest(extent, analyzer), str(extent.ty)) for extent in shape]
+                shape = [tirx.const(_largest(extent, analyzer), str(extent.ty)) for extent in full.shape]
+            else:  # what TVM has no bound of is as long as the whole axis
+                ends = zip(full.shape, given.shape, strict=True)
+                shape = [all_of if _exceeds(extent, all_of, analyzer) else extent for extent, all_of in ends]
             image[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), name=str(buffer.name), scope=buffer.scope())
     return found.with_body(replaced(found.body, image))
 
@@ -374,10 +376,12 @@ def _is_wrong(buffer: tirx.Var, given: tirx.Var, analyzer: Any) -> bool:
     than the buffer that was ``given``. A chunk of as many rows as two divisions are apart has any number to TVM."""
     if str(buffer.scope()) == "local":
         return not _is_small(buffer)
-    return any(
-        isinstance(extent, tirx.IntImm) and int(extent) > _largest(whole, analyzer)
-        for extent, whole in zip(buffer.shape, given.shape, strict=True)
-    )
+    return any(_exceeds(*pair, analyzer) for pair in zip(buffer.shape, given.shape, strict=True))
+
+
+def _exceeds(extent: Any, whole: Any, analyzer: Any) -> bool:
+    """Whether an extent is a number that the ``whole`` axis does not reach."""
+    return isinstance(extent, tirx.IntImm) and int(extent) > _largest(whole, analyzer)
 
 
 def _is_small(buffer: tirx.Var) -> bool:

@@ -246,7 +246,13 @@ def _spec(name: str, ty: Any, free: Mapping[str, Free]) -> TensorSpec:
         found = size_of(dim)
         if not isinstance(found, Size):
             return int(found)
-        return free[str(found)] if str(found) in free else Free(str(found), Range(*bounds_of(found.expr)), found.usual)
+        if str(found) in free:
+            return free[str(found)]
+        low, high = bounds_of(found.expr)
+        if low < 0 or high >= 2**31:  # as of a window that ``ceil_mode`` adds for some sizes only
+            raise ModelError(f"the sizes of every output must have bounds that can be derived, but those of {name} "
+                             "have none; fix the size they follow from, as in --shape NAME=1,3,224,224")
+        return Free(str(found), Range(low, high), found.usual)
 
     with scope(free):
         return TensorSpec(name, tuple(size(d) for d in ty.shape), str(ty.dtype))

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend import onnx_agreement, onnx_sizes
+from mlc.frontend import onnx_agreement, onnx_same, onnx_sizes
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
@@ -245,6 +245,7 @@ def _importer_class() -> Any:
             try:
                 if self._free:
                     onnx_agreement.check(op_name, inputs, attrs)
+                    inputs, attrs = onnx_same.padded(self.bb, op_name, inputs, attrs)
                 ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
                 if ours is None and op_name in CONVERTERS:
                     ours = CONVERTERS[op_name](self.bb, inputs, attrs)

@@ -106,6 +106,21 @@ def test_a_mean_over_a_free_size_in_ragged_vectors() -> None:
     _check(_model(("n", 5, 33), body), ("n", 5, 33), _ROWS, target)
 
 
+def test_a_softmax_over_an_axis_of_one_or_two() -> None:
+    """The few rows that a schedule for the smallest sizes keeps have no bound to TVM."""
+    _check(_model((3, "n", 16), "{ y = Softmax<axis=1>(x) }"), (3, "n", 16), ({"n": 1}, {"n": 2}, {"n": 11}),
+           "x86-64-v2")
+
+
+@pytest.mark.parametrize(("body", "kernel"), [
+    ('{ y = Conv<auto_pad="SAME_LOWER", strides=[3, 3]>(x, k) }', (5, 4, 5, 2)),  # some columns are in no window
+    ('{ y = MaxPool<kernel_shape=[3, 3], auto_pad="SAME_UPPER", strides=[3, 2]>(x) }', None),
+], ids=["lower", "upper"])
+def test_windows_around_which_a_free_image_is_padded(body: str, kernel: Sequence[int] | None) -> None:
+    shape = (1, 4, 7, "w")
+    _check(_model(shape, body, {"k": kernel} if kernel else {}), shape, (*_IMAGES, {"w": 1}))
+
+
 def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
     shape = ("n", 4, 10, 16)
     body = "{ y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1]>(x) }"
@@ -146,6 +161,10 @@ def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
     ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
      "corners that are not aligned"),
+    ((1, 3, "h", "w"), '{ y = AveragePool<kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER">(x) }',
+     "must count what lies around it"),
+    ((1, 3, "h", "w"), "{ y = AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[2, 2], ceil_mode=1>(x) }",
+     "sizes of every output must have bounds"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
     weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
