@@ -7,7 +7,17 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
-from mlc.substitution.check.maxima import EXCEEDING, at_least_zero, called, largest, never_zero, vanishes
+from mlc.substitution.check.maxima import (
+    BELOW,
+    CONTRACTING,
+    EXCEEDING,
+    ODD,
+    at_least_zero,
+    called,
+    largest,
+    never_zero,
+    vanishes,
+)
 from mlc.substitution.check.terms import (
     Member,
     Term,
@@ -351,6 +361,15 @@ class Play(Steps):
                             for m in map(renamed, members)):
             self.add(i, part._replace(factor=part.factor * one.factor))
 
+    def do_odd(self, i: int, p: int) -> None:
+        """f(-x) is -f(x)."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        atom = term.atoms[p]
+        need(atom[0] == "call" and atom[1] in ODD, "nothing is known of the opposite")
+        sums = called(atom[1], negated(atom[2]))
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], negated(sums))
+
     def do_square(self, i: int, p: int) -> None:
         """``x * max(x, 0)`` is ``max(x, 0)`` twice: where x is below 0, both are 0."""
         term = self.terms[i]
@@ -418,6 +437,22 @@ class AtLeast(Play):
         else:
             need(atom[0] == "call" and atom[1] in EXCEEDING, "nothing is known to be below it")
             self.put(i, (), atom[2])
+
+    def do_below(self, i: int, function: Any) -> None:
+        """A positive multiple of g(x) is at least that of f(x), where f is never above g."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor > 0, "a negative multiple is not above what is below")
+        need(atom[0] == "call" and (function, atom[1]) in BELOW, "nothing is known to be below it")
+        self.put(i, (), called(function, atom[2]))
+
+    def do_raise(self, i: int) -> None:
+        """A negative multiple of f(x), where f(x) is at most the larger of x and 0, is at least that of the larger."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor < 0, "a positive multiple is not above what is above")
+        need(atom[0] == "call" and atom[1] in CONTRACTING, "nothing is known to be above it")
+        self.put(i, (), called("relu", atom[2]))
 
 
 def _member(body: Sequence[Term]) -> Term:
