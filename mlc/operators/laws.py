@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LAWS", "Laws"]
+__all__ = ["BELOW", "LAWS", "Laws"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Laws:
     - ``positive``: ``f(x) > 0``; hence its reciprocal, root and logarithm are defined.
     - ``zero``: ``f(0) = 0``; hence it commutes with padding by zeros.
     - ``contracts``: ``f(x) <= max(x, 0)``; hence ``max(x, relu(f(x))) = relu(x)``.
+      Where it is not defined it is taken as 0.
     - ``exceeds``: ``f(x) >= x``; hence ``min(x, f(x)) = x``.
 
     ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
@@ -50,3 +51,19 @@ class Laws:
 
 #: by the names of functions: those of the operators that have laws
 LAWS: dict[str, Laws] = {}
+
+#: pairs f, g with f(x) <= g(x) for all x, where a function that is not defined is taken as 0, and why
+BELOW: dict[tuple[str, str], str] = {
+    ("erf", "exp"): "erf is at most 0 up to 0, where exp is above 0, and below 1 from there on, where exp is at "
+                    "least 1",
+    ("tanh", "exp"): "tanh is at most 0 up to 0, where exp is above 0, and below 1 from there on, where exp is at "
+                     "least 1",
+    ("log", "exp"): "log(x) <= x - 1 < exp(x) for x > 0, its tangent at 1; up to 0 it is taken as 0",
+    ("log", "sqrt"): "log(x) = 2 log(sqrt(x)) <= 2/e sqrt(x), as log(y) <= y/e, its tangent at e; up to 0 both are "
+                     "taken as 0",
+    ("tanh", "sqrt"): "for x >= 0 tanh(x) is at most the smaller of x and 1, and sqrt(x) at least that; below 0 tanh "
+                      "is below 0, as which the root is taken",
+    ("erf", "sqrt"): "erf is concave for x >= 0 and below both 2/sqrt(pi) x and 1: up to pi/4 the first is at most "
+                     "sqrt(x); from there to 1, erf(x) <= erf(1) < 0.843 < 0.886 < sqrt(pi/4); then sqrt(x) >= 1; "
+                     "below 0 erf is below 0, as which the root is taken",
+}

@@ -119,8 +119,12 @@ function(
          monotone=True, nonnegative=True, positive=True, exceeds=True),
     relax="exp",
 )
-function("log", np.log, Laws("the derivative 1 / x is positive on the domain", monotone=True, domain="> 0"),
-         relax="log")
+function(
+    "log", np.log,
+    Laws("the derivative 1 / x is positive on the domain; log(x) <= x - 1, its tangent at 1",
+         monotone=True, contracts=True, domain="> 0"),
+    relax="log",
+)
 function(
     "sqrt", np.sqrt,
     Laws("the nonnegative root; the inverse of a growing function on x >= 0",

@@ -43,6 +43,8 @@ class Goal:
         self.steps: list[list[Any]] = []
         #: terms with guards that were looked for, found or not
         self.tried: set[tuple[int, Condition]] = set()
+        #: numbers of the divisors within which no variable has one value any more
+        self.settled: set[int] = set()
         self._count = len(self.terms)
         self._cache: dict[tuple[Condition, ...], Facts] = {}
 

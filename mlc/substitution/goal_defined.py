@@ -12,6 +12,7 @@ from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
 from mlc.substitution.goal_divide import above_zero, add_divisors
+from mlc.substitution.goal_inside import settle_defined
 from mlc.substitution.goal_merge import equal_atoms, plausible
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
@@ -47,8 +48,8 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
         wanted = [n for n in sorted(goal.terms) if n not in goal.new]
         if not wanted:
             return goal.steps
-        if not any(_settle(goal, n, splitting) for splitting in (False, True) for n in wanted) and not any(
-                [_factors(goal, n) for n in sorted(goal.terms)]) and not _parts_known(goal):
+        if not (any(_settle(goal, n, splitting) for splitting in (False, True) for n in wanted)
+                or any([_factors(goal, n) for n in sorted(goal.terms)]) or settle_defined(goal) or _parts_known(goal)):
             raise Stuck(f"the target may be undefined where the source is not: {goal.show(goal.terms[wanted[0]])}")
     raise Stuck("too many cases")
 

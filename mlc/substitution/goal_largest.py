@@ -7,10 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
-from mlc.operators.laws import LAWS
+from mlc.operators.laws import BELOW, LAWS
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_divide import guesses, kinds_of, replace_term
-from mlc.substitution.maxima import largest
+from mlc.substitution.maxima import largest, made
 from mlc.substitution.normal import (
     Function,
     Largest,
@@ -23,7 +23,7 @@ from mlc.substitution.normal import (
     substituted,
 )
 
-__all__ = ["choose_largest", "lower_one", "rewrite_largest"]
+__all__ = ["choose_largest", "lower_one", "rewrite_largest", "turn_odd"]
 
 #: members of a maximum that is looked at, choices in a goal, and what is tried at one stand
 _MEMBERS, _CHOICES, _TRIES = 6, 4, 4
@@ -124,6 +124,8 @@ def _none_above(goal: Goal, term: Term, atom: Largest, value: _Value, at_least: 
 def lower_one(goal: Goal) -> bool:
     """Puts something that is not above it in place of a term, such that it may cancel another one."""
     kinds = [kinds_of(term) for term in goal.terms.values()]
+    if _compare(goal):
+        return True
     for number in sorted(goal.terms):
         term = goal.terms[number]
         if term.factor <= 0 or len(term.atoms) != 1:
@@ -139,6 +141,42 @@ def lower_one(goal: Goal) -> bool:
             goal.step("lower", number, 0, [], [])
             replace_term(goal, number, (), atom.arg)
             return True
+    return False
+
+
+def _compare(goal: Goal) -> bool:
+    """Puts f(x) in place of g(x) beside a negative multiple of f(x), or the larger of x and 0 in place of one that is
+    taken away, by what is known of the functions."""
+    calls = {number: term.atoms[0] for number, term in sorted(goal.terms.items())
+             if len(term.atoms) == 1 and isinstance(term.atoms[0], Function)}
+    taken = {number: atom for number, atom in calls.items() if goal.terms[number].factor < 0}
+    fresh = goal.expander.fresh
+    for number, atom in calls.items():
+        for other in taken.values() if goal.terms[number].factor > 0 else ():
+            if (other.name, atom.name) in BELOW:
+                goal.step("below", number, other.name)
+                replace_term(goal, number, (), made(other.name, atom.arg, fresh))
+                return True
+    for number, atom in taken.items():
+        if atom.name in LAWS and LAWS[atom.name].contracts:
+            goal.step("raise", number)
+            replace_term(goal, number, (), made("relu", atom.arg, fresh))
+            return True
+    return False
+
+
+def turn_odd(goal: Goal) -> bool:
+    """Puts -f(x) in place of f(-x), of the two x the one whose first product is positive; False where there is none."""
+    for number in sorted(goal.terms):
+        term = goal.terms[number]
+        for place, atom in enumerate(term.atoms):
+            if (isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].odd and atom.arg
+                    and min(atom.arg, key=lambda each: str(each.atoms)).factor < 0):
+                goal.step("odd", number, place)
+                sums = made(atom.name, tuple(replace(t, factor=-t.factor) for t in atom.arg), goal.expander.fresh)
+                replace_term(goal, number, (*term.atoms[:place], *term.atoms[place + 1:]),
+                             [replace(t, factor=-t.factor) for t in sums])
+                return True
     return False
 
 

@@ -14,7 +14,8 @@ from mlc.substitution.change_of_variables import covers, inverse_of, mappings, s
 from mlc.substitution.entailment import Facts
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_divide import multiply_one
-from mlc.substitution.goal_largest import choose_largest, lower_one, rewrite_largest
+from mlc.substitution.goal_inside import settle_inside
+from mlc.substitution.goal_largest import choose_largest, lower_one, rewrite_largest, turn_odd
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, negations, substituted
@@ -41,7 +42,8 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
         try:
             _merge_one(goal)
         except Stuck:
-            if not rewrite_largest(goal) and not multiply_one(goal) and not choose_largest(goal, prove_at_least):
+            if not (settle_inside(goal) or turn_odd(goal) or rewrite_largest(goal) or multiply_one(goal)
+                    or choose_largest(goal, prove_at_least)):
                 raise
         while simplify_all(goal):
             settle_context(goal)

@@ -22,7 +22,7 @@ from mlc.substitution.normal import (
 )
 from mlc.substitution.quotients import divided, resolve
 
-__all__ = ["settle_context", "simplify_all"]
+__all__ = ["fix", "settle_context", "simplify_all"]
 
 
 def settle_context(goal: Goal) -> None:
@@ -107,7 +107,7 @@ def _simplify(goal: Goal, number: int) -> bool:
         goal.step("drop", number, goal.witness_text(witness, term.variables) if witness is not None else None)
         del goal.terms[number]
         return True
-    return (_resolve(goal, number, term, facts) or _fix(goal, number, term, facts) or _count_free(goal, number, term)
+    return (_resolve(goal, number, term, facts) or fix(goal, number, term, facts) or _count_free(goal, number, term)
             or _tighten(goal, number, term) or _split_nested(goal, number, term, facts))
 
 
@@ -169,7 +169,7 @@ def _tighten(goal: Goal, number: int, term: Term) -> bool:
     return False
 
 
-def _fix(goal: Goal, number: int, term: Term, facts: Facts) -> bool:
+def fix(goal: Goal, number: int, term: Term, facts: Facts) -> bool:
     """Replaces a variable that the guards leave one value."""
     for name in term.variables:
         for value in _values(term, name):

@@ -134,6 +134,20 @@ class Cover(Steps):
         self.terms[self.next] = self.divisors[-1]
         self.next += 1
 
+    def do_inside(self, i: int, p: int, steps: Any) -> None:
+        """Defined is a function of a sum where it is of the same sum, rewritten; it stays one demand."""
+        term, facts, _ = self.at(i)
+        [atom] = term.atoms
+        need(p == 0 and atom[0] == "call", "only a function is of something")
+        argument = collected(self.rewritten(term.names, facts, atom[2], steps))
+        self.terms[i] = term._replace(atoms=(("call", atom[1], argument),))
+
+    def do_divisor_inside(self, j: int, steps: Any) -> None:
+        """So the function of that sum is defined where the source is."""
+        super().do_divisor_inside(j, steps)
+        self.terms[self.next] = self.divisors[-1]
+        self.next += 1
+
     def do_positive(self, i: int, k: int, mapping: Any, guards: Any) -> None:
         """What the reciprocal is of is plainly above 0."""
         need(i in self.wanted, "only what the target demands is to be shown")

@@ -15,8 +15,8 @@ from typing import Any
 from mlc.substitution.check.integers import need, positive, spend
 from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
 
-__all__ = ["CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "POSITIVE", "VANISHING", "ZERO",
-           "at_least_zero", "called", "largest", "never_zero", "vanishes"]
+__all__ = ["BELOW", "CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "ODD", "POSITIVE", "VANISHING",
+           "ZERO", "at_least_zero", "called", "largest", "never_zero", "vanishes"]
 
 _MOST_MEMBERS = 48
 _ONE = Term(Fraction(1), (), (), ())
@@ -34,10 +34,14 @@ NONNEGATIVE = POSITIVE | {"sqrt"}
 ZERO = frozenset({"tanh", "erf"})
 #: f(0) = 0; so it is of the reciprocal, as it is continued
 VANISHING = ZERO | {"sqrt", "1/"}
-#: f(x) <= max(x, 0)
-CONTRACTING = frozenset({"tanh"})
+#: f(-x) = -f(x)
+ODD = frozenset({"tanh", "erf"})
+#: f(x) <= max(x, 0); so it is of the logarithm, as it is continued by 0
+CONTRACTING = frozenset({"tanh", "log"})
 #: f(x) >= x
 EXCEEDING = frozenset({"exp"})
+#: f(x) <= g(x), both continued by 0
+BELOW = frozenset({("erf", "exp"), ("tanh", "exp"), ("log", "exp"), ("log", "sqrt"), ("tanh", "sqrt"), ("erf", "sqrt")})
 
 
 def called(function: str, argument: Sequence[Term]) -> list[Term]:

@@ -7,11 +7,22 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
-from mlc.substitution.check.maxima import EXCEEDING, at_least_zero, largest, never_zero, vanishes
+from mlc.substitution.check.maxima import (
+    BELOW,
+    CONTRACTING,
+    EXCEEDING,
+    ODD,
+    at_least_zero,
+    called,
+    largest,
+    never_zero,
+    vanishes,
+)
 from mlc.substitution.check.terms import (
     Member,
     Term,
     changed,
+    collected,
     divisor_of,
     fresh_name,
     inequalities,
@@ -172,6 +183,51 @@ class Steps:
         whole = Term(Fraction(1), (), (), (divisor_of(part) or part,))
         self.divisors.append(divisor._replace(atoms=(("call", "1/", (whole,)),)))
 
+    # --- within atoms ------------------------------------------------------------------------------------------------
+
+    def put(self, i: int, atoms: Sequence[Any], sums: Sequence[Term]) -> None:
+        """The term with a sum beside ``atoms``, which are all that it keeps."""
+        term = self.terms.pop(i)
+        for part in map(refreshed, sums):
+            self.add(i, make_term(term.factor * part.factor, (*term.names, *part.names),
+                                  (*term.guards, *part.guards), (*atoms, *part.atoms)))
+
+    def do_inside(self, i: int, p: int, steps: Any) -> None:
+        """Atom p of the term is the same of what it is of, rewritten under the term's guards."""
+        term, facts, _ = self.at(i)
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        atom, sums = term.atoms[p], list[Term]()
+        if atom[0] == "call":
+            argument = self.rewritten(term.names, facts, atom[2], steps)
+            if atom[1] == "1/":
+                sums = reciprocal(argument)
+            elif atom[1]:
+                sums = called(atom[1], argument)
+            else:  # a member of a maximum
+                sums = [_member(collected(argument))]
+        else:
+            need(atom[0] == "max", "only functions and maxima are of something")
+            members = [_member(m.body)._replace(names=m.names, guards=m.guards) for m in map(renamed, atom[1])]
+            found = self.rewritten(term.names, facts, members, steps)
+            sums = largest(Member(t.names, t.guards, t.atoms[0][2]) for t in found)
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
+
+    def do_divisor_inside(self, j: int, steps: Any) -> None:
+        """What divisor j is of, rewritten under its guards: a divisor more."""
+        need(type(j) is int and 0 <= j < len(self.divisors), "there is no such divisor")
+        divisor = self.divisors[j]
+        [(_, function, argument)] = divisor.atoms
+        facts = [*self.facts, *inequalities(divisor.guards)]
+        more = ("call", function, collected(self.rewritten(divisor.names, facts, argument, steps)))
+        self.divisors.append(divisor._replace(atoms=(more,)))
+
+    def rewritten(self, names: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term], steps: Any
+                  ) -> tuple[Term, ...]:
+        """The same sum, for all values of ``names`` that the facts admit."""
+        inner = Inside(self.sizes, [*self.context, *names], facts, terms, self.divisors, self.depth + 1)
+        inner.run(steps)
+        return tuple(inner.terms.values())
+
     # --- atoms that are equal ----------------------------------------------------------------------------------------
 
     def same(self, facts: Sequence[Expr], names: Sequence[str], a: Any, b: Any, proof: Any) -> None:
@@ -228,6 +284,18 @@ class Steps:
         moved = substituted(Term(Fraction(1), (), there.guards, (("call", "", there.body),)), values)
         implied(moved.guards, guards, facts, read)
         return tuple(map(refreshed, moved.atoms[0][2]))
+
+
+class Inside(Steps):
+    """Rewrites what an atom is of, or the members of a maximum, each of them a term: by the steps alone that leave as
+    many terms, each of them what it is, and every range of a member some values."""
+
+    def run(self, steps: Sequence[Any]) -> None:
+        need(all(step[0] in ("fix", "inside") for step in steps), "within an atom, variables are fixed and no more")
+        super().run(steps)
+
+    def end(self) -> None:
+        """Whatever the sum is, the atom is of that."""
 
 
 class Play(Steps):
@@ -293,6 +361,15 @@ class Play(Steps):
                             for m in map(renamed, members)):
             self.add(i, part._replace(factor=part.factor * one.factor))
 
+    def do_odd(self, i: int, p: int) -> None:
+        """f(-x) is -f(x)."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        atom = term.atoms[p]
+        need(atom[0] == "call" and atom[1] in ODD, "nothing is known of the opposite")
+        sums = called(atom[1], negated(atom[2]))
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], negated(sums))
+
     def do_square(self, i: int, p: int) -> None:
         """``x * max(x, 0)`` is ``max(x, 0)`` twice: where x is below 0, both are 0."""
         term = self.terms[i]
@@ -319,13 +396,6 @@ class Play(Steps):
             inner = [*self.context, *term.names, *member.names], [*facts, *inequalities(member.guards)]
             AtLeast(self.sizes, *inner, self.divisors, value, member.body, self.depth + 1).run(steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
-
-    def put(self, i: int, atoms: Sequence[Any], sums: Sequence[Term]) -> None:
-        """The term with a sum beside ``atoms``, which are all that it keeps."""
-        term = self.terms.pop(i)
-        for part in map(refreshed, sums):
-            self.add(i, make_term(term.factor * part.factor, (*term.names, *part.names),
-                                  (*term.guards, *part.guards), (*atoms, *part.atoms)))
 
     def do_merge(self, i: int, j: int, mapping: Any, inverse: Any, forth: Any, back: Any, pairing: Any, equal: Any
                  ) -> None:
@@ -367,6 +437,27 @@ class AtLeast(Play):
         else:
             need(atom[0] == "call" and atom[1] in EXCEEDING, "nothing is known to be below it")
             self.put(i, (), atom[2])
+
+    def do_below(self, i: int, function: Any) -> None:
+        """A positive multiple of g(x) is at least that of f(x), where f is never above g."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor > 0, "a negative multiple is not above what is below")
+        need(atom[0] == "call" and (function, atom[1]) in BELOW, "nothing is known to be below it")
+        self.put(i, (), called(function, atom[2]))
+
+    def do_raise(self, i: int) -> None:
+        """A negative multiple of f(x), where f(x) is at most the larger of x and 0, is at least that of the larger."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor < 0, "a positive multiple is not above what is above")
+        need(atom[0] == "call" and atom[1] in CONTRACTING, "nothing is known to be above it")
+        self.put(i, (), called("relu", atom[2]))
+
+
+def _member(body: Sequence[Term]) -> Term:
+    """A sum as the only atom of a term."""
+    return Term(Fraction(1), (), (), (("call", "", tuple(body)),))
 
 
 def _part(terms: Sequence[Term], path: Sequence[Any]) -> Any:

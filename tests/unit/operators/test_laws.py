@@ -7,13 +7,15 @@ from cases import MAKERS
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, PRIME, REAL, STRICT, Arithmetic
 from mlc.operators.evaluate import evaluate
-from mlc.operators.laws import LAWS
+from mlc.operators.laws import BELOW, LAWS
+from mlc.substitution.check.maxima import BELOW as BELOW_GRANTED
 from mlc.substitution.check.maxima import (
     CONTRACTING,
     EXCEEDING,
     GROWING,
     IDEMPOTENT,
     NONNEGATIVE,
+    ODD,
     POSITIVE,
     VANISHING,
     ZERO,
@@ -94,6 +96,34 @@ def test_laws_hold(function: str, arithmetic: Arithmetic) -> None:
         np.testing.assert_array_equal(arithmetic.call(function, zero), zero)
 
 
+def continued(function: str, x: np.ndarray) -> np.ndarray:
+    """The function, and 0 where it is not defined, as proofs take it."""
+    domain = LAWS[function].domain
+    inside = x > 0 if domain == "> 0" else x >= 0 if domain else np.ones(x.shape, dtype=bool)
+    values = np.zeros_like(x)
+    values[inside] = REAL.call(function, x[inside])
+    return values
+
+
+#: dense about 0 and 1, where two functions come nearest, and far out; exp(50) is about 5e21
+DENSE = np.unique(np.concatenate([np.linspace(-4, 4, 40_001), np.linspace(-50, 50, 2_001),
+                                  *(sign * np.geomspace(1e-12, 50, 4_001) for sign in (-1, 1))]))
+
+
+@pytest.mark.parametrize("lower, upper", sorted(BELOW))
+def test_one_function_is_never_above_the_other(lower: str, upper: str) -> None:
+    assert np.all(continued(lower, DENSE) <= continued(upper, DENSE))
+
+
+@pytest.mark.parametrize("function", sorted(set(LAWS) - {"relu"}))
+def test_laws_about_a_functions_argument_hold_at_every_number(function: str) -> None:
+    """Also where the function is taken as 0; and what is no law is seen not to be one."""
+    values = continued(function, DENSE)
+    assert np.all(values <= np.maximum(DENSE, 0)) == LAWS[function].contracts
+    assert np.all(values >= DENSE) == LAWS[function].exceeds
+    assert np.array_equal(continued(function, -DENSE), -values) == LAWS[function].odd
+
+
 @pytest.mark.parametrize("function", OPAQUE)
 def test_a_function_of_the_field_is_not_additive(function: str) -> None:
     """What holds in no law must not hold by accident: sums, products and the function itself are told apart."""
@@ -110,9 +140,11 @@ def test_a_function_of_the_field_is_not_additive(function: str) -> None:
 def test_checker_grants_what_the_laws_say() -> None:
     """The checker of certificates has facts of its own, so that a slip in the table cannot make it believe a proof."""
     granted = {"grows": GROWING, "idempotent": IDEMPOTENT, "nonnegative": NONNEGATIVE, "positive": POSITIVE,
-               "zero": ZERO, "contracts": CONTRACTING, "exceeds": EXCEEDING}
+               "zero": ZERO, "odd": ODD,
+               "contracts": CONTRACTING, "exceeds": EXCEEDING}
     for law, functions in granted.items():
         # what relu is, a maximum, is known of it besides
         assert {name for name, laws in LAWS.items() if getattr(laws, law)} - {"relu"} == functions
+    assert set(BELOW) == BELOW_GRANTED
     for name in VANISHING - {"1/"}:
         assert REAL.call(name, np.zeros(1)) == 0

@@ -19,7 +19,7 @@ from typing import Any
 import z3
 
 from mlc.operators.index import Condition, Poly, Symbol
-from mlc.operators.laws import LAWS
+from mlc.operators.laws import BELOW, LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.compose import compose
 from mlc.substitution.refute import at_sizes, draw_sizes
@@ -230,10 +230,13 @@ def _function(name: str, argument: Any) -> Any:
 def _laws(calls: Sequence[tuple[str, Any]]) -> list[Any]:
     """What the laws of functions say of the arguments that they have."""
     said: list[Any] = []
+    names = {name for name, _ in calls}
     for name, x in calls:
         laws, value = LAWS[name], _function(name, x)
         said += [value >= 0] * laws.nonnegative + [value > 0] * laws.positive + [value >= x] * laws.exceeds
         said += [z3.Implies(x == 0, value == 0)] * laws.zero + [value <= _larger(x, z3.RealVal(0))] * laws.contracts
+        said += [_function(name, -x) == -value] * laws.odd
+        said += [_function(f, x) <= _function(g, x) for f, g in BELOW if name in (f, g) and {f, g} <= names]
         if laws.grows:
             said += [z3.Implies(x <= y, value <= _function(name, y)) for other, y in calls if other == name]
             # 0 is an argument too where a maximum with it is one

@@ -63,6 +63,13 @@ RIGHT = {
     "softmax of one column = sum(softmax(a))": rule([f"mean a {SUM}", "softmax %0 axis=1"],
                                                     ["softmax a axis=1", f"sum %0 {SUM}"]),
     "min(a, exp(a)) = a": rule(["exp a", "minimum a %0"], ["a"]),
+    "ab / ab = b/b, of one product": rule(["matmul a b", "div %0 %0"], ["div b b"], a=[1, 1], b=[1, "k"]),
+    "(aa)^2 / (aa)^2 = a/a, of one element": rule(["matmul a a", "matmul %0 %0", "div %1 %1"], ["div a a"], a=[1, 1]),
+    "erf(aa) / erf(aa) = a/a, of one element": rule(["matmul a a", "erf %0", "div %1 %1"], ["div a a"], a=[1, 1]),
+    "1/(aa) / 1/(aa) = a/a, of one element": rule(["matmul a a", "reciprocal %0", "div %1 %1"], ["div a a"], a=[1, 1]),
+    "a plus its sum, of one column": rule([f"sum a {SUM}", "add a %0", "div %1 %1"], ["div a a"], a=["m", 1]),
+    "a plus its largest, of one column": rule([f"max a {SUM}", "add a %0", "div %1 %1"], ["div a a"], a=["m", 1]),
+    "max(a, its mean), of one column": rule([f"mean a {SUM}", "maximum a %0", "div %1 %1"], ["div a a"], a=["m", 1]),
 }
 #: right of values, but not defined where the source is; or of other values
 WRONG = {
@@ -87,7 +94,15 @@ WRONG = {
     "max(a) = a, of two elements": rule([f"max a {SUM}"], [f"mean a {SUM}"], a=["m", 2]),
     "max(a, exp(a)) is not a": rule(["exp a", "maximum a %0"], ["a"]),
     "min(a, tanh(a)) is not a": rule(["tanh a", "minimum a %0"], ["a"]),
+    "a plus its sum, of two columns": rule([f"sum a {SUM}", "add a %0", "div %1 %1"], ["div a a"], a=["m", 2]),
+    "a plus its largest, of two columns": rule([f"max a {SUM}", "add a %0", "div %1 %1"], ["div a a"], a=["m", 2]),
+    "max(a, its mean), of two columns": rule([f"mean a {SUM}", "maximum a %0", "div %1 %1"], ["div a a"], a=["m", 2]),
+    "the sum alone, of one column": rule([f"sum a {SUM}", "add a %0", "div %1 %1"], ["reciprocal a"], a=["m", 1]),
 }
+#: right rules of one column, and the wrong ones of two
+COLUMNS = {"a plus its sum, of one column": "a plus its sum, of two columns",
+           "a plus its largest, of one column": "a plus its largest, of two columns",
+           "max(a, its mean), of one column": "max(a, its mean), of two columns"}
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -130,7 +145,7 @@ def steps_of(name):
     step[0] in ("unit", "nonzero", "largest") for step in steps_of(name))])
 def test_no_step_can_be_left_out(name):
     for place, (word, *_) in enumerate(steps_of(name)):
-        if word == "nonzero":  # which may be of a divisor that is not used
+        if word in ("nonzero", "divisor inside"):  # which may be of a divisor that is not used
             continue
         with pytest.raises(CertificateError):
             check(attacked(name, lambda steps, place=place: steps.pop(place)))
@@ -141,6 +156,60 @@ def moved(wrong, right, steps):
     certificate = copy.deepcopy(dict(certified(right).certificate)) | {"rule": content_hash(wrong)}
     certificate["outputs"][0]["steps"] = steps
     return dump_rule(replace(wrong, certificate=json.loads(json.dumps(certificate))))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_variable_of_two_values_is_not_fixed_inside(name):
+    """A proof for one column is none for two."""
+    with pytest.raises(CertificateError):
+        check(moved(WRONG[COLUMNS[name]], RIGHT[name], steps_of(name)))
+
+
+def inner(steps):
+    """Every list of steps that others have inside."""
+    for step in steps:
+        if step[0] in ("inside", "divisor inside"):
+            yield step[-1]
+            yield from inner(step[-1])
+
+
+@pytest.mark.parametrize("name", [name for name in RIGHT if any(inner(steps_of(name)))])
+def test_no_step_inside_can_be_left_out_or_be_another(name):
+    """Those for values; what is divided by may be rewritten for nothing."""
+    def all_of(steps):
+        return list(inner([step for step in steps if step[0] == "inside"]))
+
+    for place, found in enumerate(all_of(steps_of(name))):
+        for k, step in enumerate(found):
+            with pytest.raises(CertificateError):
+                check(attacked(name, lambda steps, place=place, k=k: all_of(steps)[place].pop(k)))
+            if step[0] == "fix":
+                for value in ("1", "-1", "$0", "@0+1"):
+                    with pytest.raises(CertificateError):
+                        check(attacked(name, lambda steps, place=place, k=k, value=value:
+                                       all_of(steps)[place][k].__setitem__(3, value)))
+
+
+@pytest.mark.parametrize("step", [
+    ["drop", 0, None], ["drop", 0, []], ["split", 0, "@0", ">="], ["guard", 0, "0", ">=", [[]]], ["count", 0, 0, []],
+    ["merge", 0, 0, [], [], [], [], [], []], ["context split", 0, "1", []], ["context fact", "0", []],
+    ["divide variable", 0, 0, "1", []], ["division", 0, "0//1", "0", [], []], ["unit", 0, 0, [], []],
+    ["nonzero", 0, [0, 0]], ["divisor inside", 0, []], ["put", 0, [], []], ["inside", 0, 0, []], ["inside", 0, -1, []],
+    ["inside", 0, True, []], ["inside", 0, 9, []], ["fix", 0, 0, "0", [], []],
+])
+def test_inside_variables_are_fixed_and_no_more(step):
+    name = "a plus its sum, of one column"
+    with pytest.raises(CertificateError):
+        check(attacked(name, lambda steps: next(inner(steps)).insert(0, step)))
+
+
+@pytest.mark.parametrize("step", [["inside", 0, 0, []], ["inside", 0, -1, []], ["inside", 0, True, []],
+                                  ["inside", -1, 0, []], ["divisor inside", -1, []], ["divisor inside", True, []],
+                                  ["divisor inside", 9, []]])
+def test_inside_of_nothing_is_nothing(step):
+    right = rule(["add a b"], ["add b a"])
+    with pytest.raises(CertificateError):
+        check(moved(right, right, [step, *certified(right).certificate["outputs"][0]["steps"]]))
 
 
 SAME = [[[], []], [[], []]]
