@@ -43,7 +43,7 @@ _LANES, _WARPS = 32, hopper.WARPGROUP // 32
 #: that a thread has at most when a block of three warpgroups begins, from how many sums on two of these take over what
 #: the third, which copies, leaves, and how many a thread of either has then: together no more than all begin with, or
 #: they would wait for ever, and no fewer, since an epilogue like GELU's takes some 60 beside the sums
-_BEGIN, _HANDED_ON, FEW_REGISTERS, MANY_REGISTERS = 168, 128, 40, 232
+_BEGIN, _HANDED_ON, FEW_REGISTERS, MANY_REGISTERS = 168, 96, 40, 232
 _SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 

@@ -190,7 +190,8 @@ def test_results_of_16_bits_leave_in_boxes_or_16_bytes_at_a_time(dtype: str, wha
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("what", "boxed", "rows", "columns"), [("gelu", 1, 128, 256), ("gelu", 1, 256, 128), ("residual", 0, 128, 256)])
+    ("what", "boxed", "rows", "columns"),
+    [("gelu", 1, 128, 256), ("gelu", 1, 256, 128), ("gelu", 1, 128, 192), ("residual", 0, 128, 256)])
 def test_large_tiles_with_epilogues_spill_nothing(what: str, boxed: int, rows: int, columns: int) -> None:
     case = epilogue_case(SPACE.name, what, (2048, 2048, 1024), "float16")
     decisions = tile(block_m=rows, block_n=columns, consumers=2, stages=4, boxed=boxed, persistent=1)
