@@ -5,8 +5,9 @@ TVM's pass for memory of scope ``warp`` rewrites the first such buffer of a kern
 which are then 32 times too large and lie in the stack. It is run until none is left, and what it leaves of an element's
 thread in an index is worked out: an array whose index depends on the thread is no register.
 
-CUDA's compiler keeps to 128 registers a thread where two blocks of 256 threads could then run on a multiprocessor, and
-spills rather than take more, though the shared memory of such a block may leave no room for a second. There it is told.
+CUDA's compiler keeps to 128 registers a thread where two blocks of 256 threads could then run on a multiprocessor, or
+to 72 where seven of 128 could, and spills rather than take more, though the shared memory of such a block may leave no
+room for a second, or the grid have none. There it is told.
 """
 
 from __future__ import annotations
@@ -134,13 +135,24 @@ def _bytes(buffer: tirx.Buffer) -> int:
     return prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8
 
 
+def _blocks(func: tirx.PrimFunc) -> int | None:
+    """Blocks of a kernel's grid; None where the number is not known yet."""
+    found: dict[str, Any] = {}
+    walk(func.body, (tirx.AttrStmt, lambda stmt: found.update({stmt.node.thread_tag: stmt.value})
+                     if stmt.attr_key == "thread_extent" else None))
+    extents = [extent for tag, extent in found.items() if tag.startswith("blockIdx")]
+    return prod(map(int, extents)) if all(isinstance(extent, tirx.IntImm) for extent in extents) else None
+
+
 def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with all registers of a multiprocessor, where its shared memory lets no second block run beside it."""
+    """The kernel with all registers of a multiprocessor, where no second block runs beside one: there are no more
+    blocks than multiprocessors, or shared memory has no room."""
     target, shared = func.attrs.get("target"), dynamic_shared(func)
     if target is None or not shared:
         return func
-    gpu = gpu_machine(target)
-    return func.with_attr(_LEAST_BLOCKS, 1) if gpu.resident(gpu.warp, 1, shared) == 1 else func
+    gpu, blocks = gpu_machine(target), _blocks(func)
+    alone = (blocks is not None and blocks <= gpu.multiprocessors) or gpu.resident(gpu.warp, 1, shared) == 1
+    return func.with_attr(_LEAST_BLOCKS, 1) if alone else func
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

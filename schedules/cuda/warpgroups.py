@@ -40,9 +40,10 @@ _BOX_BYTES, _BOXES = _SLICE_ROWS * hopper.SWIZZLE_BYTES, 2
 #: bytes that a thread stores at once at most
 _PIECE = 16
 _LANES, _WARPS = 32, hopper.WARPGROUP // 32
-#: sums from which on two warpgroups that multiply take registers over from the one that copies, and how many a thread
-#: of either has then: together no more than a kernel of so many sums begins with, or they would wait for ever
-_HANDED_ON, FEW_REGISTERS, MANY_REGISTERS = 128, 40, 184
+#: that a thread has at most when a block of three warpgroups begins, from how many sums on two of these take over what
+#: the third, which copies, leaves, and how many a thread of either has then: together no more than all begin with, or
+#: they would wait for ever, and no fewer, since an epilogue like GELU's takes some 60 beside the sums
+_BEGIN, _HANDED_ON, FEW_REGISTERS, MANY_REGISTERS = 168, 96, 40, 232
 _SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
@@ -79,7 +80,7 @@ class GroupTile:
     def registers(self) -> int:
         """Of a thread when the kernel begins, about: the sums and what addresses and the epilogue take, as far as a
         block of three warpgroups may have them."""
-        return min(self.sums + 64, 168 if self.consumers == 2 else 255)
+        return min(self.sums + 64, _BEGIN if self.consumers == 2 else 255)
 
     @property
     def hands_on(self) -> bool:

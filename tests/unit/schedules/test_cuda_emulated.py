@@ -28,7 +28,7 @@ def test_blocks_stay_within_their_limits(name: str) -> None:
     func = BY_NAME[name].func()
     source = cuda_emulator.cuda_source(best_seed(registry.find(func, TARGET), func, TARGET).mod["main"], TARGET)
     for kernel in source.split('extern "C" __global__')[1:]:
-        assert int(re.search(r"__launch_bounds__\((\d+)\)", kernel)[1]) <= 1024
+        assert int(re.search(r"__launch_bounds__\((\d+)", kernel)[1]) <= 1024
         shared = re.findall(r"__shared__ alignas\(64\) float \w+\[(\d+)\]", kernel)
         assert sum(int(n) * 4 for n in shared) <= 48 * 1024
 

@@ -143,18 +143,31 @@ def test_sums_of_the_operands_type_take_the_place_of_one_ring() -> None:
 
 def test_a_block_that_is_alone_may_use_all_registers() -> None:
     """CUDA's compiler would keep to 128 for a second one, and spill."""
-    case = product_case("few", (400, 2048), (2048, 48), "float16", "float32")
-    alone = decisions_of(block_n=256, warp_n=64, stages=5, split_k=4, panel=4)
+    few = product_case("few", (400, 2048), (2048, 48), "float16", "float32")
+    many = product_case("many", (16384, 2048), (2048, 48), "float16", "float32")
+    large = decisions_of(block_n=256, warp_n=64, stages=5, split_k=4, panel=4)
 
-    def source(decisions: dict[str, int], target: tvm.target.Target) -> str:
+    def source(case: Case, decisions: dict[str, int], target: tvm.target.Target) -> str:
         return cuda_emulator.cuda_source(schedule_with(SPACE, case.func(), target, decisions).mod["main"], target)
 
-    assert "__launch_bounds__(256, 1) " in source(alone, AMPERE)
-    assert "__launch_bounds__(256) " in source(alone, HOPPER), "there is room for two"
-    assert "__launch_bounds__(256) " in source({**alone, "stages": 2}, AMPERE)
+    assert "__launch_bounds__(256, 1) " in source(many, large, AMPERE)
+    assert "__launch_bounds__(256) " in source(many, large, HOPPER), "there is room for two"
+    assert "__launch_bounds__(256) " in source(many, {**large, "stages": 2}, AMPERE)
+    assert "__launch_bounds__(256, 1) " in source(few, large, HOPPER), "there is room for two, but none comes"
     if shutil.which("nvcc"):
-        (kernel,) = compiled(schedule_with(SPACE, case.func(), AMPERE, alone).mod["main"], AMPERE)
+        (kernel,) = compiled(schedule_with(SPACE, few.func(), AMPERE, large).mod["main"], AMPERE)
         assert kernel.registers > 128 and kernel.stack_bytes == kernel.spilled_bytes == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize("filters", [24, 40])
+def test_a_seed_of_a_small_image_spills_nothing(filters: int) -> None:
+    """CUDA's compiler would keep to 72 registers for seven blocks of 128 threads, of which there are two in all."""
+    sch, _ = first_seed(SPACE, Image((1, 9, 11, 3), filters, pad=1).case("first layer").func(), AMPERE)
+    (kernel,) = compiled(sch.mod["main"], AMPERE)
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        assert not kernel.count("LDL") and not kernel.count("STL")
 
 
 def test_seeds_fill_the_gpu() -> None:

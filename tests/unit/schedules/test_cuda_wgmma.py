@@ -189,16 +189,32 @@ def test_results_of_16_bits_leave_in_boxes_or_16_bytes_at_a_time(dtype: str, wha
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("what", "boxed"), [("gelu", 1), ("residual", 0)])
-def test_large_tiles_with_epilogues_spill_nothing(what: str, boxed: int) -> None:
+@pytest.mark.parametrize(
+    ("what", "boxed", "rows", "columns"),
+    [("gelu", 1, 128, 256), ("gelu", 1, 256, 128), ("gelu", 1, 128, 192), ("residual", 0, 128, 256)])
+def test_large_tiles_with_epilogues_spill_nothing(what: str, boxed: int, rows: int, columns: int) -> None:
     case = epilogue_case(SPACE.name, what, (2048, 2048, 1024), "float16")
-    decisions = tile(block_m=128, block_n=256, consumers=2, stages=4, boxed=boxed, persistent=1)
-    func = scheduled(case, decisions)
-    shared = DynamicShared()
-    (kernel,) = kernels(cuda_emulator.cuda_source(func, HOPPER, [shared]), "sm_90a", shared.bytes)
+    decisions = tile(block_m=rows, block_n=columns, consumers=2, stages=4, boxed=boxed, persistent=1)
+    kernel = compiled(scheduled(case, decisions))
     assert kernel.stack_bytes == kernel.spilled_bytes == 0 and not kernel.serialised and kernel.blocks
+    assert kernel.registers * 3 >= FEW_REGISTERS + 2 * MANY_REGISTERS
     if find_nvdisasm():
+        assert kernel.count("USETMAXREG") and not kernel.count("LDL") and not kernel.count("STL")
         assert kernel.count("STG") == kernel.count("STG.E.128") and bool(kernel.count("UTMASTG")) == bool(boxed)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [False, True])
+def test_no_seed_of_a_product_with_gelu_spills(transposed: bool) -> None:
+    func = epilogue_case(SPACE.name, "gelu", (4096, 4096, 4096), "float16", transposed=transposed).func()
+    seeds = [dict(decisions) for decisions in SPACE.seeds(func, HOPPER)]
+    assert any(seed["block_m"] == 256 for seed in seeds), "two parts of a warpgroup, results of both in registers"
+    for decisions in seeds:
+        kernel = compiled(schedule_with(SPACE, func, HOPPER, decisions).mod["main"])
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0 and not kernel.serialised and kernel.blocks, decisions
+        if find_nvdisasm():
+            assert kernel.count("HGMMA") and not kernel.count("LDL") and not kernel.count("STL"), decisions
 
 
 def test_who_may_store_boxes() -> None:
