@@ -197,7 +197,7 @@ def test_rules_of_other_ranks_and_operators_are_left_out() -> None:
 @pytest.mark.parametrize("operators", [
     {("matmul", 2), ("add", 2), ("mul", 2), ("sigmoid", 2)}, {("conv2d", 4), ("relu", 4), ("add", 4), ("mean", 4)},
     {("matmul", 3), ("softmax", 3), ("transpose", 3), ("layer_norm", 3)}, {("reshape", 2), ("concat", 3)}, set(),
-], ids=str)
+], ids=lambda operators: "+".join(sorted(name for name, _ in operators)) or "none")
 def test_rules_that_are_not_made_ready_would_not_apply(operators: set[tuple[str, int]]) -> None:
     """Told by the operators of rules as they are stated, before they are written out for ranks."""
     library = shipped_patterns(4)
