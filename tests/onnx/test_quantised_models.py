@@ -20,6 +20,8 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import mlc
+from mlc.graph.kernels.digits import has_digits
+from mlc.target import resolve
 from mlc.testing.targets import runs
 
 #: AVX2 alone where there is more, so that numbers are the same on most machines
@@ -277,7 +279,9 @@ def test_blocks_of_weights_are_read_as_integers(kind: int, transposed: bool) -> 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     x = rng.standard_normal((3, 128), dtype=np.float32)
     exe = mlc.compile(model, target="native")
-    assert [entry["space"] for entry in exe.metadata["functions"]] == ["cpu.gemm_weight_only"]
+    digits = has_digits(resolve("native"), 8 if kind == TensorProto.INT8 else 4, len(x), block)
+    assert [entry["space"] for entry in exe.metadata["functions"]] == [
+        "cpu.gemm_digits" if digits else "cpu.gemm_weight_only"]
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     assert wanted.std() > 0.1
     np.testing.assert_allclose(exe(x)[0], wanted, rtol=1e-5, atol=1e-5)

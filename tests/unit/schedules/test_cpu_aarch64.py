@@ -11,6 +11,7 @@ import pytest
 import test_cpu_attention
 import test_cpu_attention_few
 import test_cpu_bfloat
+import test_cpu_digits
 import test_cpu_elementwise
 import test_cpu_fallback
 import test_cpu_integer
@@ -57,6 +58,7 @@ _CONTRACTS = (
     test_cpu_reduction.TestReduction, test_cpu_staging.TestStagedInput, test_cpu_window.TestPooling,
     test_cpu_window.TestDepthwise, test_cpu_window.TestContraction, test_cpu_weight_only.TestWeightOnly,
     test_cpu_recurrent.TestRecurrent, test_cpu_attention_few.TestAttentionFew, test_cpu_rounded.TestRounded,
+    test_cpu_digits.TestDigits,
 )
 _CASES: list[tuple[Space, Case]] = [
     (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),
