@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = sixteen() if args.sixteen else MODELS
     output = args.output or ROOT / "build" / ("bench-sixteen" if args.sixteen else "bench-quantised")
     models, results = args.models.split(",") if args.models else known, Results(output)
+    if unknown := [name for name in models if name not in known]:
+        parser.error(f"models must be among {', '.join(known)}, got {', '.join(unknown)}")
     if args.build:
         for name in models:
             built(name, output, args.target)
