@@ -22,7 +22,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from mlc.graph.kernels.rounded import half_range
+from mlc.graph.kernels.rounded import by_blocks, half_range
 from mlc.graph.kernels.weight_only import PANEL, rows_of_word
 from mlc.target import Target
 from schedules.intrin import dot, select
@@ -39,7 +39,6 @@ _BITS, _COUNT = 4, 3
 #: Operations of a vector: to unpack both halves of bytes, to unpack a vector for a multiply-add, a digit's products by
 #: both halves in pairs, to put a block's three sums together and add them to the result, and to add one
 _HALVES, _UNPACK, _PAIRS, _TOGETHER, _ADDED = 3, 2, 5, 9, 3
-_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but its sign
 #: the largest integer but for what rounds it up, less than three digits' 8,355,711; and what the largest magnitude is
 #: taken for where it is less, so that a step is a normal number
 _LARGEST, _SMALLEST = 8355000.0, 1e-30
@@ -69,26 +68,12 @@ def dense_digits(
     """
     assert bits == _BITS, "other weights have kernels of their own"
     panels, each, blocks = weight.shape[0], rows_of_word(bits), int(scale.shape[1])
-    *rows, depth = data.shape
-    depth, steps = int(depth), int(weight.shape[1]) // blocks
+    rows, steps = data.shape[:-1], int(weight.shape[1]) // blocks
     wide = steps * each  # rows of a block, and of its words
-
-    def value(row: Any, b: Any, k: Any) -> Any:
-        k = b * wide + k if blocks > 1 else k
-        found = data[(*row, k)]
-        whole = blocks * wide <= depth
-        return found if whole else tirx.if_then_else(k < depth, found, tirx.const(0.0, "float32"))
-
-    def magnitude(*index: Any) -> Any:
-        """As an integer, of which what is no number is the largest."""
-        *row, b = index
-        return te.max(tirx.reinterpret("int32", value(row, b, rk)) & tirx.const(_MAGNITUDE, "int32"), axis=[rk])
+    value, largest = by_blocks(data, blocks, wide)
 
     def number(i: int) -> Any:
         return tirx.const(i, "int32")
-
-    rk = te.reduce_axis((0, wide), name="rk")
-    largest = te.compute((*rows, blocks), magnitude, name="largest")
 
     def stepped(*index: Any) -> Any:
         found = tirx.max(tirx.const(_SMALLEST, "float32"), tirx.reinterpret("float32", largest[index]))

@@ -15,6 +15,7 @@ weights of 4 bits hold rows 0 to 3 of eight in the lower halves and rows 4 to 7 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from mlc.target import Target
 from schedules.intrin import dot, select
 from schedules.machine import cpu_machine
 
-__all__ = ["ROUNDED", "dense_rounded", "half_range", "has_rounded", "pack_bytes"]
+__all__ = ["ROUNDED", "by_blocks", "dense_rounded", "half_range", "has_rounded", "pack_bytes"]
 
 #: the product's annotation
 ROUNDED = "dense_rounded"
@@ -61,6 +62,27 @@ def pack_bytes(integers: np.ndarray, bits: int, block: int) -> np.ndarray:
     return np.ascontiguousarray(packed.reshape(-1, 4, filled.shape[1] // PANEL, PANEL).transpose(2, 0, 3, 1))
 
 
+def by_blocks(data: te.Tensor, blocks: int, wide: int) -> tuple[Callable[[Any, Any, Any], Any], te.Tensor]:
+    """``[..., K]`` as ``blocks`` of ``wide`` elements a row, those beyond ``K`` zero: ``value(row, block, k)``, and the
+    largest magnitude of each block ``[..., blocks]`` as the bits of its float32, of which what is no number is the
+    largest."""
+    *rows, depth = data.shape
+    depth = int(depth)
+
+    def value(row: Any, b: Any, k: Any) -> Any:
+        k = b * wide + k if blocks > 1 else k
+        found = data[(*row, k)]
+        whole = blocks * wide <= depth
+        return found if whole else tirx.if_then_else(k < depth, found, tirx.const(0.0, "float32"))
+
+    def magnitude(*index: Any) -> Any:
+        *row, b = index
+        return te.max(tirx.reinterpret("int32", value(row, b, rk)) & tirx.const(_MAGNITUDE, "int32"), axis=[rk])
+
+    rk = te.reduce_axis((0, wide), name="rk")
+    return value, te.compute((*rows, blocks), magnitude, name="largest")
+
+
 def dense_rounded(
     data: te.Tensor, weight: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, bits: int, block: int
 ) -> te.Tensor:
@@ -71,24 +93,9 @@ def dense_rounded(
     left out it is 0 before that. A block with infinities or without numbers makes its row not numbers.
     """
     panels, each, blocks = weight.shape[0], rows_of_word(bits), int(scale.shape[1])
-    *rows, depth = data.shape
-    depth, steps = int(depth), int(weight.shape[1]) // blocks
+    rows, steps = data.shape[:-1], int(weight.shape[1]) // blocks
     wide = steps * each  # rows of a block, and of its words
-
-    def value(row: Any, b: Any, k: Any) -> Any:
-        k = b * wide + k if blocks > 1 else k
-        found = data[(*row, k)]
-        whole = blocks * wide <= depth
-        return found if whole else tirx.if_then_else(k < depth, found, tirx.const(0.0, "float32"))
-
-    def magnitude(*index: Any) -> Any:
-        """As an integer, of which what is no number is the largest."""
-        *row, b = index
-        bits_of = tirx.reinterpret("int32", value(row, b, rk))
-        return te.max(bits_of & tirx.const(_MAGNITUDE, "int32"), axis=[rk])
-
-    rk = te.reduce_axis((0, wide), name="rk")
-    largest = te.compute((*rows, blocks), magnitude, name="largest")
+    value, largest = by_blocks(data, blocks, wide)
 
     def number(*index: Any) -> Any:
         return tirx.max(tirx.const(_SMALLEST, "float32"), tirx.reinterpret("float32", largest[index]))
