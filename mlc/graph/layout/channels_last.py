@@ -23,9 +23,11 @@ from mlc.graph.ir.patterns import PRODUCT
 from mlc.graph.ir.rewrite import bindings, dtype_of, shape_of
 from mlc.graph.kernels.channels_last import conv2d_channels_last, pack_conv
 from mlc.graph.layout.assign import Alternative
-from mlc.graph.layout.blocked import Rewriter, in_blocks
+from mlc.graph.layout.blocked import Rewriter
 from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
+from mlc.graph.layout.convolver import Convolver
 from mlc.graph.layout.regions import IMAGES, Choice, Planner, channel_slice, concatenated, moves_batch
+from mlc.graph.layout.values import Values, in_blocks
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from schedules.cuda.attention import available as has_tensor_cores
@@ -162,34 +164,45 @@ class _Planner(Planner):
         return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
 
 
-class _Rewriter(Rewriter):
-    """Emits what was chosen."""
+class _Values(Values):
+    """Makes channels last of plain images."""
 
-    def _block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
+    def block(self, x: relax.Expr, layout: ChannelBlocks) -> relax.Expr:
         """In one kernel with what makes ``x``, where a single pixel is no view."""
         if not layout.padded and shape_of(x)[2:] == (1, 1):
-            return super()._block(x, layout)
-        return self._bb.call_te(in_blocks, x, layout.blocks, layout.size, layout.channels, layout.size,
-                                primfunc_name_hint="channels_last")
+            return super().block(x, layout)
+        return self.bb.call_te(in_blocks, x, layout.blocks, layout.size, layout.channels, layout.size,
+                               primfunc_name_hint="channels_last")
 
-    def _conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+
+class _Convolver(Convolver):
+    """Convolutions as products on tensor cores."""
+
+    def conv2d(self, call: relax.Call, out: ChannelBlocks, choice: Choice) -> relax.Expr:
+        """The call's result, all of its channels in one block."""
         weight = tensor_of(call.args[1])
         if is_depthwise(call) or weight is None:
-            return super()._conv2d(call, out, choice)
+            return super().conv2d(call, out, choice)
         inner = _last(call.args[0])
         conv = convolution(call, inner, out)
         packed = constant(pack_conv(weight.numpy(), out.lanes, inner.lanes // conv.groups))
         convolve = partial(conv2d_channels_last, strides=conv.strides, pads=conv.pads, dilation=conv.dilation,
                            groups=conv.groups)
-        return self._bb.call_te(convolve, self._as(call.args[0], inner), packed, primfunc_name_hint="conv2d",
-                                primfunc_attrs={"op_pattern": PRODUCT})
+        return self._bb.call_te(convolve, self._values.blocked(call.args[0], inner), packed,
+                                primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": PRODUCT})
+
+
+class _Rewriter(Rewriter):
+    """Emits what was chosen."""
+
+    values, convolver = _Values, _Convolver
 
     def _concat(self, call: relax.Call, _layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
-        return relax.op.concat([self._as(field, _last(field)) for field in call.args[0].fields], axis=4)
+        return relax.op.concat([self._values.blocked(field, _last(field)) for field in call.args[0].fields], axis=4)
 
     def _slice(self, call: relax.Call, layout: ChannelBlocks, choice: Choice) -> relax.Expr:
         cut = None if moves_batch(call) else channel_slice(call)
         if cut is None:
             return super()._slice(call, layout, choice)
         source, begin, end = cut
-        return relax.op.strided_slice(self._as(source, _last(source)), [4], [begin], [end])
+        return relax.op.strided_slice(self._values.blocked(source, _last(source)), [4], [begin], [end])
