@@ -8,8 +8,9 @@ about padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
-__all__ = ["BELOW", "LAWS", "Laws"]
+__all__ = ["BELOW", "LAWS", "VALUES", "Laws"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Laws:
     - ``contracts``: ``f(x) <= max(x, 0)``; hence ``max(x, relu(f(x))) = relu(x)``.
       Where it is not defined it is taken as 0.
     - ``exceeds``: ``f(x) >= x``; hence ``min(x, f(x)) = x``.
+    - ``at_most_one``: ``f(x) <= 1``; hence ``f(x) <= sqrt(f(x))``, where a root of less than 0 is taken as 0.
 
     ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
     is defined where its argument is not 0.) Elsewhere nothing is known of its value, and an element that is computed
@@ -41,6 +43,7 @@ class Laws:
     zero: bool = False
     contracts: bool = False
     exceeds: bool = False
+    at_most_one: bool = False
     domain: str = ""
 
     @property
@@ -48,9 +51,18 @@ class Laws:
         """Whether it is monotone on all reals, so that it commutes with every maximum."""
         return self.monotone and not self.domain
 
+    @property
+    def grows_continued(self) -> bool:
+        """Whether it grows where it is taken as 0 outside of its domain: so does a root."""
+        return self.grows or (self.monotone and self.nonnegative and self.domain == ">= 0")
+
 
 #: by the names of functions: those of the operators that have laws
 LAWS: dict[str, Laws] = {}
+
+#: values of functions at numbers
+VALUES: dict[tuple[str, Fraction], Fraction] = {(f, Fraction(x)): Fraction(y) for f, x, y in (
+    ("sqrt", 1, 1), ("sqrt", 0, 0), ("exp", 0, 1), ("log", 1, 0), ("sigmoid", 0, Fraction(1, 2)))}
 
 #: pairs f, g with f(x) <= g(x) for all x, where a function that is not defined is taken as 0, and why
 BELOW: dict[tuple[str, str], str] = {

@@ -104,13 +104,14 @@ function(
 )
 function(
     "sigmoid", _sigmoid,
-    Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True, positive=True),
+    Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True, positive=True,
+         at_most_one=True),
     relax="sigmoid", tame=True,
 )
 function(
     "tanh", np.tanh,
     Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive and at most 1", monotone=True, odd=True,
-         zero=True, contracts=True),
+         zero=True, contracts=True, at_most_one=True),
     relax="tanh", tame=True,
 )
 function(
@@ -133,7 +134,8 @@ function(
 )
 function(
     "erf", lambda a: np.asarray(_erf(a), dtype=np.float64),
-    Laws("the integral from 0 of a positive even function", monotone=True, odd=True, zero=True),
+    Laws("the integral from 0 of a positive even function", monotone=True, odd=True, zero=True,
+         at_most_one=True),
     relax="erf", tame=True,
 )
 pointwise("rsqrt", lambda x: Reciprocal(Call("sqrt", (x,))), relax="rsqrt", partial=True)

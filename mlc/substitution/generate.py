@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from mlc.operators import OPERATORS
 from mlc.substitution.abstract import abstracted, law_text
 from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
 from mlc.substitution.codec import RuleError, content_hash, rule_text
@@ -250,7 +249,7 @@ def _prove(made: Generation, rule: Rule) -> None:
 def _certified(made: Generation, rule: Rule) -> Rule | None:
     """The rule with its certificate; None, and counted, where there is no proof."""
     rule = replace(rule, name=f"{rule.name}/{content_hash(rule)[:8]}")
-    if _partial(rule) and not defined_somewhere(rule):
+    if not defined_somewhere(rule):
         made.states["undefined"] += 1
         return None
     try:
@@ -278,11 +277,6 @@ def _add(made: Generation, proved: Rule) -> None:
         bare = replace(proved, certificate=None)
         for two in filter(None, (joined(bare), in_context(bare))):
             _prove(made, replace(two, name=proved.name.partition("/")[0]))
-
-
-def _partial(rule: Rule) -> bool:
-    """Whether the source has an operator that is not defined everywhere."""
-    return any(OPERATORS[node.op].partial for node in rule.source.nodes)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class Goal:
     Functions that are not defined everywhere are taken as 0 elsewhere. ``divisors`` are reciprocals, each the one atom
     of a term, that are defined wherever anything is to be shown, so that each times what it is of is 1. Where
     ``counts`` is False, the terms stand for the instances of their atoms rather than for sums
-    (:mod:`mlc.substitution.goal_defined`): then no variable may become the number of its values. ``tightens`` is
+    (:mod:`mlc.substitution.goal_defined`): then no variable may become the number of its values. Among the divisors
+    are logarithms too, roots, and functions of no name: what these are of is at least 0. ``tightens`` is
     whether bounds are looked for that rational reasoning can't see, which takes long.
     """
 
@@ -45,7 +46,15 @@ class Goal:
         self.tried: set[tuple[int, Condition]] = set()
         #: numbers of the divisors within which no variable has one value any more
         self.settled: set[int] = set()
-        self._count = len(self.terms)
+        #: divisors, atoms where terms stand, and maxima that can be made no simpler
+        self.reduced: set[Term] = set()
+        self.still: set[Any] = set()
+        self.held: set[Any] = set()
+        #: how many cases are around, and which members of which maxima they compare
+        self.cases = 0
+        self.ordered: set[Any] = set()
+        #: the number of the next term
+        self.count = len(self.terms)
         self._cache: dict[tuple[Condition, ...], Facts] = {}
 
     def known(self, guards: tuple[Condition, ...] = ()) -> Facts:
@@ -53,6 +62,10 @@ class Goal:
         if guards not in self._cache:
             self._cache[guards] = Facts([*self.facts, *inequalities(guards)])
         return self._cache[guards]
+
+    def fresh_facts(self) -> None:
+        """Forgets what followed from fewer facts."""
+        self._cache = {}
 
     def assume(self, *polys: Poly) -> None:
         """More facts of the context."""
@@ -121,9 +134,9 @@ class Goal:
     def append(self, origin: int, term: Term) -> None:
         """A term that was a part of number ``origin``; below 0, one more of ``others``."""
         if origin in self.new or origin < 0:
-            self.new.add(self._count)
-        self.terms[self._count] = term
-        self._count += 1
+            self.new.add(self.count)
+        self.terms[self.count] = term
+        self.count += 1
 
     def split(self, number: int, guard: Condition) -> None:
         """One term where the guard holds and one or two where it does not."""

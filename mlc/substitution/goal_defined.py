@@ -11,9 +11,11 @@ from mlc.operators.laws import LAWS
 from mlc.substitution.change_of_variables import covers, skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
+from mlc.substitution.goal_cases import by_cases
 from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_inside import settle_defined
-from mlc.substitution.goal_merge import equal_atoms, plausible
+from mlc.substitution.goal_merge import TOOLS, equal_atoms, plausible
+from mlc.substitution.goal_reduce import reduce_demands, settle_above, settle_void
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import (
@@ -23,6 +25,7 @@ from mlc.substitution.normal import (
     Number,
     Stuck,
     Term,
+    apart,
     collected,
     divisor_of,
     is_size,
@@ -35,8 +38,9 @@ _ROUNDS, _SPLITS = 120, 12
 
 
 def divisors_of(demands: Normal) -> Normal:
-    """Those among demands, in their order, that are of what is not 0."""
-    return tuple(t for t in demands if isinstance(t.atoms[0], Function) and t.atoms[0].name in ("1/", "log"))
+    """Those among demands, in their order, that are of what is not 0; then the roots, of what is at least 0."""
+    return tuple(t for names in (("1/", "log"), ("sqrt",)) for t in demands
+                 if isinstance(t.atoms[0], Function) and t.atoms[0].name in names)
 
 
 def prove_defined(goal: Goal) -> list[list[Any]]:
@@ -49,9 +53,16 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
         if not wanted:
             return goal.steps
         if not (any(_settle(goal, n, splitting) for splitting in (False, True) for n in wanted)
-                or any([_factors(goal, n) for n in sorted(goal.terms)]) or settle_defined(goal) or _parts_known(goal)):
+                or any([_factors(goal, n) for n in sorted(goal.terms)]) or settle_defined(goal) or _parts_known(goal)
+                or (goal.expander.thorough and _last(goal))):
             raise Stuck(f"the target may be undefined where the source is not: {goal.show(goal.terms[wanted[0]])}")
     raise Stuck("too many cases")
+
+
+def _last(goal: Goal) -> bool:
+    """What is tried when nothing else is left."""
+    return (settle_void(goal) or settle_above(goal, TOOLS) or reduce_demands(goal, TOOLS)
+            or by_cases(goal, prove_defined))
 
 
 def _settle(goal: Goal, number: int, splitting: bool) -> bool:
@@ -87,9 +98,10 @@ def _factors(goal: Goal, number: int) -> bool:
     [function] = term.atoms
     if not isinstance(function, Function) or function.name != "1/" or len(collected(function.arg)) != 1:
         return False
-    [product] = collected(function.arg)
+    product, rest = apart(function.arg)
     alone = product == Term(Fraction(1), atoms=product.atoms) and len(product.atoms) == 1
-    if product.variables or product.guards or (alone and divisor_of(product.atoms[0]) is None):
+    inner = bool(rest.variables or rest.guards)
+    if product == Term(Fraction(1)) if inner else (alone and divisor_of(product.atoms[0]) is None):
         return False
     goal.step("factors", number)
     del goal.terms[number]
@@ -97,6 +109,8 @@ def _factors(goal: Goal, number: int) -> bool:
         if not (isinstance(atom, Number) and is_size(atom.value)):
             factor = Term(Fraction(1), atoms=(divisor_of(atom) or atom,))
             goal.append(number, replace(term, atoms=(Function("1/", (factor,)),)))
+    if inner:
+        goal.append(number, replace(term, atoms=(Function("1/", (rest,)),)))
     return True
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import islice, product
+from itertools import count, islice, product
 from typing import Any, NamedTuple
 
 from mlc.operators.index import Condition, Poly
@@ -30,9 +30,11 @@ from mlc.substitution.normal import (
     times,
 )
 
-__all__ = ["above_zero", "add_divisors", "guesses", "kinds_of", "multiply_one", "replace_term"]
+__all__ = ["above_zero", "add_divisors", "add_positive", "guesses", "kind_of", "kinds_of", "multiply_one",
+           "replace_term"]
 
 #: products with 1 in a goal, values of a divisor's variables that are looked at for one, divisors that are added
+NOT_ZERO = ("1/", "log")
 _PRODUCTS, _GUESSES, _MORE = 8, 30, 8
 
 
@@ -45,7 +47,7 @@ def multiply_one(goal: Goal) -> bool:
         return False
     inside = (atom for term in goal.terms.values() for atom in term.atoms)
     add_divisors(goal, [each for each in inside if isinstance(each, Function) and each.name == "1/"])
-    _add_positive(goal)
+    add_positive(goal)
     ways = [(not fits, way.size, number, way) for number in sorted(goal.terms) for way, fits in _ways(goal, number)]
     ways = ways or [(False, way.size, number, way) for number in sorted(goal.terms) for way in _relus(goal, number)]
     if not ways:
@@ -62,15 +64,15 @@ def multiply_one(goal: Goal) -> bool:
 
 def add_divisors(goal: Goal, wanted: Sequence[Function]) -> bool:
     """More divisors of the kinds of ``wanted``: parts without which what is divided by is 0; whether there was any."""
-    kinds, known = set(map(_kind, wanted)), set(goal.divisors)
+    kinds, known = set(map(kind_of, wanted)), set(goal.divisors)
     before = len(known)
     for place, divisor in enumerate(goal.divisors):
         [function] = divisor.atoms
         assert isinstance(function, Function)
-        for path, part in _parts(function.arg):
+        for path, part in _parts(function.arg) if function.name in NOT_ZERO else ():
             whole = Term(Fraction(1), atoms=(divisor_of(part) or part,))
             more = dataclasses.replace(divisor, atoms=(Function("1/", (whole,)),))
-            if _kind(more.atoms[0]) in kinds and more not in known and len(known) < before + _MORE and vanishes(
+            if kind_of(more.atoms[0]) in kinds and more not in known and len(known) < before + _MORE and vanishes(
                     function.arg, part):
                 goal.step("nonzero", place, path)
                 goal.divisors = (*goal.divisors, more)
@@ -103,13 +105,15 @@ def _never_zero(atom: Atom) -> bool:
     return isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].positive
 
 
-def _add_positive(goal: Goal) -> None:
+def add_positive(goal: Goal) -> None:
     """A divisor for each reciprocal of what is plainly above 0, if none is of its kind."""
     for number in sorted(goal.terms):
         term = goal.terms[number]
         for place, atom in enumerate(term.atoms):
-            if isinstance(atom, Function) and atom.name == "1/" and _kind(atom) not in {
-                    _kind(each) for divisor in goal.divisors for each in divisor.atoms}:
+            known = (each for divisor in goal.divisors for each in divisor.atoms)
+            if isinstance(atom, Function) and atom.name == "1/" and (
+                    _named(atom) not in set(map(_named, known)) if goal.expander.thorough
+                    else kind_of(atom) not in set(map(kind_of, known))):
                 found = above_zero(goal, term, atom)
                 if found is not None:
                     goal.step("positive", number, place, *found)
@@ -179,6 +183,8 @@ def _ways(goal: Goal, number: int) -> Iterator[tuple[_Way, bool]]:
     mine, known = kinds_of(term), goal.known(term.guards)
     others = [kinds_of(other) for place, other in goal.terms.items() if place != number]
     for place, divisor in enumerate(goal.divisors):
+        if isinstance(divisor.atoms[0], Function) and divisor.atoms[0].name not in NOT_ZERO:
+            continue
         inverse = [kinds_of(each) for each in reciprocal(_argument(divisor), goal.expander.fresh)]
         if not any(wanted <= each - mine for each in others for wanted in inverse):
             continue
@@ -217,11 +223,17 @@ def _argument(divisor: Term) -> Normal:
 
 def kinds_of(term: Term) -> Counter[str]:
     """The kinds of atoms that are multiplied."""
-    return Counter(map(_kind, term.atoms))
+    return Counter(map(kind_of, term.atoms))
 
 
-def _kind(atom: Atom) -> str:
+def _named(atom: Atom) -> str:
+    """A text that atoms share which differ in the names that they bind."""
+    names = (f"$b{k}" for k in count())
+    return str(refreshed(Term(Fraction(1), atoms=(atom,)), lambda: next(names)).atoms)
+
+
+def kind_of(atom: Atom) -> str:
     if isinstance(atom, Function):
-        inner = (f"{len(term.variables)}{'*'.join(sorted(map(_kind, term.atoms)))}" for term in atom.arg)
+        inner = (f"{len(term.variables)}{'*'.join(sorted(map(kind_of, term.atoms)))}" for term in atom.arg)
         return f"{atom.name}({'+'.join(inner)})"
     return skeleton(atom)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from mlc.operators.laws import BELOW, LAWS
+from mlc.operators.index import Condition, Poly
+from mlc.operators.laws import BELOW, LAWS, VALUES
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_divide import guesses, kinds_of, replace_term
 from mlc.substitution.maxima import largest, made
@@ -17,13 +19,14 @@ from mlc.substitution.normal import (
     Normal,
     Stuck,
     Term,
+    collected,
     make_term,
     refreshed,
     refreshed_member,
     substituted,
 )
 
-__all__ = ["choose_largest", "lower_one", "rewrite_largest", "turn_odd"]
+__all__ = ["bounds", "choose_largest", "lower_one", "rewrite_largest", "turn_odd"]
 
 #: members of a maximum that is looked at, choices in a goal, and what is tried at one stand
 _MEMBERS, _CHOICES, _TRIES = 6, 4, 4
@@ -142,6 +145,109 @@ def lower_one(goal: Goal) -> bool:
             replace_term(goal, number, (), atom.arg)
             return True
     return False
+
+
+def bounds(goal: Goal, at_least: AtLeast) -> Iterator[Callable[[Goal], bool]]:
+    """What else may take the terms down, one bound at a time, most promising first."""
+    terms = dict(sorted(goal.terms.items()))
+    for place, divisor in enumerate(goal.divisors):
+        [function] = divisor.atoms
+        if isinstance(function, Function) and function.name in ("", "log", "sqrt"):
+            pairs = [(term.factor, term.factor / part.factor, -1 if part.variables or not term.variables else n)
+                     for n, term in terms.items() for part in function.arg
+                     if term.factor * part.factor > 0 and kinds_of(part) == kinds_of(term)]
+            for _, factor, over in sorted(set(pairs)):  # what is below 0 first
+                yield partial(_given, place=place, factor=factor, over=over)
+    for n, term in terms.items():
+        for other in terms.values():
+            if len(term.variables) == 1 and term.factor > 0 > other.factor and not other.variables and (
+                    kinds_of(term) == kinds_of(other)):
+                for point in (Poly({}), *map(Poly.symbol, goal.context)):
+                    guard = Condition(Poly.symbol(term.variables[0]) - point, "==")
+                    if goal.known((*term.guards, guard)).contradictory() is None and guard not in term.guards:
+                        yield partial(_split, number=n, guard=guard)
+    for number, term in terms.items():
+        if len(term.atoms) != 1:
+            continue
+        [atom] = term.atoms
+        if isinstance(atom, Function) and atom.name in LAWS:
+            laws = LAWS[atom.name]
+            if laws.exceeds and term.factor > 0:
+                yield partial(_put, number=number, words=["lower", number, 0, [], []], sums=atom.arg)
+            for lower, upper in sorted(BELOW):
+                if upper == atom.name and term.factor > 0:
+                    yield partial(_put, number=number, words=["below", number, lower],
+                                  sums=made(lower, atom.arg, goal.expander.fresh))
+            inner = collected(atom.arg)
+            single = len(inner) == 1 == len(inner[0].atoms) and inner[0] == Term(Fraction(1), atoms=inner[0].atoms)
+            call = inner[0].atoms[0] if single else None
+            if (atom.name == "sqrt" and term.factor > 0 and isinstance(call, Function) and call.name in LAWS
+                    and LAWS[call.name].at_most_one):
+                yield partial(_put, number=number, words=["root", number], sums=atom.arg)
+            if laws.contracts and term.factor < 0:
+                yield partial(_put, number=number, words=["raise", number],
+                              sums=made("relu", atom.arg, goal.expander.fresh))
+            if laws.grows_continued:
+                yield partial(_grow, number=number, at_least=at_least)
+            if laws.at_most_one and term.factor < 0:
+                yield partial(_put, number=number, words=["bound", number], sums=(Term(Fraction(1)),))
+        elif isinstance(atom, Largest) and term.factor > 0:
+            for value in _values(goal, term, atom):
+                yield partial(_put, number=number, words=["lower", number, value.k, value.values, value.guards],
+                              sums=value.body)
+
+
+def _put(goal: Goal, number: int, words: list[Any], sums: Normal) -> bool:
+    goal.step(*words)
+    replace_term(goal, number, (), sums)
+    return True
+
+
+def _split(goal: Goal, number: int, guard: Condition) -> bool:
+    goal.split(number, guard)
+    return True
+
+
+def _given(goal: Goal, place: int, factor: Fraction, over: int) -> bool:
+    """Takes away a multiple of what is known to be at least 0, or its sum over what a term goes over."""
+    divisor, fresh = goal.divisors[place], goal.expander.fresh
+    stand = Term(Fraction(1)) if over < 0 else refreshed(replace(goal.terms[over], atoms=()), fresh)
+    known, ways = goal.known(stand.guards), list[tuple[bool, int, Any]]()
+    atoms = [t.atoms for t in goal.terms.values()]
+    for guess in guesses(goal, stand, len(divisor.variables)):
+        moved = substituted(replace(divisor, variables=()), dict(zip(divisor.variables, guess, strict=True)))
+        witnesses = [known.holds(guard) for guard in moved.guards]
+        if any(each is None for each in witnesses):
+            continue
+        [function] = moved.atoms
+        assert isinstance(function, Function)
+        ways.append((not any(t.atoms in atoms for t in function.arg), len(ways), (guess, witnesses, function)))
+    for _, _, (guess, witnesses, function) in sorted(ways, key=lambda way: way[:2]):
+        goal.step("given", None if over < 0 else over, place, [goal.text(each, stand.variables) for each in guess],
+                  [[goal.witness_text(w, stand.variables) for w in each or ()] for each in witnesses], str(factor))
+        for term in (refreshed(each, fresh) for each in function.arg):
+            less = Term(-term.factor * factor, (*stand.variables, *term.variables), (*stand.guards, *term.guards),
+                        term.atoms)
+            goal.append(-1, refreshed(less, fresh))
+        return True
+    return False
+
+
+def _grow(goal: Goal, number: int, at_least: AtLeast) -> bool:
+    """Puts f(0) in place of f(x), if x is seen to be on one side of 0."""
+    term = goal.terms[number]
+    [atom] = term.atoms
+    assert isinstance(atom, Function)
+    one, other = (atom.arg, ()) if term.factor > 0 else ((), atom.arg)
+    try:
+        steps = at_least(Goal(goal.expander, [*goal.context, *term.variables],
+                              [*goal.facts, *inequalities(term.guards)], one, other, goal.divisors, goal.depth + 1))
+    except Stuck:
+        return False
+    goal.step("grow", number, steps)
+    value = VALUES.get((atom.name, Fraction(0)))
+    replace_term(goal, number, (), made(atom.name, (), goal.expander.fresh) if value is None else (Term(value),))
+    return True
 
 
 def _compare(goal: Goal) -> bool:

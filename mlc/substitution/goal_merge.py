@@ -13,26 +13,46 @@ from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
 from mlc.substitution.entailment import Facts
 from mlc.substitution.goal import Goal, inequalities
+from mlc.substitution.goal_cases import branched, by_cases
 from mlc.substitution.goal_divide import multiply_one
 from mlc.substitution.goal_inside import settle_inside
-from mlc.substitution.goal_largest import choose_largest, lower_one, rewrite_largest, turn_odd
-from mlc.substitution.goal_simplify import settle_context, simplify_all
+from mlc.substitution.goal_largest import bounds, choose_largest, lower_one, rewrite_largest, turn_odd
+from mlc.substitution.goal_reduce import Tools, kept, reduce_one, restored, settle_void
+from mlc.substitution.goal_simplify import nested_guards, settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, negations, substituted
 
-__all__ = ["equal_atoms", "plausible", "prove_at_least", "prove_goal"]
+__all__ = ["TOOLS", "equal_atoms", "plausible", "prove_at_least", "prove_goal"]
 
 _MERGES, _DEPTH = 80, 6
 #: cases of a member of a maximum inside each other
 _SPLITS = 3
 #: changes of variables that are tried for one output
 _WORK = 2500
+#: bounds after each other that show a sum to be at least 0, and those that are tried for one output
+_BOUNDS, _ALL_BOUNDS = 5, 2_000
 
 
 def prove_goal(goal: Goal) -> list[list[Any]]:
-    """The steps; raises :class:`Stuck`."""
+    """The steps; raises :class:`Stuck`. What is stuck is begun anew with more steps, once."""
     if goal.depth > _DEPTH:
         raise Stuck("functions are nested too deeply")
+    if goal.depth or goal.expander.thorough:
+        return _search(goal)
+    again = branched(goal)
+    try:
+        return _search(goal)
+    except Stuck as stuck:
+        goal.expander.work, goal.expander.thorough = 0, True
+        try:
+            return _reduced(again)
+        except Stuck:
+            raise stuck from None
+        finally:
+            goal.expander.thorough = False
+
+
+def _search(goal: Goal) -> list[list[Any]]:
     settle_context(goal)
     while simplify_all(goal):
         settle_context(goal)
@@ -50,20 +70,57 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
     raise Stuck(f"too many cases; left over is {goal.show(next(iter(goal.terms.values())))}")
 
 
-def prove_at_least(goal: Goal) -> list[list[Any]]:
-    """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
+def _reduced(goal: Goal) -> list[list[Any]]:
+    """The same from sums that are first made as simple as they get, then in cases."""
     settle_context(goal)
     for _ in range(_MERGES):
         while simplify_all(goal):
             settle_context(goal)
-        if not_negative(goal.terms.values()):
+        if not goal.terms:
             return goal.steps
+        if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
+                goal, prove_at_least):
+            continue
+        with suppress(Stuck):
+            return [*goal.steps, *_search(branched(goal))]
+        if not by_cases(goal, _reduced):
+            break
+    raise Stuck("no cases are left")
+
+
+def prove_at_least(goal: Goal) -> list[list[Any]]:
+    """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
+    if goal.depth > _DEPTH:
+        raise Stuck("functions are nested too deeply")
+    settle_context(goal)
+    _at_least(goal, _BOUNDS)
+    return goal.steps
+
+
+def _at_least(goal: Goal, depth: int) -> None:
+    """Takes the terms down to what is plainly at least 0, by one bound after another, at most ``depth`` of them."""
+    for _ in range(_MERGES):
+        while simplify_all(goal):
+            settle_context(goal)
+        if not_negative(goal.terms.values()):
+            return
         try:
             _merge_one(goal)
         except Stuck:
-            if not lower_one(goal):
-                raise
-    raise Stuck("too many cases")
+            break
+    else:
+        raise Stuck("too many cases")
+    for bound in (lower_one, *bounds(goal, prove_at_least)) if goal.expander.thorough else (lower_one,):
+        state = kept(goal)
+        goal.expander.bounds += 1
+        if depth < 1 or goal.expander.bounds > _ALL_BOUNDS:
+            break
+        if bound(goal):
+            with suppress(Stuck):
+                _at_least(goal, depth - 1 if goal.expander.thorough else depth)
+                return
+        restored(goal, state)
+    raise Stuck("it may be below 0")
 
 
 def _merge_one(goal: Goal) -> None:
@@ -80,7 +137,13 @@ def _merge_one(goal: Goal) -> None:
     raise Stuck(f"no other term cancels {reason}")
 
 
-def _merge(goal: Goal, i: int, j: int) -> bool:
+def merge_equal(goal: Goal, i: int, j: int) -> bool:
+    """Adds two terms that sum the same, without cases."""
+    atoms = [sorted(map(skeleton, goal.terms[k].atoms)) for k in (i, j)]
+    return atoms[0] == atoms[1] and _merge(goal, i, j, False)
+
+
+def _merge(goal: Goal, i: int, j: int, splitting: bool = True) -> bool:
     one = goal.terms[i]
     fresh = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
     other = replace(substituted(goal.terms[j], fresh), variables=tuple(f"{v}$" for v in goal.terms[j].variables))
@@ -97,11 +160,15 @@ def _merge(goal: Goal, i: int, j: int) -> bool:
         both = goal.known((*one.guards, *missing))
         if both.contradictory() is not None or not plausible(one, moved, pairing, both):
             continue
+        if missing and not splitting:
+            continue
         if missing:
             goal.split(i, missing[0])
             return True
         there = goal.known(moved.guards)
         missing = [g for g in one.guards if there.holds(g) is None]
+        if missing and not splitting:
+            continue
         if missing:
             back = {f"{v}$": Poly.symbol(v) for v in goal.terms[j].variables}
             poly = missing[0].poly.substitute(inverse).substitute(back)
@@ -192,8 +259,10 @@ def _covered(goal: Goal, member: Member, other: Largest, context: list[str], bas
                 steps = _zero(goal, inner, given, member.body, body.arg)
                 return [k, [nested.text(mapping[f"{v}$"]) for v in theirs.variables],
                         [[nested.witness_text(w) for w in ws or ()] for ws in witnesses], steps]
-    guard = next((g for t in member.body for g in t.guards if splits and here.holds(g) is None
-                  and g.poly.symbols.isdisjoint(t.variables)), None)
+    bound = set(inner)
+    guard = next((g for t in there for g in (*t.guards, *(g for a in t.atoms for g in nested_guards(a)))
+                  if splits and here.holds(g) is None
+                  and all(n in bound or n[0] not in "$@" for n in g.poly.symbols)), None)
     if guard is None:
         return None
     cases: list[list[Any]] = []
@@ -227,3 +296,6 @@ def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:
             return None
         found.append(witnesses)
     return found
+
+
+TOOLS = Tools(merge_equal, prove_at_least, choose_largest)

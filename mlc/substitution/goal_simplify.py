@@ -22,7 +22,7 @@ from mlc.substitution.normal import (
 )
 from mlc.substitution.quotients import divided, resolve
 
-__all__ = ["fix", "settle_context", "simplify_all"]
+__all__ = ["fix", "nested_guards", "settle_context", "simplify_all"]
 
 
 def settle_context(goal: Goal) -> None:
@@ -216,7 +216,7 @@ def _count_free(goal: Goal, number: int, term: Term) -> bool:
 def _split_nested(goal: Goal, number: int, term: Term, facts: Facts) -> bool:
     """Splits a term where a guard inside a function depends on nothing bound there."""
     scope = {*goal.context, *term.variables}
-    for guard in (g for a in term.atoms for g in _nested_guards(a)):
+    for guard in (g for a in term.atoms for g in nested_guards(a)):
         if not all(n in scope or n[0] not in "$@" for n in guard.poly.symbols):
             continue
         if facts.holds(guard) is not None or goal.known((*term.guards, guard)).contradictory() is not None:
@@ -244,7 +244,8 @@ def _values(term: Term, name: str) -> Iterator[Poly]:
             yield value
 
 
-def _nested_guards(atom: Atom) -> Iterator[Condition]:
+def nested_guards(atom: Atom) -> Iterator[Condition]:
+    """The guards within an atom."""
     nested: list[Term] = []
     if isinstance(atom, Function):
         nested = list(atom.arg)
@@ -255,4 +256,4 @@ def _nested_guards(atom: Atom) -> Iterator[Condition]:
     for term in nested:
         yield from term.guards
         for inner in term.atoms:
-            yield from _nested_guards(inner)
+            yield from nested_guards(inner)

@@ -51,7 +51,7 @@ def made(name: str, arg: Normal, fresh: Fresh) -> Normal:
     inner = _only(arg)
     if laws.idempotent and isinstance(inner, Function) and inner.name == name and arg[0].factor == 1:
         return arg
-    if laws.grows and isinstance(inner, Largest) and arg[0].factor > 0:
+    if laws.grows_continued and isinstance(inner, Largest) and arg[0].factor > 0:
         return largest([replace(m, body=made(name, _scaled(m.body, arg[0].factor), fresh)) for m in inner.members],
                        fresh)
     return (Term(Fraction(1), atoms=(Function(name, arg),)),)

@@ -17,9 +17,9 @@ from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 from mlc.operators.scalar import Read
 from mlc.substitution.entailment import without_remainders
 
-__all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "collected", "divisor_of",
-           "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal", "refreshed",
-           "refreshed_member", "replaced", "substituted", "times"]
+__all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "apart", "collected",
+           "divisor_of", "free_names", "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal",
+           "refreshed", "refreshed_member", "replaced", "substituted", "times"]
 
 
 class Stuck(Exception):
@@ -240,6 +240,40 @@ def divisor_of(atom: Atom) -> Atom | None:
         if inner == Term(Fraction(1), atoms=inner.atoms) and len(inner.atoms) == 1:
             return inner.atoms[0]
     return None
+
+
+def free_names(atom: Atom) -> set[str]:
+    """The sizes and variables around an atom that it depends on, without those that it binds."""
+    if isinstance(atom, Read):
+        return {n for i in atom.indices for n in i.symbols}
+    if isinstance(atom, Number):
+        return set(atom.value.symbols)
+    members = (Member((), (), atom.arg),) if isinstance(atom, Function) else atom.members
+    found: set[str] = set()
+    for m in members:
+        inside = {n for g in m.guards for n in g.poly.symbols}
+        for t in m.body:
+            inside |= {n for g in t.guards for n in g.poly.symbols}.union(*map(free_names, t.atoms)) - set(t.variables)
+        found |= inside - set(m.variables)
+    return found
+
+
+def _steady(atom: Atom) -> bool:
+    """Whether no maximum in it goes over a range that depends on variables around it."""
+    if isinstance(atom, Read | Number):
+        return True
+    members = (Member((), (), atom.arg),) if isinstance(atom, Function) else atom.members
+    return all(all(n[0] not in "$@" or n in m.variables for g in m.guards for n in g.poly.symbols)
+               and all(map(_steady, (a for t in m.body for a in t.atoms))) for m in members)
+
+
+def apart(argument: Normal) -> tuple[Term, Term]:
+    """The one product that is summed as what does not depend on the variables that it is summed over, and the rest,
+    among it maxima that may be of nothing where the guards of the product do not hold."""
+    [product] = collected(argument)
+    outer = tuple(a for a in product.atoms if free_names(a).isdisjoint(product.variables) and _steady(a))
+    return Term(product.factor, atoms=outer), replace(
+        product, factor=Fraction(1), atoms=tuple(a for a in product.atoms if a not in outer))
 
 
 def is_size(value: Poly) -> bool:

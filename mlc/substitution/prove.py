@@ -90,10 +90,10 @@ def _anywhere(tensor: Any, facts: Sequence[Poly]) -> tuple[Expander, list[str], 
 
 class _Defined:
     """Proofs that one side's elements are defined where the other's are; ``whole`` are the tensors of which more
-    elements are read, so that all of them have to be defined."""
+    elements are read, so that all of them have to be defined; ``thorough`` is whether cases are tried."""
 
-    def __init__(self, facts: Sequence[Poly], whole: Sequence[str] = ()) -> None:
-        self.facts, self.whole = facts, list(whole)
+    def __init__(self, facts: Sequence[Poly], whole: Sequence[str] = (), thorough: bool = False) -> None:
+        self.facts, self.whole, self.thorough = facts, list(whole), thorough
 
     def prove(self, one: Any, other: Any) -> dict[str, Any]:
         """The steps by tensor, those for partial functions under the empty name; raises :class:`Stuck` for these."""
@@ -102,14 +102,17 @@ class _Defined:
         proofs: dict[str, Any] = {}
         for group in sorted({_group(t) for t in wanted} - set(self.whole)):
             theirs, ours = (tuple(t for t in terms if _group(t) == group) for terms in (wanted, given))
-            for tightens in (False, True):
+            for tightens, thorough in ((False, False), (True, False), (True, True)):
+                if thorough and (group or not self.thorough):
+                    continue
+                expander.thorough = thorough
                 goal = Goal(expander, context, facts, theirs, ours, divisors_of(given), counts=False,
                             tightens=tightens)
                 try:
                     proofs[group] = prove_defined(goal)
                     break
                 except Stuck:
-                    if tightens and not group:
+                    if tightens and not group and (thorough or not self.thorough):
                         raise
             else:
                 self.whole.append(group)
@@ -156,7 +159,8 @@ class _Prover:
             steps = prove_goal(Goal(expander, context, facts, left, right, divisors))
             proofs.append({"shape": sizes, "steps": steps})
             elements.append((one, other))
-        forward, backward = (_Defined(given.facts, sorted(names)) for names in spoiling(self.rule))
+        there, back = spoiling(self.rule)
+        forward, backward = _Defined(given.facts, sorted(there), True), _Defined(given.facts, sorted(back))
         for proof, (one, other) in zip(proofs, elements, strict=True):
             proof["defined"] = forward.prove(one, other)
         turned: list[dict[str, Any]] | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from mlc.substitution.codec import RuleError, condition_text, dump_rule, load_rule
 from mlc.substitution.conditions import synthesise
 from mlc.substitution.prove import Proved, Refuted, prove
-from mlc.substitution.refute import find_counterexample
+from mlc.substitution.refute import defined_somewhere, find_counterexample
 from mlc.substitution.rule import Rule
 from mlc.substitution.taso import read_taso
 
@@ -30,7 +30,7 @@ class Verdict:
     """``status`` is proved, conditional (proved under ``precondition``), refuted or undecided.
 
     ``counterexample`` is one of the rule as it stands; ``rules`` are the proved ones with their certificates, one for
-    each rank; ``reason`` says why a rule is not proved as it stands.
+    each rank; ``reason`` says why a rule is not proved as it stands, or that it is proved of nothing.
     """
 
     id: Any
@@ -142,18 +142,19 @@ def verdict(identity: Any, rules: Sequence[Rule]) -> Verdict:
     """Proves the rules, all as they stand, or under conditions. Raises :class:`RuleError` for what means nothing."""
     proved: list[Rule] = []
     conditions: list[str] = []
-    counterexample, reasons = None, []
+    counterexample, reasons, vacuous = None, [], ""
     for rule in rules:
         one = _one(identity, rule)
         if one.status in ("refuted", "undecided"):
             return one
         proved += one.rules
+        vacuous = vacuous or (one.reason if one.status == "proved" else "")
         if one.status == "conditional":
             conditions.append(one.precondition or "")
             reasons.append(one.reason)
             counterexample = counterexample or one.counterexample
     if not conditions:
-        return Verdict(identity, "proved", rules=tuple(proved))
+        return Verdict(identity, "proved", reason=vacuous, rules=tuple(proved))
     return Verdict(identity, "conditional", "; ".join(conditions), counterexample, "; ".join(reasons), tuple(proved))
 
 
@@ -165,10 +166,11 @@ def _one(identity: Any, rule: Rule) -> Verdict:
             check(dump_rule(rule))
         except CertificateError as error:
             return Verdict(identity, "undecided", reason=f"its certificate is not valid: {error}")
-        return Verdict(identity, "proved", rules=(rule,))
+        return Verdict(identity, "proved", reason=_vacuous(rule), rules=(rule,))
     proof = prove(rule, refute=False)
     if isinstance(proof, Proved):
-        return Verdict(identity, "proved", rules=(replace(rule, certificate=proof.certificate),))
+        certified = replace(rule, certificate=proof.certificate)
+        return Verdict(identity, "proved", reason=_vacuous(rule), rules=(certified,))
     reason = proof.reason
     found = synthesise(rule)
     if found is not None:
@@ -179,6 +181,11 @@ def _one(identity: Any, rule: Rule) -> Verdict:
     if counterexample is not None:
         return Verdict(identity, "refuted", None, counterexample, counterexample.reason)
     return Verdict(identity, "undecided", reason=reason)
+
+
+def _vacuous(rule: Rule) -> str:
+    """What to say of a proved rule of which the source is defined nowhere; nothing of others."""
+    return "" if defined_somewhere(rule) else "of nothing: no element of its source was seen to be defined"
 
 
 def _precondition(rule: Rule, added: Sequence[Any]) -> str:

@@ -23,6 +23,7 @@ from mlc.substitution.shipped import shipped_rules
 from tests.damage import harness
 from tests.damage.harness import Case, Outcome
 from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
+from tests.unit.substitution.small_rules import BY_CASES, NEARLY
 
 __all__ = ["STRATEGIES", "check_case", "forged", "main"]
 
@@ -317,9 +318,9 @@ def _divisor(rng: Random) -> Data:
     rule = _rule(sizes, source, target)
     certificate = _honest(_rule(sizes, source, source))
     proof = certificate["outputs"][0]
-    words = ([["unit", k, j, value, rng.choice(([], [[[]], [[]]], [[], []]))] for k in range(4) for j in (0, 1, 2, -1)
-              for value in ([], ["@0"], ["@1"], ["0"])]
-             + [["nonzero", j, path] for j in (0, 1, -1) for path in ([0, 0], [0, 0, 0, 0], [1, 0], [0, 1], [-1, 0])]
+    words: list[Any] = [["unit", k, j, value, rng.choice(([], [[[]], [[]]], [[], []]))] for k in range(4)
+                        for j in (0, 1, 2, -1) for value in ([], ["@0"], ["@1"], ["0"])]
+    words += ([["nonzero", j, path] for j in (0, 1, -1) for path in ([0, 0], [0, 0, 0, 0], [1, 0], [0, 1], [-1, 0])]
              + [["merge", i, j, [], [], [], [], pairs, [[[[], []], [[], []]]] * len(pairs)]
                 for i in range(3) for j in range(5) for pairs in ([0], [0, 1], [1, 0], [0, 1, 2])])
     steps = [rng.choice(words) for _ in range(rng.randrange(1, 6))]
@@ -353,6 +354,62 @@ def _not_the_largest(rng: Random) -> Data:
     return _signed(rule, certificate)
 
 
+@cache
+def _by_cases(name: str) -> str:
+    return json.dumps(_honest(BY_CASES[name]))
+
+
+def _words(value: Any) -> Iterator[list[Any]]:
+    """Every list of steps in a certificate."""
+    for where, key in list(_places(value)):
+        found = where[key]
+        if isinstance(found, list) and found and all(isinstance(each, list) and each and isinstance(each[0], str)
+                                                     and each[0].replace(" ", "").isalpha() for each in found):
+            yield found
+
+
+_NEW = (["case", "@0", ">=", [[], []]], ["case", "@0-@1", "==", [[], [], []]], ["void", 0, [], []], ["void", 1, [], []],
+        ["order", [0, 0], [], [0], [[], []]], ["order", [1, 0], [], [0], [[], []]], ["negate", 0], ["parts", 0],
+        ["insert", 0, [0], [], "1", [], []], ["insert", 0, [0], [0], "1", ["0"], [[[]], [[]]]], ["extract", 0, 0],
+        ["insert", 1, [0, 1], [0], "-1", ["@0"], [[[["1", [0]]]], [[["1", [1]]]]]], ["value", 0, 0], ["value", 1, 1],
+        ["lose", 0, 0, 0, []], ["lose", 0, 0, 1, [["given", None, 0, [], [], "1"]]], ["lose", 1, 0, 1, []],
+        ["loosen", 0, 0, [[]]], ["loosen", 0, 0, [[["1", [0]]]]], ["part", 0, 0, 0, "$0", "==", [["none", []]] * 3],
+        ["part", 0, 0, 0, "$0-1", ">=", [["some", ["0"], [[]]], ["some", ["1"], [[]]]]], ["climb", 0, 0, []],
+        ["climb", 0, 0, [[0, ["$0"], [[[]], [[]]], []]]], ["above", 0, None, []], ["above", 0, [0, [], []], []],
+        ["above", 1, [0, ["0"], [[[]], [[]]]], []], ["drop", 0, None], ["drop", 1, None])
+
+
+def _cases(rng: Random) -> Data:
+    """The certificate of a law that is proved in cases, changed, for a wrong neighbour of it."""
+    name = rng.choice(sorted(NEARLY))
+    data = _signed(NEARLY[name], json.loads(_by_cases(rng.choice((name, name, rng.choice(sorted(BY_CASES)))))))
+    certificate = data["certificate"]
+    for _ in range(rng.randrange(5)):
+        steps = rng.choice(list(_words(certificate["outputs"])) or [[]])
+        kind = rng.randrange(5)
+        if kind < 2:
+            steps.insert(rng.randrange(len(steps) + 1), json.loads(json.dumps(rng.choice(_NEW))))
+        elif kind == 2:
+            _left_out(rng, steps)
+        elif kind == 3:
+            _doubled(rng, steps)
+        else:
+            where, key = rng.choice(list(_places(certificate["outputs"])))
+            where[key] = rng.choice((*_TEXTS, *_JSON))
+    return data
+
+
+def _new_steps(rng: Random) -> Data:
+    """Steps that end a goal, or that are of what is known, where nothing is."""
+    wrong, right = _wrong(rng)
+    data = _signed(wrong, right.certificate)
+    proof = rng.choice(data["certificate"]["outputs"])
+    steps = rng.choice([proof["steps"], *proof["defined"].values()])
+    for _ in range(rng.randrange(1, 4)):
+        steps.insert(rng.randrange(len(steps) + 1), json.loads(json.dumps(rng.choice(_NEW))))
+    return data
+
+
 _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "of the right rule": _of_the_right_rule, "of another rule": _another, "partial function": _partial,
     "text": _edited(lambda rng, _: rng.choice(_TEXTS)), "value": _edited(lambda rng, _: rng.choice(_JSON)),
@@ -360,7 +417,8 @@ _FORGERIES: dict[str, Callable[[Random], Data]] = {
     "steps shuffled": _steps(_shuffled), "part emptied": _emptied, "divisor of 0": _zero_divisor,
     "guard eaten": _eaten_guard, "unbound size": _unbound_size, "target cancels": _target_first,
     "member forgotten": _member_forgotten, "assumption": _wrong_assumption, "hidden attribute": _hidden_attribute,
-    "divisor": _divisor, "not the largest": _not_the_largest,
+    "divisor": _divisor, "not the largest": _not_the_largest, "cases": _cases,
+    "cases again": _cases, "new steps": _new_steps,
 }
 STRATEGIES = tuple(_FORGERIES)
 

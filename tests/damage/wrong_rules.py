@@ -1,6 +1,7 @@
 """Wrong rules, none of which may be proved: ``python -m tests.damage.wrong_rules --count 3000 --seed 0``.
 
-Shipped rules with one change each, a third of them a partial function that cancels. Only those that evaluation shows
+Shipped rules and laws that are proved in cases, with one change each, a third of them a partial function that cancels.
+Only those that evaluation shows
 to be wrong count; the others are refused as no case.
 """
 
@@ -18,6 +19,7 @@ from mlc.substitution.shipped import shipped_rules
 from tests.damage import harness
 from tests.damage.harness import Case, Outcome
 from tests.unit.substitution.mutants import KINDS, PARTIAL_KINDS, mutant
+from tests.unit.substitution.small_rules import BY_CASES
 
 __all__ = ["STRATEGIES", "check", "main", "wrong_rule"]
 
@@ -32,8 +34,9 @@ class NoCase(MlcError):
 
 @cache
 def _small() -> list[Rule]:
-    """Shipped rules that are proved soon."""
-    return [rule for rule in shipped_rules() if len(str(rule.certificate)) < 6_000]
+    """Shipped rules that are proved soon, and as many of the laws that are proved in cases."""
+    found = [rule for rule in shipped_rules() if len(str(rule.certificate)) < 6_000]
+    return [*found, *(list(BY_CASES.values()) * (1 + len(found) // len(BY_CASES)))]
 
 
 def wrong_rule(case: Case) -> Rule:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.maxima import at_least_zero, never_zero
-from mlc.substitution.check.play import Steps, implied
+from mlc.substitution.check.play import AtLeast, Steps, Within, apart, implied
 from mlc.substitution.check.terms import (
     Term,
     collected,
@@ -76,8 +76,10 @@ def _calls(function: str, argument: Scalar, names: Mapping[str, Expr]) -> Term:
 
 
 def divisors_of(demands: Iterable[Term]) -> list[Term]:
-    """Those among them, in their order, that are of what is not 0: a reciprocal, a logarithm."""
-    return [term for term in demands if term.atoms[0][:2] in (("call", "1/"), ("call", "log"))]
+    """Those among them, in their order, that are of what is not 0: a reciprocal, a logarithm; then the roots, of what
+    is at least 0."""
+    calls = [term for term in demands if term.atoms[0][0] == "call"]
+    return [t for t in calls if t.atoms[0][1] in ("1/", "log")] + [t for t in calls if t.atoms[0][1] == "sqrt"]
 
 
 def _bound(variables: Any, conditions: Any, body: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
@@ -99,6 +101,11 @@ class Cover(Steps):
         if origin in self.wanted:
             self.wanted.add(self.next)
         super().add(origin, term)
+
+    def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
+        other = super().branch(facts, divisors)
+        other.wanted = set(self.wanted)
+        return other
 
     def end(self) -> None:
         left = self.wanted & self.terms.keys()
@@ -139,7 +146,7 @@ class Cover(Steps):
         term, facts, _ = self.at(i)
         [atom] = term.atoms
         need(p == 0 and atom[0] == "call", "only a function is of something")
-        argument = collected(self.rewritten(term.names, facts, atom[2], steps))
+        argument = collected(self.rewritten(term.names, facts, atom[2], steps, Within))
         self.terms[i] = term._replace(atoms=(("call", atom[1], argument),))
 
     def do_divisor_inside(self, j: int, steps: Any) -> None:
@@ -154,17 +161,44 @@ class Cover(Steps):
         self.above_zero(i, self.terms[i].atoms[0], k, mapping, guards)
         del self.terms[i]
 
+    def do_above(self, i: int, given: Any, steps: Any) -> None:
+        """What a root is of is at least 0; what a reciprocal or a logarithm is of is above 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        term, facts, _ = self.at(i)
+        [atom] = term.atoms
+        need(atom[0] == "call", "a read is not defined by a sign")
+        if atom[1] == "sqrt":
+            AtLeast(self.sizes, [*self.context, *term.names], facts, self.divisors, atom[2], (), self.depth + 1).run(
+                steps)
+        else:
+            j, mapping, guards = given
+            self.above_known(term.names, facts, atom[2], j, mapping, guards, steps)
+        del self.terms[i]
+
+    def do_parts(self, j: int) -> None:
+        """So the reciprocals of the factors are defined where the source is."""
+        before = len(self.divisors)
+        super().do_parts(j)
+        for divisor in self.divisors[before:]:
+            self.terms[self.next] = divisor
+            self.next += 1
+
+    def do_negate(self, j: int) -> None:
+        """So the reciprocal of the opposite is defined where the source is."""
+        super().do_negate(j)
+        self.terms[self.next] = self.divisors[-1]
+        self.next += 1
+
     def do_factors(self, i: int) -> None:
         """The reciprocal of a product is defined where those of its factors are, and that of 1/x where that of x is."""
         term = self.terms[i]
         [atom] = term.atoms
         need(atom[:2] == ("call", "1/"), "only a reciprocal is taken apart")
-        argument = collected(atom[2])
-        need(len(argument) == 1, "only the reciprocal of one product is taken apart")
-        [product] = argument
-        need(not product.names and not product.guards, "a product must have no variables of its own")
+        product, rest = apart(atom[2])
         del self.terms[i]
         for atom in product.atoms:
             if atom[0] != "number" or not is_size(atom[1]):
                 factor = Term(Fraction(1), (), (), (divisor_of(atom) or atom,))
                 self.add(i, term._replace(atoms=(("call", "1/", (factor,)),)))
+        if rest.names or rest.guards:
+            self.add(i, term._replace(atoms=(("call", "1/", (rest,)),)))

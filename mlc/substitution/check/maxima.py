@@ -15,15 +15,15 @@ from typing import Any
 from mlc.substitution.check.integers import need, positive, spend
 from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
 
-__all__ = ["BELOW", "CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "ODD", "POSITIVE", "VANISHING",
-           "ZERO", "at_least_zero", "called", "largest", "never_zero", "vanishes"]
+__all__ = ["AT_MOST_ONE", "BELOW", "CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "ODD",
+           "POSITIVE", "VALUES", "VANISHING", "ZERO", "at_least_zero", "called", "largest", "never_zero", "vanishes"]
 
 _MOST_MEMBERS = 48
 _ONE = Term(Fraction(1), (), (), ())
 
 # What is taken for granted of functions, besides where they are defined; tests compare it with the operators' laws.
-#: defined everywhere, and never smaller for a larger argument
-GROWING = frozenset({"sigmoid", "tanh", "exp", "erf"})
+#: never smaller for a larger argument; the root is taken as 0 below 0
+GROWING = frozenset({"sigmoid", "tanh", "exp", "erf", "sqrt"})
 #: f(f(x)) = f(x), besides relu
 IDEMPOTENT: frozenset[str] = frozenset()
 #: above 0
@@ -40,6 +40,12 @@ ODD = frozenset({"tanh", "erf"})
 CONTRACTING = frozenset({"tanh", "log"})
 #: f(x) >= x
 EXCEEDING = frozenset({"exp"})
+#: at most 1
+AT_MOST_ONE = frozenset({"erf", "tanh", "sigmoid"})
+#: values
+VALUES: dict[tuple[str, Fraction | int], Fraction] = {("sqrt", 1): Fraction(1), ("sqrt", 0): Fraction(0),
+                                                      ("exp", 0): Fraction(1), ("log", 1): Fraction(0),
+                                                      ("sigmoid", 0): Fraction(1, 2)}
 #: f(x) <= g(x), both continued by 0
 BELOW = frozenset({("erf", "exp"), ("tanh", "exp"), ("log", "exp"), ("log", "sqrt"), ("tanh", "sqrt"), ("erf", "sqrt")})
 

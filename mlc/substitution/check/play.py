@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
 from mlc.substitution.check.maxima import (
+    AT_MOST_ONE,
     BELOW,
     CONTRACTING,
     EXCEEDING,
+    GROWING,
     ODD,
+    VALUES,
+    VANISHING,
     at_least_zero,
     called,
     largest,
@@ -24,8 +29,10 @@ from mlc.substitution.check.terms import (
     changed,
     collected,
     divisor_of,
+    free_names,
     fresh_name,
     inequalities,
+    is_size,
     make_term,
     names_of,
     negated,
@@ -33,14 +40,18 @@ from mlc.substitution.check.terms import (
     reciprocal,
     refreshed,
     renamed,
+    steady,
     substituted,
     times,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
+from mlc.substitution.codec import parse_fraction
 
-__all__ = ["Play", "Steps"]
+__all__ = ["AtLeast", "Play", "Steps", "Within", "apart", "implied"]
 
 _MOST_STEPS, _DEPTH = 1_000, 12
+#: of which functions what they are of is not 0, and is at least 0, where they are defined; of the empty name by cases
+_NOT_ZERO, _NOT_NEGATIVE = frozenset({"1/", "log"}), frozenset({"log", "sqrt", ""})
 
 
 class Steps:
@@ -51,7 +62,8 @@ class Steps:
 
     def __init__(self, sizes: frozenset[str], context: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term],
                  divisors: Sequence[Term], depth: int = 0) -> None:
-        """``divisors`` are terms of one atom each, a function of what is not 0 wherever anything is to be shown."""
+        """``divisors`` are terms of one atom each, a function of what is known wherever anything is to be shown: of
+        ``1/`` and ``log`` that it is not 0, of ``log``, ``sqrt`` and the empty name that it is at least 0."""
         need(depth <= _DEPTH, "functions are nested too deep")
         self.sizes, self.depth = sizes, depth
         self.context, self.facts, self.divisors = list(context), list(facts), list(divisors)
@@ -174,9 +186,24 @@ class Steps:
         implied(moved.guards, guards, facts, read)
         need(never_zero(moved), "the term must be plainly above 0")
 
+    def divisor(self, j: Any, kinds: frozenset[str]) -> Term:
+        """Divisor j, whose function must be one of ``kinds``."""
+        need(type(j) is int and 0 <= j < len(self.divisors), "there is no such divisor")
+        need(self.divisors[j].atoms[0][1] in kinds, "that is not known of it")
+        return self.divisors[j]
+
+    def known(self, j: Any, kinds: frozenset[str], mapping: Any, guards: Any, facts: Sequence[Expr], read: Reader
+              ) -> tuple[Term, ...]:
+        """What divisor j is of, at the values that ``mapping`` gives its variables, which meet its guards."""
+        divisor = refreshed(self.divisor(j, kinds))
+        moved = substituted(divisor._replace(names=()), dict(zip(divisor.names, map(read, mapping), strict=True)))
+        implied(moved.guards, guards, facts, read)
+        [(_, _, argument)] = moved.atoms
+        return tuple(argument)
+
     def do_nonzero(self, j: int, path: Sequence[Any]) -> None:
         """What divisor j divides by is 0 where a part of it is, so that this part is not 0 either: a divisor more."""
-        divisor = self.divisors[j]
+        divisor = self.divisor(j, _NOT_ZERO)
         [(_, _, argument)] = divisor.atoms
         part = _part(argument, path)
         need(vanishes(argument, part), "what is divided by must be 0 where the part is")
@@ -198,7 +225,7 @@ class Steps:
         need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
         atom, sums = term.atoms[p], list[Term]()
         if atom[0] == "call":
-            argument = self.rewritten(term.names, facts, atom[2], steps)
+            argument = self.rewritten(term.names, facts, atom[2], steps, Within)
             if atom[1] == "1/":
                 sums = reciprocal(argument)
             elif atom[1]:
@@ -208,9 +235,41 @@ class Steps:
         else:
             need(atom[0] == "max", "only functions and maxima are of something")
             members = [_member(m.body)._replace(names=m.names, guards=m.guards) for m in map(renamed, atom[1])]
-            found = self.rewritten(term.names, facts, members, steps)
+            found = self.rewritten(term.names, facts, members, steps, Inside)
             sums = largest(Member(t.names, t.guards, t.atoms[0][2]) for t in found)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
+
+    def do_parts(self, j: int) -> None:
+        """A product is not 0: nor are its factors, each a divisor more, nor what a factor is of that is 0 of 0, nor the
+        sum that is left of it."""
+        divisor = self.divisor(j, _NOT_ZERO)
+        whole, rest = apart(divisor.atoms[0][2])
+        found: list[tuple[Term, ...]] = []
+        for atom in whole.atoms:
+            if atom[0] != "number" or not is_size(atom[1]):
+                found.append((Term(Fraction(1), (), (), (divisor_of(atom) or atom,)),))
+            if atom[0] == "call" and atom[1] in VANISHING and atom[2]:
+                found.append(collected(atom[2]))
+        if rest.names or rest.guards:
+            found.append((rest,))
+        self.divisors += [divisor._replace(atoms=(("call", "1/", each),)) for each in found]
+
+    def do_negate(self, j: int) -> None:
+        """What is not 0, negated: a divisor more."""
+        divisor = self.divisor(j, _NOT_ZERO)
+        self.divisors.append(divisor._replace(atoms=(("call", "1/", tuple(negated(divisor.atoms[0][2]))),)))
+
+    def above_known(self, names: Sequence[str], facts: Sequence[Expr], argument: Sequence[Term], j: Any, mapping: Any,
+                    guards: Any, steps: Any) -> None:
+        """A sum is above 0: it is at least something of which the source takes a logarithm, or a root that is not 0."""
+        read = self.reader(names)
+        other = self.known(j, _NOT_ZERO, mapping, guards, facts, read)
+        if self.divisors[j].atoms[0][1] == "1/":
+            [root] = collected(other)
+            need(root == Term(root.factor, (), (), root.atoms) and [a[:2] for a in root.atoms] == [("call", "sqrt")],
+                 "only of a root is it known that what it is of is above 0")
+            other = root.atoms[0][2]
+        AtLeast(self.sizes, [*self.context, *names], facts, self.divisors, argument, other, self.depth + 1).run(steps)
 
     def do_divisor_inside(self, j: int, steps: Any) -> None:
         """What divisor j is of, rewritten under its guards: a divisor more."""
@@ -218,15 +277,53 @@ class Steps:
         divisor = self.divisors[j]
         [(_, function, argument)] = divisor.atoms
         facts = [*self.facts, *inequalities(divisor.guards)]
-        more = ("call", function, collected(self.rewritten(divisor.names, facts, argument, steps)))
+        more = ("call", function, collected(self.rewritten(divisor.names, facts, argument, steps, Within)))
         self.divisors.append(divisor._replace(atoms=(more,)))
 
-    def rewritten(self, names: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term], steps: Any
-                  ) -> tuple[Term, ...]:
-        """The same sum, for all values of ``names`` that the facts admit."""
-        inner = Inside(self.sizes, [*self.context, *names], facts, terms, self.divisors, self.depth + 1)
+    def rewritten(self, names: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term], steps: Any,
+                  kind: type[Play]) -> tuple[Term, ...]:
+        """The same sum, or members that are the same one by one, for all values of ``names`` that the facts admit."""
+        inner = kind(self.sizes, [*self.context, *names], facts, self.divisors, terms, (), self.depth + 1)
         inner.run(steps)
         return tuple(inner.terms.values())
+
+    # --- cases -------------------------------------------------------------------------------------------------------
+
+    def do_case(self, expr: str, relation: str, proofs: Any) -> None:
+        """What is to be shown is shown where a guard on the context holds, and where it does not."""
+        guard = _guard(self.reader()(expr), relation)
+        for case, steps in zip(((guard,), *opposites([guard])), proofs, strict=True):
+            self.branch(inequalities(case), ()).run(steps)
+        self.terms.clear()
+
+    def do_order(self, path: Any, witnesses: Any, chosen: Any, proofs: Any) -> None:
+        """What is to be shown is shown where the largest of the ``chosen`` members of a maximum is not below that of
+        the others, and where it is not above: one of both is so. The guards of the terms that it stands in hold."""
+        members, guards = _maximum(self.terms, path)
+        implied(guards, witnesses, self.facts, self.reader())
+        need(free_names(("max", members)) <= {*self.context, *self.sizes}, "what is compared must be of the context")
+        need(isinstance(chosen, list) and all(type(k) is int and 0 <= k < len(members) for k in chosen)
+             and 0 < len(set(chosen)) < len(members), "some members must be compared with the others")
+        sides = [[m for k, m in enumerate(members) if (k in chosen) is first] for first in (True, False)]
+        for (one, other), steps in zip((sides, sides[::-1]), proofs, strict=True):
+            whole = largest(map(renamed, one))
+            self.branch((), [Term(Fraction(1), m.names, m.guards, (("call", "", collected(
+                [*map(refreshed, whole), *negated(m.body)])),)) for m in map(renamed, other)]).run(steps)
+        self.terms.clear()
+
+    def do_void(self, j: int, mapping: Any, guards: Any) -> None:
+        """What is known not to be 0 is 0, at some values: that cannot be, so nothing is to be shown."""
+        need(not collected(self.known(j, _NOT_ZERO, mapping, guards, self.facts, self.reader())), "it must be 0")
+        self.terms.clear()
+
+    def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
+        """The same to show, of which more is known."""
+        other = copy(self)
+        other.context, other.facts = list(self.context), [*self.facts, *facts]
+        other.terms, other.divisors = dict(self.terms), [*self.divisors, *divisors]
+        other.depth += 1
+        need(other.depth <= _DEPTH, "cases are nested too deep")
+        return other
 
     # --- atoms that are equal ----------------------------------------------------------------------------------------
 
@@ -286,18 +383,6 @@ class Steps:
         return tuple(map(refreshed, moved.atoms[0][2]))
 
 
-class Inside(Steps):
-    """Rewrites what an atom is of, or the members of a maximum, each of them a term: by the steps alone that leave as
-    many terms, each of them what it is, and every range of a member some values."""
-
-    def run(self, steps: Sequence[Any]) -> None:
-        need(all(step[0] in ("fix", "inside") for step in steps), "within an atom, variables are fixed and no more")
-        super().run(steps)
-
-    def end(self) -> None:
-        """Whatever the sum is, the atom is of that."""
-
-
 class Play(Steps):
     """Shows that ``terms - others`` is 0, whatever the context's variables are: no term may be left."""
 
@@ -312,7 +397,8 @@ class Play(Steps):
         if witness is not None:
             super().do_drop(i, witness)
             return
-        need(self.terms[i].factor == 0, f"term {i} is not zero")
+        zero = any(atom[0] == "call" and atom[1] in VANISHING and not atom[2] for atom in self.terms[i].atoms)
+        need(self.terms[i].factor == 0 or zero, f"term {i} is not zero")
         del self.terms[i]
 
     def do_count(self, i: int, k: int, witness: Any) -> None:
@@ -336,10 +422,7 @@ class Play(Steps):
         """The term times ``a * (1/a)``, which is 1: for all values of the term's variables, ``1/a`` is divisor j at the
         values that ``mapping`` gives that one's variables, so that ``a`` is not 0."""
         term, facts, read = self.at(i)
-        divisor = refreshed(self.divisors[j])
-        moved = substituted(divisor._replace(names=()), dict(zip(divisor.names, map(read, mapping), strict=True)))
-        implied(moved.guards, guards, facts, read)
-        [(_, _, argument)] = moved.atoms
+        argument = self.known(j, _NOT_ZERO, mapping, guards, facts, read)
         inverse = reciprocal(argument)
         self.put(i, term.atoms, [times(a, refreshed(b)) for a in map(refreshed, argument) for b in inverse])
 
@@ -360,6 +443,97 @@ class Play(Steps):
         for part in largest(m._replace(body=(*m.body, refreshed(other._replace(factor=other.factor / one.factor))))
                             for m in map(renamed, members)):
             self.add(i, part._replace(factor=part.factor * one.factor))
+
+    def do_insert(self, i: int, atoms: Any, variables: Any, factor: str, mapping: Any, guards: Any) -> None:
+        """A term and its opposite, which are 0 together: of term i without some atoms and variables. It stands where
+        that one stands: at values of those variables that meet their guards."""
+        term = self.terms[i]
+        need(isinstance(atoms, list) and isinstance(variables, list), "atoms and variables must be numbered")
+        gone = [term.names[k] for k in variables]
+        using = [g for g in term.guards if not g.expr.names.isdisjoint(gone)]
+        left = [a for k, a in enumerate(term.atoms) if k not in atoms]
+        need(all(free_names(a).isdisjoint(gone) for a in left), "what stays must not depend on what goes")
+        new = make_term(parse_fraction(factor), [n for n in term.names if n not in gone],
+                        [g for g in term.guards if g not in using], left)
+        read = self.reader(new.names)
+        values = dict(zip(gone, map(read, mapping), strict=True))
+        implied([Guard(g.expr.substituted(values), g.relation) for g in using], guards,
+                [*self.facts, *inequalities(new.guards)], read)
+        self.add(i, refreshed(new))
+        self.add(i, refreshed(new._replace(factor=-new.factor)))
+
+    def do_loosen(self, i: int, k: int, witnesses: Any) -> None:
+        """A guard that the others imply, and that is on no variable of the term, goes."""
+        term, _, read = self.at(i)
+        need(type(k) is int and 0 <= k < len(term.guards), "there is no such guard")
+        guard = term.guards[k]
+        need(guard.expr.names.isdisjoint(term.names), "what is summed over keeps its ranges")
+        rest = [*term.guards[:k], *term.guards[k + 1:]]
+        check_guard(guard, witnesses, [*self.facts, *inequalities(rest)], read)
+        self.terms[i] = term._replace(guards=tuple(rest))
+
+    def do_part(self, i: int, p: int, k: int, expr: str, relation: str, cases: Any) -> None:
+        """Member k of a maximum is taken apart by a guard into members that have some values, which are named, and into
+        what contradicts itself."""
+        term, facts, _ = self.at(i)
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
+        members = term.atoms[p][1]
+        need(type(k) is int and 0 <= k < len(members), "a maximum has no such member")
+        member = members[k]
+        read = self.reader([*term.names, *member.names])
+        guard = _guard(read(expr), relation)
+        found = []
+        for case, (word, *shown) in zip(((guard,), *opposites([guard])), cases, strict=True):
+            part = member._replace(guards=(*member.guards, *case))
+            if word == "none":
+                check_witness(shown[0], None, [*facts, *inequalities(part.guards)], read)
+                continue
+            outer = self.reader(term.names)
+            values = dict(zip(member.names, map(outer, shown[0]), strict=True))
+            implied([Guard(g.expr.substituted(values), g.relation) for g in part.guards], shown[1], facts, outer)
+            found.append(part)
+        sums = largest(map(renamed, [*members[:k], *found, *members[k + 1:]]))
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
+
+    def do_climb(self, i: int, p: int, proofs: Any) -> None:
+        """The logarithm of a maximum is that of its members, if all of these are above 0."""
+        term, facts, _ = self.at(i)
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][:2] == ("call", "log"), "it is no logarithm")
+        [inner] = term.atoms[p][2]
+        need(inner.factor > 0 and not inner.names and not inner.guards and [a[0] for a in inner.atoms] == ["max"],
+             "it must be of a maximum")
+        members = list(map(renamed, inner.atoms[0][1]))
+        bodies = [tuple(t._replace(factor=t.factor * inner.factor) for t in m.body) for m in members]
+        for member, body, proof in zip(members, bodies, proofs, strict=True):
+            self.above_known([*term.names, *member.names], [*facts, *inequalities(member.guards)], body, *proof)
+        sums = largest(m._replace(body=tuple(called("log", b))) for m, b in zip(members, bodies, strict=True))
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
+
+    def do_extract(self, i: int, p: int) -> None:
+        """``1 / sum(x * y)`` is ``1/x * 1 / sum(y)`` for an x that does not depend on what is summed over."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
+        need(term.atoms[p][:2] == ("call", "1/"), "only a reciprocal is taken apart")
+        whole, rest = apart(term.atoms[p][2])
+        inner = ("call", "1/", (rest,))
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]],
+                 [times(t, Term(Fraction(1), (), (), (inner,))) for t in reciprocal((whole,))])
+
+    def do_value(self, i: int, p: int) -> None:
+        """Of some functions, values are known; the logarithm of ``exp(x)`` is x."""
+        term = self.terms[i]
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "call", "nothing is known of it")
+        _, function, argument = term.atoms[p]
+        argument = collected(argument)
+        need(len(argument) <= 1, "it must be of a number, or the logarithm of one function")
+        one = argument[0] if argument else Term(Fraction(0), (), (), ())
+        need(one == Term(one.factor, (), (), one.atoms), "it must be of a number, or the logarithm of one function")
+        if function == "log" and one.factor == 1 and [each[:2] for each in one.atoms] == [("call", "exp")]:
+            found = one.atoms[0][2]
+        else:
+            need(not one.atoms and (function, one.factor) in VALUES, "its value is not known")
+            found = (Term(VALUES[function, one.factor], (), (), ()),)
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], [t for t in found if t.factor])
 
     def do_odd(self, i: int, p: int) -> None:
         """f(-x) is -f(x)."""
@@ -397,6 +571,17 @@ class Play(Steps):
             AtLeast(self.sizes, *inner, self.divisors, value, member.body, self.depth + 1).run(steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
 
+    def do_lose(self, i: int, p: int, k: int, steps: Any) -> None:
+        """Atom p of the term, a maximum, is that of its members but k, which for no values is above the others."""
+        term, facts, _ = self.at(i)
+        need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
+        members = term.atoms[p][1]
+        need(type(k) is int and 0 <= k < len(members) and len(members) > 1, "a maximum has no such member")
+        member, rest = members[k], largest(map(renamed, [*members[:k], *members[k + 1:]]))
+        inner = [*self.context, *term.names, *member.names], [*facts, *inequalities(member.guards)]
+        AtLeast(self.sizes, *inner, self.divisors, rest, member.body, self.depth + 1).run(steps)
+        self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], rest)
+
     def do_merge(self, i: int, j: int, mapping: Any, inverse: Any, forth: Any, back: Any, pairing: Any, equal: Any
                  ) -> None:
         need(i != j, "a term is not merged with itself")
@@ -418,6 +603,28 @@ class Play(Steps):
             self.terms[i] = one._replace(factor=factor)
         else:
             del self.terms[i]
+
+
+class Within(Play):
+    """Rewrites what a function is of, by the steps that leave the sum what it is and name no more variables."""
+
+    WORDS = frozenset({"drop", "division", "divide variable", "guard", "split", "fix", "count", "merge", "unit", "odd",
+                       "nonzero", "positive", "absorb", "square", "largest", "inside", "divisor inside", "insert",
+                       "extract", "value", "lose", "parts", "negate", "loosen", "part", "climb"})
+
+    def run(self, steps: Sequence[Any]) -> None:
+        need(all(isinstance(step[0], str) and step[0] in self.WORDS for step in steps), "that is no step within atoms")
+        super().run(steps)
+
+    def end(self) -> None:
+        """Whatever the sum is, the atom is of that."""
+
+
+class Inside(Within):
+    """Rewrites the members of a maximum, each of them a term: by the steps alone that leave as many terms, each of them
+    what it is, and every range of a member some values."""
+
+    WORDS = frozenset({"fix", "inside"})
 
 
 class AtLeast(Play):
@@ -446,6 +653,46 @@ class AtLeast(Play):
         need(atom[0] == "call" and (function, atom[1]) in BELOW, "nothing is known to be below it")
         self.put(i, (), called(function, atom[2]))
 
+    def do_given(self, i: Any, j: int, mapping: Any, guards: Any, factor: str) -> None:
+        """Less a positive multiple of what is known to be at least 0, or of its sum over what a term goes over: if that
+        is at least 0, so is the whole."""
+        over = Term(Fraction(1), (), (), ()) if i is None else refreshed(self.terms[i]._replace(atoms=()))
+        facts = [*self.facts, *inequalities(over.guards)]
+        argument = self.known(j, _NOT_NEGATIVE, mapping, guards, facts, self.reader(over.names))
+        need(parse_fraction(factor) > 0, "what is at least 0 is taken away")
+        for term in map(refreshed, argument):
+            less = Term(-term.factor * parse_fraction(factor), (*over.names, *term.names),
+                        (*over.guards, *term.guards), term.atoms)
+            self.add(-1, refreshed(less))
+
+    def do_grow(self, i: int, steps: Any) -> None:
+        """A multiple of f(x) is at least that of f(0), where f grows and x is at least 0, or for a negative multiple at
+        most 0."""
+        term, facts, _ = self.at(i)
+        [atom] = term.atoms
+        need(atom[0] == "call" and atom[1] in GROWING, "it is not known to grow")
+        one, other = (atom[2], ()) if term.factor > 0 else ((), atom[2])
+        AtLeast(self.sizes, [*self.context, *term.names], facts, self.divisors, one, other, self.depth + 1).run(steps)
+        value = VALUES.get((atom[1], 0))
+        self.put(i, (), called(atom[1], ()) if value is None else [Term(value, (), (), ())])
+
+    def do_bound(self, i: int) -> None:
+        """A negative multiple of f(x), where f is at most 1, is at least that of 1."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor < 0 and atom[0] == "call" and atom[1] in AT_MOST_ONE, "nothing is known to be above it")
+        self.put(i, (), [Term(Fraction(1), (), (), ())])
+
+    def do_root(self, i: int) -> None:
+        """A positive multiple of ``sqrt(f(x))``, where f is at most 1, is at least that of f(x)."""
+        term = self.terms[i]
+        [atom] = term.atoms
+        need(term.factor > 0 and atom[:2] == ("call", "sqrt"), "a negative multiple is not above what is below")
+        [inner] = atom[2]
+        need(inner == Term(Fraction(1), (), (), inner.atoms) and len(inner.atoms) == 1
+             and inner.atoms[0][0] == "call" and inner.atoms[0][1] in AT_MOST_ONE, "nothing is known to be below it")
+        self.put(i, (), atom[2])
+
     def do_raise(self, i: int) -> None:
         """A negative multiple of f(x), where f(x) is at most the larger of x and 0, is at least that of the larger."""
         term = self.terms[i]
@@ -473,6 +720,32 @@ def _part(terms: Sequence[Term], path: Sequence[Any]) -> Any:
         return _part(atom[2], rest)
     need(atom[0] == "max" and not atom[1][rest[0]].names, "a part must not depend on what is gone over")
     return _part(atom[1][rest[0]].body, rest[1:])
+
+
+def _maximum(terms: Any, path: Sequence[Any]) -> tuple[tuple[Member, ...], list[Guard]]:
+    """The members of the maximum at a place, which is named like that of :func:`_part`, and the guards of the terms
+    that it stands in. Of those that a maximum goes over on the way there are some values."""
+    need(len(path) <= 3 * _DEPTH and all(type(k) is int and k >= 0 for k in path), "a path must be of few numbers")
+    term, place, *rest = path
+    atom = terms[term].atoms[place]
+    need(not terms[term].names, "what is compared must not stand in a sum")
+    if atom[0] == "call":
+        members, guards = _maximum(atom[2], rest)
+    else:
+        need(atom[0] == "max", "only members of a maximum are compared")
+        members, guards = _maximum(atom[1][rest[0]].body, rest[1:]) if rest else (atom[1], [])
+    return members, [*terms[term].guards, *guards]
+
+
+def apart(argument: Sequence[Term]) -> tuple[Term, Term]:
+    """The one product that is summed as what does not depend on the variables that it is summed over, and the rest,
+    among it maxima that may be of nothing where the guards of the product do not hold."""
+    argument = collected(argument)
+    need(len(argument) == 1, "only the reciprocal of one product is taken apart")
+    [product] = argument
+    outer = [a for a in product.atoms if free_names(a).isdisjoint(product.names) and steady(a)]
+    rest = product._replace(factor=Fraction(1), atoms=tuple(a for a in product.atoms if a not in outer))
+    return Term(product.factor, (), (), tuple(outer)), rest
 
 
 def one_to_one(names: Sequence[str], other: Term, others: Sequence[str], into: Mapping[str, Expr],

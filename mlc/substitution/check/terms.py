@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from mlc.substitution.check.integers import Expr, Guard, name, need, spend
 
 __all__ = [
-    "Member", "Term", "changed", "collected", "divisor_of", "fresh_name", "inequalities", "is_size", "make_term",
-    "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "substituted", "times", "under",
+    "Member", "Term", "changed", "collected", "divisor_of", "free_names", "fresh_name", "inequalities", "is_size",
+    "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "steady", "substituted",
+    "times", "under",
 ]
 
 _MOST_ATOMS, _MOST_TERMS = 64, 400
@@ -181,6 +182,30 @@ def names_of(atom: Any) -> set[str]:
     terms = [t for m in members for t in m.body]
     guards = [g for part in (*members, *terms) for g in part.guards]
     return {s for g in guards for s in g.expr.names}.union(*(names_of(a) for t in terms for a in t.atoms))
+
+
+def free_names(atom: Any) -> set[str]:
+    """The sizes and variables around an atom that it depends on, without those that it binds."""
+    if atom[0] in ("read", "number"):
+        return names_of(atom)
+    members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
+    found: set[str] = set()
+    for m in members:
+        inside = {s for g in m.guards for s in g.expr.names}
+        for t in m.body:
+            inner = {s for g in t.guards for s in g.expr.names}.union(*map(free_names, t.atoms))
+            inside |= inner - set(t.names)
+        found |= inside - set(m.names)
+    return found
+
+
+def steady(atom: Any) -> bool:
+    """Whether no maximum in it goes over a range that depends on variables around it, which may leave it nothing."""
+    if atom[0] in ("read", "number"):
+        return True
+    members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
+    return all(all(s[0] not in "$@" or s in m.names for g in m.guards for s in g.expr.names)
+               and all(map(steady, (a for t in m.body for a in t.atoms))) for m in members)
 
 
 def negated(terms: Iterable[Term]) -> list[Term]:

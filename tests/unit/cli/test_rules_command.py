@@ -51,6 +51,18 @@ def test_verify_checks_certificates(tmp_path, capsys):
     assert code == 1 and "hash differs" in document["rules"][0]["reason"]
 
 
+def test_verify_tells_what_is_proved_of_nothing(tmp_path, capsys):
+    """A source that divides by 0 everywhere equals anything that is as well."""
+    zero = {"op": "sub", "inputs": ["a", "a"]}
+    nothing = {"name": "nothing", "inputs": {"a": ["m"]},
+               "source": {"nodes": [zero, {"op": "div", "inputs": ["a", "%0"]}], "outputs": ["%1"]},
+               "target": {"nodes": [zero, {"op": "reciprocal", "inputs": ["%0"]},
+                                    {"op": "mul", "inputs": ["a", "%1"]}], "outputs": ["%2"]}}
+    code, document = verify(capsys, written(tmp_path / "r.json", nothing, RULE))
+    assert code == 0 and [r["status"] for r in document["rules"]] == ["proved", "proved"]
+    assert "of nothing" in document["rules"][0]["reason"] and document["rules"][1]["reason"] is None
+
+
 def test_verify_prints_one_line_for_each_rule_and_a_summary(tmp_path, capsys):
     assert main(["rules", "verify", written(tmp_path / "r.json", RULE)]) == 0
     assert capsys.readouterr().out.splitlines() == ["join  proved", "1 rules: 1 proved"]
@@ -108,11 +120,12 @@ def test_what_means_nothing_is_refused_by_name(changes, reason, tmp_path, capsys
 
 
 def test_what_cannot_be_proved_is_undecided_with_a_reason(tmp_path, capsys):
-    rule = {"name": "inverse", "inputs": {"a": ["m"]}, "target": {"nodes": [], "outputs": ["a"]},
-            "source": side(("exp", "a", {}), ("log", ["%0"], {}), outputs=["%1"])}
+    target = side(("exp", "a", {}), ("exp", "b", {}), ("mul", ["%0", "%1"], {}), outputs=["%2"])
+    rule = {"name": "power", "inputs": {"a": ["m"], "b": ["m"]}, "target": target,
+            "source": side(("add", ["a", "b"], {}), ("exp", ["%0"], {}), outputs=["%1"])}
     code, document = verify(capsys, written(tmp_path / "r.json", rule))
     (found,) = document["rules"]
-    assert code == 1 and (found["id"], found["status"]) == ("inverse", "undecided") and found["reason"]
+    assert code == 1 and (found["id"], found["status"]) == ("power", "undecided") and found["reason"]
 
 
 def test_a_mismatch_of_shapes_is_a_condition_or_refused(tmp_path, capsys):

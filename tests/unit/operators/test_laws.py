@@ -1,5 +1,7 @@
 """Each law of a function that is not polynomial holds numerically, in both number systems."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from cases import MAKERS
@@ -7,9 +9,9 @@ from cases import MAKERS
 from mlc.operators import OPERATORS
 from mlc.operators.arithmetic import FIELD, PRIME, REAL, STRICT, Arithmetic
 from mlc.operators.evaluate import evaluate
-from mlc.operators.laws import BELOW, LAWS
-from mlc.substitution.check.maxima import BELOW as BELOW_GRANTED
+from mlc.operators.laws import BELOW, LAWS, VALUES
 from mlc.substitution.check.maxima import (
+    AT_MOST_ONE,
     CONTRACTING,
     EXCEEDING,
     GROWING,
@@ -20,6 +22,8 @@ from mlc.substitution.check.maxima import (
     VANISHING,
     ZERO,
 )
+from mlc.substitution.check.maxima import BELOW as BELOW_GRANTED
+from mlc.substitution.check.maxima import VALUES as VALUES_GRANTED
 
 POSITIVE_DOMAIN = ("log", "sqrt")
 
@@ -115,12 +119,20 @@ def test_one_function_is_never_above_the_other(lower: str, upper: str) -> None:
     assert np.all(continued(lower, DENSE) <= continued(upper, DENSE))
 
 
+@pytest.mark.parametrize("function, argument", sorted(VALUES))
+def test_values_of_functions(function: str, argument: Fraction) -> None:
+    [value] = REAL.call(function, np.array([float(argument)]))
+    assert value == VALUES[function, argument]
+
+
 @pytest.mark.parametrize("function", sorted(set(LAWS) - {"relu"}))
 def test_laws_about_a_functions_argument_hold_at_every_number(function: str) -> None:
     """Also where the function is taken as 0; and what is no law is seen not to be one."""
     values = continued(function, DENSE)
     assert np.all(values <= np.maximum(DENSE, 0)) == LAWS[function].contracts
     assert np.all(values >= DENSE) == LAWS[function].exceeds
+    assert np.all(values <= 1) == LAWS[function].at_most_one
+    assert np.all(np.diff(values) >= 0) == LAWS[function].grows_continued
     assert np.array_equal(continued(function, -DENSE), -values) == LAWS[function].odd
 
 
@@ -139,12 +151,13 @@ def test_a_function_of_the_field_is_not_additive(function: str) -> None:
 
 def test_checker_grants_what_the_laws_say() -> None:
     """The checker of certificates has facts of its own, so that a slip in the table cannot make it believe a proof."""
-    granted = {"grows": GROWING, "idempotent": IDEMPOTENT, "nonnegative": NONNEGATIVE, "positive": POSITIVE,
-               "zero": ZERO, "odd": ODD,
+    granted = {"grows_continued": GROWING, "at_most_one": AT_MOST_ONE, "idempotent": IDEMPOTENT,
+               "nonnegative": NONNEGATIVE, "positive": POSITIVE, "zero": ZERO, "odd": ODD,
                "contracts": CONTRACTING, "exceeds": EXCEEDING}
     for law, functions in granted.items():
         # what relu is, a maximum, is known of it besides
         assert {name for name, laws in LAWS.items() if getattr(laws, law)} - {"relu"} == functions
     assert set(BELOW) == BELOW_GRANTED
+    assert VALUES == VALUES_GRANTED
     for name in VANISHING - {"1/"}:
         assert REAL.call(name, np.zeros(1)) == 0

@@ -61,8 +61,10 @@ def judgement(rule: Rule, seed: int = 0, assignments: int = 2, elements: int = 3
             inside = [c for n, s in zip(names, one.shape, strict=True)
                       for c in (values[n] >= 0, values[n] < _index(s, sizes))]
             known = _Values()
-            left, right = (known.of(side, values) for side in sides)
-            _ask(found, [*assumed, *inside, *known.laws(), z3.Not(left == right)], "an element")
+            left = known.of(sides[0], values)
+            defined = known.defined()
+            right = known.of(sides[1], values)
+            _ask(found, [*assumed, *inside, *defined, *known.laws(), z3.Not(left == right)], "an element")
     rng = Random(seed)
     for numbers in draw_sizes(rule, assignments, seed):
         _at_numbers(found, rule, numbers, rng, elements)
@@ -98,7 +100,8 @@ def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: R
             if z3.is_rational_value(difference) and difference.as_fraction() == 0:
                 found.answered += 1
             else:
-                _ask(found, [*ours.laws(theirs), difference != 0], f"element {place} at {dict(numbers)}")
+                claims = [*ours.defined(), *ours.laws(theirs), difference != 0]
+                _ask(found, claims, f"element {place} at {dict(numbers)}")
 
 
 def _ask(found: Judgement, claims: Sequence[Any], about: str) -> None:
@@ -161,13 +164,19 @@ class _Values:
         self.reads: set[tuple[Any, ...]] = set()
         #: functions of which laws alone are known, with their arguments
         self.calls: list[tuple[str, Any]] = []
-        #: what is so of the numbers that stand for largest elements
-        self._maxima: list[Any] = []
+        #: what is divided by wherever the expressions are defined
+        self.divisors: list[Any] = []
+        #: what is so of the numbers that stand for largest elements, and for reciprocals
+        self._known: list[Any] = []
 
     def laws(self, *others: _Values) -> list[Any]:
         """What holds of the functions and maxima of these expressions and of others'."""
         sides = (self, *others)
-        return [*_laws([call for side in sides for call in side.calls]), *(m for side in sides for m in side._maxima)]
+        return [*_laws([call for side in sides for call in side.calls]), *(m for side in sides for m in side._known)]
+
+    def defined(self) -> list[Any]:
+        """What holds where the expressions are defined: nothing that is divided by is 0."""
+        return [each != 0 for each in self.divisors]
 
     def of(self, value: Scalar, values: Mapping[str, Any]) -> Any:
         match value:
@@ -185,7 +194,11 @@ class _Values:
             case Reciprocal(divisor):
                 found = z3.simplify(self.of(divisor, values))
                 known = z3.is_rational_value(found) and found.as_fraction() != 0
-                return z3.RealVal(str(1 / found.as_fraction())) if known else _function("1/", found)
+                if known:
+                    return z3.RealVal(str(1 / found.as_fraction()))
+                self.divisors.append(found)
+                self._known.append(z3.Implies(found != 0, found * _function("1/", found) == 1))
+                return _function("1/", found)
             case Call("max", (one, other)):
                 return _larger(self.of(one, values), self.of(other, values))
             case Call("relu", (argument,)):
@@ -198,7 +211,10 @@ class _Values:
                 chosen = z3.simplify(z3.And([_condition(c, values) for c in conditions]))
                 if z3.is_true(chosen) or z3.is_false(chosen):
                     return self.of(then if z3.is_true(chosen) else otherwise, values)
-                return z3.If(chosen, self.of(then, values), self.of(otherwise, values))
+                before = len(self.divisors)
+                cases = self.of(then, values), self.of(otherwise, values)
+                del self.divisors[before:]  # which of them is divided by is open
+                return z3.If(chosen, *cases)
             case Sum(variables, body):
                 return z3.Sum([self.of(body, v) for v in _all(variables, (), values)])
             case Max(variables, conditions, body):
@@ -212,7 +228,7 @@ class _Values:
         if len(elements) <= 2:
             return elements[0] if len(elements) == 1 else _larger(*elements)
         largest = z3.Real("max" + str(sorted(each.sexpr() for each in elements)))
-        self._maxima += [largest >= each for each in elements] + [z3.Or([largest == each for each in elements])]
+        self._known += [largest >= each for each in elements] + [z3.Or([largest == each for each in elements])]
         return largest
 
     def _read(self, tensor: str, places: Sequence[Any]) -> Any:

@@ -9,31 +9,11 @@ from dataclasses import replace
 import pytest
 
 from mlc.substitution.check import CertificateError, check, check_rule
-from mlc.substitution.codec import content_hash, dump_rule, load_rule
+from mlc.substitution.codec import content_hash, dump_rule
 from mlc.substitution.prove import Proved, certified, prove
 from mlc.substitution.refute import Refuted, defined_somewhere, find_counterexample
-
-
-def rule(source, target, **inputs):
-    """A rule from lines such as ``div b a`` and ``sum %0 axes=[1] keepdims=1``; a target of one word is an input."""
-    def side(lines):
-        if len(lines[0].split()) == 1:
-            return {"nodes": [], "outputs": [lines[0]]}
-        nodes = []
-        for line in lines:
-            op, *words = line.split()
-            given = dict(word.split("=") for word in words if "=" in word)
-            nodes.append({"op": op, "inputs": [word for word in words if "=" not in word],
-                          "attributes": {name: json.loads(value) for name, value in given.items()}})
-        return {"nodes": nodes, "outputs": [f"%{len(nodes) - 1}"]}
-
-    shapes = inputs or {name: ["m", "k"] for name in "ab"}
-    read = {word for line in (*source, *target) for word in line.split()}
-    return load_rule({"name": "division", "inputs": {n: s for n, s in shapes.items() if n in read}, "conditions": [],
-                      "source": side(source), "target": side(target)})
-
-
-SUM = "axes=[1] keepdims=1"
+from tests.unit.substitution.small_rules import SUM, rule
+from tests.unit.substitution.smt import judgement
 
 RIGHT = {
     "a * (b/a) = b": rule(["div b a", "mul a %0"], ["b"]),
@@ -117,6 +97,16 @@ def test_what_does_not_cancel_is_refuted(name):
     assert isinstance(find_counterexample(WRONG[name]), Refuted)
 
 
+@pytest.mark.parametrize("name", ["a * (b/a) = b", "a plus its sum, of one column", "ab / ab = b/b, of one product"])
+def test_second_judge_agrees(name):
+    assert not judgement(RIGHT[name]).against
+
+
+@pytest.mark.parametrize("name", ["of another tensor", "a / sum(a) summed is not 1/a"])
+def test_second_judge_agrees_of_what_is_wrong(name):
+    assert judgement(WRONG[name]).against
+
+
 def test_nothing_divides_by_more_than_was_divided_by():
     """a * (b/a) is b from left to right alone."""
     for name in ("a * (b/a) = b", "b * (a/a) = b", "1 / (1/a) = a", "1 / (a/b) = b/a", "relu(a)/relu(a) = a/a"):
@@ -190,17 +180,35 @@ def test_no_step_inside_can_be_left_out_or_be_another(name):
                                        all_of(steps)[place][k].__setitem__(3, value)))
 
 
-@pytest.mark.parametrize("step", [
-    ["drop", 0, None], ["drop", 0, []], ["split", 0, "@0", ">="], ["guard", 0, "0", ">=", [[]]], ["count", 0, 0, []],
-    ["merge", 0, 0, [], [], [], [], [], []], ["context split", 0, "1", []], ["context fact", "0", []],
-    ["divide variable", 0, 0, "1", []], ["division", 0, "0//1", "0", [], []], ["unit", 0, 0, [], []],
-    ["nonzero", 0, [0, 0]], ["divisor inside", 0, []], ["put", 0, [], []], ["inside", 0, 0, []], ["inside", 0, -1, []],
-    ["inside", 0, True, []], ["inside", 0, 9, []], ["fix", 0, 0, "0", [], []],
-])
-def test_inside_variables_are_fixed_and_no_more(step):
-    name = "a plus its sum, of one column"
+KEEPING = [["split", 0, "@0", ">="], ["guard", 0, "0", ">=", [[]]], ["unit", 0, 0, [], []], ["divisor inside", 0, []]]
+CHANGING = [
+    ["drop", 0, None], ["drop", 0, []], ["count", 0, 0, []], ["merge", 0, 0, [], [], [], [], [], []],
+    ["context split", 0, "1", []], ["context fact", "0", []], ["divide variable", 0, 0, "1", []],
+    ["division", 0, "0//1", "0", [], []], ["nonzero", 0, [0, 0]], ["put", 0, [], []], ["inside", 0, 0, []],
+    ["inside", 0, -1, []], ["inside", 0, True, []], ["inside", 0, 9, []], ["fix", 0, 0, "0", [], []],
+    ["case", "@0", ">=", [[], []]], ["order", [0, 0], [], [0], [[], []]], ["void", 0, [], []], ["lower", 0, 0, [], []],
+    ["given", None, 0, [], [], "1"], ["below", 0, "log"], ["raise", 0], ["cover", 0, 1, [], [], []], ["sign", 0],
+    ["end"], ["run", []], ["rewritten"], [["fix"], 0],
+]
+
+
+@pytest.mark.parametrize("step", CHANGING)
+def test_inside_a_sum_stays_what_it_is(step):
     with pytest.raises(CertificateError):
-        check(attacked(name, lambda steps: next(inner(steps)).insert(0, step)))
+        check(attacked("a plus its sum, of one column", lambda steps: next(inner(steps)).insert(0, step)))
+
+
+@pytest.mark.parametrize("step", KEEPING)
+def test_inside_steps_that_keep_a_sum_are_taken(step):
+    check(attacked("a plus its sum, of one column", lambda steps: next(inner(steps)).insert(0, step)))
+
+
+@pytest.mark.parametrize("step", [step for step in (*CHANGING, *KEEPING) if step[0] not in ("fix", "inside")])
+def test_members_of_a_maximum_stay_the_members(step):
+    """A member that is split would be two, of which one may have no values."""
+    right = rule([f"max a {SUM}", "maximum a %0"], [f"max a {SUM}", "maximum %0 a"])
+    with pytest.raises(CertificateError, match="no step within atoms"):
+        check(moved(right, right, [["inside", 0, 0, [step]], *certified(right).certificate["outputs"][0]["steps"]]))
 
 
 @pytest.mark.parametrize("step", [["inside", 0, 0, []], ["inside", 0, -1, []], ["inside", 0, True, []],
