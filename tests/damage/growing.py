@@ -19,7 +19,6 @@ from onnx import helper
 __all__ = ["OPSET", "Arrays", "Growing", "evaluated", "is_tame"]
 
 OPSET = 20
-_NOISE = 1e-6
 #: values beyond it make comparisons of float32 meaningless
 _TAME = 300.0
 _MOST_ELEMENTS = 200_000
@@ -29,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Growing:
-    """A network while it grows: per size, every value as computed and with noise."""
+    """A network while it grows: per size, every value as computed and with ``noise``, relative to each value."""
 
     rng: Random
     numbers: np.random.Generator
@@ -41,6 +40,7 @@ class Growing:
     noisy: list[Arrays] = field(default_factory=list)
     #: values that no rounding has touched: discontinuous operators may read them
     unrounded: set[str] = field(default_factory=set)
+    noise: float = 1e-6
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.exact[0][name].shape
@@ -85,7 +85,7 @@ class Growing:
             moved = evaluated(node, noisy)
             if moved is None or any(a.shape != b.shape for a, b in zip(clean, moved, strict=True)):
                 return False
-            found.append((clean, [self._with_noise(a) if not moves else a for a in moved]))
+            found.append(([self.stored(a) for a in clean], [self.disturbed(a) if not moves else a for a in moved]))
         for (clean, moved), arrays, noisy in zip(found, self.exact, self.noisy, strict=True):
             arrays.update(zip(names, clean, strict=True))
             noisy.update(zip(names, moved, strict=True))
@@ -94,10 +94,15 @@ class Growing:
             self.unrounded.update(names)
         return True
 
-    def _with_noise(self, array: np.ndarray) -> np.ndarray:
+    def stored(self, array: np.ndarray) -> np.ndarray:
+        """A node's result as the network's type holds it."""
+        return array
+
+    def disturbed(self, array: np.ndarray) -> np.ndarray:
+        """A node's result with the noise that other roundings may be."""
         if array.dtype.kind != "f":
             return array
-        return np.asarray(array * (1 + _NOISE * self.numbers.standard_normal(array.shape)), dtype=array.dtype)
+        return np.asarray(array * (1 + self.noise * self.numbers.standard_normal(array.shape)), dtype=array.dtype)
 
 
 def evaluated(node: onnx.NodeProto, arrays: Arrays) -> list[np.ndarray] | None:
