@@ -27,8 +27,11 @@ class Quantised(Growing):
     """What most nodes give is quantised and dequantised, and so are most weights.
 
     Steps are of 8 bits for a tensor, a few for each channel, with zero points where values need them, in the middle,
-    and at both ends, where half of the values saturate. A few integers are results by themselves.
+    and at both ends, where half of the values saturate. A few integers are results by themselves. ``channels`` may have
+    steps of their own in activations, too, which onnxruntime's own operators do not take.
     """
+
+    channels: bool = True
 
     #: the step of what was dequantised, of all its channels
     steps: dict[str, float] = field(default_factory=dict)
@@ -41,7 +44,7 @@ class Quantised(Growing):
             if len(operands) > 2 and operands[0] in self.steps and op == "Conv" and self.rng.random() < 0.6:
                 self._bias(operands, self.steps[operands[0]] * steps)
         if not super().add(op, operands, outputs, moves, **attributes):
-            del self.nodes[before:]
+            self._without(before)
             return False
         made = f"v{len(self.nodes) - 1}_0"
         if outputs == 1 and self.exact[0][made].dtype == np.float32 and self.rng.random() < 0.75:
@@ -59,8 +62,7 @@ class Quantised(Growing):
     def quantise(self, name: str) -> None:
         """Add what makes integers of a value, and numbers of those; nothing where either cannot be."""
         array, dtype, before = self.exact[0][name], self.rng.choice((np.uint8, np.uint8, np.int8)), len(self.nodes)
-        axis = self.rng.randrange(array.ndim) if array.ndim and self.rng.random() < 0.05 else None
-        axis = None if axis is None or self.free(name)[axis] else axis
+        axis = self.rng.randrange(array.ndim) if self.channels and array.ndim and self.rng.random() < 0.05 else None
         rest = None if axis is None else tuple(i for i in range(array.ndim) if i != axis)
         low, high = np.minimum(array.min(rest), 0), np.maximum(array.max(rest), 0)
         limits, extent = np.iinfo(dtype), (high - low) * self.rng.choice((1.0, 1.0, 0.7))
@@ -75,9 +77,17 @@ class Quantised(Growing):
         if not super().add("QuantizeLinear", [name, *given], **along) or self.rng.random() < 0.05:
             return
         if not super().add("DequantizeLinear", [f"v{len(self.nodes) - 1}_0", *given], **along):
-            del self.nodes[before:]
+            self._without(before)
             return
         self.steps[f"v{len(self.nodes) - 1}_0"] = float(step.max())
+
+    def _without(self, before: int) -> None:
+        """Take back all nodes but the first so many."""
+        for node in self.nodes[before:]:
+            for arrays in (*self.exact, *self.noisy):
+                for name in node.output:
+                    del arrays[name]
+        del self.nodes[before:]
 
     def _weight(self, operands: list[str], axis: int) -> np.ndarray:
         """Put the second operand's integers in its place, with a few at their ends; returns its steps."""

@@ -95,7 +95,7 @@ def random_network(rng: Random, kind: str, nodes: int) -> Network:
     if how in _SHORT:
         g = Halved(rng, numbers, 1, dtype=_SHORT[how])
     elif how in (_QUANTISED, _FUSED):
-        g = Quantised(rng, numbers, 1)
+        g = Quantised(rng, numbers, 1, channels=how == _QUANTISED)
     else:
         g = Growing(rng, numbers, 2 if how else 1)
     _start(g, name, how == "free")
@@ -173,6 +173,8 @@ def _by_onnxruntime(model: onnx.ModelProto) -> onnx.ModelProto:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    # of weights in blocks: activations are float32
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "fused.onnx")
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
