@@ -85,6 +85,8 @@ class Growing:
             moved = evaluated(node, noisy)
             if moved is None or any(a.shape != b.shape for a, b in zip(clean, moved, strict=True)):
                 return False
+            if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in moved):
+                return False
             found.append(([self.stored(a) for a in clean], [self.disturbed(a) if not moves else a for a in moved]))
         for (clean, moved), arrays, noisy in zip(found, self.exact, self.noisy, strict=True):
             arrays.update(zip(names, clean, strict=True))

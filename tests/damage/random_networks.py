@@ -131,8 +131,10 @@ def _finished(g: Growing, how: str) -> Network:
         _cast_to(model, helper.np_dtype_to_tensor_dtype(np.dtype(short)))
     results = [{n: typed(a[n]) for n in outputs} for a in g.exact]
     if how == _FUSED:
-        model = _by_onnxruntime(model)
-        results = [_unfused(model, {n: a[n] for n in g.inputs}, outputs) for a in g.exact]
+        fused = _by_onnxruntime(model)
+        found = [_unfused(fused, {n: a[n] for n in g.inputs}, outputs) for a in g.exact]
+        if None not in found:
+            model, results = fused, [each for each in found if each is not None]
     off = [{n: np.abs(np.subtract(a[n], b[n], dtype="f8")) for n in outputs}
            for a, b in zip(g.exact, g.noisy, strict=True)]
     return Network(
@@ -181,8 +183,9 @@ def _by_onnxruntime(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.load(options.optimized_model_filepath)
 
 
-def _unfused(model: onnx.ModelProto, inputs: Arrays, outputs: Sequence[str]) -> Arrays:
-    """What onnxruntime makes of a model without fusing any further, and without instructions that saturate."""
+def _unfused(model: onnx.ModelProto, inputs: Arrays, outputs: Sequence[str]) -> Arrays | None:
+    """What onnxruntime makes of a model without fusing any further, and without instructions that saturate; None where
+    it refuses what it wrote itself."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -190,5 +193,8 @@ def _unfused(model: onnx.ModelProto, inputs: Arrays, outputs: Sequence[str]) -> 
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.x64quantprecision", "1")
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip(outputs, map(np.asarray, session.run(list(outputs), inputs)), strict=True))
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return dict(zip(outputs, map(np.asarray, session.run(list(outputs), inputs)), strict=True))
+    except Exception:  # of whichever of its types
+        return None
