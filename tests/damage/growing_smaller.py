@@ -27,11 +27,11 @@ class Quantised(Growing):
     """What most nodes give is quantised and dequantised, and so are most weights.
 
     Steps are of 8 bits for a tensor, a few for each channel, with zero points where values need them, in the middle,
-    and at both ends, where half of the values saturate. A few integers are results by themselves. ``channels`` may have
-    steps of their own in activations, too, which onnxruntime's own operators do not take.
+    and at both ends, where half of the values saturate. A few integers are results by themselves. ``plain`` networks
+    are those that onnxruntime's own operators are for: nearly all values are uint8, with one step each.
     """
 
-    channels: bool = True
+    plain: bool = False
 
     #: the step of what was dequantised, of all its channels
     steps: dict[str, float] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class Quantised(Growing):
             self._without(before)
             return False
         made = f"v{len(self.nodes) - 1}_0"
-        if outputs == 1 and self.exact[0][made].dtype == np.float32 and self.rng.random() < 0.75:
+        often = 0.97 if self.plain else 0.75
+        if outputs == 1 and self.exact[0][made].dtype == np.float32 and self.rng.random() < often:
             self.quantise(made)
         return True
 
@@ -61,8 +62,9 @@ class Quantised(Growing):
 
     def quantise(self, name: str) -> None:
         """Add what makes integers of a value, and numbers of those; nothing where either cannot be."""
-        array, dtype, before = self.exact[0][name], self.rng.choice((np.uint8, np.uint8, np.int8)), len(self.nodes)
-        axis = self.rng.randrange(array.ndim) if self.channels and array.ndim and self.rng.random() < 0.05 else None
+        array, before = self.exact[0][name], len(self.nodes)
+        dtype = np.uint8 if self.plain else self.rng.choice((np.uint8, np.uint8, np.int8))
+        axis = self.rng.randrange(array.ndim) if array.ndim and not self.plain and self.rng.random() < 0.05 else None
         rest = None if axis is None else tuple(i for i in range(array.ndim) if i != axis)
         low, high = np.minimum(array.min(rest), 0), np.maximum(array.max(rest), 0)
         limits, extent = np.iinfo(dtype), (high - low) * self.rng.choice((1.0, 1.0, 0.7))
@@ -74,7 +76,9 @@ class Quantised(Growing):
                 "largest": np.full_like(fitting, limits.max)}[style].astype(dtype)
         given = [self.constant(step), self.constant(zero)]
         along = {} if axis is None else {"axis": axis}
-        if not super().add("QuantizeLinear", [name, *given], **along) or self.rng.random() < 0.05:
+        if not super().add("QuantizeLinear", [name, *given], **along):
+            return
+        if not self.plain and self.rng.random() < 0.05:
             return
         if not super().add("DequantizeLinear", [f"v{len(self.nodes) - 1}_0", *given], **along):
             self._without(before)

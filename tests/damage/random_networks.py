@@ -83,7 +83,7 @@ def _start(g: Growing, kind: str, free: bool) -> None:
         name = f"x{i}"
         g.inputs[name] = [f"n{k}" if free and k in loose else size for k, size in enumerate(shapes[kind])]
         for arrays, noisy, shape in zip(g.exact, g.noisy, (shapes[kind], other), strict=False):
-            arrays[name] = noisy[name] = g.numbers.normal(0, 1, shape).astype(np.float32)
+            arrays[name] = noisy[name] = g.stored(g.numbers.normal(0, 1, shape).astype(np.float32))
         g.unrounded.add(name)
 
 
@@ -95,7 +95,7 @@ def random_network(rng: Random, kind: str, nodes: int) -> Network:
     if how in _SHORT:
         g = Halved(rng, numbers, 1, dtype=_SHORT[how])
     elif how in (_QUANTISED, _FUSED):
-        g = Quantised(rng, numbers, 1, channels=how == _QUANTISED)
+        g = Quantised(rng, numbers, 1, plain=how == _FUSED)
     else:
         g = Growing(rng, numbers, 2 if how else 1)
     _start(g, name, how == "free")
@@ -131,10 +131,7 @@ def _finished(g: Growing, how: str) -> Network:
         _cast_to(model, helper.np_dtype_to_tensor_dtype(np.dtype(short)))
     results = [{n: typed(a[n]) for n in outputs} for a in g.exact]
     if how == _FUSED:
-        fused = _by_onnxruntime(model)
-        found = [_unfused(fused, {n: a[n] for n in g.inputs}, outputs) for a in g.exact]
-        if None not in found:
-            model, results = fused, [each for each in found if each is not None]
+        model, results = _by_onnxruntime(model, [{n: a[n] for n in g.inputs} for a in g.exact], results)
     off = [{n: np.abs(np.subtract(a[n], b[n], dtype="f8")) for n in outputs}
            for a, b in zip(g.exact, g.noisy, strict=True)]
     return Network(
@@ -167,34 +164,37 @@ def _cast_to(model: onnx.ModelProto, dtype: int) -> None:
                 attribute.i = dtype
 
 
-def _by_onnxruntime(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as onnxruntime would run it: with operators on integers where they were between conversions, and
-    weights of integers beside operands that are."""
+def _by_onnxruntime(
+    model: onnx.ModelProto, inputs: Sequence[Arrays], results: Sequence[Arrays]
+) -> tuple[onnx.ModelProto, list[Arrays]]:
+    """The model as onnxruntime would run it, and what it makes of that: with operators on integers where they were
+    between conversions, and weights of integers beside operands that are. The model as it is where onnxruntime's own
+    rewrites fail, or what they wrote does not run."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     # of weights in blocks: activations are float32
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "fused.onnx")
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return onnx.load(options.optimized_model_filepath)
+        try:
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            fused = onnx.load(options.optimized_model_filepath)
+            session = ort.InferenceSession(fused.SerializeToString(), _options(
+                ort.GraphOptimizationLevel.ORT_DISABLE_ALL), providers=["CPUExecutionProvider"])
+            return fused, [dict(zip(wanted, map(np.asarray, session.run(list(wanted), each)), strict=True))
+                           for each, wanted in zip(inputs, results, strict=True)]
+        except Exception:  # of whichever of its types
+            return model, list(results)
 
 
-def _unfused(model: onnx.ModelProto, inputs: Arrays, outputs: Sequence[str]) -> Arrays | None:
-    """What onnxruntime makes of a model without fusing any further, and without instructions that saturate; None where
-    it refuses what it wrote itself."""
+def _options(level: Any) -> Any:
+    """Of a session of onnxruntime that takes no instructions that saturate."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = level
     options.add_session_config_entry("session.x64quantprecision", "1")
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return dict(zip(outputs, map(np.asarray, session.run(list(outputs), inputs)), strict=True))
-    except Exception:  # of whichever of its types
-        return None
+    return options
