@@ -40,8 +40,8 @@ _TRIES = 12
 _ONE_KERNEL, _BY_NOISE = 5e-5, 30.0
 _BY_ROUNDING = 6.0
 #: by how far integers that are one step off in many places move a network, and the part of a step that results may be
-#: off on average
-_BY_STEPS, _OF_A_STEP = 3.0, 0.01
+#: off on average: that of a few of many, or of two elements
+_BY_STEPS, _OF_A_STEP, _FEW = 3.0, 0.01, 2
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _allowed(g: Growing, name: str, off: np.ndarray, wanted: np.ndarray) -> Allo
     if isinstance(g, Quantised):
         step = 1.0 if wanted.dtype.kind in "iu" else g.steps.get(name, 0.0)
         return Allowed(rounding + step + _BY_STEPS * float(off.max()),
-                       rounding + _OF_A_STEP * step + _BY_STEPS * float(off.mean()))
+                       rounding + max(_OF_A_STEP, min(1.0, _FEW / off.size)) * step + _BY_STEPS * float(off.mean()))
     if isinstance(g, Halved):
         size = np.abs(wanted.astype("f8"))
         return Allowed(g.noise * float(size.max()) + _BY_ROUNDING * float(off.max()),
