@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Four things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Five things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -13,6 +13,8 @@ from memory in bursts: the first tile waits for them and the others leave the me
 Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
 
 Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
+
+Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from schedules.always import settled, sizes_of, untested
 from schedules.analysis import op_name, replaced, uses, walk
 from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
+from schedules.joined import joined_stores
 from schedules.machine import LINE_BYTES
 from schedules.masks import hidden_masks
 from schedules.pieces import expanded
@@ -408,6 +411,9 @@ _HideMasks = tirx.transform.prim_func_pass(
 _KeepOnStack = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _keep_on_stack(func), opt_level=0, name="mlc.KeepOnStack"
 )
+_JoinStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: joined_stores(func), opt_level=0, name="mlc.JoinStores"
+)
 _WithBfloats = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
 )
@@ -425,7 +431,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
+        return tvm.transform.Sequential([_JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -458,6 +458,8 @@ def activations(
 ) -> list[Activation]:
     """The activations of all directions. Alphas and betas are given in order to those that take one."""
     named = [name.decode() if isinstance(name, bytes) else name for name in attrs.get("activations", ())]
+    if len(named) == 2 * len(defaults) > count:  # onnxruntime writes ONNX's default out, which is of both directions
+        named = named[:count]
     names = named or list(defaults) * (count // len(defaults))
     unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
     if unknown or len(names) != count:

@@ -160,7 +160,8 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         data, weight, result = (prod(_usual(each)) for each in (*call.args, call))
         constant = array_of(call.args[1]) is not None
         operations = 2.0 * prod(shape) * depth
-        tiles = tiles_pay(shape[-2], shape[-1], -(-depth // STEP), QUADS, target.tvm)
+        rows, columns = (1, 1, *shape)[-2:]  # a vector is one row
+        tiles = tiles_pay(rows, columns, -(-depth // STEP), QUADS, target.tvm)
         rate = _TILES_REACHED * estimate.machine.tiles if tiles else estimate.machine.dot
         integers = estimate.kernel(operations / rate, float(weight), float(data + result))
         if not constant:  # which is packed, and both are added up

@@ -15,6 +15,7 @@ from quantised_nodes import extremes, imported_numbers, model_of, operators
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
+from mlc.testing.targets import runs
 
 #: a tie between two integers at every step, ends that saturate, and beyond what int32 holds
 VALUES = np.concatenate([np.arange(-300, 300, 0.25), [1e30, -1e30, np.inf, -np.inf, 3e9, -3e9]]).astype("float32")
@@ -204,6 +205,22 @@ def test_quantised_products(dtype: str, of_b: str) -> None:
                  "bz": extremes(rng, scale.shape, "int8"), "ys": np.float32(2.0), "yz": np.array(100, dtype)}
     node = helper.make_node("QLinearMatMul", ["a", *constants], ["y"])
     _within_a_step(model_of([node], {"a": a}, constants, {"y": (dtype, 3)}), {"a": a})
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_vector_by_a_quantised_matrix(rank: int) -> None:
+    rng = np.random.default_rng(11)
+    a = extremes(rng, (3, 40)[2 - rank:], "uint8")
+    constants = {"as": np.float32(0.05), "az": np.array(7, "uint8"), "b": extremes(rng, (40, 64), "int8"),
+                 "bs": np.float32(0.006), "ys": np.float32(0.5), "yz": np.array(100, "uint8")}
+    nodes = [helper.make_node("DequantizeLinear", ["a", "as", "az"], ["x"]),
+             helper.make_node("DequantizeLinear", ["b", "bs"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["p"]),
+             helper.make_node("QuantizeLinear", ["p", "ys", "yz"], ["y"])]
+    model = model_of(nodes, {"a": a}, constants, {"y": ("uint8", rank)})
+    (wanted,) = ReferenceEvaluator(model).run(None, {"a": a})
+    for target in ("native", "x86-64-v3") if runs("x86-64-v3") else ("native",):
+        apart = np.abs(mlc.compile(model, target=target, log=False)(a)[0].astype("int32") - wanted)
+        assert apart.max() <= 1 and (apart > 0).mean() < 0.02
 
 
 _IMAGE = np.zeros((2, 6, 4), "float32")

@@ -152,6 +152,12 @@ def test_activations(attributes: dict[str, Any]) -> None:
     check(Node("LSTM", attributes=attributes))
 
 
+def test_activations_of_a_direction_that_there_is_not() -> None:
+    """ONNX's default of RNN is Tanh twice, which onnxruntime writes into what it saves."""
+    check(Node("RNN", attributes={"activations": ["Tanh", "Tanh"]}))
+    check(Node("RNN", attributes={"activations": ["Relu", "Tanh"]}))
+
+
 def test_activations_of_each_direction() -> None:
     names = ["Relu", "Softsign", "Sigmoid", "Tanh"]
     check(Node("GRU", attributes={"direction": "bidirectional", "activations": names}))

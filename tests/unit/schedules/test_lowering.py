@@ -18,7 +18,8 @@ from schedules.cpu.reduction import REDUCTION
 from schedules.cpu.tiling import accumulate
 from schedules.lowering import PIPELINE, insert_prefetches, lines_per_step
 from schedules.masks import HINT
-from schedules.space import schedule_with
+from schedules.registry import find
+from schedules.space import best_seed, schedule_with
 
 TARGET = resolve("x86-64-v4", threads=2)
 DECISIONS = {"m": 8, "n": 48, "mb": 4, "nb": 1, "k": 4, "order": 1, "inner": 1, "prefetch": 1, "pack": 0}
@@ -187,3 +188,16 @@ def test_a_ragged_loop_is_not_cut_outside_of_itself(offset: int, lower: bool) ->
     i, j = np.indices((64, 15))
     frame[1] = np.where(j <= i + offset if lower else j >= i + offset, data, np.float32(7))
     np.testing.assert_array_equal(whole.numpy(), frame)
+
+
+def test_halves_are_converted_in_registers() -> None:
+    """By the instructions of F16C, without which LLVM calls a function for each number."""
+    target = resolve("x86-64-v3", threads=1).tvm
+    x = te.placeholder((64, 96), "float16", "x")
+    y = te.compute(x.shape, lambda i, j: (x[i, j].astype("float32") * 2.5 + 1.0).astype("float16"), name="y")
+    func = te.create_prim_func([x, y])
+    mod = tvm.IRModule({"main": best_seed(find(func, target), func, target).mod["main"]})
+    with target:
+        module = tvm.compile(mod, target, tir_pipeline=PIPELINE)
+    code = (module.mod.imports or [module.mod])[0].inspect_source("s")
+    assert len(re.findall("vcvtph2ps", code)) >= 2 and len(re.findall("vcvtps2ph", code)) >= 2
