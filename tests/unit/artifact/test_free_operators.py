@@ -52,6 +52,10 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
         s = Shape(x)
         u = Resize<mode="linear", coordinate_transformation_mode="asymmetric">(a, , , s)
         y = Add(u, x) }""", _IMAGES),
+    "parts of which several are free": ((31, "n"), """<int64[1] a = {1}> {
+        b = Sigmoid(x)
+        l = ReduceMax(x, a)
+        y = Concat<axis=-1>(l, b, b, l) }""", _ROWS),
     "divided by its length": (("n", 6), """{
         s = Shape<start=0, end=1>(x)
         f = Cast<to=1>(s)
