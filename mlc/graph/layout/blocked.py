@@ -420,7 +420,8 @@ class Rewriter:
         if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
             return image
         # by itself: no schedule interleaves phases that the result has but a part of
-        return self._bb.call_te(_first_pixels, self._bb.emit(image), rows.out, columns.out,
+        ends = (axis.out.expr if isinstance(axis.out, Size) else axis.out for axis in (rows, columns))
+        return self._bb.call_te(_first_pixels, self._bb.emit(image), *ends,
                                 primfunc_name_hint="first_pixels", primfunc_attrs={"op_pattern": INJECTIVE})
 
     def _narrow(self, data: relax.Expr, size: int) -> relax.Expr:

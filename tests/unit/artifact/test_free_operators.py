@@ -186,6 +186,33 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+def test_recurrent_layers_after_each_other_of_free_steps() -> None:
+    shape, weights = ("n", 2, 6), {"w": (1, 8, 6), "r": (1, 8, 8), "v": (1, 16, 8), "q": (1, 16, 4)}
+    body = "{ a, b = RNN<hidden_size=8>(x, w, r) c = Squeeze(a, one) y, d = LSTM<hidden_size=4>(c, v, q) }"
+    _check(_model(shape, "<int64[1] one = {1}> " + body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
+
+
+def test_what_is_done_before_a_convolution_of_a_free_batch() -> None:
+    body = """{
+        a = Conv<pads=[1, 1, 1, 1], kernel_shape=[3, 3]>(x, k)
+        b = InstanceNormalization(a, s, t)
+        y = Conv<strides=[3, 1], pads=[1, 1, 1, 1], kernel_shape=[3, 3]>(b, l) }"""
+    shape, weights = ("n", 16, 10, 15), {"k": (32, 16, 3, 3), "s": (32,), "t": (32,), "l": (16, 32, 3, 3)}
+    _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 5}), "x86-64-v2")
+
+
+def test_a_transposed_convolution_whose_free_result_is_no_multiple_of_its_stride() -> None:
+    body = "{ y = ConvTranspose<strides=[2, 2], pads=[1, 1, 1, 1]>(x, k) }"
+    shape = (1, 16, "h", "w")
+    _check(_model(shape, body, {"k": (16, 16, 3, 3)}), shape, _IMAGES, "x86-64-v2")
+
+
+def test_a_choice_by_what_means_of_a_free_batch_are() -> None:
+    body = "{ a = AveragePool<kernel_shape=[2, 1], pads=[1, 0, 1, 0]>(x) y = PRelu(a, s) }"
+    shape = ("n", 12, 9, 7)
+    _check(_model(shape, body, {"s": (12, 1, 7)}), shape, ({"n": 1}, {"n": 5}), "x86-64-v2")
+
+
 @pytest.mark.parametrize("operator", ["LSTM", "GRU"])
 def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
     gates, shape = _RECURRENT[operator] * 21, ("n", "b", 6)
