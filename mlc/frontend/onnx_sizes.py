@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_values import array_of
@@ -212,22 +213,22 @@ def _divided(a: Any, b: Any) -> Any:
 
 
 def _minimum(a: Any, b: Any) -> Any:
-    return _smaller(a, b)[0]
+    return _smaller(a, b, tirx.min)[0]
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    return _smaller(a, b)[1]
+    return _smaller(a, b, tirx.max)[1]
 
 
-def _smaller(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both, the one first that is never larger."""
+def _smaller(a: Any, b: Any, otherwise: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Both, the one first that is never larger; what each call computes of them where that depends on a size."""
     low, high = _difference(a, b)
     if high <= 0:
         return a, b
     if low >= 0:
         return b, a
-    raise UndecidedSizeError(f"which is smaller of {a} and {b} must not depend on a free size; fix it, as in --shape "
-                             "NAME=8,128")
+    made = Size(otherwise(*(each.expr if isinstance(each, Size) else tirx.const(each, "int64") for each in (a, b))))
+    return made, made
 
 
 def _difference(a: Any, b: Any) -> tuple[int, int]:

@@ -29,6 +29,14 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
     "every second": (("n", 6), _STEPS % (0, _FAR, 2), _ROWS),
     "backwards": (("n", 6), _STEPS % (-1, -_FAR, -1), _ROWS),
     "every second backwards": (("n", 6), _STEPS % (-1, -_FAR, -2), _ROWS),
+    "the first ones, or all": (("n", 6), """<int64[1] from = {0}, int64[1] to = {5}, int64[1] axis = {0}> {
+        s = Slice(x, from, to, axis)
+        t = Transpose(s)
+        p = MatMul(s, t)
+        y = MatMul(p, s) }""", _ROWS),
+    "the last ones, or all": (("n", 6), """<int64[1] from = {-5}, int64[1] to = {100000}, int64[1] axis = {0}> {
+        s = Slice(x, from, to, axis)
+        y = Softmax<axis=0>(s) }""", _ROWS),
     "largest": (("n", 6), "<int64[1] k = {2}> { y, i = TopK<axis=0>(x, k) }", ({"n": 4}, {"n": 9})),
     "nearest, doubled": ((1, 3, "h", "w"), _RESIZE % (
         "1, 1, 2, 2", 'nearest_mode="floor", coordinate_transformation_mode="asymmetric"'), _IMAGES),
