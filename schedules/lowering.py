@@ -31,7 +31,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from schedules.always import settled, sizes_of, untested
-from schedules.analysis import op_name, replaced, uses, walk
+from schedules.analysis import loads, op_name, replaced, uses, walk
 from schedules.flat import FLAT, restored
 from schedules.free import SIZES, variables
 from schedules.joined import joined_stores
@@ -289,9 +289,38 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     known = {str(func.attrs["global_symbol"]): sizes_of(func) for func in free.values() if FLAT not in func.attrs}
     once = tvm.IRModule({var: _untested(func, known) for var, func in once.functions_items()}, attrs=once.attrs)
     once = tirx.transform.CommonSubexprElim()(once)
+    once = tvm.IRModule({var: _with_numbers_in_place(func) for var, func in once.functions_items()}, attrs=once.attrs)
     rest = lower(rest)
     rest.update(once)
     return rest
+
+
+def _with_numbers_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without variables for sizes as floating-point numbers, of which the code generator wants to know
+    within which whole numbers they lie, and fails.
+
+    ``x = float32(n); .. y / x   -->   .. y / float32(n)``
+    """
+    image: dict[tirx.Var, Any] = {}
+
+    def look(bound: tirx.Bind) -> None:
+        value = replaced(bound.value, image)
+        if str(bound.var.ty).startswith("float") and _is_cast(value):
+            image[bound.var] = value
+
+    walk(func.body, (tirx.Bind, look))
+    if not image:
+        return func
+    nothing = tirx.Evaluate(0)
+    return func.with_body(replaced(tvm_ffi.structural_map(
+        func.body, (tirx.Bind, lambda bound: nothing if bound.var in image else bound)), image))
+
+
+def _is_cast(value: Any) -> bool:
+    """Whether a cast of a whole number is in it that reads no memory."""
+    casts: list[bool] = []
+    walk(value, (tirx.Cast, lambda cast: casts.append("int" in str(cast.value.ty) and not loads(cast.value))))
+    return any(casts)
 
 
 def _untested(func: tirx.PrimFunc, known: Mapping[str, Sequence[tuple[tirx.Var, int, int]]]) -> tirx.PrimFunc:

@@ -3,7 +3,9 @@
 TVM's ``LoopPartition`` cuts a marked loop where the conditions in it begin or cease to hold, so that a ragged end is
 tested and what lies before it is not. Where a condition depends on loops around as well, as that of a triangle does,
 the place of the cut may lie before the loop or behind it, and the pass takes that for a number of iterations: it runs
-the loop from a negative index on. Such a condition is written so that the pass cannot solve it.
+the loop from a negative index on. Such a condition is written so that the pass cannot solve it. So are several that
+cut one loop at free sizes, as of the parts that a concatenation puts together: which cut comes first is simplified
+without end.
 """
 
 from __future__ import annotations
@@ -95,8 +97,13 @@ class _Masks:
         self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
         marked: list[tirx.For],
     ) -> None:
-        for comparison in _comparisons(statement):
-            plain = replaced(comparison, values)
+        comparisons = [(each, replaced(each, values)) for each in _comparisons(statement)]
+        for loop in marked:
+            by_sizes = [each for each, plain in comparisons
+                        if uses(plain, [loop.loop_var]) and uses(plain, list(self._sizes))]
+            if any(not tvm_ffi.structural_equal(each, by_sizes[0]) for each in by_sizes):
+                self.found += by_sizes
+        for comparison, plain in comparisons:
             if any(not _cuts_inside(plain, loop, ranges, self._sizes) for loop in marked):
                 self.found.append(comparison)
 

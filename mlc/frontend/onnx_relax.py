@@ -242,10 +242,11 @@ def _importer_class() -> Any:
             self.bb.begin("")
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            finish: onnx_same.Finish | None = None
             try:
                 if self._free:
                     onnx_agreement.check(op_name, inputs, attrs)
-                    inputs, attrs = onnx_same.padded(self.bb, op_name, inputs, attrs)
+                    inputs, attrs, finish = onnx_same.padded(self.bb, op_name, inputs, attrs)
                 ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
                 if ours is None and op_name in CONVERTERS:
                     ours = CONVERTERS[op_name](self.bb, inputs, attrs)
@@ -253,6 +254,7 @@ def _importer_class() -> Any:
                     return ours
                 made = super()._convert_operator(op_name, inputs, attrs, opset) if ours is None else \
                     self.bb.normalize(ours)
+                made = made if finish is None else finish(made)
                 if self._free:
                     onnx_agreement.check_result(op_name, made)
                 return made

@@ -7,6 +7,8 @@ passes over the scales of batches and channels, ``axes``, ``antialias`` and ``ke
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -106,35 +108,30 @@ def _free(
     """``Resize`` of free sizes, or to them: as one image operator where the scale is that of the sizes for all of them,
     else axis by axis, of which each element's place is computed by the call.
 
-    Raises ``ValueError`` for other than linear interpolation and nearest pixels, and for what depends on a region, on
-    smoothing or on the aspect ratio.
+    Raises ``ValueError`` for what depends on a region, on smoothing or on the aspect ratio.
     """
     from tvm import relax
 
     method, mode, rounding = how
     plain = text(attrs, "keep_aspect_ratio_policy", "stretch") == "stretch" and not attrs.get("antialias", 0)
-    if method not in ("nearest", "linear") or mode not in _MODES or attrs.get("exclude_outside", 0) or not plain:
-        raise ValueError(f"an image of free size must be resized to nearest pixels or linearly, without smoothing or a "
-                         f"region, got mode {method} and {mode}; fix the size, as in --shape NAME=1,3,224,224")
+    if method not in ("nearest", "linear", "cubic") or mode not in (*_MODES, "half_pixel_symmetric") or not plain:
+        raise ValueError(f"an image of free size must be resized without smoothing, a region or an aspect ratio, got "
+                         f"mode {method} and {mode}; fix the size, as in --shape NAME=1,3,224,224")
+    if method != "nearest" and not str(x.ty.dtype).startswith("float"):
+        raise ValueError(f"elements must be of a float type to lie between two pixels, got {x.ty.dtype}")
     new, scales = _enlarged(old, given, attrs)
     changed = [axis for axis in range(len(old)) if not _same(new[axis], old[axis])]
-    exact = all(scale is None or scale.denominator == 1 for scale in (scales[axis] for axis in changed))
-    if method == "linear" and (mode == "align_corners" or any(
-            isinstance(new[axis], Size) and scales[axis] is None for axis in changed)):
-        raise ValueError("linear interpolation of an image of free size must have scales, and corners that are not "
-                         "aligned; fix the size, as in --shape NAME=1,3,224,224")
-    if len(old) == 4 and set(changed) <= {2, 3} and exact:
+    known = all(scale is not None and scale.denominator == 1 for scale in (scales[axis] for axis in changed))
+    exact = known and mode != "align_corners" if method == "linear" else all(
+        scale is None or scale.denominator == 1 for scale in (scales[axis] for axis in changed))
+    if len(old) == 4 and set(changed) <= {2, 3} and exact and method != "cubic" and mode in _MODES:
         size = relax.ShapeExpr([n.expr if isinstance(n, Size) else int(n) for n in new[2:]])
         return relax.op.image.resize2d(
             x, size, roi=(0.0,) * 4, layout="NCHW", method="nearest_neighbor" if method == "nearest" else method,
             coordinate_transformation_mode=mode, rounding_method=rounding,
         )
     for axis in changed:
-        scale = scales[axis]
-        if scale is None or mode == "align_corners":
-            raise ValueError("axes of free size must be the two of an image, or have scales without align_corners, got "
-                             f"axis {axis}; fix the size, as in --shape NAME=1,3,224,224")
-        x = _along(bb, x, axis, new[axis], scale, how)
+        x = _along(bb, x, axis, (old[axis], new[axis]), scales[axis], how, attrs)
     return x
 
 
@@ -168,45 +165,96 @@ def _enlarged(
     return new, found
 
 
-def _along(bb: Any, x: Any, axis: int, new: Any, scale: Fraction, how: tuple[str, str, str]) -> Any:
-    """``x`` with one axis made ``new`` long, by whole numbers: the place of element ``i`` is ``(i * step + start) /
-    whole``. Elements beyond the ends are the last ones there."""
-    from tvm import relax
+def _along(
+    bb: Any, x: Any, axis: int, extents: tuple[Any, Any], scale: Fraction | None, how: tuple[str, str, str],
+    attrs: Mapping[str, Any],
+) -> Any:
+    """``x`` with one axis made as long as the second of ``extents``, by whole numbers: the place of element ``i`` is
+    ``(i * step + start) / whole``. Elements beyond the ends are the last ones there. A ``scale`` that is not given is
+    that of the sizes."""
+    from tvm import te, tirx
 
     method, mode, rounding = how
-    n, d = scale.numerator, scale.denominator
-    step, start, whole = {
-        "half_pixel": (2 * d, d - n, 2 * n), "pytorch_half_pixel": (2 * d, d - n, 2 * n),
-        "asymmetric": (d, 0, n), "tf_half_pixel_for_nn": (2 * d, d, 2 * n),
-    }[mode]
+    dtype, outside = str(x.ty.dtype), bool(attrs.get("exclude_outside", 0))
 
-    def number(value: int) -> Any:
-        return relax.const(value, "int64")
+    def resized(tensor: te.Tensor, old: Any, new: Any) -> te.Tensor:
+        step, start, whole = _steps(old, new, scale, mode)
 
-    def emit(name: str, *args: Any) -> Any:
-        return bb.normalize(getattr(relax.op, name)(*args))
+        def element(*index: Any) -> Any:
+            def at(place: Any) -> Any:
+                inside = tirx.max(tirx.min(place, old - 1), 0)
+                return tensor(*index[:axis], inside, *index[axis + 1 :])
 
-    end = new.expr if isinstance(new, Size) else int(new)
-    place = emit("multiply", bb.normalize(relax.op.arange(0, end, 1, "int64")), number(step))
-    begin = number(start)
+            place = index[axis] * step + start
+            if method == "nearest":
+                return at(_rounded(place, whole, rounding))
+            before = tirx.floordiv(place, whole)
+            part = tirx.floormod(place, whole).astype("float32") / tirx.Cast("float32", whole)
+            if method == "linear":
+                first = at(before)
+                return first + part.astype(dtype) * (at(before + 1) - first)
+            near = [before - 1, before, before + 1, before + 2]
+            parts = _cubic(part, float(attrs.get("cubic_coeff_a", -0.75)))
+            if outside:
+                zero = tirx.const(0.0, "float32")
+                parts = [tirx.Select(tirx.all(n >= 0, n < old), p, zero) for n, p in zip(near, parts, strict=True)]
+                total = functools.reduce(operator.add, parts)
+                total = tirx.Select(tirx.EQ(total, zero), tirx.const(1.0, "float32"), total)
+                parts = [p / total for p in parts]
+            return functools.reduce(
+                operator.add, (at(n) * p.astype(dtype) for n, p in zip(near, parts, strict=True)))
+
+        shape = [*tensor.shape[:axis], new, *tensor.shape[axis + 1 :]]
+        return te.compute(shape, element, name="resize")
+
+    sizes = [each.expr if isinstance(each, Size) else tirx.const(int(each), "int64") for each in extents]
+    return bb.emit_te(resized, x, *sizes, primfunc_name_hint="resize")
+
+
+def _steps(old: Any, new: Any, scale: Fraction | None, mode: str) -> tuple[Any, Any, Any]:
+    """How far apart the places of new elements are, and where the first one is, as multiples of 1 by the last."""
+    from tvm import tirx
+
+    if mode == "align_corners":
+        return old - 1, 0, tirx.max(new - 1, 1)
+    n, d = (new, old) if scale is None else (scale.numerator, scale.denominator)
+    if mode == "asymmetric":
+        return d, 0, n
+    if mode == "tf_half_pixel_for_nn":
+        return 2 * d, d, 2 * n
+    start = d - n
+    if mode == "half_pixel_symmetric" and scale is not None:
+        start = start + old * n - new * d
     if mode == "pytorch_half_pixel":  # the only element of an axis lies at its begin
-        several = emit("minimum", bb.normalize(relax.op.arange(end - 1, end, 1, "int64")), number(1))
-        begin = emit("multiply", several, begin)
-    place = emit("add", place, begin)
-    if method == "nearest":
-        if rounding.startswith("round"):
-            place = emit("add", emit("multiply", place, number(2)), number(whole - (rounding == "round_prefer_floor")))
-            whole *= 2
-        elif rounding == "ceil":
-            place = emit("add", place, number(whole - 1))
-        return emit("take", x, emit("floor_divide", place, number(whole)), axis, "clip")
-    before = emit("floor_divide", place, number(whole))
-    dtype = str(x.ty.dtype)
-    part = emit("subtract", place, emit("multiply", before, number(whole)))
-    part = emit("multiply", emit("astype", part, dtype), relax.const(1.0 / whole, dtype))
-    part = emit("reshape", part, [end if i == axis else 1 for i in range(len(x.ty.shape))])
-    first, second = (emit("take", x, index, axis, "clip") for index in (before, emit("add", before, number(1))))
-    return emit("add", first, emit("multiply", part, emit("subtract", second, first)))
+        start = start * tirx.min(new - 1, 1)
+    return 2 * d, start, 2 * n
+
+
+def _rounded(place: Any, whole: Any, rounding: str) -> Any:
+    """``place / whole`` as the number of an element."""
+    from tvm import tirx
+
+    if rounding.startswith("round"):  # of a half, up or down
+        return tirx.floordiv(2 * place + whole - (rounding == "round_prefer_floor"), 2 * whole)
+    return tirx.floordiv(place + whole - 1 if rounding == "ceil" else place, whole)
+
+
+def _cubic(part: Any, a: float) -> list[Any]:
+    """What the two elements before and the two after a place give to it, which lies a ``part`` of the way between the
+    inner ones."""
+    def number(value: float) -> Any:
+        from tvm import tirx
+
+        return tirx.const(value, "float32")
+
+    def inner(x: Any) -> Any:
+        return ((number(a + 2) * x - number(a + 3)) * x) * x + number(1.0)
+
+    def outer(x: Any) -> Any:
+        return ((number(a) * x - number(5 * a)) * x + number(8 * a)) * x - number(4 * a)
+
+    rest = number(1.0) - part
+    return [outer(part + number(1.0)), inner(part), inner(rest), outer(rest + number(1.0))]
 
 
 def _axes(old: list[int], given: Sequence[Any], attrs: Mapping[str, Any], cropped: bool) -> list[_Axis] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_values import array_of
@@ -22,6 +23,10 @@ __all__ = ["Sizes", "as_tensor", "convert"]
 
 #: integers and sizes, as objects; the operator's attributes
 _Arithmetic = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Any]
+
+
+#: ONNX's types of whole numbers that sizes are: int32 and int64
+_WHOLE = (6, 7)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Sizes:
 def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """A node's result where it is about sizes, else None: an expression, or :class:`Sizes`.
 
-    Raises :class:`UndecidedSizeError` for sizes that are used as data, or whose arithmetic is not known here.
+    Raises :class:`UndecidedSizeError` for sizes whose arithmetic is not known here.
     """
     if name == "Shape":
         return _shape(inputs, attrs)
@@ -50,6 +55,8 @@ def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
             return made
     if not sized:
         return None
+    if name == "Cast" and int(attrs["to"]) not in _WHOLE:
+        return _as_data(bb, inputs[0], int(attrs["to"]))
     values = [_values(given) for given in inputs if given is not None]
     if name in _ARITHMETIC and all(value is not None for value in values):
         return _expression(np.asarray(_ARITHMETIC[name]([v for v in values if v is not None], attrs), dtype=object))
@@ -66,6 +73,14 @@ def _structure(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> An
     arrays = [array_of(given) for given in inputs if given is not None]
     small = [a.astype(object) for a in arrays if a is not None and a.dtype == np.int64 and a.size <= _LONGEST]
     return _expression(np.asarray(_ARITHMETIC[name](small, attrs))) if small and len(small) == len(arrays) else None
+
+
+def _as_data(bb: Any, sizes: Sizes, to: int) -> Any:
+    """Sizes as a tensor of ONNX's type ``to``, as of a length that data is divided by."""
+    from onnx import helper
+    from tvm import relax
+
+    return relax.op.astype(_as_tensor(bb, sizes), helper.tensor_dtype_to_np_dtype(to).name)
 
 
 def _with_data(bb: Any, name: str, inputs: Sequence[Any]) -> Any:
@@ -198,22 +213,22 @@ def _divided(a: Any, b: Any) -> Any:
 
 
 def _minimum(a: Any, b: Any) -> Any:
-    return _smaller(a, b)[0]
+    return _smaller(a, b, tirx.min)[0]
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    return _smaller(a, b)[1]
+    return _smaller(a, b, tirx.max)[1]
 
 
-def _smaller(a: Any, b: Any) -> tuple[Any, Any]:
-    """Both, the one first that is never larger."""
+def _smaller(a: Any, b: Any, otherwise: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Both, the one first that is never larger; what each call computes of them where that depends on a size."""
     low, high = _difference(a, b)
     if high <= 0:
         return a, b
     if low >= 0:
         return b, a
-    raise UndecidedSizeError(f"which is smaller of {a} and {b} must not depend on a free size; fix it, as in --shape "
-                             "NAME=8,128")
+    made = Size(otherwise(*(each.expr if isinstance(each, Size) else tirx.const(each, "int64") for each in (a, b))))
+    return made, made
 
 
 def _difference(a: Any, b: Any) -> tuple[int, int]:
@@ -224,7 +239,7 @@ def _difference(a: Any, b: Any) -> tuple[int, int]:
 
 _ARITHMETIC: dict[str, _Arithmetic] = {
     "Add": _elementwise(lambda a, b: a + b),
-    "Cast": lambda values, attrs: values[0] if int(attrs["to"]) in (6, 7) else _not_data(),
+    "Cast": lambda values, attrs: values[0],
     "Concat": lambda values, attrs: np.concatenate(list(values), axis=int(attrs["axis"])),
     "Div": _elementwise(_divided),
     "Equal": _elementwise(_equal),
@@ -242,10 +257,6 @@ _ARITHMETIC: dict[str, _Arithmetic] = {
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
-
-
-def _not_data() -> Any:
-    raise UndecidedSizeError("a free size must not be used as data; fix it, as in --shape NAME=8,128")
 
 
 def _product(values: np.ndarray, attrs: Mapping[str, Any]) -> Any:

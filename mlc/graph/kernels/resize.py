@@ -89,7 +89,7 @@ def _source(i: tirx.Expr, old: Any, new: Any, mode: str) -> tuple[tirx.Expr, Any
     if mode in ("half_pixel", "pytorch_half_pixel"):
         step, start, whole = 2 * a, a - b, 2 * b
         if mode == "pytorch_half_pixel" and one is None and not isinstance(b, int):
-            start = tirx.if_then_else(tirx.EQ(new, 1), start * 0, start)
+            start = start * tirx.min(new - 1, 1)
     elif mode == "tf_half_pixel_for_nn":
         step, start, whole = 2 * a, a, 2 * b
     elif mode == "align_corners":

@@ -41,6 +41,7 @@ from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.graph.simplify.shuffles import shuffle_source
 from mlc.options import CompileOptions
+from mlc.sizes import Size
 from mlc.target import Target
 from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import BFLOATS, QUADS
@@ -248,7 +249,8 @@ class Convolver:
         if all(axis.out % axis.stride == 0 for axis in (rows, columns)):
             return image
         # by itself: no schedule interleaves phases that the result has but a part of
-        return self._bb.call_te(_first_pixels, self._bb.emit(image), rows.out, columns.out,
+        ends = (axis.out.expr if isinstance(axis.out, Size) else axis.out for axis in (rows, columns))
+        return self._bb.call_te(_first_pixels, self._bb.emit(image), *ends,
                                 primfunc_name_hint="first_pixels", primfunc_attrs={"op_pattern": INJECTIVE})
 
     def _narrow(self, data: relax.Expr, size: int) -> relax.Expr:

@@ -16,6 +16,7 @@ from mlc.graph.ir.constants import array_of
 from mlc.graph.ir.patterns import INJECTIVE
 from mlc.graph.ir.rewrite import dtype_of
 from mlc.graph.kernels.resize import is_exact, resize2d
+from mlc.sizes import Size, size_of
 from mlc.target import Target
 from schedules.reducers import EXTREMA
 
@@ -116,10 +117,35 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(topi.full, list(shape.values), dtype_of(call), number.item(), primfunc_name_hint="full")
 
 
+def _where(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Of free sizes by the condition itself: TVM's own compares it with a number of 64 bits, of which its pass that
+    narrows loops to 32 leaves one side."""
+    shapes = [list(arg.ty.shape) for arg in (*call.args, call)]
+    free = any(isinstance(size_of(extent), Size) for shape in shapes for extent in shape)
+    if not free or dtype_of(call.args[0]) != "bool":
+        return tvm.ir.Op.get("relax.where").get_attr("FLegalize")(builder, call)
+    return builder.call_te(_chosen, *call.args, shapes[-1], primfunc_name_hint="where",
+                           primfunc_attrs={"op_pattern": INJECTIVE})
+
+
+def _chosen(condition: te.Tensor, one: te.Tensor, other: te.Tensor, shape: Sequence[tirx.Expr]) -> te.Tensor:
+    """``condition ? one : other``, each broadcast to ``shape``."""
+    def element(*place: tirx.Var) -> tirx.Expr:
+        def at(x: te.Tensor) -> tirx.Expr:
+            own = place[len(place) - len(x.shape):]
+            return x(*(tirx.const(0, "int64") if size_of(extent) == 1 else i
+                       for i, extent in zip(own, x.shape, strict=True)))
+
+        return tirx.Select(at(condition), at(one), at(other))
+
+    return te.compute(shape, element, name="T_where")
+
+
 def Legalise(target: Target) -> tvm.transform.Pass:
     """Module pass: all operators become calls of tensor functions, but for ``reshape``, which stays a view, and
     ``concat`` and ``strided_slice``, which may need no copy (:mod:`mlc.graph.lowering.concat` and ``slices``)."""
     custom = {"relax.max": _extremum, "relax.min": _extremum, "relax.full": _full}
     if target.kind == "llvm":
-        custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take}
+        custom |= {"relax.nn.softmax": _softmax, "relax.image.resize2d": _resize2d, "relax.take": _take,
+                   "relax.where": _where}
     return LegalizeOps(custom, skip_ops=["relax.reshape", "relax.concat", "relax.strided_slice"])

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from mlc.graph.algorithms.direct import DIRECT
@@ -22,7 +24,7 @@ from mlc.graph.ir.patterns import INJECTIVE, pattern_of
 from mlc.graph.ir.rewrite import bindings, builder_of, dtype_of, leaves, op_name, rebuilt, replaced, shape_of
 from mlc.graph.kernels.blocked import BANDED, CONVOLUTION
 from mlc.target import Target
-from schedules.analysis import analyse
+from schedules.analysis import analyse, walk
 
 __all__ = ["FoldPrologues"]
 
@@ -108,6 +110,13 @@ class _Folding:
             given = [arg for arg in call.args[1].fields if arg not in made]
             inputs += [arg for arg in given if not any(arg.same_as(known) for known in inputs)]
         params = [relax.Var(f"p{i}", arg.ty) for i, arg in enumerate(inputs)]
+        sizes: dict[str, tirx.Var] = {}  # a group has variables of its own for them
+        for arg in inputs:
+            walk(arg.ty, (tirx.Var, lambda var: sizes.setdefault(str(var.name), var)))
+
+        def of_params(type_of: Any) -> Any:
+            return tvm_ffi.structural_map(type_of, (tirx.Var, lambda var: sizes.get(str(var.name), var)))
+
         name = "_".join(["fused", *(_name(self._bound[var]) for var in calls)])
         body = relax.BlockBuilder(builder.get())
         image: dict[relax.Var, relax.Expr] = {}
@@ -120,7 +129,8 @@ class _Folding:
             with body.dataflow():
                 for var, call in steps:
                     args = relax.Tuple([inside(arg) for arg in call.args[1].fields])
-                    value = relax.Call(call.op, [call.args[0], args, *call.args[2:]], call.attrs, call.ty_args)
+                    value = relax.Call(call.op, [call.args[0], args, *call.args[2:]], call.attrs,
+                                       [of_params(each) for each in call.ty_args])
                     image[var] = body.emit(value)
                 result = body.emit_output(image[steps[-1][0]])
             body.emit_func_output(result)

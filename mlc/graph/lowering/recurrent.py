@@ -103,7 +103,7 @@ class _Layer:
         """``(Y, final states ...)``."""
         sizes, op = self._sizes, relax.op
         cell, extras = self._cell()
-        func = recurrent(sizes, cell).with_attr("op_pattern", OPAQUE)
+        func = recurrent(sizes, cell).with_attr("op_pattern", OPAQUE).without_attr("global_symbol")
         gvar = self._builder.add_func(func, "recurrent")
         state = (self._count, self._batch, sizes.padded)
         slots = self._steps + int(not cell.hidden_before)

@@ -29,6 +29,14 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
     "every second": (("n", 6), _STEPS % (0, _FAR, 2), _ROWS),
     "backwards": (("n", 6), _STEPS % (-1, -_FAR, -1), _ROWS),
     "every second backwards": (("n", 6), _STEPS % (-1, -_FAR, -2), _ROWS),
+    "the first ones, or all": (("n", 6), """<int64[1] from = {0}, int64[1] to = {5}, int64[1] axis = {0}> {
+        s = Slice(x, from, to, axis)
+        t = Transpose(s)
+        p = MatMul(s, t)
+        y = MatMul(p, s) }""", _ROWS),
+    "the last ones, or all": (("n", 6), """<int64[1] from = {-5}, int64[1] to = {100000}, int64[1] axis = {0}> {
+        s = Slice(x, from, to, axis)
+        y = Softmax<axis=0>(s) }""", _ROWS),
     "largest": (("n", 6), "<int64[1] k = {2}> { y, i = TopK<axis=0>(x, k) }", ({"n": 4}, {"n": 9})),
     "nearest, doubled": ((1, 3, "h", "w"), _RESIZE % (
         "1, 1, 2, 2", 'nearest_mode="floor", coordinate_transformation_mode="asymmetric"'), _IMAGES),
@@ -37,6 +45,31 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
     "linear, by parts": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 1.5", 'mode="linear"'), _IMAGES),
     "linear, one row": ((1, 3, "h", "w"), _RESIZE % (
         "1, 1, 0.5, 3", 'mode="linear", coordinate_transformation_mode="pytorch_half_pixel"'), _IMAGES),
+    "linear, corners aligned": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 2, 0.5", 'mode="linear", coordinate_transformation_mode="align_corners"'), _IMAGES),
+    "cubic": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 1.5, 2", 'mode="cubic"'), _IMAGES),
+    "cubic, without what lies outside": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 2, 0.5", 'mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5, '
+        'coordinate_transformation_mode="half_pixel_symmetric"'), _IMAGES),
+    "cubic, to the size of another": ((1, 4, "h", "w"), """{
+        a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
+        s = Shape(x)
+        y = Resize<mode="cubic", coordinate_transformation_mode="align_corners">(a, , , s) }""", _IMAGES),
+    "linear, to the size of another": ((1, 4, "h", "w"), """{
+        a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
+        s = Shape(x)
+        u = Resize<mode="linear", coordinate_transformation_mode="asymmetric">(a, , , s)
+        y = Add(u, x) }""", _IMAGES),
+    "parts of which several are free": ((31, "n"), """<int64[1] a = {1}> {
+        b = Sigmoid(x)
+        l = ReduceMax(x, a)
+        y = Concat<axis=-1>(l, b, b, l) }""", _ROWS),
+    "divided by its length": (("n", 6), """{
+        s = Shape<start=0, end=1>(x)
+        f = Cast<to=1>(s)
+        r = Sqrt(f)
+        a = Div(x, r)
+        y = Add(a, r) }""", _ROWS),
     "to the size of another": ((1, 4, "h", "w"), """{
         a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
         s = Shape(x)
@@ -50,7 +83,7 @@ def _model(
 ) -> onnx.ModelProto:
     rng, given = np.random.default_rng(0), weights or {}
     declared = ", ".join(f"float[{', '.join(map(str, s))}] {n}" for n, s in {"x": shape, **given}.items())
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g ({declared}) => (float[1] y) {body}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 19]> g ({declared}) => (float[1] y) {body}')
     for value in [each for each in model.graph.input if each.name in given]:
         array = rng.standard_normal(given[value.name]).astype("float32") / 3
         model.graph.initializer.append(numpy_helper.from_array(array, value.name))
@@ -121,6 +154,19 @@ def test_windows_around_which_a_free_image_is_padded(body: str, kernel: Sequence
     _check(_model(shape, body, {"k": kernel} if kernel else {}), shape, (*_IMAGES, {"w": 1}))
 
 
+@pytest.mark.parametrize("pooling", [
+    'AveragePool<kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER">',
+    "AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[2, 2], ceil_mode=1>",
+    "AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[3, 2], ceil_mode=1, count_include_pad=1>",
+    "AveragePool<kernel_shape=[2, 3], pads=[1, 1, 1, 2], strides=[3, 2], dilations=[2, 1], ceil_mode=1>",
+    "MaxPool<kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1>",
+], ids=["as many as begin", "up", "up and counted", "up and dilated", "up, largest"])
+def test_the_last_windows_of_free_images(pooling: str) -> None:
+    """Those that begin behind an image are none, and a mean is over what lies inside."""
+    shape = (1, 4, "h", "w")
+    _check(_model(shape, f"{{ y = {pooling}(x) }}"), shape, _IMAGES)
+
+
 def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
     shape = ("n", 4, 10, 16)
     body = "{ y = AveragePool<kernel_shape=[3, 3], strides=[3, 3], pads=[1, 1, 1, 1]>(x) }"
@@ -148,6 +194,33 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+def test_recurrent_layers_after_each_other_of_free_steps() -> None:
+    shape, weights = ("n", 2, 6), {"w": (1, 8, 6), "r": (1, 8, 8), "v": (1, 16, 8), "q": (1, 16, 4)}
+    body = "{ a, b = RNN<hidden_size=8>(x, w, r) c = Squeeze(a, one) y, d = LSTM<hidden_size=4>(c, v, q) }"
+    _check(_model(shape, "<int64[1] one = {1}> " + body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
+
+
+def test_what_is_done_before_a_convolution_of_a_free_batch() -> None:
+    body = """{
+        a = Conv<pads=[1, 1, 1, 1], kernel_shape=[3, 3]>(x, k)
+        b = InstanceNormalization(a, s, t)
+        y = Conv<strides=[3, 1], pads=[1, 1, 1, 1], kernel_shape=[3, 3]>(b, l) }"""
+    shape, weights = ("n", 16, 10, 15), {"k": (32, 16, 3, 3), "s": (32,), "t": (32,), "l": (16, 32, 3, 3)}
+    _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 5}), "x86-64-v2")
+
+
+def test_a_transposed_convolution_whose_free_result_is_no_multiple_of_its_stride() -> None:
+    body = "{ y = ConvTranspose<strides=[2, 2], pads=[1, 1, 1, 1]>(x, k) }"
+    shape = (1, 16, "h", "w")
+    _check(_model(shape, body, {"k": (16, 16, 3, 3)}), shape, _IMAGES, "x86-64-v2")
+
+
+def test_a_choice_by_what_means_of_a_free_batch_are() -> None:
+    body = "{ a = AveragePool<kernel_shape=[2, 1], pads=[1, 0, 1, 0]>(x) y = PRelu(a, s) }"
+    shape = ("n", 12, 9, 7)
+    _check(_model(shape, body, {"s": (12, 1, 7)}), shape, ({"n": 1}, {"n": 5}), "x86-64-v2")
+
+
 @pytest.mark.parametrize("operator", ["LSTM", "GRU"])
 def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
     gates, shape = _RECURRENT[operator] * 21, ("n", "b", 6)
@@ -158,13 +231,7 @@ def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
 
 @pytest.mark.parametrize(("shape", "body", "said"), [
     (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
-    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="cubic"'), "must be resized to nearest pixels or linearly"),
-    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 2, 2", 'mode="linear", coordinate_transformation_mode="align_corners"'),
-     "corners that are not aligned"),
-    ((1, 3, "h", "w"), '{ y = AveragePool<kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER">(x) }',
-     "must count what lies around it"),
-    ((1, 3, "h", "w"), "{ y = AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[2, 2], ceil_mode=1>(x) }",
-     "sizes of every output must have bounds"),
+    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 2", 'mode="linear", antialias=1'), "must be resized without smoothing"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
     weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
