@@ -124,13 +124,23 @@ class Heads:
         apart = (found.row, found.common, self.features)
         return next(w for w in (most, most // 2, 1) if w and not any(x % w for x in apart))
 
-    def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
-        """Store an element of the result, whose values divided by their total are ``value``."""
+    def made_of(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Expr:
+        """An element of the result, whose values divided by their total are ``value``."""
         i, f = self.rows
         one = tirx.const(1.0, "float32")
+        return substituted(
+            self.result.value, {**batch, i: query, f: feature}, {self.values: value, self.totals: one})
+
+    def place(self, batch: Mapping[Any, Any], query: Any, feature: Any) -> tirx.BufferLoad:
+        """Where an element of the result lies."""
+        i, f = self.rows
         at = {**batch, i: query, f: feature}
-        stored = substituted(self.result.value, at, {self.values: value, self.totals: one})
-        return tirx.BufferStore(self.result.buffer, stored, [substituted(index, at) for index in self.result.indices])
+        return tirx.BufferLoad(self.result.buffer, [substituted(index, at) for index in self.result.indices])
+
+    def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
+        """Store an element of the result, whose values divided by their total are ``value``."""
+        place = self.place(batch, query, feature)
+        return tirx.BufferStore(self.result.buffer, self.made_of(batch, query, feature, value), list(place.indices))
 
 
 @remembered

@@ -159,8 +159,10 @@ def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     alone = (blocks is not None and blocks <= gpu.multiprocessors) or gpu.resident(gpu.warp, 1, shared) == 1
     if alone:
         return func.with_attr(_LEAST_BLOCKS, 1)
-    fitting = gpu.resident(threads, 1, shared) if threads else 0
-    plenty = fitting and gpu.resident(threads, _PLENTY, shared) == fitting
+    if threads is None:
+        return func
+    fitting = gpu.resident(threads, 1, shared)
+    plenty = fitting > 0 and gpu.resident(threads, _PLENTY, shared) == fitting
     return func.with_attr(_LEAST_BLOCKS, fitting) if plenty else func
 
 
