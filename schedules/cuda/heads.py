@@ -262,11 +262,11 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     *batch, i, j, d = (v.var for v in scores.iter_vars)
     *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
     query, key = _operand(scores, i, d, j, 0), _operand(scores, j, d, i, -1)
-    *heads, n, f, k = (v.var for v in values.iter_vars)
-    value = _operand(values, k, f, n, -1)
-    if query is None or key is None or value is None:
+    *heads, _, f, k = (v.var for v in values.iter_vars)
+    factors = [load for load in describe(values).factors or () if not load.source.same_as(weights)]
+    if query is None or key is None or len(factors) != 1:
         return None
-    value = Load(substituted(value.element, dict(zip(heads, batch, strict=True))), k, f)
+    value = Load(substituted(factors[0], dict(zip(heads, batch, strict=True))), k, f)
     at = [v.var for v in logits.iter_vars]
     logit, causal = _limit(logits.body.value, at[-2], at[-1])
     scale = _scale(logit, held)
