@@ -7,7 +7,7 @@ BERT and GPT-2 are exported from ``transformers`` configurations, MobileNetV2 an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlc.networks.light import LIGHT_MODELS, light_model
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCHED_MODELS", "BENCHMARK_MODELS", "EXPORTED_MODELS", "MODELS", "Network", "bert_base", "bert_tiny",
-    "detector", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "model_named", "torch_program", "vit_tiny",
+    "detector", "gpt2_small", "gpt2_tiny", "mobilenet_v2", "model_named", "network", "torch_program", "vit_tiny",
 ]
 
 #: models that need PyTorch
@@ -90,18 +90,21 @@ def vit_tiny(image: int = 224, depth: int = 12, batch: int = 1) -> onnx.ModelPro
     return _vit(image, depth, batch).onnx()
 
 
-def torch_program(name: str) -> Any:
-    """The ``torch.export.ExportedProgram`` of a model that PyTorch defines, None for the others.
-
-    Weights and the names of inputs are those of :func:`model_named`. Transformers attend by PyTorch's fused operator,
-    its own fastest way.
-    """
+def network(name: str, batch: int = 1, fused: bool = False) -> Network | None:
+    """A model that PyTorch defines, None for the others, of the weights and names of inputs of :func:`model_named`.
+    With ``fused``, transformers attend by PyTorch's fused operator, its own fastest way."""
+    config = {"attn_implementation": "sdpa"} if fused else {}
     networks: dict[str, Callable[[], Network]] = {
-        "bert_base": lambda: _bert(128, attn_implementation="sdpa"),
-        "gpt2_small": lambda: _gpt2(128, attn_implementation="sdpa"),
+        "bert_base": lambda: _bert(128, **config), "gpt2_small": lambda: _gpt2(128, **config),
         "mobilenet_v2": lambda: _mobilenet(1), "vit_tiny": lambda: _vit(224, 12, 1),
     }
-    return networks[name]().program() if name in networks else None
+    return networks[name]().batched(batch) if name in networks else None
+
+
+def torch_program(name: str) -> Any:
+    """The ``torch.export.ExportedProgram`` of a :func:`network` that attends by PyTorch's fused operator, or None."""
+    found = network(name, fused=True)
+    return found.program() if found is not None else None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,10 @@ class Network:
     build: Callable[[], Any]
     inputs: Mapping[str, tuple[int, ...]]
     outputs: Sequence[str] | None = None
+
+    def batched(self, batch: int) -> Network:
+        """The same with another size of its inputs' first axis."""
+        return replace(self, inputs={name: (batch, *shape[1:]) for name, shape in self.inputs.items()})
 
     def onnx(self, free: Mapping[int, str] | None = None) -> onnx.ModelProto:
         """By ``torch.onnx``, weights inside; ``free`` names the axes that all inputs leave free."""

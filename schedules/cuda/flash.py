@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from schedules.cuda.common import ceil_div
-from schedules.cuda.emit import call, i32, loop, when
+from schedules.cuda.emit import call, i32, i64, loop, over_lanes, store_piece, when
 from schedules.cuda.heads import Heads
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
@@ -19,6 +20,7 @@ from schedules.intrin import mma
 __all__ = ["Flash", "FlashTiles", "Fragments"]
 
 _TILE = mma.TILE
+_PIECE_BYTES = 16
 
 
 class FlashTiles(Tiles):
@@ -40,6 +42,10 @@ class Fragments(Online):
     def __init__(self, func: tirx.PrimFunc, heads: Heads, tiles: Tiles) -> None:
         super().__init__(func, heads, tiles)
         self.weights = self.registers(tiles.keys // 2, heads.dtype, "weights")
+        if self._side > 2:
+            self.given = self.registers(1, "float32", "given")
+        if self._side == 8:
+            self.held = self.registers(8, str(heads.result.buffer.dtype), "held")
 
     def query(self, row: Any) -> Any:
         return self.warp * _TILE + self.lane // 4 + row * 8
@@ -61,17 +67,83 @@ class Fragments(Online):
     def keep(self, index: Any, row: Any, column: Any) -> tirx.Stmt:
         return self.set(self.weights, index, tirx.Cast(self.heads.dtype, self.scores[index]))
 
+    @property
+    def _side(self) -> int:
+        """Neighbouring features that one store takes, of 16 bytes where those of the result can be aligned so; 1 where
+        not even pairs can."""
+        heads = self.heads
+        most = _PIECE_BYTES * 8 // int(tvm.runtime.DataType(str(heads.result.buffer.dtype)).bits)
+        found = heads.neighbours(most)
+        return found if found > 1 else heads.neighbours(2)
+
+    @property
+    def _blocks(self) -> list[tuple[int, int]]:
+        """Of a row's sums, where blocks of 8 features that lanes exchange begin and how many they are: as many as a
+        store takes pairs, of which the last ones may be fewer."""
+        found, begin, end = [], 0, ceil_div(self.features, 8)
+        for count in (4, 2, 1):
+            while 2 * count <= max(2, self._side) and begin + count <= end:
+                found.append((begin, count))
+                begin += count
+        return found
+
+    def regrouped(self) -> list[Any]:
+        """Four lanes have two neighbouring features each of every 8. They exchange until each has as many neighbours as
+        a store takes: the first half of the lanes gives the second half of the blocks for the first one's."""
+        def exchange(first: int, second: int, distance: int) -> tirx.Stmt:
+            low = self.lane // distance % 2 == 0
+
+            def one(r: Any, e: Any) -> list[Any]:
+                kept, given = (n * 4 + r * 2 + e for n in (first, second))
+                return [
+                    self.set(self.given, 0, over_lanes(
+                        tirx.Select(low, self.sums[given], self.sums[kept]), distance)),
+                    self.set(self.sums, kept, tirx.Select(low, self.sums[kept], self.given[0])),
+                    self.set(self.sums, given, tirx.Select(low, self.given[0], self.sums[given])),
+                ]
+
+            return loop(self.rows, lambda r: loop(2, lambda e: one(r, e)))
+
+        return [
+            exchange(begin + n, begin + n + distance, distance)
+            for begin, count in self._blocks for distance in (1, 2) if distance < count
+            for n in range(count) if n // distance % 2 == 0
+        ]
+
     def store(self, row: Any) -> tirx.Stmt:
-        features, pairs = self.heads.features, self.heads.neighbours(2) == 2
+        features = self.heads.features
 
-        def pair(n: Any) -> tirx.Stmt:
-            column, index = n * 8 + self.lane % 4 * 2, n * 4 + row * 2
-            if not pairs:
-                return loop(2, lambda e: when(column + e < features, self.element(row, index + e, column + e)))
-            both = loop(2, lambda e: self.element(row, index + e, column + e), tirx.ForKind.VECTORIZED)
-            return both if features % 8 == 0 else when(column < features, both)
+        def some(begin: int, count: int) -> tirx.Stmt:
+            """What lanes have of ``count`` blocks: of the one with the lane's number, all 8 features, or of two the
+            half that the lane's second bit says; without an exchange, its own pair."""
+            mine = self.lane % 4
+            column = (begin + mine % count) * 8 + mine // count * (2 * count)
 
-        return loop(ceil_div(features, 8), pair)
+            def index(e: Any) -> Any:
+                return (begin + e // 2) * 4 + row * 2 + e % 2
+
+            def element(e: Any) -> tirx.Stmt:
+                return self.element(row, index(e), column + e)
+
+            wide = 2 * count
+            if self._side == 1:
+                return loop(wide, lambda e: when(column + e < features, element(e)))
+            whole = self._piece(row, index, column) if wide == 8 else loop(wide, element, tirx.ForKind.VECTORIZED)
+            return whole if features % (8 * count) == 0 else when(column < features, whole)
+
+        stored = [some(*block) for block in self._blocks]
+        return stored[0] if len(stored) == 1 else tirx.SeqStmt(stored)
+
+    def _piece(self, row: Any, index: Any, column: Any) -> tirx.Stmt:
+        """Store eight neighbours of 16 bits at once."""
+        query = i64(self.first + self.query(row))
+
+        def hold(e: Any) -> tirx.Stmt:
+            value = self.sums[index(e)] * self.scale[row]
+            return self.set(self.held, e, self.heads.made_of(self.batch, query, i64(column + e), value))
+
+        halves = loop(2, lambda h: loop(4, lambda e: hold(h * 4 + e), tirx.ForKind.VECTORIZED))
+        return tirx.SeqStmt([halves, store_piece(self.heads.place(self.batch, query, i64(column)), self.held)])
 
 
 class Flash(Fragments):

@@ -124,13 +124,23 @@ class Heads:
         apart = (found.row, found.common, self.features)
         return next(w for w in (most, most // 2, 1) if w and not any(x % w for x in apart))
 
-    def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
-        """Store an element of the result, whose values divided by their total are ``value``."""
+    def made_of(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Expr:
+        """An element of the result, whose values divided by their total are ``value``."""
         i, f = self.rows
         one = tirx.const(1.0, "float32")
+        return substituted(
+            self.result.value, {**batch, i: query, f: feature}, {self.values: value, self.totals: one})
+
+    def place(self, batch: Mapping[Any, Any], query: Any, feature: Any) -> tirx.BufferLoad:
+        """Where an element of the result lies."""
+        i, f = self.rows
         at = {**batch, i: query, f: feature}
-        stored = substituted(self.result.value, at, {self.values: value, self.totals: one})
-        return tirx.BufferStore(self.result.buffer, stored, [substituted(index, at) for index in self.result.indices])
+        return tirx.BufferLoad(self.result.buffer, [substituted(index, at) for index in self.result.indices])
+
+    def store(self, batch: Mapping[Any, Any], query: Any, feature: Any, value: Any) -> tirx.Stmt:
+        """Store an element of the result, whose values divided by their total are ``value``."""
+        place = self.place(batch, query, feature)
+        return tirx.BufferStore(self.result.buffer, self.made_of(batch, query, feature, value), list(place.indices))
 
 
 @remembered
@@ -252,11 +262,11 @@ def _read(blocks: Sequence[s_tir.SBlock], scores: s_tir.SBlock) -> Heads | None:
     *batch, i, j, d = (v.var for v in scores.iter_vars)
     *extents, queries, keys, depth = (int(v.dom.extent) for v in scores.iter_vars)
     query, key = _operand(scores, i, d, j, 0), _operand(scores, j, d, i, -1)
-    *heads, n, f, k = (v.var for v in values.iter_vars)
-    value = _operand(values, k, f, n, -1)
-    if query is None or key is None or value is None:
+    *heads, _, f, k = (v.var for v in values.iter_vars)
+    factors = [load for load in describe(values).factors or () if not load.source.same_as(weights)]
+    if query is None or key is None or len(factors) != 1:
         return None
-    value = Load(substituted(value.element, dict(zip(heads, batch, strict=True))), k, f)
+    value = Load(substituted(factors[0], dict(zip(heads, batch, strict=True))), k, f)
     at = [v.var for v in logits.iter_vars]
     logit, causal = _limit(logits.body.value, at[-2], at[-1])
     scale = _scale(logit, held)

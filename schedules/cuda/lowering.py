@@ -45,6 +45,9 @@ _LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 #: fragments of a kernel: A's, B's and the sums', and some more
 _MOST_FRAGMENTS = 8
 
+#: registers that are enough for a thread of any kernel
+_PLENTY = 200
+
 
 def _lower_warp_memory(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
     for _ in range(_MOST_FRAGMENTS):
@@ -135,24 +138,32 @@ def _bytes(buffer: tirx.Buffer) -> int:
     return prod(int(extent) for extent in buffer.shape) * dtype.bits * dtype.lanes // 8
 
 
-def _blocks(func: tirx.PrimFunc) -> int | None:
-    """Blocks of a kernel's grid; None where the number is not known yet."""
+def _launched(func: tirx.PrimFunc, which: str) -> int | None:
+    """How many blocks (``blockIdx``) or threads of a block (``threadIdx``) a kernel is launched with; None where the
+    number is not known yet."""
     found: dict[str, Any] = {}
     walk(func.body, (tirx.AttrStmt, lambda stmt: found.update({stmt.node.thread_tag: stmt.value})
                      if stmt.attr_key == "thread_extent" else None))
-    extents = [extent for tag, extent in found.items() if tag.startswith("blockIdx")]
+    extents = [extent for tag, extent in found.items() if tag.startswith(which)]
     return prod(map(int, extents)) if all(isinstance(extent, tirx.IntImm) for extent in extents) else None
 
 
 def _with_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel with all registers of a multiprocessor, where no second block runs beside one: there are no more
-    blocks than multiprocessors, or shared memory has no room."""
+    blocks than multiprocessors, or shared memory has no room; and with its part of them where shared memory has room
+    for so few blocks that they leave plenty."""
     target, shared = func.attrs.get("target"), dynamic_shared(func)
     if target is None or not shared:
         return func
-    gpu, blocks = gpu_machine(target), _blocks(func)
+    gpu, blocks, threads = gpu_machine(target), _launched(func, "blockIdx"), _launched(func, "threadIdx")
     alone = (blocks is not None and blocks <= gpu.multiprocessors) or gpu.resident(gpu.warp, 1, shared) == 1
-    return func.with_attr(_LEAST_BLOCKS, 1) if alone else func
+    if alone:
+        return func.with_attr(_LEAST_BLOCKS, 1)
+    if threads is None:
+        return func
+    fitting = gpu.resident(threads, 1, shared)
+    plenty = fitting > 0 and gpu.resident(threads, _PLENTY, shared) == fitting
+    return func.with_attr(_LEAST_BLOCKS, fitting) if plenty else func
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

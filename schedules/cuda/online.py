@@ -189,6 +189,10 @@ class Online:
         """The number of one of a thread's queries in the block."""
         raise NotImplementedError
 
+    def regrouped(self) -> list[Any]:
+        """Give lanes sums that lie side by side in memory, before they are stored, if they have others."""
+        return []
+
     def store(self, row: Any) -> tirx.Stmt:
         """Store the results of one of a thread's queries."""
         raise NotImplementedError
@@ -231,6 +235,7 @@ class Online:
         one = tirx.const(1.0, "float32")
         return [
             loop(self.rows, lambda r: self.set(self.scale, r, one / self.total[r])),
+            *self.regrouped(),
             loop(self.rows, lambda r: self._if_asked(r, self.store(r))),
         ]
 

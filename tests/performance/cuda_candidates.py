@@ -5,7 +5,8 @@
 A candidate is a function, an architecture and decisions that its space carries out, all three drawn by its number: what
 was looked at is not looked at again, and a number that failed fails again alone (``--only 17``). Each is a line in
 ``build/cuda-candidates/SPACE.jsonl``; the last line printed counts them. With ``--seeds`` all seeds of each function
-are looked at instead, which must not spill. It takes nvcc and nvdisasm, and some two seconds of one core a candidate.
+are looked at instead, which must not spill. It takes nvcc and nvdisasm, which are given the kernels of many candidates
+at once: both spend more on starting and on CUDA's headers than on a kernel. So each takes half a second of one core.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tvm import tirx
 
+from mlc.codegen.cuda import distinct_shared
 from mlc.codegen.inspection import DynamicShared, Kernel, find_nvdisasm, kernels
 from mlc.errors import MlcError
 from mlc.target import resolve
@@ -41,6 +45,13 @@ _SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "tf32": "
 #: what multiplies operands of each type
 _OPCODES = {"float16": "HMMA.16816.F32", "bfloat16": "HMMA.16816.F32.BF16", "int8": "IMMA.16832.S8.S8",
             "tf32": "HMMA.1688.F32.TF32", "float32": "FFMA"}
+#: how a kernel begins, and its name
+_KERNEL = 'extern "C" __global__ '
+_NAME = re.compile(r"\b(main_kernel(?:_\d+)?)\b")
+#: a function that kernels of ours call
+_FUNCTION = re.compile(r"^__forceinline__ __device__ .*?^}\n", re.MULTILINE | re.DOTALL)
+#: candidates that are looked at together
+_TOGETHER = 60
 #: random decisions that may be refused before a function is given up for another
 _TRIES = 200
 
@@ -117,10 +128,39 @@ def promised_by(decisions: Decisions) -> tuple[str, ...]:
     return (*stores, *(("UTMALDG.2D.MULTICAST",) if decisions.get("cluster", 1) > 1 else ()))
 
 
-def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
-    """Candidate ``number`` of a space: what it is, its ``faults``, none where it can be launched and holds what it
-    promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such candidates by). Or all
-    ``seeds`` of a function, whose bytes are added up and each a fault."""
+@dataclass(frozen=True)
+class Source:
+    """A candidate as the compiler is given it: the CUDA source, the shared memory in bytes that its kernels ask for
+    when they are launched, by their names, what was decided, and the opcodes of which each must be in its code."""
+
+    arch: str
+    text: str
+    dynamic: Mapping[str, int]
+    decisions: Decisions
+    promised: tuple[str, ...]
+
+
+def look_at(name: str, numbers: Sequence[int], seeds: bool = False) -> list[dict[str, Any]]:
+    """The candidates of a space with these ``numbers``, a row each: what it is, its ``faults``, none where it can be
+    launched and holds what it promises, and how many bytes of a thread lie in memory (``spilled``; tuning passes such
+    candidates by). Or all ``seeds`` of a function for each number, whose bytes are added up and each a fault."""
+    drawn = [_draw(name, number, seeds) for number in numbers]
+    found = iter(_compiled([source for _, sources in drawn for source in sources]))
+    for row, sources in drawn:
+        for source in sources:
+            made = next(found)
+            if isinstance(made, str):
+                row["faults"].append(made)
+                continue
+            spilled = sum(k.stack_bytes + k.spilled_bytes + k.count("LDL") + k.count("STL") for k in made)
+            row["spilled"] += spilled
+            row["faults"] += [*_faults(made, source.arch, source.promised),
+                              *(["a seed spills"] if seeds and spilled else [])]
+    return [row for row, _ in drawn]
+
+
+def _draw(name: str, number: int, seeds: bool) -> tuple[dict[str, Any], list[Source]]:
+    """A row that says what was drawn, and its source, or one for each seed."""
     rng = random.Random(f"{name} {number}")
     draw, architectures = SPACES[name]
     arch = rng.choice(architectures)
@@ -136,18 +176,44 @@ def look_at(name: str, number: int, seeds: bool = False) -> dict[str, Any]:
             break
     row: dict[str, Any] = {"number": number, "arch": arch, "function": case.name, "dtype": dtype, "spilled": 0,
                            "decisions": [taken for taken, _ in drawn] if seeds else drawn[0][0], "faults": []}
+    sources = []
     for taken, scheduled in drawn:
         shared = DynamicShared()
+        text = cuda_emulator.cuda_source(scheduled, target, [shared])
+        sources.append(Source(arch, text, shared.bytes, taken, (*promised, *promised_by(taken))))
+    return row, sources
+
+
+def _compiled(sources: Sequence[Source]) -> list[list[Kernel] | str]:
+    """The kernels of each source, or why there are none. Those of one architecture and type share a compilation, in
+    which each has names of its own; where the compiler refuses that, each has one to itself."""
+    alike = defaultdict(list)
+    for number, source in enumerate(sources):
+        declared, kernel, body = source.text.partition(_KERNEL)
+        alike[source.arch, _FUNCTION.sub("", declared)].append((number, _FUNCTION.findall(declared), kernel + body))
+    made: list[list[Kernel] | str] = [""] * len(sources)
+    for (arch, declared), group in alike.items():
+        numbers = [number for number, _, _ in group]
+        functions = dict.fromkeys(function for _, called, _ in group for function in called)
+        bodies = [_NAME.sub(rf"of{number}_\1", body) for number, _, body in group]
+        dynamic = {f"of{number}_{name}": size for number in numbers for name, size in sources[number].dynamic.items()}
         try:
-            found = kernels(cuda_emulator.cuda_source(scheduled, target, [shared]), arch, shared.bytes)
-        except (MlcError, RuntimeError, ValueError) as error:
-            row["faults"].append(f"not built: {str(error).strip().splitlines()[-1][:300]}")
+            found = kernels(distinct_shared("\n".join((declared, *functions, *bodies))), arch, dynamic)
+        except (MlcError, RuntimeError, ValueError):
+            for number in numbers:
+                made[number] = _alone(sources[number])
             continue
-        spilled = sum(k.stack_bytes + k.spilled_bytes + k.count("LDL") + k.count("STL") for k in found)
-        row["spilled"] += spilled
-        row["faults"] += [*_faults(found, arch, (*promised, *promised_by(taken))),
-                          *(["a seed spills"] if seeds and spilled else [])]
-    return row
+        for number in numbers:
+            mine = f"of{number}_"
+            made[number] = [replace(k, name=k.name.removeprefix(mine)) for k in found if k.name.startswith(mine)]
+    return made
+
+
+def _alone(source: Source) -> list[Kernel] | str:
+    try:
+        return kernels(source.text, source.arch, source.dynamic)
+    except (MlcError, RuntimeError, ValueError) as error:
+        return f"not built: {str(error).strip().splitlines()[-1][:300]}"
 
 
 def _random(space: Space, func: tirx.PrimFunc, target: Any, rng: random.Random) -> Iterator[Decisions]:
@@ -193,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("nvdisasm must be there, got none; install nvidia-cuda-nvdisasm")
     spaces = args.space or list(SPACES)
     if args.only is not None:
-        rows = [look_at(space, args.only, args.seeds) for space in spaces]
+        rows = [row for space in spaces for row in look_at(space, [args.only], args.seeds)]
         print(*map(json.dumps, rows), sep="\n")
         return int(any(row["faults"] for row in rows))
     counts = {space: _fill(space, args.count, args.output, args.seeds) for space in spaces}
@@ -205,12 +271,14 @@ def _fill(space: str, count: int, folder: Path, seeds: bool) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{space}{'.seeds' if seeds else ''}.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    for number in range(len(rows), count):
-        rows.append(look_at(space, number, seeds))
+    for first in range(len(rows), count, _TOGETHER):
+        looked = look_at(space, range(first, min(first + _TOGETHER, count)), seeds)
+        rows += looked
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(rows[-1]) + "\n")
-        if rows[-1]["faults"] or rows[-1]["spilled"]:
-            print(f"{space} {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
+            stream.writelines(json.dumps(row) + "\n" for row in looked)
+        for row in looked:
+            if row["faults"] or row["spilled"]:
+                print(f"{space} {json.dumps(row)}", file=sys.stderr, flush=True)
     faults, spilled = (sum(bool(row[what]) for row in rows) for what in ("faults", "spilled"))
     return {"candidates": len(rows), "with faults": faults, "with spilled": spilled}
 

@@ -78,7 +78,8 @@ class Outside:
             warp, instruction = (decisions["warp_m"], decisions["warp_n"], depth), (16, 8, 16)
         config.cta[:], config.warp[:], config.instr[:] = (tile_m, tile_n, depth), warp, instruction
         config.splitK, config.loadStages = decisions.get("split_k", 1), decisions["stages"]
-        config.gridSwizzle, config.ctaOrder, config.cluster[:] = decisions["panel"], 1, (1, 1)
+        config.gridSwizzle, config.ctaOrder = decisions["panel"], 1
+        config.cluster[:] = decisions.get("cluster", 1), 1  # blocks side by side share B's columns
         # the package's own function for this calls one that it does not have
         seconds = float(kind.nvMatmulHeuristicsEstimateRuntime(
             kind.handle, b"HSS", ctypes.c_int(kind.target), ctypes.byref(problem), ctypes.byref(config),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mlc.codegen.inspection import Kernel, find_nvdisasm
+from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
 from tests.performance import cuda_candidates
 from tests.performance.cuda_candidates import look_at, main
 
@@ -20,7 +22,7 @@ needs_tools = pytest.mark.skipif(
 @needs_tools
 @pytest.mark.parametrize("space", cuda_candidates.SPACES)
 def test_a_candidate_holds_what_it_promises(space: str) -> None:
-    row = look_at(space, 0)
+    (row,) = look_at(space, [0])
     assert row["number"] == row["spilled"] == 0 and row["faults"] == [] and row["decisions"]
 
 
@@ -29,10 +31,11 @@ def test_what_was_looked_at_is_not_looked_at_again(tmp_path: Path, monkeypatch: 
                                                    capsys: pytest.CaptureFixture[str]) -> None:
     looked = []
 
-    def look(space: str, number: int, seeds: bool) -> dict[str, object]:
+    def look(space: str, numbers: Sequence[int], seeds: bool) -> list[dict[str, object]]:
         assert not seeds
-        looked.append((space, number))
-        return {"number": number, "spilled": 0, "faults": ["without HMMA"] if number == 3 else []}
+        looked.extend((space, number) for number in numbers)
+        return [{"number": number, "spilled": 0, "faults": ["without HMMA"] if number == 3 else []}
+                for number in numbers]
 
     monkeypatch.setattr(cuda_candidates, "look_at", look)
     for count, status in ((2, 0), (5, 1)):
@@ -40,6 +43,18 @@ def test_what_was_looked_at_is_not_looked_at_again(tmp_path: Path, monkeypatch: 
         counts = {"candidates": count, "with faults": status, "with spilled": 0}
         assert json.loads(capsys.readouterr().out) == {"cuda.mma": counts}
     assert looked == [("cuda.mma", number) for number in range(5)]
+
+
+@needs_tools
+def test_candidates_compiled_together_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = cuda_candidates._draw("cuda.wgmma", 2, True)[1][:2]  # two seeds of one function
+    compiled: list[str] = []
+    monkeypatch.setattr(cuda_candidates, "kernels", lambda *given: compiled.append(given[0]) or kernels(*given))
+    together = cuda_candidates._compiled(sources)
+    assert len(compiled) == 1
+    assert together == [cuda_candidates._alone(source) for source in sources]
+    (broken,) = cuda_candidates._compiled([replace(sources[0], text=sources[0].text.replace("wgmma.", "nonesuch."))])
+    assert isinstance(broken, str) and broken.startswith("not built: ")
 
 
 def test_faults_are_missing_instructions_and_kernels_that_cannot_start() -> None:

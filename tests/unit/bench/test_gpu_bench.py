@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlc.networks.models import Network
 from tests.performance import bench_gpu
 from tests.performance.bench_gpu import Case, cases, main, run
 
@@ -53,11 +54,41 @@ def test_the_peer_computes_the_same(
     assert bench_gpu._torch(Case("peer", "float32", shape, kind)) == 1.0 and shapes == [result]
 
 
+def test_models_are_rounded_and_compared_with_the_compiled_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the CPU in the GPU's place: the compiler's tuning is left out."""
+    import torch
+
+    compiled, small = [], Network(lambda: torch.nn.Conv2d(3, 4, 3), {"image": (1, 3, 8, 8)}, ["y"])
+    monkeypatch.setattr(Case, "network", lambda case, fused=False: small.batched(case.batch))
+    case = Case("small-2-float16", "float16", None, "small", 2)
+    assert case.precision == "f16" and Case("p", "float16", (1, 2, 3)).precision == "f32"
+    assert run([case], "native", tmp_path) == 0
+    [row] = json.loads((tmp_path / "results.json").read_text())
+    assert row["error_of_numbers"] < 2e-2 and row["seconds"] > 0 and row["torch_seconds"] is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda module, mode: compiled.append(mode) or module.float())
+    monkeypatch.setattr(bench_gpu, "_events", lambda _, call: [float(sum(call(0).shape))])
+    monkeypatch.setattr(torch, "float16", torch.float32)
+    assert bench_gpu._compiled(case, "cpu") == 2 + 4 + 6 + 6 and compiled == ["max-autotune"]
+
+
+def test_no_case_is_begun_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [Case(f"{n}x8x16-float32", "float32", (n, 8, 16)) for n in (3, 5)]
+    for left in ("1 cases are left: call again", ""):
+        assert run(chosen, "native", tmp_path, seconds=0.0) == 0
+        assert left in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 2
+
+
 def test_rates_count_what_must_be_done() -> None:
     assert Case("c", "float16", (1, 4, 9, 6, 3, 2), "convolution").rates(1.0) == {
         "tflops": pytest.approx(2e-12 * 6 * 5 * 5 * 4 * 9)}
     full, causal = (Case("a", "float16", (1, 2, 8, 8, 4, c), "attention").rates(1.0)["tflops"] for c in (0, 1))
     assert full == pytest.approx(2e-12 * 2 * 2 * 8 * 8 * 4) == 2 * causal
+    assert Case("p", "float16", (1, 8, 4)).rates(1.0)["gigabytes"] == pytest.approx(1e-9 * 2 * (4 + 32 + 8))
+    assert "gigabytes" not in Case("p", "float16", (17, 8, 4)).rates(1.0)
     assert Case("s", "float32", (5, 24), "softmax").rates(1.0) == {"gigabytes": pytest.approx(1e-9 * 2 * 5 * 24 * 4)}
 
 
@@ -79,3 +110,8 @@ def test_an_unknown_target_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 def test_names_differ() -> None:
     names = [case.name for case in cases()]
     assert len(names) == len(set(names))
+
+
+def test_models_are_known_and_take_their_batch() -> None:
+    models = [case for case in cases() if case.shape is None]
+    assert models and all(shape[0] == case.batch for case in models for shape in case.network().inputs.values())

@@ -120,9 +120,10 @@ def test_queries_of_16_bits_that_are_scaled_are_read_as_they_are(dtype: str) -> 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator is compiled with g++")
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("queries", "keys", "features"), [(1, 70, 16), (1, 33, 1), (5, 40, 1)])
+@pytest.mark.parametrize(("queries", "keys", "features"), [(1, 70, 16), (1, 33, 1), (5, 40, 1), (5, 1, 16), (1, 1, 16)])
 def test_axes_of_one_element_are_found(queries: int, keys: int, features: int) -> None:
-    """As of a decoder's one query, whose index the graph writes as 0: the kernel is that of attention, and right."""
+    """As of a decoder's one query, or its one key, whose index the graph writes as 0: the kernel is that of attention,
+    and right."""
     shapes = [(1, 2, queries, 16), (1, 2, keys, 16), (1, 2, keys, features)]
     lowered = lower(attention_of(shapes, "float16"), AMPERE)
     (task,) = lowered.tasks

@@ -67,6 +67,8 @@ def test_a_seed_holds_its_instructions_and_spills_nothing(dtype: str) -> None:
         kernel = compiled(first_seed(SPACES[dtype], func, target)[0].mod["main"], target)
         check_promises(kernel, dtype)
         assert kernel.blocks >= 2 or kernel.threads >= 256
+        if find_nvdisasm():
+            assert kernel.count("STG") == kernel.count("STG.E.128") > 0, "results must be stored 16 bytes at a time"
 
 
 def candidates(case: Case, dtype: str, target: tvm.target.Target, seed: int) -> Iterator[tvm.tirx.PrimFunc]:
