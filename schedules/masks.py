@@ -5,7 +5,8 @@ tested and what lies before it is not. Where a condition depends on loops around
 the place of the cut may lie before the loop or behind it, and the pass takes that for a number of iterations: it runs
 the loop from a negative index on. Such a condition is written so that the pass cannot solve it. So are several that
 cut one loop at free sizes, as of the parts that a concatenation puts together: which cut comes first is simplified
-without end.
+without end. And so is one by a free size inside of the place that is read, as of a border that mirrors an image: cut
+there, the last tile reads elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from schedules.analysis import replaced, uses, walk
+from schedules.analysis import loads, replaced, uses, walk
 from schedules.free import SIZES, variables
 
 __all__ = ["HINT", "hidden_masks"]
@@ -98,11 +99,14 @@ class _Masks:
         marked: list[tirx.For],
     ) -> None:
         comparisons = [(each, replaced(each, values)) for each in _comparisons(statement)]
+        places = [each for load in loads(statement) for index in load.indices for each in _comparisons(index)]
         for loop in marked:
             by_sizes = [each for each, plain in comparisons
                         if uses(plain, [loop.loop_var]) and uses(plain, list(self._sizes))]
             if any(not tvm_ffi.structural_equal(each, by_sizes[0]) for each in by_sizes):
                 self.found += by_sizes
+            else:
+                self.found += [each for each in by_sizes if any(tvm_ffi.structural_equal(each, one) for one in places)]
         for comparison, plain in comparisons:
             if any(not _cuts_inside(plain, loop, ranges, self._sizes) for loop in marked):
                 self.found.append(comparison)

@@ -64,6 +64,9 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
         b = Sigmoid(x)
         l = ReduceMax(x, a)
         y = Concat<axis=-1>(l, b, b, l) }""", _ROWS),
+    "mirrored borders": ((1, 4, "h", "w"), """<int64[8] p = {0, 1, 2, 0, 0, 0, 3, 2}, float[1] m = {1e9}> {
+        b = Pad<mode="reflect">(x, p)
+        y = Min(b, m) }""", ({"h": 26, "w": 27}, {"h": 5, "w": 7})),
     "divided by its length": (("n", 6), """{
         s = Shape<start=0, end=1>(x)
         f = Cast<to=1>(s)
