@@ -55,6 +55,8 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
 
 
 def _search(goal: Goal) -> list[list[Any]]:
+    if goal.expander.thorough and goal.expander.work > _WORK:
+        raise Stuck("too many pairs of terms to compare")
     settle_context(goal)
     while simplify_all(goal):
         settle_context(goal)
@@ -96,6 +98,8 @@ def prove_at_least(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
     if goal.depth > _DEPTH:
         raise Stuck("functions are nested too deeply")
+    if goal.expander.bounds > _ALL_BOUNDS:
+        raise Stuck("too many bounds")
     settle_context(goal)
     _at_least(goal, _BOUNDS)
     return goal.steps
