@@ -24,8 +24,8 @@ class Expander:
         self._names = count()
         #: what the search has spent on the terms made here
         self.work = 0
-        #: whether more is tried than what mostly suffices, and how many bounds were
-        self.thorough, self.bounds = False, 0
+        #: whether more is tried than what mostly suffices, and how many bounds and steps were
+        self.thorough, self.bounds, self.steps = False, 0, 0
 
     def fresh(self) -> str:
         return f"$v{next(self._names)}"

@@ -19,7 +19,8 @@ from mlc.substitution.normal import Atom, Function, Normal, Number, Stuck, Term,
 
 __all__ = ["Goal", "inequalities"]
 
-_STEPS = 400
+#: steps of a goal, and of all goals of a second attempt, those that led nowhere among them
+_STEPS, _ALL_STEPS = 400, 1_500
 
 
 class Goal:
@@ -119,7 +120,8 @@ class Goal:
     def step(self, *words: Any) -> None:
         """Notes a step; raises :class:`Stuck` where there are too many."""
         self.steps.append(list(words))
-        if len(self.steps) > _STEPS:
+        self.expander.steps += self.expander.thorough
+        if len(self.steps) > _STEPS or self.expander.steps > _ALL_STEPS:
             raise Stuck("too many steps")
 
     def add_guard(self, number: int, guard: Condition) -> None:

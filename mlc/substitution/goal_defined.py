@@ -35,6 +35,8 @@ from mlc.substitution.normal import (
 __all__ = ["divisors_of", "prove_defined"]
 
 _ROUNDS, _SPLITS = 120, 12
+#: demands that are compared in a second attempt, and pairs of terms within them
+_COVERS = 500
 
 
 def divisors_of(demands: Normal) -> Normal:
@@ -115,6 +117,8 @@ def _factors(goal: Goal, number: int) -> bool:
 
 
 def _cover(goal: Goal, i: int, j: int, splitting: bool) -> bool:
+    if goal.expander.thorough and goal.expander.work > _COVERS:
+        raise Stuck("too many demands to compare")
     one = goal.terms[i]
     names = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
     other = replace(substituted(goal.terms[j], names), variables=tuple(f"{v}$" for v in goal.terms[j].variables))
@@ -132,6 +136,7 @@ def _cover(goal: Goal, i: int, j: int, splitting: bool) -> bool:
                 raise Stuck("too many cases")
             goal.split(i, missing[0])
             return True
+        goal.expander.work += goal.expander.thorough
         proof = equal_atoms(goal, one.atoms[0], moved.atoms[0], one, here)
         if proof is None:
             continue

@@ -11,7 +11,7 @@ from typing import Any
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
-from mlc.substitution.entailment import Facts
+from mlc.substitution.entailment import Facts, quotients
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_cases import branched, by_cases
 from mlc.substitution.goal_divide import multiply_one
@@ -27,10 +27,10 @@ __all__ = ["TOOLS", "equal_atoms", "plausible", "prove_at_least", "prove_goal"]
 _MERGES, _DEPTH = 80, 6
 #: cases of a member of a maximum inside each other
 _SPLITS = 3
-#: changes of variables that are tried for one output
-_WORK = 2500
+#: changes of variables that are tried for one output, and in a second attempt
+_WORK, _MORE_WORK = 2500, 1000
 #: bounds after each other that show a sum to be at least 0, and those that are tried for one output
-_BOUNDS, _ALL_BOUNDS = 5, 2_000
+_BOUNDS, _ALL_BOUNDS = 5, 1_000
 
 
 def prove_goal(goal: Goal) -> list[list[Any]]:
@@ -43,7 +43,9 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
     try:
         return _search(goal)
     except Stuck as stuck:
-        goal.expander.work, goal.expander.thorough = 0, True
+        if any(True for term in again.terms.values() for _ in quotients(term.polys())):
+            raise  # windows, of which cases say nothing and cost much
+        goal.expander.work, goal.expander.thorough = _WORK - _MORE_WORK, True
         try:
             return _reduced(again)
         except Stuck:
@@ -53,6 +55,8 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
 
 
 def _search(goal: Goal) -> list[list[Any]]:
+    if goal.expander.thorough and goal.expander.work > _WORK:
+        raise Stuck("too many pairs of terms to compare")
     settle_context(goal)
     while simplify_all(goal):
         settle_context(goal)
@@ -74,6 +78,8 @@ def _reduced(goal: Goal) -> list[list[Any]]:
     """The same from sums that are first made as simple as they get, then in cases."""
     settle_context(goal)
     for _ in range(_MERGES):
+        if goal.expander.work > _WORK or goal.expander.bounds > _ALL_BOUNDS:
+            break
         while simplify_all(goal):
             settle_context(goal)
         if not goal.terms:
@@ -92,6 +98,8 @@ def prove_at_least(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
     if goal.depth > _DEPTH:
         raise Stuck("functions are nested too deeply")
+    if goal.expander.bounds > _ALL_BOUNDS:
+        raise Stuck("too many bounds")
     settle_context(goal)
     _at_least(goal, _BOUNDS)
     return goal.steps
