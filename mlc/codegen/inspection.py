@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,6 @@ def _shared(text: str) -> int:
 
 def _instructions(code: str) -> Iterator[tuple[str, Counter[str]]]:
     sections = list(_SECTION.finditer(code))
-    for section, following in zip(sections, [*sections[1:], None], strict=True):
+    for section, following in zip_longest(sections, sections[1:]):
         body = code[section.end() : following.start() if following else len(code)]
         yield section[1], Counter(_INSTRUCTION.findall(body))

@@ -26,7 +26,7 @@ from mlc.artifact.capture import captured
 from mlc.artifact.schedule import schedule_functions
 from mlc.cli.main import main
 from mlc.codegen import code_generation, cuda, nvrtc, pipeline, prepared
-from mlc.codegen.inspection import dumped, find_nvdisasm
+from mlc.codegen.inspection import dumped, find_nvdisasm, kernels
 from mlc.compilation import Compilation
 from mlc.errors import ArtifactError, BuildError
 from mlc.graph.pipeline import lower
@@ -242,6 +242,15 @@ def test_fast_arithmetic_only_when_asked(fast: bool, found: bool, monkeypatch: p
     binary = cuda.nvcc('extern "C" __global__ void f(float* x) { x[0] = expf(x[1]); }', ("sm_90",), fast_math=fast)
     assert binary[:4] == FATBIN
     assert ("--use_fast_math" in commands[0]) == found
+
+
+@needs_nvcc
+def test_without_a_disassembler_kernels_have_no_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlc.codegen.inspection.find_nvdisasm", lambda: None)
+    source = 'extern "C" __global__ void __launch_bounds__(32) copy(float* x) { x[threadIdx.x] = x[threadIdx.x + 32]; }'
+    (kernel,) = kernels(source, "sm_80")
+    assert (kernel.name, kernel.threads, kernel.spilled_bytes) == ("copy", 32, 0)
+    assert kernel.registers > 0 and not kernel.instructions
 
 
 def test_architecture_specific_code_has_no_ptx() -> None:
