@@ -1,11 +1,13 @@
 // Runs the kernels that TVM generates for CUDA on a CPU, one thread block after another, one fiber for each thread.
 //
-// A fiber runs until it waits for a barrier or a shuffle, and a warp until it waits for the block or a barrier in memory. So between two
-// barriers of a block one warp is far ahead of the others, and between two of a warp one thread, the first and the last
-// in turn: a value that is read before the barrier that should order it is wrong.
+// A fiber runs until it waits for a barrier or a shuffle, and a warp until it waits for the block or a barrier in
+// memory. So between two barriers of a block one warp is far ahead of the others, and between two of a warp one thread,
+// the first and the last in turn: a value that is read before the barrier that should order it is wrong.
 // Shared memory holds poison, NaN in every type of floats, when a block begins.
 // What blocks tell each other through global memory is in cuda_global.h.
-// The includer defines the kernels and calls emulate(grid, block, kernel).
+// The includer defines the kernels and calls emulate(grid, block, kernel). What does not depend on them is compiled by
+// itself, from the files *.cc that are named as these headers are.
+#pragma once
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -26,7 +28,7 @@ template <typename A, typename B> static inline A nan_max(A a, B b) { return a !
 template <typename A, typename B> static inline A nan_min(A a, B b) { return a != a ? a : b != b ? A(b) : min(a, b); }
 
 struct Index { unsigned x, y, z; };
-static Index threadIdx, blockIdx;
+extern Index threadIdx, blockIdx;
 
 #define __global__
 #define __device__
@@ -117,100 +119,26 @@ static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { retur
 
 #include "cuda_global.h"
 
-namespace ptx {
-static bool progress();
-static void hopper_met(unsigned rank, bool cluster);
-}  // namespace ptx
-
 namespace emulator {
 enum State { kReady, kBlockBarrier, kClusterBarrier, kWarpBarrier, kPolling, kLate, kDone };
 constexpr unsigned kWarp = 32;
-constexpr size_t kStack = 64 * 1024;
 constexpr size_t kSharedBytes = 256 * 1024;
 constexpr unsigned kMostBlocks = 2;  // of a cluster
 constexpr int kPoison = 0xff;
-alignas(1024) static unsigned char shared_memory[kMostBlocks * kSharedBytes];  // of a cluster's blocks, one after another
-static size_t static_shared;  // bytes of `__shared__` arrays, which lie behind each other
+extern unsigned char shared_memory[kMostBlocks * kSharedBytes];  // of a cluster's blocks, one after another
+extern size_t static_shared;  // bytes of `__shared__` arrays, which lie behind each other
 
 struct Fiber { ucontext_t context; State state; Index index, block; uint64_t slot; std::vector<char> stack; };
-static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
-static unsigned current;
-static size_t per_block;  // fibers
-static const std::function<void()>* body;
+extern std::vector<Fiber> fibers;
+extern unsigned current;
+extern size_t per_block;  // fibers
 
-// The number of the current block in its cluster, and its own part of shared memory.
-static unsigned rank_of(size_t fiber) { return unsigned(fiber / per_block); }
-static unsigned char* own_shared() { return shared_memory + rank_of(current) * kSharedBytes; }
-
-static void wait(State state) {
-  fibers[current].state = state;
-  swapcontext(&fibers[current].context, &scheduler);
-}
-
-static void start() {
-  (*body)();
-  wait(kDone);
-}
-
-static void fail(const char* reason) {
-  std::fprintf(stderr, "%s\n", reason);
-  std::exit(3);
-}
-
-// Let the fibers in [from, to) go on if every live one of them waits for `state`; whether any did.
-static bool release(size_t from, size_t to, State state) {
-  bool any = false;
-  for (size_t i = from; i < to; ++i) {
-    if (fibers[i].state != kDone && fibers[i].state != state) return false;
-    any |= fibers[i].state == state;
-  }
-  for (size_t i = from; i < to; ++i)
-    if (fibers[i].state == state) fibers[i].state = kReady;
-  return any;
-}
-
-// Run a warp until its threads wait for the block or are done.
-static void run_warp(size_t from, size_t to, bool& forward) {
-  do {
-    for (size_t n = from; n < to; ++n) {
-      current = forward ? n : to - 1 - (n - from);
-      if (fibers[current].state != kReady) continue;
-      threadIdx = fibers[current].index, blockIdx = fibers[current].block;
-      swapcontext(&scheduler, &fibers[current].context);
-    }
-    forward = !forward;
-  } while (release(from, to, kWarpBarrier));
-}
-
-static bool block_met() {
-  bool any = false;
-  for (size_t first = 0; first < fibers.size(); first += per_block)
-    if (release(first, first + per_block, kBlockBarrier)) any = true, ptx::hopper_met(rank_of(first), false);
-  if (!release(0, fibers.size(), kClusterBarrier)) return any;
-  for (size_t first = 0; first < fibers.size(); first += per_block) ptx::hopper_met(rank_of(first), true);
-  return true;
-}
-static bool has_ended(unsigned rank) {
-  auto first = fibers.begin() + rank * per_block;
-  return std::all_of(first, first + per_block, [](const Fiber& f) { return f.state == kDone; });
-}
-
-// Between the first two barriers the first warp is ahead if `up`, else the last one.
-static void run_block(bool up) {
-  size_t warps = (fibers.size() + kWarp - 1) / kWarp;
-  bool forward = true;
-  do {
-    for (size_t n = 0; n < warps; ++n) {
-      size_t warp = up ? n : warps - 1 - n;
-      run_warp(warp * kWarp, std::min<size_t>(fibers.size(), (warp + 1) * kWarp), forward);
-    }
-    up = !up;
-    if (weak) met();
-  } while (block_met() || ptx::progress());
-  if (!std::all_of(fibers.begin(), fibers.end(), [](const Fiber& f) { return f.state == kDone; }))
-    fail("some threads of a block wait at a barrier that the others never reach");
-}
+// The number of a fiber's block in its cluster, and the current one's own part of shared memory.
+unsigned rank_of(size_t fiber);
+unsigned char* own_shared();
+void wait(State state);
+[[noreturn]] void fail(const char* reason);
+bool has_ended(unsigned rank);
 
 // An array that the block's threads share; each declaration in the source has a number of its own.
 template <typename T, size_t kCount, int kNumber> static T* shared_array() {
@@ -230,45 +158,8 @@ static inline unsigned __cvta_generic_to_shared(const void* p) {
 
 // Blocks and warps run from the last to the first at first if `backwards`; `is_weak` as in cuda_global.h. The blocks of a
 // cluster, so many neighbours along x, run at a time.
-static void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false,
-                    bool backwards = false, unsigned cluster = 1) {
-  using namespace emulator;
-  body = &kernel;
-  weak = is_weak;
-  if (weak) start_kernel();
-  per_block = size_t(block.x) * block.y * block.z;
-  if (cluster > kMostBlocks || grid.x % cluster) fail("a grid must be whole clusters, of two blocks at most");
-  if (cluster > 1 && (weak || per_block % kWarp)) fail("clusters must be of whole warps, without atomic operations");
-  fibers.resize(per_block * cluster);
-  for (unsigned bz = 0; bz < grid.z; ++bz)
-    for (unsigned by = 0; by < grid.y; ++by)
-      for (unsigned bx = 0; bx < grid.x; bx += cluster) {
-        Index first{backwards ? grid.x - cluster - bx : bx, backwards ? grid.y - 1 - by : by,
-                    backwards ? grid.z - 1 - bz : bz};
-        for (size_t i = 0; i < fibers.size(); ++i) {
-          Fiber& f = fibers[i];
-          f.stack.resize(kStack);
-          unsigned n = unsigned(i % per_block);
-          f.index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
-          f.block = {first.x + rank_of(i), first.y, first.z};
-          f.state = kReady;
-          getcontext(&f.context);
-          f.context.uc_stack.ss_sp = f.stack.data();
-          f.context.uc_stack.ss_size = kStack;
-          f.context.uc_link = nullptr;
-          makecontext(&f.context, start, 0);
-        }
-        std::memset(shared_memory, kPoison, cluster * kSharedBytes);
-        ptx::start_block();
-        ptx::start_hopper_block();
-        if (weak) enter_block();
-        run_block(!backwards);
-        if (weak) leave_block();
-        ptx::end_block();
-        ptx::end_hopper_block();
-      }
-  if (weak) end_kernel();
-}
+void emulate(Index grid, Index block, const std::function<void()>& kernel, bool is_weak = false, bool backwards = false,
+             unsigned cluster = 1);
 
 static inline void __syncthreads() { emulator::wait(emulator::kBlockBarrier); }
 // Whether any thread of the block says so.

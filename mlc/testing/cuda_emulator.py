@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run_source"]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
+#: what is the same in every program, by its files, and how all of it is compiled
+_SAME = ("cuda_emulator.cc", "cuda_global.cc", "cuda_ptx.cc", "cuda_hopper.cc")
+_COMPILE = ("g++", "-O1", "-w", "-std=c++17")
 _KERNEL = re.compile(r'^extern "C" __global__ void .*?(\w+)\(([^)]*)\) \{', re.MULTILINE)
 #: the blocks of a kernel's clusters
 _CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)")
@@ -123,11 +126,22 @@ def run_source(
 
 @lru_cache(maxsize=4)
 def _compiled(text: str) -> tempfile.TemporaryDirectory[str]:
-    """The folder of the program that ``text`` is; g++ takes ten times as long as most programs run."""
+    """The folder of the program that ``text`` is; g++ takes longer than most programs run."""
     folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
     source = Path(folder.name, "kernels.cc")
     source.write_text(text)
-    _call("g++", "-O1", "-w", "-std=c++17", "-o", f"{folder.name}/kernels", str(source))
+    _call(*_COMPILE, "-o", f"{folder.name}/kernels", str(source), f"{_same().name}/same.o")
+    return folder
+
+
+@cache
+def _same() -> tempfile.TemporaryDirectory[str]:
+    """The folder of the object file that all programs share, compiled once for this process: seven times the work of
+    what is a program's own."""
+    folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
+    source = Path(folder.name, "same.cc")
+    source.write_text("".join(f'#include "{_HEADER.with_name(name)}"\n' for name in _SAME))
+    _call(*_COMPILE, "-c", "-o", f"{folder.name}/same.o", str(source))
     return folder
 
 
