@@ -203,6 +203,7 @@ def test_recurrent_layers_after_each_other_of_free_steps() -> None:
     _check(_model(shape, "<int64[1] one = {1}> " + body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+@pytest.mark.slow
 def test_what_is_done_before_a_convolution_of_a_free_batch() -> None:
     body = """{
         a = Conv<pads=[1, 1, 1, 1], kernel_shape=[3, 3]>(x, k)
@@ -212,6 +213,7 @@ def test_what_is_done_before_a_convolution_of_a_free_batch() -> None:
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 5}), "x86-64-v2")
 
 
+@pytest.mark.slow
 def test_a_transposed_convolution_whose_free_result_is_no_multiple_of_its_stride() -> None:
     body = "{ y = ConvTranspose<strides=[2, 2], pads=[1, 1, 1, 1]>(x, k) }"
     shape = (1, 16, "h", "w")
