@@ -78,14 +78,14 @@ def mean(image: tuple[int, int, int]) -> Case:
 @needs_nvcc
 @pytest.mark.parametrize("case", [
     row_times(2048, 1000, "float16"),  # ResNet-50's last product
-    row_times(768, 768, "bfloat16", "bfloat16"),
+    pytest.param(row_times(768, 768, "bfloat16", "bfloat16"), marks=pytest.mark.slow),
     pytest.param(row_times(4096, 4096, "float16", "float16"), marks=pytest.mark.slow),
     pytest.param(row_times(1024, 1000, "float32"), marks=pytest.mark.slow),
     pytest.param(row_times(768, 3072, "float16", rows=3), marks=pytest.mark.slow),
     pooled((112, 112, 64), 3, "float32"),
     pytest.param(pooled((56, 56, 64), 3, "float16"), marks=pytest.mark.slow),
     pytest.param(pooled((56, 56, 64), 2, "float16"), marks=pytest.mark.slow),
-    mean((7, 7, 2048)),
+    pytest.param(mean((7, 7, 2048)), marks=pytest.mark.slow),
 ], ids=str)
 def test_main_loops_fetch_16_bytes(case: Case) -> None:
     """And nothing is in the stack. Narrower are only the parts of a cut sum, which each thread stores and reads."""
