@@ -114,6 +114,10 @@ static inline float __bfloat162float(nv_bfloat16 x) { return x; }
 static inline nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
 static inline half2 make_half2(half x, half y) { return {x, y}; }
 static inline half4 make_half4(half x, half y, half z, half w) { return {x, y, z, w}; }
+static inline nv_bfloat162 make_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return {x, y}; }
+static inline nv_bfloat164 make_nv_bfloat164(nv_bfloat16 x, nv_bfloat16 y, nv_bfloat16 z, nv_bfloat16 w) {
+  return {x, y, z, w};
+}
 static inline unsigned __pack_half2(half x, half y) { return unsigned(y.bits) << 16 | x.bits; }
 static inline unsigned __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return unsigned(y.bits) << 16 | x.bits; }
 

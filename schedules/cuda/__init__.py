@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedules.cuda.attention import Attention, ExactAttention, TensorFloatAttention, WarpgroupAttention
+from schedules.cuda.columns import Columns
 from schedules.cuda.conv import ImplicitGemm
 from schedules.cuda.elementwise import Elementwise
 from schedules.cuda.fallback import Fallback
@@ -16,5 +17,5 @@ __all__ = ["SPACES"]
 
 SPACES: tuple[Space, ...] = (
     WarpgroupAttention(), Attention(), TensorFloatAttention(), ExactAttention(), WarpgroupGemm(), TensorCoreGemm(),
-    TiledGemm(), ImplicitGemm(), Rows(), Reduce(), Elementwise(), Fallback(),
+    TiledGemm(), ImplicitGemm(), Rows(), Columns(), Reduce(), Elementwise(), Fallback(),
 )

@@ -14,7 +14,9 @@ from schedules.space import Decisions, Knob, Pick
 
 __all__ = ["Elementwise"]
 
-_VECTOR_TYPES = frozenset({"float32", "int32", "float16"})
+_VECTOR_TYPES = frozenset({"float32", "int32", "float16", "bfloat16"})
+#: threads that a multiprocessor has at least where each takes several results at once
+_LEAST_THREADS = 128
 
 
 def _vector(info: BlockInfo, wanted: int) -> int:
@@ -42,9 +44,11 @@ class Elementwise(CudaSpace):
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         gpu = limits(target)
         points = max(prod(int(s) for s in p.ty.shape) for p in func.params)
-        wide = points >= 4 * 1024 * gpu.multiprocessors  # below that, more threads hide more latency than vectors save
+        # with fewer, some multiprocessors would have none, while single elements keep as many bytes under way
+        wide = points >= 4 * _LEAST_THREADS * gpu.multiprocessors
         vectors = (4, 2, 1) if wide else (1, 2, 4)
-        for threads in (256, 128):
+        filled = points >= 4 * 256 * gpu.multiprocessors or not wide
+        for threads in (256, 128) if filled else (128, 256):
             for vector in vectors:
                 yield {"threads": threads, "vector": vector}
 

@@ -4,7 +4,8 @@
            thread has the same elements in every stage, 16 bytes side by side where they are aligned, so that CUDA's
            compiler fetches each once and keeps it in registers (seen in the machine code; not where a bound cuts rows).
 ``Reduce`` pooling, means, matrix times vector, depthwise convolution: some threads side by side in the results,
-           some sharing one result (Harris, "Optimizing Parallel Reduction in CUDA", 2007).
+           some sharing one result (Harris, "Optimizing Parallel Reduction in CUDA", 2007). Where results lie side by
+           side in what is read, :mod:`schedules.cuda.columns` is asked first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from schedules.cuda.common import (
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["Reduce", "Rows"]
+__all__ = ["Reduce", "Rows", "follows", "own_order"]
 
 #: elements that a thread of a row may have side by side, and the bytes of the widest access
 _VECTORS, _PIECE = (1, 2, 4), 16
@@ -52,7 +53,7 @@ def _results_in(leaf: Leaf, producers: Sequence[Leaf]) -> list[TensorLoad]:
     return [load for load in loads(leaf.info.block.body) if any(p.writes_to(load.source) for p in producers)]
 
 
-def _own_order(info: BlockInfo) -> bool:
+def own_order(info: BlockInfo) -> bool:
     """Whether a reduction is indexed by its data-parallel iterators, in order (so TVM can move it freely)."""
     stores: list[Any] = []
     walk(info.block.body, (tirx.BufferStore, stores.append))
@@ -83,7 +84,7 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     if len(found) < 2 or found[-1].info.kind != "injective" or found[-1].intermediate:
         return None
     *stages, last = found
-    if not all(s.info.kind == "reduction" and s.intermediate and _own_order(s.info) for s in stages):
+    if not all(s.info.kind == "reduction" and s.intermediate and own_order(s.info) for s in stages):
         return None
     results = _results_in(last, stages)
     if not results or not all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices):
@@ -205,12 +206,12 @@ def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
     if not uniform(leaf.info for leaf in found):
         return None
     found = inline_injective(sch, found)
-    if not found or found[0].info.kind != "reduction" or len(found) > 2 or not _own_order(found[0].info):
+    if not found or found[0].info.kind != "reduction" or len(found) > 2 or not own_order(found[0].info):
         return None
     main = found[0]
     if len(main.info.writes) != 1 or loop_kinds(sch, main) is None:
         return None
-    if len(found) == 2 and not _follows(main, found[1]):
+    if len(found) == 2 and not follows(main, found[1]):
         return None
     if len(found) == 1 and main.intermediate:
         return None
@@ -218,7 +219,7 @@ def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
     return _ReduceShape(results, main.info.elements // max(1, results), _terms_run(main), len(found) == 2)
 
 
-def _follows(main: Leaf, last: Leaf) -> bool:
+def follows(main: Leaf, last: Leaf) -> bool:
     """Whether ``last`` has one point for each result of ``main``, so that both run in the same thread."""
     if last.info.kind != "injective" or last.intermediate or last.info.elements != main.info.outputs:
         return False

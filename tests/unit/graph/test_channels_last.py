@@ -92,7 +92,7 @@ def test_nothing_is_transposed_between_convolutions() -> None:
     for task in lowered(network(shape, body)).tasks:
         space = find(task.func, GPU.tvm).name
         spaces[space] += task.weight
-    assert spaces == {"cuda.elementwise": 1, "cuda.mma": 6, "cuda.reduce": 2}
+    assert spaces == {"cuda.elementwise": 1, "cuda.mma": 6, "cuda.columns": 2}
 
 
 @pytest.mark.usefixtures("late")

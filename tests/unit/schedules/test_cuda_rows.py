@@ -120,3 +120,43 @@ def test_elementwise_functions_of_16_bits_take_four_at_a_time() -> None:
     func, space = BY_NAME["relu_f16"].func(), Elementwise()
     kernel = compiled(schedule_with(space, func, AMPERE, {"threads": 64, "vector": 4}).mod["main"], AMPERE)
     assert kernel.count("LDG") == kernel.count("LDG.E.64.CONSTANT") == 2 and kernel.count("STG.E.64") == 1
+
+
+def converted(dtype: str, result: str, columns: int = 768) -> Case:
+    """The sum of two matrices, rectified and converted."""
+    def build() -> list[Any]:
+        x, y = (te.placeholder((128, columns), dtype, name) for name in "xy")
+        return [x, y, topi.cast(topi.nn.relu(topi.add(x, y)), result)]
+
+    return Case(f"{dtype}_{result}", build, lambda x, y: np.maximum(x + y, 0), 8e-3 if "bfloat16" in (dtype, result)
+                else 1e-3, space="cuda.elementwise", index="int64")
+
+
+#: bits that a thread fetches and stores, of conversions
+CONVERSIONS = {
+    ("float32", "float16"): (128, 64), ("float32", "bfloat16"): (128, 64), ("bfloat16", "float32"): (64, 128),
+    ("bfloat16", "bfloat16"): (64, 64),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("types", CONVERSIONS, ids="-".join)
+def test_conversions_of_a_layer_take_four_at_a_time(types: tuple[str, str]) -> None:
+    """Of 98,304 numbers, which still are 192 blocks of 128 threads."""
+    fetched, stored = CONVERSIONS[types]
+    target = HOPPER if "bfloat16" in types else AMPERE
+    sch, decisions = first_seed(Elementwise(), converted(*types).func(), target)
+    kernel = compiled(sch.mod["main"], target)
+    assert decisions == {"threads": 128, "vector": 4} and kernel.stack_bytes == 0
+    assert kernel.count("LDG") == kernel.count(f"LDG.E.{fetched}.CONSTANT") == 2
+    assert kernel.count("STG") == kernel.count(f"STG.E.{stored}") == 1
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize(("types", "columns"), [
+    (("bfloat16", "bfloat16"), 768), (("float32", "bfloat16"), 768), (("bfloat16", "bfloat16"), 770)], ids=str)
+def test_conversions_of_vectors_are_right(types: tuple[str, str], columns: int) -> None:
+    case = converted(*types, columns)
+    error, _ = emulate(case, first_seed(Elementwise(), case.func(), HOPPER)[0].mod["main"], HOPPER)
+    assert error <= case.rtol

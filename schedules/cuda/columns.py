@@ -1,0 +1,471 @@
+"""Reductions whose neighbouring results lie side by side in what is read: a row times a weight, means of channels last,
+pooling. A thread has as many neighbouring results as it can fetch terms of at once, 16 bytes where they are aligned.
+
+A block's threads lie along results and along terms. Each adds up every so many terms in registers, several of which are
+under way at once; the sums of threads of the same results meet in shared memory, where those of the first terms add
+them in order. Where too few blocks would run, a sum is cut over several, the last of which adds the parts
+(:mod:`schedules.cuda.joined`). Sums have the same order in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from math import ceil, gcd
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+
+from schedules.analysis import branches, loads, remembered, uses, walk, widest_run
+from schedules.cuda.common import (
+    CudaSpace,
+    Leaf,
+    ceil_div,
+    inline_injective,
+    leaves,
+    limits,
+    loop_kinds,
+    require,
+    scratch,
+    uniform,
+)
+from schedules.cuda.reduction import follows, own_order
+from schedules.machine import GpuMachine
+from schedules.space import Decisions, InvalidDecision, Knob, Pick
+
+__all__ = ["Columns"]
+
+#: bytes of the widest access
+_PIECE = 16
+#: bytes of memory that are fetched at once, at least
+_SECTOR = 32
+#: terms of a thread that are under way at once, at most
+_DEPTH = 8
+
+
+#: what TVM writes vectors of
+_TYPES = frozenset({"float32", "float16", "bfloat16", "int32"})
+#: threads along terms, and blocks that share a sum, at most
+_MOST_TOGETHER, _MOST_PARTS = 64, 64
+_SEEDS = 6
+#: seconds from a fetch of memory until it is there, and until what a block has written can be read by another
+_LATENCY, _TOLD = 0.7e-6, 1.2e-6
+#: bytes that a multiprocessor fetches from memory in a cycle
+_PORT = 32
+#: cycles that a thread takes to add up a vector of what another has left in shared memory
+_JOIN = 12
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """``results``, of which ``columns`` lie side by side, of so many ``terms`` each, ``run`` of them in a row;
+    ``vector`` neighbours are fetched at once, ``bits`` each, and ``stored`` at once. ``last`` numbers the iterator
+    along them of the reduction, ``out`` that of what is done to results, if anything is. ``guarded`` says that terms
+    lie on a border that is not there."""
+
+    results: int
+    columns: int
+    terms: int
+    run: int
+    vector: int
+    bits: int
+    stored: int
+    last: int
+    out: int
+    guarded: bool
+
+    @property
+    def pieces(self) -> int:
+        """Vectors of results."""
+        return self.results // self.vector
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One assignment of the knobs: vectors of results of a block, threads of the same results, blocks of the same."""
+
+    lanes: int
+    together: int
+    parts: int
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.together
+
+
+@remembered
+def _shape(func: tirx.PrimFunc) -> _Shape | None:
+    found = leaves(sch := scratch(func))
+    if not uniform(leaf.info for leaf in found):
+        return None
+    guarded = bool(_guarded(found))
+    found = inline_injective(sch, found)
+    if not found or len(found) > 2 or found[0].info.kind != "reduction" or not own_order(found[0].info):
+        return None
+    main, *rest = found
+    if len(main.info.writes) != 1 or loop_kinds(sch, main) is None or main.intermediate != bool(rest):
+        return None
+    if rest and not follows(main, rest[0]):
+        return None
+    last, out = _last(main), _last(rest[0]) if rest else 0
+    if last is None or out is None or (rest and not _same_column(main, last, rest[0], out)):
+        return None
+    fetched = _moving(main, last)
+    bits = max((_bits(load) for load in fetched), default=8 * _PIECE)
+    vector = _run(main, last, fetched, _PIECE * 8 // bits)
+    if vector == 1 or any(str(load.source.dtype) not in _TYPES for load in fetched):
+        return None
+    stored = _stored(rest[0], out, vector) if rest else _fitting(main.info.writes[0], vector)
+    results = main.info.outputs
+    run = [extent for extent, reduced in zip(main.info.extents, main.info.reduces, strict=True) if reduced][-1]
+    return _Shape(results, main.info.extents[last], main.info.elements // results, run, vector, bits, stored, last, out,
+                  guarded)
+
+
+def _guarded(found: Sequence[Leaf]) -> list[Leaf]:
+    """Leaves that a reduction reads, which are something else, or nothing, on a border."""
+    mains = [leaf for leaf in found if leaf.info.kind == "reduction"]
+    read = [region.source for main in mains for region in main.info.block.reads]
+    return [leaf for leaf in found if leaf.intermediate and leaf.info.kind == "injective"
+            and any(leaf.writes_to(buffer) for buffer in read) and _is_guard(leaf)]
+
+
+def _is_guard(leaf: Leaf) -> bool:
+    body = leaf.info.block.body
+    return isinstance(body, tirx.BufferStore) and branches(body.value) is not None
+
+
+def _last(leaf: Leaf) -> int | None:
+    """The last data-parallel iterator that has several points."""
+    return next((i for i in reversed(leaf.info.spatial) if leaf.info.extents[i] > 1), None)
+
+
+def _same_column(main: Leaf, last: int, rest: Leaf, out: int) -> bool:
+    """Whether what follows the reduction has results side by side as the reduction has."""
+    loaded = [load for load in loads(rest.info.block.body) if main.writes_to(load.source)]
+    stores: list[Any] = []
+    walk(main.info.block.body, (tirx.BufferStore, stores.append))
+    places = {n for store in stores for n, index in enumerate(store.indices)
+              if uses(index, [main.info.variables[last]])}
+    return len(places) == 1 and all(
+        bool(uses(index, [rest.info.variables[out]])) == (n in places)
+        for load in loaded for n, index in enumerate(load.indices))
+
+
+def _moving(leaf: Leaf, position: int) -> list[TensorLoad]:
+    """What a leaf reads, of what itself does not write, along an iterator."""
+    variable = leaf.info.variables[position]
+    return [load for load in loads(leaf.info.block.body) if not leaf.writes_to(load.source) and uses(load, [variable])]
+
+
+def _fitting(written: tirx.Buffer, vector: int) -> int:
+    """How many neighbours of a buffer one access may take, of so many."""
+    if str(written.dtype) not in _TYPES:
+        return 1
+    return min(vector, 8 * _PIECE // int(tvm.runtime.DataType(str(written.dtype)).bits))
+
+
+def _bits(load: TensorLoad) -> int:
+    return int(tvm.runtime.DataType(str(load.source.dtype)).bits)
+
+
+def _run(leaf: Leaf, position: int, accesses: Sequence[TensorLoad], most: int) -> int:
+    """How many neighbours along an iterator all accesses may take at once."""
+    widths = [w for w in (8, 4, 2) if w <= most]
+    return min((widest_run(each, leaf.info.variables, leaf.info.extents, position, widths) for each in accesses),
+               default=1)
+
+
+def _stored(rest: Leaf, out: int, vector: int) -> int:
+    """How many neighbours one access of what is done to results may take: eight of 16 bits are computed in halves
+    (:mod:`schedules.cuda.halves`)."""
+    stores: list[Any] = []
+    walk(rest.info.block.body, (tirx.BufferStore, stores.append))
+    written = [tirx.BufferLoad(store.buffer, store.indices) for store in stores]
+    accesses = [*written, *_moving(rest, out)]
+    if any(str(each.source.dtype) not in _TYPES for each in accesses):
+        return 1
+    if vector == 8 and all(_bits(each) == 16 for each in written) and _run(rest, out, accesses, 8) == 8:
+        return 8
+    whole = all(str(each.source.dtype) != "bfloat16" for each in accesses)
+    return _run(rest, out, accesses, min(vector, 4)) if whole else 1
+
+
+class Columns(CudaSpace):
+    """One reduction whose neighbouring results lie side by side in all that moves with them."""
+
+    name = "cuda.columns"
+
+    def recognises(self, func: tirx.PrimFunc) -> bool:
+        return _shape(func) is not None
+
+    def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
+        shape = _shape(func)
+        assert shape is not None, "knobs are asked only of a space that matches"
+        lanes = {*_divisors(shape.columns // shape.vector, 256), *_divisors(shape.pieces, 256), 32, 64, 128, 256}
+        return (
+            Knob("lanes", tuple(sorted(lanes))), Knob("together", _divisors(shape.terms, _MOST_TOGETHER)),
+            Knob("parts", _divisors(shape.terms, _MOST_PARTS)),
+        )
+
+    def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
+        shape = _shape(func)
+        assert shape is not None, "seeds are asked only of a space that matches"
+        gpu = limits(target)
+        tiles = [_Tile(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
+        fitting = [tile for tile in tiles if _misfit(tile, shape, gpu) is None]
+
+        def preference(tile: _Tile) -> tuple[bool, float]:
+            """TVM refuses some images that are cut into pieces with a rest."""
+            return shape.pieces % tile.lanes != 0, _seconds(tile, shape, gpu)
+
+        for tile in sorted(fitting, key=preference)[:_SEEDS]:
+            yield asdict(tile)
+
+    def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
+        shape = _shape(sch.mod["main"])
+        if shape is None:
+            raise InvalidDecision("the function must hold one reduction with neighbouring results side by side")
+        tile = _Tile(pick("lanes"), pick("together"), pick("parts"))
+        misfit = _misfit(tile, shape, limits(target))
+        require(misfit is None, str(misfit))
+        found = leaves(sch)
+        guards = _guarded(found)
+        kept = [replace(leaf, intermediate=False) if leaf in guards else leaf for leaf in found]
+        main, *rest = inline_injective(sch, kept)[len(guards):]
+        column = shape.out if rest else main.info.spatial.index(shape.last)
+        following = rest[0].rv if rest else None
+        if tile.together == 1:
+            _alone(sch, main, _kept(sch, main.rv, following, "local"), column, shape, tile)
+        else:
+            _together(sch, main, following, column, shape, tile)
+
+
+def _kept(sch: s_tir.Schedule, block: Any, following: Any, scope: str) -> Any:
+    """Keep what a block computes in memory of ``scope``; the block that takes it from there, which is ``following``
+    where there is one."""
+    if following is None:
+        return sch.cache_write(block, 0, scope)
+    sch.set_scope(block, 0, scope)
+    return following
+
+
+def _alone(sch: s_tir.Schedule, main: Leaf, out: Any, column: int, shape: _Shape, tile: _Tile) -> None:
+    """Each thread adds up all terms of its results."""
+    block, lanes = _deal(sch, out, column, shape.vector)
+    block, thread = sch.split(block, [None, tile.lanes])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    _vectors(sch, lanes, shape.vector, shape.stored)
+    sch.compute_at(main.rv, thread, preserve_unit_loops=True)
+    own = sch.get_loops(main.rv)[2:]
+    terms = [loop for loop, reduced in zip(own, main.info.reduces, strict=True) if reduced]
+    if len(terms) == 1:
+        terms = list(sch.split(terms[0], [None, _depth(shape, tile)]))
+    _accumulate(sch, main.rv, terms, own[shape.last], main, shape)
+
+
+def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shape: _Shape, tile: _Tile) -> None:
+    """Threads of a block, and blocks, each add up some of the terms.
+
+    Before: ``for n, k: s[n] += f(n, k)``, ``for n: out(s[n])``. After, for the threads of a block: ``for k: r[n] +=
+    f(n, k)`` in registers, ``t[thread, n] = r[n]`` in shared memory, and ``for thread: s[n] += t[thread, n]``,
+    ``out(s[n])`` by some of them. Of parts of a sum, what is stored so are they; a second kernel adds them up.
+    """
+    loops, reduces = sch.get_loops(main.rv), main.info.reduces
+    flat = sch.fuse(*(loop for loop, reduced in zip(loops, reduces, strict=True) if reduced))
+    part, _, mine, _ = sch.split(flat, [tile.parts, None, tile.together, _depth(shape, tile)])
+    own, total = main.info.spatial.index(shape.last), main.rv
+    if tile.parts > 1:
+        total = sch.rfactor(part, factor_axis=0)
+        *_, mine, _ = sch.get_loops(total)
+    sums = sch.rfactor(mine, factor_axis=0)
+    exact = shape.vector == tile.together * shape.stored or tile.parts > 1
+    out = _kept(sch, main.rv, following, "local" if exact else "shared")
+    if tile.parts > 1:
+        _blocks(sch, main.rv, out, column, shape, tile)
+        _join(sch, main.rv, out, own, shape, tile)
+        out = sch.cache_write(total, 0, "local")
+        own, column = own + 1, own + 1
+    block = _blocks(sch, total, out, column, shape, tile)
+    shared = sch.cache_write(sums, 0, "local")
+    sch.set_scope(shared, 0, "shared")
+    sch.compute_at(shared, block, preserve_unit_loops=True)
+    first, *others = sch.get_loops(shared)[1:]
+    lane, held = sch.split(others[own], [tile.lanes, shape.vector])
+    sch.bind(first, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    _vectors(sch, held, shape.vector, min(shape.vector, 4))
+    sch.compute_at(sums, lane, preserve_unit_loops=True)
+    kinds = _reduced(sch, sums)
+    inner = sch.get_loops(sums)[-len(kinds):]
+    terms = [loop for loop, reduced in zip(inner, kinds, strict=True) if reduced]
+    _accumulate(sch, sums, terms, inner[own + 1], main, shape)
+    if exact:
+        _join(sch, total, out, own, shape, tile)
+    else:
+        _join_shared(sch, total, out, own, shape, tile)
+
+
+def _reduced(sch: s_tir.Schedule, block: Any) -> list[bool]:
+    """Which iterators of a block are terms."""
+    return [iv.iter_type == tirx.IterVar.CommReduce for iv in sch.get(block).iter_vars]
+
+
+def _deal(sch: s_tir.Schedule, block: Any, column: int, width: int) -> tuple[Any, Any]:
+    """Loops over pieces of so many neighbours, and in one."""
+    loops = sch.get_loops(block)
+    pieces, inner = sch.split(loops[column], [None, width])
+    sch.reorder(*loops[:column], pieces, *loops[column + 1:], inner)
+    return sch.fuse(*loops[:column], pieces, *loops[column + 1:]), inner
+
+
+def _blocks(sch: s_tir.Schedule, total: Any, out: Any, column: int, shape: _Shape, tile: _Tile) -> Any:
+    """Deal results out to blocks of threads; the loop over these, in which ``total`` is."""
+    block, _ = _deal(sch, out, column, tile.lanes * shape.vector)
+    sch.bind(block, "blockIdx.x")
+    sch.compute_at(total, block, preserve_unit_loops=True)
+    return block
+
+
+def _join(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, tile: _Tile) -> None:
+    """Let a block's threads add up what ``total`` is the sum of, each of equally many neighbours, and store them."""
+    wide = shape.vector // tile.together
+    terms, held, lane = _share(sch, total, own, tile, wide)
+    sch.reverse_compute_at(out, lane, preserve_unit_loops=True)
+    *_, stored = sch.get_loops(out)
+    _vectors(sch, stored, wide, min(wide, shape.stored))
+    if wide > 1:
+        fetched = sch.cache_read(total, 0, "local")
+        sch.compute_at(fetched, terms[0], preserve_unit_loops=True)
+        *_, last = sch.get_loops(fetched)
+        _vectors(sch, last, wide, min(wide, 4))
+        sch.unroll(held)
+    sch.decompose_reduction(total, terms[0])
+
+
+def _join_shared(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, tile: _Tile) -> None:
+    """Let a block's threads add up single results, as many as there are, and those of the first terms store vectors."""
+    terms, _, _ = _share(sch, total, own, tile, 1)
+    sch.decompose_reduction(total, terms[0])
+    *_, inner = sch.get_loops(out)
+    rows, lane, held = sch.split(inner, [None, tile.lanes, shape.stored])
+    _, row = sch.split(rows, [None, tile.together])
+    sch.bind(row, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    _vectors(sch, held, shape.stored, shape.stored)
+
+
+def _share(sch: s_tir.Schedule, total: Any, own: int, tile: _Tile, wide: int) -> tuple[list[Any], Any, Any]:
+    """Deal out what a block adds up to its threads, so many neighbours to each; the loops over terms, over neighbours,
+    and over threads."""
+    inner, kinds = sch.get_loops(total)[1:], _reduced(sch, total)
+    terms = [loop for loop, reduced in zip(inner, kinds, strict=True) if reduced]
+    spatial = [loop for loop, reduced in zip(inner, kinds, strict=True) if not reduced]
+    rows, lane, held = sch.split(spatial[own], [None, tile.lanes, wide])
+    over, row = sch.split(rows, [None, tile.together])
+    others = [loop for i, loop in enumerate(spatial) if i != own]
+    sch.reorder(*others, over, row, lane, *terms, held)
+    sch.bind(row, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    return terms, held, lane
+
+
+def _accumulate(
+    sch: s_tir.Schedule, block: Any, terms: Sequence[Any], column: Any, main: Leaf, shape: _Shape
+) -> None:
+    """Add up in registers what is fetched before each step of the last loop over terms but one, as vectors."""
+    sch.reorder(*terms, column)
+    sch.unroll(column)
+    for loop in terms:
+        if int(sch.get(loop).extent) <= _DEPTH:
+            sch.unroll(loop)
+    fetched = [(made, shape.vector) for made in sch.get_producers(block)]
+    for made, _ in fetched:
+        sch.set_scope(made, 0, "local")
+    sources = [read.source for read in sch.get(block).reads]
+    for i, source in enumerate(sources):
+        if source.scope() != "local":
+            fetched.append((sch.cache_read(block, i, "local"), _width(main, source, shape)))
+    for fetch, width in fetched:
+        sch.compute_at(fetch, terms[-2] if len(terms) > 1 else terms[-1], preserve_unit_loops=True)
+        own = sch.get_loops(fetch)[-len(sch.get(fetch).iter_vars):]
+        *more, last = [loop for loop in own if int(sch.get(loop).extent) > 1] or own
+        for loop in more:
+            sch.unroll(loop)
+        extent = int(sch.get(last).extent)
+        _vectors(sch, last, extent, gcd(extent, width))
+    sch.decompose_reduction(block, terms[0])
+
+
+def _width(main: Leaf, source: tirx.Buffer, shape: _Shape) -> int:
+    """How many elements of a buffer are fetched at once: neighbouring columns, or where they are of none, terms."""
+    found = [load for load in loads(main.info.block.body) if load.source.same_as(source)]
+    if any(uses(load, [main.info.variables[shape.last]]) for load in found):
+        return shape.vector
+    terms = [i for i, reduced in enumerate(main.info.reduces) if reduced]
+    if len(terms) != 1 or not found or str(source.dtype) not in _TYPES:
+        return 1
+    return _run(main, terms[0], found, 8 * _PIECE // _bits(found[0]))
+
+
+def _vectors(sch: s_tir.Schedule, loop: Any, extent: int, width: int) -> None:
+    """Take the points of a loop so many at once."""
+    if width < extent:
+        more, loop = sch.split(loop, [None, width])
+        sch.unroll(more)
+    if width > 1:
+        sch.vectorize(loop)
+
+
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, most + 1) if number % n == 0)
+
+
+def _depth(shape: _Shape, tile: _Tile) -> int:
+    """How many terms a thread fetches before it adds them up."""
+    return max(n for n in _divisors(shape.terms // (tile.parts * tile.together), _DEPTH) if shape.run % n == 0)
+
+
+def _misfit(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> str | None:
+    """Why a tile can't run on a GPU, or None."""
+    if not gpu.warp <= tile.threads <= gpu.threads_per_block:
+        return f"a block must have {gpu.warp} to {gpu.threads_per_block} threads, got {tile.threads}"
+    if tile.together == 1:
+        return None if tile.parts == 1 else "of a sum that blocks share, threads must share the parts"
+    if shape.guarded:
+        return "a sum with a border that is not there must be one thread's"
+    if shape.terms % (tile.parts * tile.together) or shape.columns // shape.vector % tile.lanes:
+        return "threads must have equal numbers of terms, and blocks of results"
+    shared = 4 * (tile.threads + tile.lanes) * shape.vector
+    if shared > gpu.shared_bytes:
+        return f"the threads' sums must fit {gpu.shared_bytes} bytes, got {shared}"
+    if tile.parts > 1 and shape.vector % tile.together:
+        return f"threads must divide {shape.vector} results of a part, got {tile.together}"
+    return None
+
+
+def _seconds(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> float:
+    """Time of a tile, reckoned: as many bytes are fetched as are under way in the time that a fetch takes, but no more
+    than the memory gives; then threads' sums meet, and blocks'."""
+    blocks = ceil_div(shape.pieces, tile.lanes) * tile.parts
+    terms = shape.terms // (tile.parts * tile.together)
+    piece = shape.vector * shape.bits // 8
+    at_once = gpu.multiprocessors * max(1, min(
+        gpu.blocks_per_multiprocessor, gpu.threads_per_multiprocessor // tile.threads))
+    waves = ceil(blocks / at_once)
+    running = min(shape.pieces * tile.parts * tile.together, at_once * tile.threads)
+    under_way = running * piece * min(terms, _depth(shape, tile))
+    row = tile.lanes * piece  # what neighbouring threads fetch; others have the rest of its last sectors
+    whole = row % _SECTOR == 0 and shape.columns * shape.bits // 8 % _SECTOR == 0
+    scattered = 1.0 if whole else 1.0 + _SECTOR / (2 * row)
+    fetched = shape.pieces * shape.terms * piece * scattered
+    uneven = ceil(blocks / gpu.multiprocessors) * gpu.multiprocessors / blocks if blocks > gpu.multiprocessors else 1.0
+    ports = min(blocks, gpu.multiprocessors) * _PORT * gpu.hz
+    seconds = waves * _LATENCY + fetched * max(uneven / gpu.memory_rate, _LATENCY / under_way, 1.0 / ports)
+    if tile.together > 1:
+        seconds += waves * _JOIN * tile.together / gpu.hz
+    return seconds + (_TOLD + _JOIN * tile.parts / gpu.hz if tile.parts > 1 else 0.0)
