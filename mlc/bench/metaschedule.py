@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def main(arguments: list[str]) -> int:
     if target.kind.name == "cuda":
         import tvm.s_tir.tensor_intrin  # what its rules for tensor cores name
 
-        from mlc.bench.metaschedule import build_cuda as build  # workers cannot import it from `__main__`
+        build = import_module("mlc.bench.metaschedule").build_cuda  # workers cannot import it from `__main__`
     builder = ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT, f_build=build)
     runner = ms.runner.LocalRunner(timeout_sec=_BUILD_TIMEOUT)
     print("ready", flush=True)
