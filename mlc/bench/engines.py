@@ -219,8 +219,6 @@ def _tvm(job: Job) -> Engine:
 def _tvm_metaschedule(job: Job) -> Engine:
     """TVM after MetaSchedule tuned every task for the budget, with the same threads."""
     import tvm
-    from tvm import relax
-    from tvm.relax.pipeline import static_shape_tuning_pipeline
 
     from mlc.bench import metaschedule
     from mlc.frontend import load_model
@@ -231,16 +229,9 @@ def _tvm_metaschedule(job: Job) -> Engine:
         raise UsageError("tvm-metaschedule needs a tuning budget, got none; give --seconds S")
     model = load_model(_needs_onnx(job))
     native = resolve("native", job.threads)
-    target = native.tvm
     with tempfile.TemporaryDirectory(prefix="mlc-metaschedule-") as folder:
-        with target:
-            mod = tvm.transform.Sequential([
-                UnrollRecurrent, relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(),
-                relax.get_pipeline("zero"),
-            ])(model.mod)
-        metaschedule.tune(mod, native.attrs, Path(folder), job.spec.seconds)
-        with target:
-            mod = static_shape_tuning_pipeline(0, target, folder)(UnrollRecurrent(model.mod))
+        mod = metaschedule.tuned(UnrollRecurrent(model.mod), native, Path(folder), job.spec.seconds)
+        with native.tvm as target:
             return _tvm_engine(tvm.compile(mod, target=target), model.inputs, job.threads)
 
 

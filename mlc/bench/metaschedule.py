@@ -11,15 +11,19 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from mlc import children
 from mlc.errors import BuildError
 
-__all__ = ["main", "tune"]
+if TYPE_CHECKING:
+    from mlc.target import Target
+
+__all__ = ["build_cuda", "main", "tune", "tuned"]
 
 _START_TIMEOUT = 600.0  # seconds for the imports, on a busy machine
 _BUILD_TIMEOUT = 120.0  # seconds a candidate; each batch's builders import for 20 of MetaSchedule's default 30
@@ -52,6 +56,33 @@ def tune(mod: Any, attributes: str, folder: Path, seconds: float) -> int:
     if not trials:
         raise BuildError(f"MetaSchedule must finish a batch in its budget, but did not in {seconds:g} s; give it more")
     return trials
+
+
+def tuned(mod: Any, target: Target, folder: Path, seconds: float) -> Any:
+    """A Relax module whose tensor functions MetaSchedule had ``seconds`` for, its records being in ``folder``: those
+    that it got to are scheduled. Raises :class:`BuildError`."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.pipeline import static_shape_tuning_pipeline
+
+    with target.tvm:
+        lowered = tvm.transform.Sequential([
+            relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(),
+            relax.get_pipeline("zero"),
+        ])(mod)
+    tune(lowered, target.attrs, folder, seconds)
+    with target.tvm as kind:
+        return static_shape_tuning_pipeline(0, kind, str(folder))(mod)
+
+
+def build_cuda(mod: Any, target: Any, _params: Any) -> Any:
+    """A candidate for a GPU, by the compiler and with the flags of mlc's own."""
+    from tvm.s_tir.meta_schedule.builder.local_builder import default_build
+
+    from mlc.codegen.cuda import architectures, machine_code
+
+    with machine_code(architectures(target)):
+        return default_build(mod, target, _params)
 
 
 def _wait_for_ready(process: subprocess.Popen[str], deadline: float) -> bool:
@@ -103,7 +134,12 @@ def main(arguments: list[str]) -> int:
     tasks, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(
         ms.relax_integration.extract_tasks(mod, target), str(folder), num_threads=1
     )
-    builder = ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT)
+    build: Any = None
+    if target.kind.name == "cuda":
+        import tvm.s_tir.tensor_intrin  # what its rules for tensor cores name
+
+        build = import_module("mlc.bench.metaschedule").build_cuda  # workers cannot import it from `__main__`
+    builder = ms.builder.LocalBuilder(timeout_sec=_BUILD_TIMEOUT, f_build=build)
     runner = ms.runner.LocalRunner(timeout_sec=_BUILD_TIMEOUT)
     print("ready", flush=True)
     ms.tune.tune_tasks(

@@ -48,8 +48,8 @@ class MemoryLog:
         for record in self._records:
             by_key.setdefault(record.task_key, []).append(record)
         return [
-            TaskSummary(key, found[0].task_name, len(found), sum(not r.ok for r in found), self.best_seconds(key),
-                        versions_of(key))
+            TaskSummary(key, found[0].task_name, len(found), sum(not (r.ok or r.untimed) for r in found),
+                        self.best_seconds(key), versions_of(key))
             for key, found in sorted(by_key.items())
         ]
 

@@ -26,12 +26,14 @@ _Fact = TypeVar("_Fact")
 
 #: a time that counts; what damage or somebody else wrote there may be of any type
 _TIME = "typeof(seconds) = 'real' AND seconds > 0"
+_GPU = "-cuda/"  # in the key of a task for a GPU
 _PAGE = 512  # rows fetched at once, so that a reader of a large log neither waits nor holds a lock
 
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """One line of ``mlc log show``. ``best_seconds`` is infinite where nothing succeeded."""
+    """One line of ``mlc log show``. ``best_seconds`` is infinite where nothing succeeded; what was compiled for a GPU
+    and not run has not failed."""
 
     task_key: str
     task_name: str
@@ -247,10 +249,14 @@ class TuningLog(AbstractContextManager["TuningLog"]):
             "GROUP BY task_key ORDER BY task_key"
         )
         return [
-            TaskSummary(key, self._task_name(key), n, n - ok, float("inf") if best is None else best,
-                        codec.versions_of(key))
+            TaskSummary(key, self._task_name(key), n, n - ok - (self._untimed(key) if n > ok else 0),
+                        float("inf") if best is None else best, codec.versions_of(key))
             for key, n, ok, best in rows
         ]
+
+    def _untimed(self, task_key: str) -> int:
+        """Candidates of a GPU's task that were compiled and not run: the table has no seconds of them either."""
+        return sum(record.untimed for record in self.records(task_key)) if _GPU in task_key else 0
 
     def by_versions(self) -> dict[str, int]:
         totals: Counter[str] = Counter()

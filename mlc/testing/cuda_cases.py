@@ -151,9 +151,17 @@ def epilogue_case(
 ) -> Case:
     """A product of ``(m, n, k)`` of 16-bit floats, the second operand by columns if ``transposed``, added up in float32
     and rounded to ``dtype``: after a bias and GELU (``gelu``), after a bias and before a matrix is added
-    (``residual``), or at once (``cast``)."""
+    (``residual``), or at once (``cast``). Where the matrix is of float32 (``wide residual``), so is the result; of
+    ``tf32`` all are."""
     m, n, k = sizes
     shapes = ((m, k), (n, k) if transposed else (k, n))
+    if what == "wide residual":
+        inner = "" if dtype == "tf32" else "float32"
+        operand = dtype if inner else "float32"
+        case = _case(what, space, (*shapes, (n,), (m, n)), lambda a, b, c, r: _topi().add(
+            _product(transposed, total=inner)(a, b, c), r), lambda a, b, c, r: a @ (b.T if transposed else b) + c + r,
+            (operand, operand, "float32", "float32"))
+        return case if inner else _tf32(case)
 
     def product(*operands: Any) -> Any:
         return _product(transposed, what == "gelu", total="float32", result=dtype)(*operands)

@@ -1,7 +1,9 @@
-"""Vectors of eight 16-bit results that are computed of 32-bit numbers: four at a time, and stored at once.
+"""Vectors of 16 bytes of results that are computed of 32-bit numbers: four at a time, and stored at once.
 
-A thread's access takes 16 bytes at most: four numbers of 32 bits. Of eight, which TVM (0.27) has a type for, both
-accesses of a thread must begin at a multiple of 32 bytes, so that half of shared memory's banks are met twice.
+A thread's access takes 16 bytes at most: four numbers of 32 bits. Of eight, which TVM (0.27) has a type for and which
+make 16 bytes of 16-bit results, both accesses of a thread must begin at a multiple of 32 bytes, so that half of shared
+memory's banks are met twice. Four results of 32 bits are computed at once, but CUDA's compiler takes their store apart
+where it is one of several branches.
 """
 
 from __future__ import annotations
@@ -17,30 +19,36 @@ from schedules.cuda.emit import store_piece
 
 __all__ = ["in_halves"]
 
-_WHOLE, _HALF = 8, 4
-_NARROW, _WIDE = 16, 32
+#: bits of a thread's access, and of what is computed with
+_PIECE, _WIDE = 128, 32
+_HALF = _PIECE // _WIDE
 
 
 def in_halves(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The scheduled function with each such vector computed in registers, half after half; itself where it has none.
 
     ``for v in T.vectorized(8): y[v] = f(x[v])``   -->
-    ``for h in T.unroll(2): for v in T.vectorized(4): r[4 * h + v] = f(x[4 * h + v])``, then ``y[0:8] = r[0:8]``.
+    ``for h in T.unroll(2): for v in T.vectorized(4): r[4 * h + v] = f(x[4 * h + v])``, then ``y[0:8] = r[0:8]``; of
+    four sums that lie in shared memory, ``h`` is 0 alone.
     """
+    if not isinstance(func.body, s_tir.SBlockRealize):  # blocks hand sums to each other, behind what the host allocates
+        return func
     held: list[tirx.Buffer] = []
 
     def change(loop: tirx.For) -> Any:
         realize = loop.body
         if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
             return loop
-        if int(loop.extent) != _WHOLE or not isinstance(realize, s_tir.SBlockRealize):
+        if not isinstance(realize, s_tir.SBlockRealize):
             return loop
-        store = realize.block.body
-        if not isinstance(store, tirx.BufferStore) or _bits(store.buffer) != _NARROW:
+        store, whole = realize.block.body, int(loop.extent)
+        if not isinstance(store, tirx.BufferStore) or whole not in (4, 8) or whole * _bits(store.buffer) != _PIECE:
             return loop
-        if not any(_bits(load.source) == _WIDE for load in loads(store.value)) or not _is_whole(loop, realize):
+        wide = [load.source for load in loads(store.value) if _bits(load.source) == _WIDE]
+        sums = any(source.scope().startswith("shared") for source in wide) and store.buffer.scope() in ("", "global")
+        if not (sums if whole == _HALF else wide) or not _is_whole(loop, realize):
             return loop
-        held.append(tirx.decl_buffer((_WHOLE,), str(store.buffer.dtype), f"{store.buffer.name}_held", scope="local"))
+        held.append(tirx.decl_buffer((whole,), str(store.buffer.dtype), f"{store.buffer.name}_held", scope="local"))
         return tirx.SeqStmt([_computed(loop, realize, held[-1]), _stored(loop, realize, held[-1])])
 
     body = tvm_ffi.structural_map(func.body, (tirx.For, change), order="post")
@@ -60,30 +68,30 @@ def _computed(loop: tirx.For, realize: s_tir.SBlockRealize, held: tirx.Buffer) -
     dtype = loop.loop_var.ty.dtype
     half, lane = tirx.Var("half", dtype), tirx.Var("lane", dtype)
     number = half * tirx.const(_HALF, dtype) + lane
-    at = {loop.loop_var: number}
-    values = [replaced(_undivided(value, loop.loop_var), at) for value in realize.iter_values]
+    at, whole = {loop.loop_var: number}, int(loop.extent)
+    values = [replaced(_undivided(value, loop.loop_var, whole), at) for value in realize.iter_values]
     block, store = realize.block, realize.block.body
     place = tirx.Var("place", dtype)
     inner = _block(block, [tirx.BufferLoad(held, [place])], place, block.reads,
-                   tirx.BufferStore(held, store.value, [place]))
-    predicate = _undivided(realize.predicate, loop.loop_var)  # without the lane
+                   tirx.BufferStore(held, store.value, [place]), whole)
+    predicate = _undivided(realize.predicate, loop.loop_var, whole)  # without the lane
     made: tirx.Stmt = s_tir.SBlockRealize([*values, number], predicate, inner)
     made = tirx.For(lane, tirx.const(0, dtype), tirx.const(_HALF, dtype), tirx.ForKind.VECTORIZED, made)
-    return tirx.For(half, tirx.const(0, dtype), tirx.const(_WHOLE // _HALF, dtype), tirx.ForKind.UNROLLED, made)
+    return tirx.For(half, tirx.const(0, dtype), tirx.const(whole // _HALF, dtype), tirx.ForKind.UNROLLED, made)
 
 
-def _undivided(expr: Any, lane: tirx.Var) -> Any:
-    """The expression with no division and no comparison of the lane where all eight agree on it: vectors begin at
-    multiples of their length, which TVM does not find out of sums of several loops."""
+def _undivided(expr: Any, lane: tirx.Var, whole: int) -> Any:
+    """The expression with no division and no comparison of the lane where ``whole`` of them agree on it: vectors begin
+    at multiples of their length, which TVM does not find out of sums of several loops."""
     analyzer, dtype = sym.Analyzer(), lane.ty.dtype
-    analyzer.bind(lane, tvm.ir.Range(tirx.const(0, dtype), tirx.const(_WHOLE, dtype)))
+    analyzer.bind(lane, tvm.ir.Range(tirx.const(0, dtype), tirx.const(whole, dtype)))
 
     def change(node: Any) -> Any:
-        if not isinstance(node.b, tirx.IntImm) or int(node.b) % _WHOLE or not uses(node.a, [lane]):
+        if not isinstance(node.b, tirx.IntImm) or int(node.b) % whole or not uses(node.a, [lane]):
             return node
         first = replaced(node.a, {lane: tirx.const(0, dtype)})
         begin = analyzer.modular_set(first)
-        if int(begin.coeff) % _WHOLE or int(begin.base) % _WHOLE:
+        if int(begin.coeff) % whole or int(begin.base) % whole:
             return node
         if not analyzer.can_prove_equal(node.a - first, lane.astype(str(first.ty))):
             return node
@@ -96,34 +104,37 @@ def _undivided(expr: Any, lane: tirx.Var) -> Any:
 
 
 def _is_whole(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
-    """Whether the eight lie next to each other from a multiple of their bytes on, and are all stored or none."""
-    own, store, analyzer = loop.loop_var, realize.block.body, sym.Analyzer()
-    analyzer.bind(own, tvm.ir.Range(tirx.const(0, own.ty.dtype), tirx.const(_WHOLE, own.ty.dtype)))
-    names = {each.var: _undivided(value, own) for each, value in zip(
+    """Whether all lie next to each other from a multiple of their bytes on, and are all stored or none."""
+    own, store, analyzer, extent = loop.loop_var, realize.block.body, sym.Analyzer(), int(loop.extent)
+    analyzer.bind(own, tvm.ir.Range(tirx.const(0, own.ty.dtype), tirx.const(extent, own.ty.dtype)))
+    names = {each.var: _undivided(value, own, extent) for each, value in zip(
         realize.block.iter_vars, realize.iter_values, strict=True)}
     offset: Any = tirx.const(0, store.indices[0].ty.dtype)
-    for index, extent in zip(store.indices, store.buffer.shape, strict=True):
-        offset = offset * extent + _undivided(replaced(index, names), own)
+    for index, size in zip(store.indices, store.buffer.shape, strict=True):
+        offset = offset * size + _undivided(replaced(index, names), own, extent)
     first = replaced(offset, {own: tirx.const(0, own.ty.dtype)})
     begin = analyzer.modular_set(first)
-    whole = not int(begin.coeff) % _WHOLE and not int(begin.base) % _WHOLE
+    whole = not int(begin.coeff) % extent and not int(begin.base) % extent
     return (whole and bool(analyzer.can_prove_equal(offset - first, own.astype(str(first.ty))))
-            and not uses(_undivided(realize.predicate, own), [own]))
+            and not uses(_undivided(realize.predicate, own, extent), [own]))
 
 
 def _stored(loop: tirx.For, realize: s_tir.SBlockRealize, held: tirx.Buffer) -> tirx.Stmt:
-    own, store, zero = loop.loop_var, realize.block.body, tirx.const(0, loop.loop_var.ty.dtype)
-    values = [replaced(_undivided(value, own), {own: zero}) for value in realize.iter_values]
+    own, store, zero, whole = loop.loop_var, realize.block.body, tirx.const(0, loop.loop_var.ty.dtype), int(loop.extent)
+    values = [replaced(_undivided(value, own, whole), {own: zero}) for value in realize.iter_values]
     place, begin = tirx.Var("place", own.ty.dtype), tirx.BufferLoad(store.buffer, store.indices)
-    inner = _block(realize.block, [begin], place, [tirx.BufferLoad(held, [place])], store_piece(begin, held))
-    return s_tir.SBlockRealize([*values, zero], _undivided(realize.predicate, own), inner)
+    inner = _block(realize.block, [begin], place, [tirx.BufferLoad(held, [place])], store_piece(begin, held),
+                   whole)
+    return s_tir.SBlockRealize([*values, zero], _undivided(realize.predicate, own, whole), inner)
 
 
-def _block(block: s_tir.SBlock, writes: Any, place: tirx.Var, reads: Any, body: tirx.Stmt) -> s_tir.SBlock:
-    """A block with the iterators of ``block`` and the ``place`` in a vector."""
+def _block(
+    block: s_tir.SBlock, writes: Any, place: tirx.Var, reads: Any, body: tirx.Stmt, whole: int
+) -> s_tir.SBlock:
+    """A block with the iterators of ``block`` and the ``place`` in a vector of so many."""
     dtype = place.ty.dtype
     numbered = tirx.IterVar(
-        tvm.ir.Range(tirx.const(0, dtype), tirx.const(_WHOLE, dtype)), place, tirx.IterVar.DataPar)
+        tvm.ir.Range(tirx.const(0, dtype), tirx.const(whole, dtype)), place, tirx.IterVar.DataPar)
 
     def regions(found: Any) -> list[Any]:
         return [tirx.BufferRegion(r.source, [tvm.ir.Range.from_min_extent(i, tirx.const(1, i.ty.dtype))

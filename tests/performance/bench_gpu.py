@@ -2,13 +2,19 @@
 
     python -m tests.performance.bench_gpu --build [--target cuda:sm_80,sm_90a]    # anywhere, with a CUDA compiler
     make bench-gpu                                                                # with a GPU: at most ten minutes
+    python -m tests.performance.bench_gpu --tvm [--tune 60]                       # models beside TVM's schedules, too
 
 Building leaves an artifact for each case in ``build/bench-gpu/``; timing checks the numbers of each against onnxruntime
 on the CPU (a product against float64, other kernels of 16 bits against the same in float32), takes medians of runs on
 random data that is on the device already, and sets PyTorch's (cuBLAS, cuDNN, its attention; ``torch.compile`` with
-``max-autotune`` of whole models) beside them where it knows the GPU. A row has the rate of arithmetic, or of memory
-where that counts, and that of a copy on the device. ``results.json`` has everything; what does not build or run has an
-``error``. When ``--seconds`` are over no other case is begun: the next call goes on.
+``max-autotune`` of whole models) beside them where it knows the GPU. Then both are timed between two events of the
+device, and kernels with none of their operands in the second cache; else this machine's clock is read (``clock``). A
+row has the rate of arithmetic, or of memory where that counts, and that of a copy on the device.
+
+``--tvm`` adds a row for each model with TVM's default schedules (dlight) beside mlc's, ``--tune`` one in which mlc and
+MetaSchedule had as many seconds each. ``results.json`` has everything; what does not build or run has an ``error``. The
+last line printed says how many times as fast as each peer mlc is, in the geometric mean and at least. When
+``--seconds`` are over no other case is begun: the next call goes on.
 """
 
 from __future__ import annotations
@@ -19,8 +25,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +35,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlc.errors import MlcError
+from mlc.gpu import find_gpu
+from mlc.target import resolve
+from tests.performance import gpu_peers
 from tests.performance.results import Results
 from tests.performance.table import ROOT
 
 if TYPE_CHECKING:
     import onnx
 
+    from mlc.artifact.executable import Executable
     from mlc.networks.models import Network
 
 #: rows, columns and terms of products: squares, BERT's, LLaMA's, and one or sixteen rows
@@ -59,18 +70,39 @@ _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 _FEW = 16
 #: bytes that the copy reads and writes, beyond what any cache holds
 _COPIED = 1 << 30
+#: bytes of a write that leaves nothing else in the second cache (50 MB on an H200)
+_WRITTEN = 256 << 20
+#: calls that are not counted, and that are
+_WARMUP, _REPEATS = 5, 20
 
 
 @dataclass(frozen=True)
 class Case:
     """A model to build: a node of ``kind`` in ``dtype`` and of ``shape``, whose numbers are those of :data:`PRODUCTS`,
-    :data:`ROWS` and so on; without a shape one of :data:`MODELS`, whose name is the ``kind``, for so many at a time."""
+    :data:`ROWS` and so on; without a shape one of :data:`MODELS`, whose name is the ``kind``, for so many at a time.
+
+    ``peer`` is whom it is timed beside in PyTorch's place: ``dlight``, or ``metaschedule`` after ``tuning`` seconds of
+    both."""
 
     name: str
     dtype: str = "float32"
     shape: tuple[int, ...] | None = None
     kind: str = "product"
     batch: int = 1
+    peer: str = ""
+    tuning: float = 0.0
+
+    def beside(self, peer: str, tuning: float = 0.0) -> Case:
+        """The same with another peer."""
+        return replace(self, name=f"{self.name}-{peer}{f'-{tuning:g}' if tuning else ''}", peer=peer, tuning=tuning)
+
+    def artifact(self, folder: Path) -> Path:
+        """What mlc makes of it: where nothing is tuned, one for all peers."""
+        return folder / f"{self.name if self.tuning else self.name.removesuffix(f'-{self.peer}')}.so"
+
+    def others(self, folder: Path) -> Path:
+        """What the peer makes of it."""
+        return folder / f"{self.name}.tvm.so"
 
     @property
     def precision(self) -> str:
@@ -172,13 +204,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", action="store_true", help="only build; no GPU is needed")
     parser.add_argument("--target", default="cuda:sm_80,sm_90a", help="what is built (default: cuda:sm_80,sm_90a)")
+    parser.add_argument("--tvm", action="store_true", help="models beside TVM's default schedules, too")
+    parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS",
+                        help="models beside MetaSchedule, too, both tuned for so long; needs a GPU, and more than "
+                             "twice that for each model")
     parser.add_argument("--match", default="", help="only the cases whose name contains this")
     parser.add_argument("--again", action="store_true", help="time cases that have results already, too")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no case after that (default: 600)")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-gpu")
     args = parser.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
-    chosen = [case for case in cases() if args.match in case.name]
+    models = [case for case in cases() if case.shape is None]
+    peers = [case.beside("dlight") for case in models] if args.tvm else []
+    if args.tune and not args.build:
+        peers += [case.beside("metaschedule", args.tune) for case in models]
+    chosen = [case for case in chain(cases(), peers) if args.match in case.name]
     return run(chosen, args.target, args.output, args.build, args.again, args.seconds)
 
 
@@ -197,50 +237,119 @@ def run(
     if only_build:
         return int(failed)
     results = Results(folder)
-    for row in results.fill(known, lambda name: measure(known[name], folder), again):
+    for row in results.fill(known, lambda name: measure(known[name], folder, target), again):
         print(json.dumps(row), flush=True)
         failed |= "error" in row
         if time.monotonic() > end:
             break
     if left := [name for name in known if name not in results.rows]:
         print(f"{len(left)} cases are left: call again", file=sys.stderr)
+    print(json.dumps({"gains": gains(list(results.rows.values()))}), flush=True)
     return int(failed)
+
+
+def gains(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By what is computed and beside whom: how many times as fast as the peer mlc is, in the geometric mean, and at
+    least."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for peer in ("torch", "dlight", "metaschedule"):
+            if row.get(f"{peer}_seconds"):
+                kind = f"{row['kind']} {row['dtype']}" if row["shape"] else "models"
+                found.setdefault(f"{kind}, {peer}", []).append(row[f"{peer}_seconds"] / row["seconds"])
+    return {name: {"geometric_mean": statistics.geometric_mean(each), "least": min(each), "cases": len(each)}
+            for name, each in found.items()}
 
 
 def build(case: Case, target: str, folder: Path) -> str | None:
     """The artifact of ``case``, unless it is there; what went wrong."""
     import mlc
 
-    path = folder / f"{case.name}.so"
-    if not path.exists():
-        try:
-            mlc.compile(case.model(), target=target, precision=case.precision).save(path)
-        except MlcError as error:
-            return str(error)
+    if case.tuning:  # where it runs
+        return None
+    try:
+        if not case.artifact(folder).exists():
+            mlc.compile(case.model(), target=target, precision=case.precision).save(case.artifact(folder))
+        if case.peer and not case.others(folder).exists():
+            gpu_peers.build(case.model(), case.precision, resolve(target), case.others(folder))
+    except MlcError as error:
+        return str(error)
     return None
 
 
-def measure(case: Case, folder: Path) -> dict[str, Any]:
+def _tune(case: Case, folder: Path, target: str) -> None:
+    """Artifacts of mlc and of MetaSchedule, both of which had the same seconds on this machine's GPU."""
+    import mlc
+
+    here = target
+    if target.startswith("cuda"):
+        if find_gpu() is None:
+            raise MlcError("tuning needs a GPU that this machine's driver shows, but it shows none; leave --tune out")
+        here = "cuda"
+    options, log = {"precision": case.precision}, folder / f"{case.name}.db"
+    mlc.tune(case.model(), here, seconds=case.tuning, log=log, **options)
+    mlc.compile(case.model(), here, log, **options).save(case.artifact(folder))
+    gpu_peers.build(case.model(), case.precision, resolve(here), case.others(folder), gpu_peers.tuned(case.tuning))
+
+
+def measure(case: Case, folder: Path, target: str = "native") -> dict[str, Any]:
     """Median seconds, the error, and the peer's median where there is one."""
     import mlc
     from mlc.networks.inputs import random_inputs
 
-    row: dict[str, Any] = {"model": case.name, "dtype": case.dtype, "shape": case.shape, "when": time.time()}
+    row: dict[str, Any] = {
+        "model": case.name, "kind": case.kind, "dtype": case.dtype, "shape": case.shape, "when": time.time()}
     try:
-        exe = mlc.load(folder / f"{case.name}.so")
+        if case.tuning and not case.others(folder).exists():
+            _tune(case, folder, target)
+        exe = mlc.load(case.artifact(folder))
         inputs = random_inputs(exe.inputs)
         row["error_of_numbers"] = error = _error(case, exe(**inputs), inputs)
-        most = _TOLERANCE[case.dtype] * (1 if case.shape else 10)
-        if not error <= most:
-            raise MlcError(f"the result must be within {most:g} of the reference, got {error:.2g}")
-        row["target"], row["seconds"] = exe.metadata["target"], statistics.median(exe.time(**inputs))
-        row["torch_seconds"] = _torch(case) if case.shape else _compiled(case)
+        _check(case, error)
+        row["target"] = exe.metadata["target"]
+        row["clock"], row["seconds"] = _seconds(_started(exe, inputs), exe, cold=case.shape is not None)
+        if case.peer:
+            call = gpu_peers.started(case.others(folder), inputs, exe.metadata["kind"] == "cuda")
+            row["peer_error_of_numbers"] = error = _error(case, [each.numpy() for each in call()], inputs)
+            _check(case, error)
+            row[f"{case.peer}_seconds"] = _seconds(call, exe)[1]
+        else:
+            row["torch_seconds"] = _torch(case) if case.shape else _compiled(case)
         row |= case.rates(row["seconds"])
         if "gigabytes" in row:
             row["copied_gigabytes"] = _copied()
     except MlcError as error:
         row["error"] = str(error)
     return row
+
+
+def _started(exe: Executable, inputs: dict[str, np.ndarray]) -> Callable[[], Any]:
+    """Runs the compiled code on inputs that are on its device; of a GPU's it does not wait for the end."""
+    main, place = exe._running or exe._start()
+    tensors = exe._tensors([inputs[spec.name] for spec in exe.inputs], place)
+    return lambda: main(*tensors)
+
+
+def _seconds(call: Callable[[], Any], exe: Executable, *, cold: bool = False) -> tuple[str, float]:
+    """What was read, and the median: events on the GPU where PyTorch knows it, else this machine's clock."""
+    import torch
+
+    if exe.metadata["kind"] == "cuda" and torch.cuda.is_available():
+        return "events", statistics.median(_events(torch, lambda _: call(), cold=cold))
+    _, place = exe._running or exe._start()
+    times = []
+    for _ in range(_WARMUP + _REPEATS):
+        started = time.perf_counter()
+        call()
+        place.synchronise()
+        times.append(time.perf_counter() - started)
+    return "wall", statistics.median(times[_WARMUP:])
+
+
+def _check(case: Case, error: float) -> None:
+    most = _TOLERANCE[case.dtype] * (1 if case.shape else 10)
+    if not error <= most:
+        raise MlcError(f"the result must be within {most:g} of the reference, got {error:.2g}")
 
 
 def _error(case: Case, outputs: Sequence[np.ndarray], inputs: dict[str, np.ndarray]) -> float:
@@ -288,7 +397,7 @@ def _torch(case: Case) -> float | None:
         return functional.layer_norm(xs[0], xs[0].shape[-1:], *xs[1:])
 
     with torch.inference_mode():
-        return statistics.median(_events(torch, lambda turn: run(*operands[turn % len(operands)])))
+        return statistics.median(_events(torch, lambda turn: run(*operands[turn % len(operands)]), cold=True))
 
 
 def _compiled(case: Case, device: str = "cuda") -> float | None:
@@ -323,17 +432,21 @@ def _copied() -> float | None:
     return 1e-9 * _COPIED / statistics.median(_events(torch, lambda _: target.copy_(source)))
 
 
-def _events(torch: Any, call: Callable[[int], Any], warmup: int = 5, repeats: int = 20) -> list[float]:
-    """Seconds of each call between two events on the device."""
+def _events(torch: Any, call: Callable[[int], Any], *, cold: bool = False) -> list[float]:
+    """Seconds of each call between two events on the device; ``cold``: behind a write that fills the second cache and
+    lasts until the call is on its way."""
     times = []
-    for turn in range(warmup + repeats):
+    written = torch.empty(_WRITTEN, dtype=torch.int8, device="cuda") if cold else None
+    for turn in range(_WARMUP + _REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if written is not None:
+            written.zero_()
         begin.record()
         call(turn)
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e-3)
-    return times[warmup:]
+    return times[_WARMUP:]
 
 
 if __name__ == "__main__":

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+import mlc
+from mlc.bench import metaschedule
+from mlc.codegen import cuda
+from mlc.gpu import find_gpu
+from mlc.log import TuningLog
 from mlc.networks.models import Network
-from tests.performance import bench_gpu
+from mlc.target import resolve
+from mlc.testing.cuda_cases import product_case
+from tests.performance import bench_gpu, gpu_peers
 from tests.performance.bench_gpu import Case, cases, main, run
 
 
@@ -50,7 +62,7 @@ def test_the_peer_computes_the_same(
     random, shapes = torch.randn, []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "randn", lambda shape, device: random(shape))
-    monkeypatch.setattr(bench_gpu, "_events", lambda _, call: shapes.append(tuple(call(0).shape)) or [1.0])
+    monkeypatch.setattr(bench_gpu, "_events", lambda _, call, cold: shapes.append(tuple(call(0).shape)) or [1.0])
     assert bench_gpu._torch(Case("peer", "float32", shape, kind)) == 1.0 and shapes == [result]
 
 
@@ -72,6 +84,128 @@ def test_models_are_rounded_and_compared_with_the_compiled_module(
     monkeypatch.setattr(bench_gpu, "_events", lambda _, call: [float(sum(call(0).shape))])
     monkeypatch.setattr(torch, "float16", torch.float32)
     assert bench_gpu._compiled(case, "cpu") == 2 + 4 + 6 + 6 and compiled == ["max-autotune"]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+    """The architectures and the source of what mlc's own compiler is given."""
+    found: list[tuple[list[str], str]] = []
+    own = cuda.nvcc
+
+    def noted(source: str, archs: Sequence[str]) -> bytes:
+        found.append(([*archs], source))
+        return own(source, archs)
+
+    monkeypatch.setattr(cuda, "nvcc", noted)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_tvm_multiplies_on_tensor_cores(tmp_path: Path, compiled: list[tuple[list[str], str]]) -> None:
+    """It knows them by plain architectures alone, for all of which there is code. TVM imports its intrinsics for half a
+    minute."""
+    path = tmp_path / "product.so"
+    gpu_peers.build(Case("p", "float32", (128, 128, 128)).model(), "f16", resolve("cuda:sm_80,sm_90a"), path)
+    [(archs, source)] = compiled
+    assert archs == ["sm_80", "sm_90"] and "wmma" in source and path.stat().st_size > 0
+
+
+def test_tvm_is_given_plain_architectures() -> None:
+    target, archs = gpu_peers.plain(resolve("cuda:sm_90a,sm_80"))
+    assert target.name == "cuda:sm_80" and archs == ["sm_80", "sm_90"]
+    assert gpu_peers.plain(resolve("native")) == (resolve("native"), [])
+
+
+def small_models(monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A case that :class:`Case` takes for one of the benchmark's models."""
+    import torch
+
+    small = Network(lambda: torch.nn.Conv2d(3, 4, 3), {"image": (1, 3, 8, 8)}, ["y"])
+    monkeypatch.setattr(Case, "network", lambda case, fused=False: small.batched(case.batch))
+    return Case("small-2-float16", "float16", None, "small", 2)
+
+
+def test_models_are_timed_beside_tvms_schedules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the CPU in the GPU's place, where dlight has no part in it."""
+    plain = small_models(monkeypatch)
+    case = plain.beside("dlight")
+    assert run([case], "native", tmp_path, only_build=True) == 0
+    built = sorted(path.name for path in tmp_path.glob("*.so"))
+    assert built == ["small-2-float16-dlight.tvm.so", "small-2-float16.so"]
+    capsys.readouterr()
+    assert run([case], "native", tmp_path) == 0
+    [row] = json.loads((tmp_path / "results.json").read_text())
+    assert 0 < row["peer_error_of_numbers"] < 2e-2 and 0 < row["error_of_numbers"] < 2e-2
+    assert row["clock"] == "wall" and "torch_seconds" not in row
+    faster = row["dlight_seconds"] / row["seconds"]
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])["gains"]
+    assert said == {"models, dlight": {"geometric_mean": pytest.approx(faster), "least": faster, "cases": 1}}
+
+
+def test_both_tuners_have_the_same_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MetaSchedule, which takes 20 s to start, finds nothing here: what it left alone has default schedules."""
+    given: list[tuple[str, float]] = []
+
+    def nothing(mod: Any, attributes: str, folder: Path, seconds: float) -> int:
+        for name in ("workload", "tuning_record"):
+            (folder / f"database_{name}.json").touch()
+        given.append(("metaschedule", seconds))
+        return 0
+
+    def tuned(*_: Any, seconds: float, log: Path, **__: Any) -> None:
+        given.append(("mlc", seconds))
+        TuningLog(log).close()
+
+    monkeypatch.setattr(metaschedule, "tune", nothing)
+    monkeypatch.setattr(mlc, "tune", tuned)
+    case = small_models(monkeypatch).beside("metaschedule", 7.0)
+    assert case.name == "small-2-float16-metaschedule-7"
+    assert run([case], "native", tmp_path, only_build=True) == 0 and not list(tmp_path.glob("*.so"))
+    assert run([case], "native", tmp_path) == 0
+    [row] = json.loads((tmp_path / "results.json").read_text())
+    assert given == [("mlc", 7.0), ("metaschedule", 7.0)]
+    assert row["metaschedule_seconds"] > 0 and 0 < row["peer_error_of_numbers"] < 2e-2
+
+
+@pytest.mark.skipif(find_gpu() is not None, reason="this machine has a GPU")
+def test_nothing_is_tuned_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = small_models(monkeypatch).beside("metaschedule", 7.0)
+    assert run([case], "cuda:sm_80", tmp_path) == 1
+    [row] = json.loads((tmp_path / "results.json").read_text())
+    assert row["error"] == ("tuning needs a GPU that this machine's driver shows, but it shows none; leave --tune out")
+
+
+def test_gains_are_geometric_means_by_kind_and_peer() -> None:
+    rows = [{"kind": "product", "dtype": "float16", "shape": [1, 2, 3], "seconds": 1.0, "torch_seconds": each}
+            for each in (0.5, 8.0)]
+    rows += [{"shape": None, "seconds": 2.0, "dlight_seconds": 6.0, "torch_seconds": None}]
+    rows += [{"shape": None, "error": "none"}]
+    assert bench_gpu.gains(rows) == {
+        "product float16, torch": {"geometric_mean": pytest.approx(2.0), "least": 0.5, "cases": 2},
+        "models, dlight": {"geometric_mean": pytest.approx(3.0), "least": 3.0, "cases": 1}}
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_metaschedules_candidates_are_compiled_as_mlcs_are(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[list[str], str]]
+) -> None:
+    """Here for a GPU that is not there."""
+    import tvm
+    from tvm.s_tir import dlight
+
+    # intrinsics for all targets, which take a minute to import and are not used
+    name = "tvm.s_tir.tensor_intrin"
+    monkeypatch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
+
+    target = gpu_peers.plain(resolve("cuda:sm_90a"))[0].tvm
+    with target:
+        scheduled = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(
+            tvm.IRModule({"main": product_case("p", (8, 16), (16, 8), "float32", "float32").func()}))
+    [code] = metaschedule.build_cuda(scheduled, target, None).imports
+    assert code.kind == "cuda" and [archs for archs, _ in compiled] == [["sm_90"]]
 
 
 def test_no_case_is_begun_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

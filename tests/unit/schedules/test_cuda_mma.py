@@ -22,8 +22,10 @@ from mlc.testing.cuda_cases import CASES, epilogue_case, product_case
 from mlc.testing.cuda_images import Image
 from mlc.testing.cuda_twin import run, twin
 from schedules import registry
+from schedules.cuda.common import CudaSpace
 from schedules.cuda.contraction import with_tf32
 from schedules.cuda.mma import TensorCoreGemm, WarpTile
+from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.intrin import mma
 from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
@@ -273,6 +275,21 @@ def test_no_compiler_takes_a_store_of_16_bytes_apart(what: str) -> None:
         assert kernel.count("STG") == kernel.count("STG.E.128") > 0
 
 
+@needs_nvcc
+@pytest.mark.parametrize(("space", "dtype", "target"), [
+    (SPACE, "tf32", AMPERE), (SPACE, "float16", AMPERE), (WarpgroupGemm(), "bfloat16", HOPPER)], ids=str)
+def test_what_is_added_in_float32_is_loaded_16_bytes_at_a_time(
+    space: CudaSpace, dtype: str, target: tvm.target.Target
+) -> None:
+    case = epilogue_case(space.name, "wide residual", (70, 136, 128), dtype)
+    sch, _ = first_seed(space, case.func(), target)
+    (kernel,) = compiled(sch.mod["main"], target)
+    assert kernel.stack_bytes == kernel.spilled_bytes == 0
+    if find_nvdisasm():
+        assert kernel.count("LDG") == kernel.count("LDG.E.128") > 0
+        assert kernel.count("STG") == kernel.count("STG.E.128") > 0
+
+
 @pytest.mark.parametrize("split_k", [2, 4])
 def test_cut_sums_add_up(split_k: int) -> None:
     case = product_case("cut", (64, 1100), (1100, 70), "float16", "float32")
@@ -294,18 +311,19 @@ def test_odd_shapes_are_exact_enough(dtype: str, shape: tuple[int, int, int]) ->
     m, n, k = shape
     for transposed in (False, True):
         case = product_case(f"{shape}", (m, k), (n, k) if transposed else (k, n), dtype, SUMS[dtype], transposed)
-        if k < (128 if dtype == "int8" else 64):
-            continue
         error, _ = emulate(case, function_of(case, decisions_of(block_k=128 if dtype == "tf32" else 64)))
         assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0, "tf32": 1e-3}[dtype]
 
 
 @needs_gxx
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("tf32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float16", *(
+    pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("bfloat16", "tf32", "int8"))])
 def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Whichever is left out, the results are wrong."""
-    case = product_case("even", (64, 160), (160, 64), dtype, "float32")
-    decisions = decisions_of(block_k=128 if dtype == "tf32" else 64)
+    depth = 384 if dtype == "int8" else 160
+    columns = (64, depth) if dtype == "int8" else (depth, 64)
+    case = product_case("even", (64, depth), columns, dtype, SUMS[dtype], transposed=dtype == "int8")
+    decisions = decisions_of(block_k=128 if dtype in ("tf32", "int8") else 64)
     assert check_orders(monkeypatch, case, function_of(case, decisions)) >= 5
 
 

@@ -20,6 +20,7 @@ from mlc.compilation import _chosen
 from mlc.graph.task import Task
 from mlc.log import TuningLog
 from mlc.log.codec import canonical_text, parse_text
+from mlc.log.layers import MemoryLog
 from mlc.log.record import Record, untimed_of
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
@@ -60,6 +61,18 @@ def test_which_untimed_record_counts() -> None:
     assert untimed_of([record(failure="build", detail="spilled")]) is None
     assert parse_text(canonical_text(fast)) == fast
     assert not fast.ok and fast.untimed and not record(times=(1e-5,), expected=0.0).untimed
+
+
+def test_what_was_not_run_is_no_failure(tmp_path: Path) -> None:
+    key = "d5f6238884830c20-cuda/sm_80-tvm0-llvm0"
+    found = [record(), record(expected=2e-5, decisions={"stages": 2}), record(failure="build", expected=0.0),
+             record(times=(1e-5,), expected=0.0)]
+    records = [replace(each, task_key=key) for each in found]
+    with TuningLog(tmp_path / "log.db") as log:
+        log.append(records)
+        for reader in (log, MemoryLog(records)):
+            [summary] = reader.tasks()
+            assert (summary.records, summary.failures, summary.best_seconds) == (4, 1, 1e-5)
 
 
 def test_a_time_replaces_what_was_reckoned(tmp_path: Path) -> None:
