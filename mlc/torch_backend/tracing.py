@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, SymNodeVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -81,7 +80,12 @@ def _number(arg: Any, tx: Any) -> Any:
 
 
 def _is_for(backend: Callable[..., Any], tx: Any) -> bool:
-    """Whether what Dynamo calls in the end is the backend, wrapped with its options by ``torch.compile``."""
+    """Whether what Dynamo calls in the end is the backend, which ``torch.compile`` wraps with its options."""
     compiler = tx.output.compiler_fn
-    inner = innermost_backend(compiler) if compiler is not None else None
-    return getattr(inner, "compiler_fn", inner) is backend
+    while compiler is not None and compiler is not backend:
+        compiler = next((getattr(compiler, name) for name in _WRAPPED if hasattr(compiler, name)), None)
+    return compiler is backend
+
+
+#: where wrappers keep what they wrap; the second is an older PyTorch's
+_WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn")
