@@ -67,10 +67,21 @@ def test_same_outputs_as_the_module(build, shape, name):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_one_operator_each(kind):
-    module = getattr(nn, kind)(4, 6, 2, bidirectional=True)
-    model = to_onnx(export_module(module, (torch.randn(5, 2, 4),), "layers"), "layers")
+@pytest.mark.parametrize("both", [False, True])
+def test_recurrent_layers_are_one_operator_each(kind, both):
+    """Which computes the same elsewhere."""
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    module = getattr(nn, kind)(4, 6, 2, bidirectional=both, batch_first=both, bias=both)
+    example = torch.randn(5, 3, 4)
+    model = to_onnx(export_module(module, (example,), "layers"), "layers")
     assert [node.op_type for node in model.graph.node if node.op_type in (kind, "MatMul", "Gemm")] == [kind] * 2
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        output, states = module(example)
+    wanted = [output, *(states if kind == "LSTM" else [states])]
+    for got, tensor in zip(session.run(None, {"input": example.numpy()}), wanted, strict=True):
+        np.testing.assert_allclose(got, tensor.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_exported_program_is_accepted():
