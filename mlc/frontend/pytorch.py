@@ -163,19 +163,25 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     """An exported program as ONNX; :class:`ModelError` where PyTorch has no translation."""
     import torch
 
+    from mlc.frontend.torch_recurrent import TRANSLATIONS
+
     try:
         with quiet():
-            return torch.onnx.export(program, dynamo=True, verbose=False).model_proto
+            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=TRANSLATIONS)
+            return made.model_proto
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(error)}") from error
 
 
 def _direct(program: Any, name: str) -> tvm.IRModule:
+    import torch
     from tvm.relax.frontend.torch import from_exported_program
+
+    from mlc.frontend.torch_recurrent import TAKEN_APART
 
     with quiet():
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
-        program = program.run_decompositions()
+        program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})
         _check_operators(program)
         try:
             mod = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)

@@ -24,6 +24,7 @@ from mlc.shapes import Free
 from mlc.text import one_line
 from mlc.torch_backend.free import Symbols, is_symbol, ranges_of, sized, symbols_of
 from mlc.torch_backend.frozen import Frozen, composed
+from mlc.torch_backend.tracing import trace_recurrent_layers
 
 if TYPE_CHECKING:
     from mlc.artifact import Executable
@@ -99,6 +100,9 @@ def backend(
                                 aten.native_batch_norm])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, decompositions=plain)(graph, example_inputs)
     return compiled
+
+
+trace_recurrent_layers(backend)
 
 
 def _warn(graph: torch.fx.GraphModule, reason: str, what: str = "runs eagerly") -> None:

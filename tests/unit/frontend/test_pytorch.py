@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tvm import relax
 
 from mlc.errors import UnsupportedOperators, UsageError
 from mlc.frontend import load_model
+from mlc.frontend.pytorch import export_module, to_onnx
 
 
 class ConvNet(nn.Module):
@@ -30,16 +33,21 @@ class ConvNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, projected: int = 0) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 16, batch_first=True)
+        self.lstm = nn.LSTM(8, 16, batch_first=True, proj_size=projected)
 
     def forward(self, sequence):
         return self.lstm(sequence)[0]
 
 
 @pytest.mark.parametrize(
-    ("build", "shape", "name"), [(ConvNet, (1, 3, 12, 12), "image"), (Recurrent, (1, 5, 8), "sequence")]
+    ("build", "shape", "name"),
+    [
+        (ConvNet, (1, 3, 12, 12), "image"),
+        (Recurrent, (1, 5, 8), "sequence"),
+        (partial(Recurrent, projected=4), (1, 3, 8), "sequence"),
+    ],
 )
 def test_same_outputs_as_the_module(build, shape, name):
     torch.manual_seed(0)
@@ -56,6 +64,24 @@ def test_same_outputs_as_the_module(build, shape, name):
     for ours, theirs, spec in zip(results, expected, imported.outputs, strict=True):
         assert spec.shape == tuple(theirs.shape)
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("both", [False, True])
+def test_recurrent_layers_are_one_operator_each(kind, both):
+    """Which computes the same elsewhere."""
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    module = getattr(nn, kind)(4, 6, 2, bidirectional=both, batch_first=both, bias=both)
+    example = torch.randn(5, 3, 4)
+    model = to_onnx(export_module(module, (example,), "layers"), "layers")
+    assert [node.op_type for node in model.graph.node if node.op_type in (kind, "MatMul", "Gemm")] == [kind] * 2
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        output, states = module(example)
+    wanted = [output, *(states if kind == "LSTM" else [states])]
+    for got, tensor in zip(session.run(None, {"input": example.numpy()}), wanted, strict=True):
+        np.testing.assert_allclose(got, tensor.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_exported_program_is_accepted():
