@@ -7,8 +7,9 @@ from math import prod
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import Call
 
-from schedules.analysis import BlockInfo, analyse
+from schedules.analysis import BlockInfo, analyse, op_name, uses, walk, widest_run
 from schedules.cuda.common import CudaSpace, bind_flat, ceil_div, inline_injective, leaves, limits, uniform
 from schedules.space import Decisions, Knob, Pick
 
@@ -25,7 +26,21 @@ def _vector(info: BlockInfo, wanted: int) -> int:
     regions = (*info.block.reads, *info.block.writes)
     if any(str(region.source.dtype) not in _VECTOR_TYPES for region in regions):
         return 1
-    return next(v for v in (wanted, wanted // 2, 1) if v and info.extents[-1] % v == 0)
+    return next(v for v in (wanted, wanted // 2, 1) if v and info.extents[-1] % v == 0 and _agree(info, v))
+
+
+def _agree(info: BlockInfo, width: int) -> bool:
+    """Whether neighbours agree on every condition: TVM takes vectors apart that do not, and each thread would store
+    its elements one by one, far from those of the next."""
+    body, last = info.block.body, len(info.extents) - 1
+    if width == 1 or not isinstance(body, tirx.BufferStore):
+        return True
+    stored, conditions = tirx.BufferLoad(body.buffer, body.indices), []
+    walk(body.value, (Call, lambda call: conditions.append(call.args[0])
+                      if op_name(call) == "if_then_else" else None))
+    zero = tirx.const(0, str(body.buffer.dtype))
+    return all(widest_run(tirx.if_then_else(condition, stored, zero), info.variables, info.extents, last, [width])
+               == width for condition in conditions if uses(condition, [info.variables[last]]))
 
 
 class Elementwise(CudaSpace):

@@ -160,3 +160,14 @@ def test_conversions_of_vectors_are_right(types: tuple[str, str], columns: int) 
     case = converted(*types, columns)
     error, _ = emulate(case, first_seed(Elementwise(), case.func(), HOPPER)[0].mod["main"], HOPPER)
     assert error <= case.rtol
+
+
+@needs_nvcc
+def test_elements_that_differ_in_a_condition_are_taken_one_by_one() -> None:
+    """Three channels filled up to eight: a thread with four of them would store one here, one there."""
+    x = te.placeholder((64, 64, 64, 3), "float32", "x")
+    filled = te.compute((64, 64, 64, 8), lambda n, i, j, c: tirx.if_then_else(
+        c < 3, x[n, i, j, c], tirx.const(0.0, "float32")))
+    func = te.create_prim_func([x, filled], index_dtype_override="int64")
+    kernel = compiled(first_seed(Elementwise(), func, AMPERE)[0].mod["main"], AMPERE)
+    assert kernel.count("STG") == kernel.count("STG.E") == 1
