@@ -39,3 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[function] % mark.args[0]:
                 item.add_marker("slow")
             seen[function] += 1
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Processes that share the cases must name them alike, or none of them runs any."""
+    if " object at 0x" in item.nodeid:
+        raise pytest.UsageError(f"a case must be named alike in every process, got {item.nodeid}; give it an id")

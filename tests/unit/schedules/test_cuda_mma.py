@@ -277,7 +277,8 @@ def test_no_compiler_takes_a_store_of_16_bytes_apart(what: str) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize(("space", "dtype", "target"), [
-    (SPACE, "tf32", AMPERE), (SPACE, "float16", AMPERE), (WarpgroupGemm(), "bfloat16", HOPPER)], ids=str)
+    (SPACE, "tf32", AMPERE), (SPACE, "float16", AMPERE), (WarpgroupGemm(), "bfloat16", HOPPER)],
+    ids=["mma-tf32", "mma-float16", "wgmma-bfloat16"])
 def test_what_is_added_in_float32_is_loaded_16_bytes_at_a_time(
     space: CudaSpace, dtype: str, target: tvm.target.Target
 ) -> None:
