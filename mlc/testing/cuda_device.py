@@ -45,11 +45,12 @@ def install(folder: Path) -> None:
         _compile(_SOURCE, folder / name, *flags, f"-Wl,-soname,{name}")
         _loaded.append(ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL))
     from mlc.codegen import cuda
+    from mlc.testing.cuda_emulator import same_object
 
     def compile_source(source: str, archs: Sequence[str]) -> bytes:
         path = folder / f"kernels{next(_numbers)}.so"
         path.with_suffix(".cc").write_text(_library(source), encoding="utf-8")
-        _compile(path.with_suffix(".cc"), path)
+        _compile(path.with_suffix(".cc"), path, same_object())
         return f"{path}\0".encode()
 
     cuda._compiler = lambda: compile_source

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tvm
     from tvm import tirx
 
-__all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run_source"]
+__all__ = ["Cost", "Launch", "TensorMap", "cuda_source", "launches", "run", "run_source", "same_object"]
 
 _HEADER = Path(__file__).with_name("cuda_emulator.h")
 #: what is the same in every program, by its files, and how all of it is compiled
@@ -130,18 +130,22 @@ def _compiled(text: str) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
     source = Path(folder.name, "kernels.cc")
     source.write_text(text)
-    _call(*_COMPILE, "-o", f"{folder.name}/kernels", str(source), f"{_same().name}/same.o")
+    _call(*_COMPILE, "-o", f"{folder.name}/kernels", str(source), same_object())
     return folder
+
+
+def same_object() -> str:
+    """The path of the object file that all emulated kernels are linked with, compiled once for this process: it is
+    seven times the work of what is a program's own."""
+    return f"{_same().name}/same.o"
 
 
 @cache
 def _same() -> tempfile.TemporaryDirectory[str]:
-    """The folder of the object file that all programs share, compiled once for this process: seven times the work of
-    what is a program's own."""
     folder = tempfile.TemporaryDirectory(prefix="mlc-emulator-")
     source = Path(folder.name, "same.cc")
     source.write_text("".join(f'#include "{_HEADER.with_name(name)}"\n' for name in _SAME))
-    _call(*_COMPILE, "-c", "-o", f"{folder.name}/same.o", str(source))
+    _call(*_COMPILE, "-fPIC", "-fvisibility=hidden", "-c", "-o", f"{folder.name}/same.o", str(source))
     return folder
 
 
