@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import library
 
 __all__ = ["TAKEN_APART", "TRANSLATIONS", "WHOLE"]
 
@@ -46,9 +47,9 @@ def _whole_operator(name: str) -> Any:
         return (output.transpose(0, 1) if batch_first else output,
                 *(state.new_empty(state.shape) for state in states))
 
-    torch.library.define(qualified, str(schema).removeprefix(f"aten::{name}.input"))
-    torch.library.impl(qualified, "default", getattr(torch, name))
-    torch.library.register_fake(qualified, shaped)
+    library.define(qualified, str(schema).removeprefix(f"aten::{name}.input"))
+    library.impl(qualified, "default", getattr(torch, name))
+    library.register_fake(qualified, shaped)
     return getattr(torch.ops.mlc, name).default
 
 
