@@ -14,8 +14,9 @@ from mlc.substitution.goal import Goal
 from mlc.substitution.goal_cases import by_cases
 from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_inside import settle_defined
+from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_merge import TOOLS, equal_atoms, plausible
-from mlc.substitution.goal_reduce import reduce_demands, settle_above, settle_void
+from mlc.substitution.goal_reduce import reduce_demands, settle_above
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import (

@@ -16,9 +16,11 @@ from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_cases import branched, by_cases
 from mlc.substitution.goal_divide import multiply_one
 from mlc.substitution.goal_inside import settle_inside
+from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_largest import bounds, choose_largest, lower_one, rewrite_largest, turn_odd
-from mlc.substitution.goal_reduce import Tools, kept, reduce_one, restored, settle_void
+from mlc.substitution.goal_reduce import reduce_one
 from mlc.substitution.goal_simplify import nested_guards, settle_context, simplify_all
+from mlc.substitution.goal_tools import Tools, kept, restored
 from mlc.substitution.maxima import not_negative
 from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Number, Stuck, Term, negations, substituted
 
