@@ -16,7 +16,8 @@ from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, S
 from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.maxima import at_least_zero, never_zero
-from mlc.substitution.check.play import AtLeast, Steps, Within, apart, implied
+from mlc.substitution.check.parts import apart, implied
+from mlc.substitution.check.play import AtLeast, Steps, Within
 from mlc.substitution.check.terms import (
     Term,
     collected,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from fractions import Fraction
 from typing import Any, Self
@@ -23,6 +23,7 @@ from mlc.substitution.check.maxima import (
     never_zero,
     vanishes,
 )
+from mlc.substitution.check.parts import apart, implied, make_guard, maximum_at, member_of, one_to_one, part_at
 from mlc.substitution.check.terms import (
     Member,
     Term,
@@ -40,14 +41,13 @@ from mlc.substitution.check.terms import (
     reciprocal,
     refreshed,
     renamed,
-    steady,
     substituted,
     times,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import parse_fraction
 
-__all__ = ["AtLeast", "Play", "Steps", "Within", "apart", "implied"]
+__all__ = ["AtLeast", "Play", "Steps", "Within"]
 
 _MOST_STEPS, _DEPTH = 1_000, 12
 #: of which functions what they are of is not 0, and is at least 0, where they are defined; of the empty name by cases
@@ -126,13 +126,13 @@ class Steps:
 
     def do_guard(self, i: int, expr: str, relation: str, witnesses: Any) -> None:
         term, facts, read = self.at(i)
-        guard = _guard(read(expr), relation)
+        guard = make_guard(read(expr), relation)
         check_guard(guard, witnesses, facts, read)
         self.terms[i] = term._replace(guards=(*term.guards, guard))
 
     def do_split(self, i: int, expr: str, relation: str) -> None:
         term, _, read = self.at(i)
-        guard = _guard(read(expr), relation)
+        guard = make_guard(read(expr), relation)
         cases = [make_term(term.factor, term.names, (*term.guards, *case), term.atoms)
                  for case in ((guard,), *opposites([guard]))]
         self.terms[i] = cases[0]
@@ -205,7 +205,7 @@ class Steps:
         """What divisor j divides by is 0 where a part of it is, so that this part is not 0 either: a divisor more."""
         divisor = self.divisor(j, _NOT_ZERO)
         [(_, _, argument)] = divisor.atoms
-        part = _part(argument, path)
+        part = part_at(argument, path)
         need(vanishes(argument, part), "what is divided by must be 0 where the part is")
         whole = Term(Fraction(1), (), (), (divisor_of(part) or part,))
         self.divisors.append(divisor._replace(atoms=(("call", "1/", (whole,)),)))
@@ -231,10 +231,10 @@ class Steps:
             elif atom[1]:
                 sums = called(atom[1], argument)
             else:  # a member of a maximum
-                sums = [_member(collected(argument))]
+                sums = [member_of(collected(argument))]
         else:
             need(atom[0] == "max", "only functions and maxima are of something")
-            members = [_member(m.body)._replace(names=m.names, guards=m.guards) for m in map(renamed, atom[1])]
+            members = [member_of(m.body)._replace(names=m.names, guards=m.guards) for m in map(renamed, atom[1])]
             found = self.rewritten(term.names, facts, members, steps, Inside)
             sums = largest(Member(t.names, t.guards, t.atoms[0][2]) for t in found)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
@@ -291,7 +291,7 @@ class Steps:
 
     def do_case(self, expr: str, relation: str, proofs: Any) -> None:
         """What is to be shown is shown where a guard on the context holds, and where it does not."""
-        guard = _guard(self.reader()(expr), relation)
+        guard = make_guard(self.reader()(expr), relation)
         for case, steps in zip(((guard,), *opposites([guard])), proofs, strict=True):
             self.branch(inequalities(case), ()).run(steps)
         self.terms.clear()
@@ -299,7 +299,7 @@ class Steps:
     def do_order(self, path: Any, witnesses: Any, chosen: Any, proofs: Any) -> None:
         """What is to be shown is shown where the largest of the ``chosen`` members of a maximum is not below that of
         the others, and where it is not above: one of both is so. The guards of the terms that it stands in hold."""
-        members, guards = _maximum(self.terms, path)
+        members, guards = maximum_at(self.terms, path)
         implied(guards, witnesses, self.facts, self.reader())
         need(free_names(("max", members)) <= {*self.context, *self.sizes}, "what is compared must be of the context")
         need(isinstance(chosen, list) and all(type(k) is int and 0 <= k < len(members) for k in chosen)
@@ -364,7 +364,7 @@ class Steps:
             return
         if proof[0] == "split":
             _, expr, relation, parts = proof
-            guard = _guard(read(expr), relation)
+            guard = make_guard(read(expr), relation)
             for case, part in zip(((guard,), *opposites([guard])), parts, strict=True):
                 self.met(facts, context, one._replace(guards=(*one.guards, *case)), others, part, depth + 1)
             return
@@ -481,7 +481,7 @@ class Play(Steps):
         need(type(k) is int and 0 <= k < len(members), "a maximum has no such member")
         member = members[k]
         read = self.reader([*term.names, *member.names])
-        guard = _guard(read(expr), relation)
+        guard = make_guard(read(expr), relation)
         found = []
         for case, (word, *shown) in zip(((guard,), *opposites([guard])), cases, strict=True):
             part = member._replace(guards=(*member.guards, *case))
@@ -700,70 +700,3 @@ class AtLeast(Play):
         need(term.factor < 0, "a positive multiple is not above what is above")
         need(atom[0] == "call" and atom[1] in CONTRACTING, "nothing is known to be above it")
         self.put(i, (), called("relu", atom[2]))
-
-
-def _member(body: Sequence[Term]) -> Term:
-    """A sum as the only atom of a term."""
-    return Term(Fraction(1), (), (), (("call", "", tuple(body)),))
-
-
-def _part(terms: Sequence[Term], path: Sequence[Any]) -> Any:
-    """The atom at a place of a sum, or in a sum that it is of; by numbers of terms, atoms and members in turn. None of
-    the sums has variables of its own, so that the part stands for one number."""
-    need(len(path) <= 3 * _DEPTH and all(type(k) is int and k >= 0 for k in path), "a path must be of few numbers")
-    term, place, *rest = path
-    need(not terms[term].names, "a part must not depend on what is summed over")
-    atom = terms[term].atoms[place]
-    if not rest:
-        return atom
-    if atom[0] == "call":
-        return _part(atom[2], rest)
-    need(atom[0] == "max" and not atom[1][rest[0]].names, "a part must not depend on what is gone over")
-    return _part(atom[1][rest[0]].body, rest[1:])
-
-
-def _maximum(terms: Any, path: Sequence[Any]) -> tuple[tuple[Member, ...], list[Guard]]:
-    """The members of the maximum at a place, which is named like that of :func:`_part`, and the guards of the terms
-    that it stands in. Of those that a maximum goes over on the way there are some values."""
-    need(len(path) <= 3 * _DEPTH and all(type(k) is int and k >= 0 for k in path), "a path must be of few numbers")
-    term, place, *rest = path
-    atom = terms[term].atoms[place]
-    need(not terms[term].names, "what is compared must not stand in a sum")
-    if atom[0] == "call":
-        members, guards = _maximum(atom[2], rest)
-    else:
-        need(atom[0] == "max", "only members of a maximum are compared")
-        members, guards = _maximum(atom[1][rest[0]].body, rest[1:]) if rest else (atom[1], [])
-    return members, [*terms[term].guards, *guards]
-
-
-def apart(argument: Sequence[Term]) -> tuple[Term, Term]:
-    """The one product that is summed as what does not depend on the variables that it is summed over, and the rest,
-    among it maxima that may be of nothing where the guards of the product do not hold."""
-    argument = collected(argument)
-    need(len(argument) == 1, "only the reciprocal of one product is taken apart")
-    [product] = argument
-    outer = [a for a in product.atoms if free_names(a).isdisjoint(product.names) and steady(a)]
-    rest = product._replace(factor=Fraction(1), atoms=tuple(a for a in product.atoms if a not in outer))
-    return Term(product.factor, (), (), tuple(outer)), rest
-
-
-def one_to_one(names: Sequence[str], other: Term, others: Sequence[str], into: Mapping[str, Expr],
-               outof: Mapping[str, Expr]) -> Term:
-    """``other`` in the variables ``names``, for a bijection between all integers of the one and of the other."""
-    need(len(names) == len(others), "terms must have as many variables")
-    need(all(p.substituted(outof) == name(n) for n, p in into.items())
-         and all(p.substituted(into) == name(n) for n, p in outof.items()), "variables must map one to one")
-    return substituted(other, into)
-
-
-def implied(guards: Sequence[Guard], witnesses: Sequence[Any], facts: Sequence[Expr], read: Reader) -> None:
-    """Every guard follows from the facts."""
-    need(len(guards) == len(witnesses), "every guard must be implied")
-    for guard, found in zip(guards, witnesses, strict=True):
-        check_guard(guard, found, facts, read)
-
-
-def _guard(expr: Expr, relation: str) -> Guard:
-    need(relation in ("==", ">="), f"unknown relation {str(relation)[:20]!r}")
-    return Guard(expr, relation)
