@@ -1,7 +1,8 @@
 """The CPU that this machine shows: its name for LLVM's scheduling model, and the instructions that may be used.
 
 LLVM names a CPU by its family and takes all that the family has. A virtual machine may hide a part of that (AVX-512 of
-a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction. So a feature counts only if
+a Zen 4, AMX of a Xeon), and code that uses what is hidden dies by an illegal instruction; or it gives the number of
+another family, and half of the CPU lies idle (AMX of a Xeon that bears a desktop CPU's number). So a feature counts if
 the CPU itself answers for it (LLVM asks ``cpuid``, and whether the system saves the registers) and the kernel lists it
 in ``/proc/cpuinfo``, where that can be read; the setting ``MLC_CPUINFO`` names another file to read instead. Linux
 lists AMX before a process may use its tiles, which it must ask for (:func:`tiles_granted`): where it is refused, the
@@ -103,19 +104,43 @@ def host_cpu() -> HostCpu:
 def native_attrs(cpu: HostCpu, triple: str = "") -> dict[str, Any]:
     """``mcpu`` and ``mattr`` of a target whose code runs on ``cpu`` (``triple`` left out: this machine's).
 
-    A name that LLVM knows is kept, since it chooses the scheduling model, with a minus for what is hidden. Without one
-    the widest level of the architecture takes its place, with a plus for what the CPU shows beyond it.
+    A name that LLVM knows is kept, since it chooses the scheduling model, unless another has just what the CPU shows
+    (:func:`_name`). Without one the widest level of the architecture takes its place. Either has a minus for what is
+    hidden and a plus for what the CPU shows beyond it.
     """
     from tvm.target import codegen
 
-    name = cpu.name
-    if codegen.llvm_is_valid_cpu(name, triple or str(codegen.llvm_get_system_triple())) and name != "generic":
-        hidden = _roots(name, cpu.hidden(_enabled(name, triple)), triple)
-        return {"mcpu": name, **({"mattr": [f"-{feature}" for feature in hidden]} if hidden else {})}
-    level = _level(cpu, triple)
-    shown = {feature for feature in FLAGS.get(cpu.architecture, {}) if cpu.shows(feature)}
-    beyond = sorted(shown - _enabled(level, triple))
-    return {"mcpu": level, **({"mattr": [f"+{feature}" for feature in beyond]} if beyond else {})}
+    known = codegen.llvm_is_valid_cpu(cpu.name, triple or str(codegen.llvm_get_system_triple()))
+    name = _name(cpu, triple) if known and cpu.name != "generic" else _level(cpu, triple)
+    minus = [f"-{feature}" for feature in _roots(name, cpu.hidden(_enabled(name, triple)), triple)]
+    beyond = [f"+{feature}" for feature in sorted(_shown(cpu) - _enabled(name, triple))]
+    # one that needs what is hidden is of no use
+    plus = [feature for feature in beyond if not cpu.hidden(_enabled(name, triple, [*minus, feature]))]
+    return {"mcpu": name, **({"mattr": [*minus, *plus]} if minus or plus else {})}
+
+
+def _shown(cpu: HostCpu) -> frozenset[str]:
+    return frozenset(feature for feature in FLAGS.get(cpu.architecture, {}) if cpu.shows(feature))
+
+
+def _name(cpu: HostCpu, triple: str) -> str:
+    """The CPU's own name; where it shows more than an x86 CPU of that name has, that of another which has more of it
+    and nothing besides, if there is one: a number that a hypervisor made up says nothing of the units behind it."""
+    import tvm
+    from tvm.target import codegen
+
+    shown = _shown(cpu)
+    if cpu.architecture != "x86_64" or shown <= _enabled(cpu.name, triple):
+        return cpu.name
+    attrs: dict[str, Any] = {"kind": "llvm", **({"mtriple": triple} if triple else {})}
+    names = sorted(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target(attrs))), reverse=True)
+    missed = {
+        name: len(shown - features)
+        for name in names if not cpu.hidden(features := _enabled(name, triple))
+    }
+    # of CPUs that have the same features (a generation and its refresh) any will do: the first of the list
+    best = min(missed, key=missed.__getitem__, default=cpu.name)
+    return best if missed[best] < len(shown - _enabled(cpu.name, triple)) else cpu.name
 
 
 def _level(cpu: HostCpu, triple: str) -> str:

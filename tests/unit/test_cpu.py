@@ -67,6 +67,14 @@ MACHINES = {
     "Haswell, AVX and all upon it hidden": Described(
         cpu("haswell", "avx fma f16c bmi"), (16, 16), "sse4.2", "avx avx2 fma f16c bmi2"),
     "Zen 3, FMA hidden": Described(cpu("znver3", "fma"), (32, 16), "avx2", "fma"),
+    "Xeon with a desktop CPU's number": Described(
+        cpu("rocketlake", like="sapphirerapids"),
+        (64, 32), "avx512f amx-int8 avx512bf16 avx512fp16", mcpu="sapphirerapids"),
+    "Xeon with a desktop CPU's number, AMX hidden": Described(
+        cpu("rocketlake", "amx", like="sapphirerapids"), (64, 32), "avx512f avx512bf16 avx512fp16 avxvnni", "amx-tile"),
+    "Skylake with SHA": Described(
+        replace(cpu("skylake"), flags=flags_of("skylake") | {"sha_ni"}),
+        (32, 16), "avx2 fma sha", "avx512f", "skylake"),
     "BMI hidden": Described(cpu("skylake", "bmi abm"), (32, 16), "avx2 fma", "bmi bmi2 lzcnt"),
     "unknown name, AVX2": Described(cpu("frobnicator-9", like="haswell"), (32, 16), "avx2 fma f16c", mcpu="x86-64-v3"),
     "unknown name, AVX-512 and VNNI": Described(
