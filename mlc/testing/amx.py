@@ -1,5 +1,5 @@
-"""Running code for AMX on an x86-64 CPU without it: it shows that code computes the right numbers and which tile
-instructions it executes, and nothing about time.
+"""Running code for AMX on any x86-64 CPU. One without it emulates it, which shows that code computes the right numbers
+and which tile instructions it executes, and nothing about time; one with it runs the code itself, and counts nothing.
 
 ``amx.c`` executes the tile instructions, which such a CPU refuses. :func:`install` makes this process answer them, and
 what :func:`environment` says makes a child do so, which also reads that its CPU has AMX and must ask the kernel for
@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from mlc.cpu import host_cpu
 
 if TYPE_CHECKING:
     from mlc.target import Target
@@ -77,7 +79,10 @@ def counted() -> Iterator[dict[str, int]]:
 
 def environment(folder: Path, granted: bool = True) -> Mapping[str, str]:
     """Variables for a child on a CPU that shows AMX, whose kernel has ``granted`` its use or refuses. What must stand
-    in a file is written into ``folder``."""
+    in a file is written into ``folder``. A CPU that has AMX needs none where it is granted: the emulator answers
+    instructions that the CPU refuses, and without the kernel's permission such a CPU refuses some only."""
+    if granted and host_cpu().shows("amx-tile"):
+        return {}
     described = folder / "cpuinfo"
     flags = " ".join(FEATURES.values())
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

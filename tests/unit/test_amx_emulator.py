@@ -1,4 +1,5 @@
-"""The emulator of AMX: instructions that the assembler has encoded, compared with what Intel's manual says of them."""
+"""The emulator of AMX: instructions that the assembler has encoded, compared with what Intel's manual says of them. A
+CPU that has AMX executes them itself, which compares what is expected here with a second source."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mlc.cpu import host_cpu
 from mlc.testing import amx
 
 pytestmark = pytest.mark.skipif(bool(amx.missing()), reason=f"{amx.missing()} must be there")
@@ -188,6 +190,7 @@ def test_loads_and_stores_move_what_is_configured(run: Callable[..., None]) -> N
     assert not out[:7, :20].any()
 
 
+@pytest.mark.skipif(host_cpu().shows("amx-tile"), reason="what a CPU executes by itself is not counted")
 def test_instructions_are_counted(run: Callable[..., None]) -> None:
     with amx.counted() as counts:
         run("configure", configuration({0: (1, 4)}))
@@ -199,7 +202,9 @@ def test_instructions_are_counted(run: Callable[..., None]) -> None:
 _CHILD = """
 import ctypes, sys
 import numpy as np
+from mlc.cpu import host_flags
 from mlc.testing import amx
+host_flags()  # asks the kernel for tiles where the CPU has them
 amx.install()
 library = ctypes.CDLL(sys.argv[1])
 for step in sys.argv[2:]:
@@ -237,5 +242,6 @@ def test_what_the_manual_forbids_ends_the_process(built: Path, said: str) -> Non
     done = subprocess.run([sys.executable, "-c", _CHILD, str(built), *words], capture_output=True, text=True,
                           check=False)
     assert done.returncode == -expected
-    assert re.search(said, done.stderr)
-    assert ("AMX emulator: #" in done.stderr) == bool(said)
+    if not host_cpu().shows("amx-tile"):
+        assert re.search(said, done.stderr)
+        assert ("AMX emulator: #" in done.stderr) == bool(said)
