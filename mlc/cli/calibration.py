@@ -24,7 +24,7 @@ class Figure:
 
 
 def figures(measured: Mapping[str, float]) -> list[Figure]:
-    """Every figure that calibration knows, for the target ``native``."""
+    """Every figure that calibration knows, for the target ``native``; of a matrix unit only where there is one."""
     import tvm
 
     from mlc.target import resolve
@@ -34,7 +34,7 @@ def figures(measured: Mapping[str, float]) -> list[Figure]:
     on = cpu_machine(tvm.target.Target(attrs))
     found = [
         Figure(name, fact.what, fact.unit, getattr(on, fact.field) / fact.scale, measured.get(name))
-        for name, fact in FACTS.items()
+        for name, fact in FACTS.items() if on.tile_per_cycle or not fact.field.startswith("tile_")
     ]
     if "wake" in measured:
         found.append(Figure("wake", "starting one on threads that sleep", "us", None, measured["wake"]))

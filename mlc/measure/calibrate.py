@@ -30,8 +30,9 @@ from mlc.calibration import Calibration, identity
 from mlc.errors import MeasureError
 from mlc.measure.machine import load_warning
 from mlc.target import Target, resolve
+from schedules.intrin.tiles import CONFIGURE, LOAD, PRODUCT, RELEASE, STORE, TILE, ZERO, called, in_turn
 from schedules.lowering import PIPELINE
-from schedules.machine import cpu_machine, reference_machine
+from schedules.machine import LINE_BYTES, cpu_machine, reference_machine
 
 __all__ = ["Kernels", "Reading", "calibrate", "readings", "steady"]
 
@@ -59,6 +60,8 @@ _DOTS = {
         ("avx512bf16", 64): "llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", 16): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
     },
 }
+#: products of a matrix unit's tiles by LLVM's feature that has them, and how many sums are added to in turn
+_TILES, _SUMS = {"amx-int8": "tdpbusd", "amx-bf16": "tdpbf16ps"}, 4
 #: types of what they multiply and of their sums; bfloat16 by its bits, as :mod:`schedules.lowering` has it
 _DOT_TYPES = {"dot": ("int8", "int32"), "bfloat": ("uint16", "float32")}
 
@@ -135,6 +138,7 @@ class Kernels:
             self._named = {kind: next((name for (feature, width), name in known.items()
                                        if width == self._on.vector_bytes and has(feature, target.tvm)), "")
                            for kind, known in _DOTS.items()}
+            self._product = next((name for feature, name in _TILES.items() if has(feature, target.tvm)), "")
 
     def clock(self) -> Reading:
         """Cycles a second under vector load: dependent integer instructions, of one cycle each on every core, right
@@ -148,7 +152,8 @@ class Kernels:
         return Reading("hz", 2 * _STEPS / seconds, confirmed)
 
     def units(self, hz: float) -> Iterator[Reading]:
-        """Multiply-adds and dot products of whole vectors that begin in a cycle, and the latency of the former."""
+        """Multiply-adds and dot products of whole vectors that begin in a cycle, and the latency of the former; what a
+        matrix unit does in a cycle, and its latency."""
         if self._fused:
             seconds, confirmed = steady(self._chains(_series, 1, self._lanes))
             yield Reading("latency", round(seconds * hz / _STEPS), confirmed)
@@ -158,6 +163,11 @@ class Kernels:
             if name:
                 rate, confirmed = self.dots(kind)
                 yield Reading(kind, _halves(rate / hz), confirmed)
+        if self._product:
+            rate, confirmed = self.tiles()
+            yield Reading("tile", _halves(rate / hz), confirmed)
+            rate, confirmed = self.tiles(1)
+            yield Reading("tilelatency", round(TILE * hz / rate), confirmed)
 
     def multiply_adds(self) -> tuple[float, bool]:
         """Multiply-adds of whole vectors that a core begins in a second, and whether a second round confirms that."""
@@ -173,6 +183,16 @@ class Kernels:
         (``bfloat``), and whether a second round confirms that; the target must have them."""
         seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
+
+    def has_tiles(self) -> bool:
+        """Whether the target has a matrix unit."""
+        return bool(self._product)
+
+    def tiles(self, sums: int = _SUMS) -> tuple[float, bool]:
+        """Rows of tiles that a core's matrix unit multiplies in a second, adding to so many ``sums`` in turn, and
+        whether a second round confirms that; the target must have one."""
+        seconds, confirmed = steady(self._tiles(sums))
+        return TILE * sums * (_STEPS // _SUMS) / seconds, confirmed
 
     def caches(self, hz: float) -> Iterator[Reading]:
         """Bytes a cycle that a core reads from each level; of its own levels, how wide the path from there is, of the
@@ -259,6 +279,28 @@ class Kernels:
                     y[T.Ramp(i * lanes, 1, lanes)] = sums[T.Ramp(i * lanes, 1, lanes)]
 
         return self._call(tvm.IRModule({"main": main}), np.ones(width, operand), np.zeros(chains * lanes, total))
+
+    def _tiles(self, sums: int) -> Callable[[], object]:
+        """Products of one pair of tiles, added to each of the ``sums`` in turn."""
+        x, w = (tirx.decl_buffer((TILE, LINE_BYTES), "int8", name=name) for name in "xw")
+        y = tirx.decl_buffer((sums * TILE, TILE), "int32", name="y")
+        product = f"{PRODUCT}{self._product.removeprefix('tdp')}"
+        step = [called(f"{product}_{tile}_4_6") for tile in range(sums)]
+        loop = tirx.For(tirx.Var("i", "int32"), 0, _STEPS // _SUMS, tirx.ForKind.SERIAL, in_turn(step))
+        body = in_turn([
+            called(f"{CONFIGURE}_2_2_{TILE}"), *(called(f"{ZERO}_{tile}") for tile in range(sums)),
+            *(called(f"{LOAD}_{number}", tirx.address_of(tirx.BufferLoad(each, [0, 0])), tirx.const(64, "int64"))
+              for number, each in ((4, x), (6, w))),
+            loop,
+            *(called(f"{STORE}_{tile}", tirx.address_of(tirx.BufferLoad(y, [tile * TILE, 0])), tirx.const(64, "int64"))
+              for tile in range(sums)),
+            called(RELEASE),
+        ])
+        root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+        func = tirx.PrimFunc([x, w, y], root).with_attrs({"s_tir": True, "global_symbol": "main"})
+        rng = np.random.default_rng(0)
+        operands = [rng.integers(-128, 127, (TILE, LINE_BYTES), "int8", endpoint=True) for _ in range(2)]
+        return self._call(tvm.IRModule({"main": func}), *operands, np.zeros((sums * TILE, TILE), "int32"))
 
     @cache  # noqa: B019 - as long as the kernels themselves: whoever asks again wants another time, not other code
     def _reading(self, size: int, cores: int) -> tuple[Callable[[], object], float]:

@@ -22,7 +22,7 @@ from schedules.cpu.gemm_seeds import chunks
 from schedules.cpu.gemm_shape import BFLOAT, INTEGER, GemmShape, dot_shape
 from schedules.cpu.tiling import consumers_inlined, divisors, find_annotated, staged_input
 from schedules.intrin import PREFIX, select, use
-from schedules.intrin.tiles import DEPTHS, SHAPES, TILE, product, store, zero
+from schedules.intrin.tiles import DEPTHS, PASSING, SHAPES, TILE, product, store, zero
 from schedules.machine import CpuMachine, cpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 from schedules.tiles import mark
@@ -66,7 +66,8 @@ def pays(m: int, n: int, steps: int, form: str, target: tvm.target.Target, gathe
         return False
     whole = -(-m // TILE) * TILE
     tiles = [_cycles(whole, n, steps, machine, tile) for tile in shapes(whole, n, steps)]
-    dots = machine.dot_per_cycle if form == "quads" else machine.bfloat_per_cycle
+    # pairs of bfloat16 are multiplied as two of float32 where that is faster
+    dots = machine.dot_per_cycle if form == "quads" else max(machine.bfloat_per_cycle, machine.fma_per_cycle / 2)
     if not tiles or not dots:
         return bool(tiles)
     each = m * n * steps / (dots * machine.lanes() * _DOTS)
@@ -75,10 +76,18 @@ def pays(m: int, n: int, steps: int, form: str, target: tvm.target.Target, gathe
     return (max(min(tiles), fetched) + copied) * _GAIN <= max(each, fetched)
 
 
+def _displaced(held: int, passing: int, steps: int, machine: CpuMachine) -> bool:
+    """Whether the first cache can hold a group's ``held`` tiles over the whole sum, but not beside the ``passing`` ones
+    of the next group: what was read last stays, so that neither would be found there again."""
+    tile = TILE * steps * _WORD
+    return held * tile <= machine.l1_bytes < (held + passing) * tile
+
+
 class TiledGemm(Space):
     """Knobs: ``m`` and ``n`` tiles of rows and of columns that are added to at once, ``depth`` steps of the sum in a
     tile, ``mb`` and ``nb`` such groups of tiles in one parallel chunk, ``k`` unrolling of the sum, ``order`` which axis
-    varies fastest over the parallel chunks (0: columns, 1: rows), ``inner`` which loop is inside a chunk."""
+    varies fastest over the parallel chunks (0: columns, 1: rows), ``inner`` which loop is inside a chunk
+    (likewise), and ``passing`` whether what that loop steps through passes the first cache by (1)."""
 
     name = "cpu.gemm_tiles"
     target_kind = "llvm"
@@ -106,7 +115,7 @@ class TiledGemm(Space):
             Knob("mb", tuple(sorted({d for r in rows for d in divisors(shape.m // (r * TILE), 64)}))),
             Knob("nb", tuple(sorted({d for c in columns for d in divisors(shape.n // (c * TILE), 64)}))),
             Knob("k", tuple(sorted({k for d in depths for k in (1, 2, 4) if shape.k // d % k == 0}))),
-            Knob("order", (0, 1)), Knob("inner", (0, 1)),
+            Knob("order", (0, 1)), Knob("inner", (0, 1)), Knob("passing", (0, 1) if DEPTHS[0] in depths else (0,)),
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
@@ -121,7 +130,9 @@ class TiledGemm(Space):
         for _, (m, n, depth), layouts in scored[:_SEEDS]:
             k = max(divisors(shape.k // depth, 2))
             for _, mb, nb, order, inner in layouts:
-                yield {"m": m, "n": n, "depth": depth, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner}
+                held, passing = (n, m) if inner else (m, n)
+                yield {"m": m, "n": n, "depth": depth, "mb": mb, "nb": nb, "k": k, "order": order, "inner": inner,
+                       "passing": int(depth == DEPTHS[0] and _displaced(held, passing, shape.k, machine))}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         func = sch.mod["main"]
@@ -134,6 +145,8 @@ class TiledGemm(Space):
             raise InvalidDecision(f"a product must be whole groups of {m} x {n} tiles of {depth} steps")
         if shape.m // (m * TILE) % taken["mb"] or shape.n // (n * TILE) % taken["nb"] or shape.k // depth % taken["k"]:
             raise InvalidDecision("a parallel chunk must hold whole groups of tiles, and a loop whole steps")
+        if taken["passing"] and depth != DEPTHS[0]:
+            raise InvalidDecision(f"what passes by must be loaded in tiles of {DEPTHS[0]} steps")
         stage = staged_input(sch, block) if sch.get_producers(block) else None
         copied = sch.cache_write(block, 0, "local")
         out = consumers_inlined(sch, copied) if sch.get_consumers(copied) else None
@@ -156,23 +169,26 @@ class TiledGemm(Space):
             sch.reverse_compute_at(out, tiles[-1], preserve_unit_loops=True)
             sliced = int(sch.get(out).iter_vars[-1].dom.extent) % (n * TILE) != 0  # of padding nothing is kept
             vectorise(sch, sch.get_loops(out)[-1], machine.lanes(shape.dtype), guarded=sliced)
-        tensorise_tiles(sch, block, copied, rows, step, shape, (m, n, depth), "global" if out is None else "local")
+        passing = PASSING[(2 - taken["inner"]) * taken["passing"]]
+        scope = "global" if out is None else "local"
+        tensorise_tiles(sch, block, copied, rows, step, shape, (m, n, depth), scope, passing)
         if stage is not None and not _gathered(sch, stage, machine):
             schedule_injective(sch, stage, machine, InjectiveTile())
 
 
 def tensorise_tiles(
     sch: s_tir.Schedule, block: SBlockRV, copied: SBlockRV, rows: LoopRV, step: LoopRV, shape: GemmShape,
-    tile: tuple[int, int, int], scope: str,
+    tile: tuple[int, int, int], scope: str, passing: str = "",
 ) -> None:
     """Make the loops from ``rows`` on of ``block`` products of tiles, cleared before the loop ``step``, and those of
-    the block ``copied``, its result's copy in a buffer of that ``scope``, a store of them."""
+    the block ``copied``, its result's copy in a buffer of that ``scope``, a store of them. ``passing`` is one of
+    :data:`schedules.intrin.tiles.PASSING`."""
     m, n, depth = tile
     whole = sch.blockize(rows)
     cleared = sch.decompose_reduction(whole, step)
     *_, first, _ = sch.get_loops(copied)
     sch.tensorize(cleared, use(PREFIX + zero(shape.dtype, m, n)))
-    sch.tensorize(whole, use(PREFIX + product(shape.step.form, m, n, depth)))
+    sch.tensorize(whole, use(PREFIX + product(shape.step.form, m, n, depth, passing)))
     sch.tensorize(first, use(PREFIX + store(shape.dtype, m, n, scope)))
 
 

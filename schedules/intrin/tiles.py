@@ -28,8 +28,8 @@ from schedules.intrin import PREFIX, Intrinsic, declare
 from schedules.intrin.dot import BFLOATS, QUADS
 
 __all__ = [
-    "CONFIGURE", "DEPTHS", "PRODUCT", "RELEASE", "SHAPES", "STORE", "TILE", "ZERO", "called", "configuration", "helper",
-    "loaded", "product", "store", "written", "zero",
+    "CONFIGURE", "DEPTHS", "LOAD", "PASSING", "PRODUCT", "RELEASE", "SHAPES", "STORE", "TILE", "ZERO", "called",
+    "configuration", "helper", "in_turn", "loaded", "product", "store", "written", "zero",
 ]
 
 #: rows of a tile, and 32-bit elements of a row
@@ -38,6 +38,9 @@ TILE = 16
 SHAPES = ((2, 2), (3, 1), (1, 3), (2, 1), (1, 2), (1, 1))
 #: steps of four bytes that a tile's row may hold, best first
 DEPTHS = (16, 12, 8, 4)
+#: which operand passes by: it is loaded with the hint that it is not read again soon (``tileloaddt1``), so that the
+#: other one stays in the first cache
+PASSING = ("", "rows", "weights")
 #: by form: the types, what multiplies, its feature, and what it may be off by
 _FORMS = {
     QUADS: (("uint8", "int8", "int32"), "tdpbusd", "amx-int8", 0.0),
@@ -46,9 +49,10 @@ _FORMS = {
 _WORD, _ROW = 4, 64
 
 
-def product(form: str, m: int, n: int, depth: int) -> str:
-    """What an intrinsic computes that adds a step's products to ``m x n`` tiles."""
-    return f"tiles_{form}{m}x{n}x{depth}"
+def product(form: str, m: int, n: int, depth: int, passing: str = "") -> str:
+    """What an intrinsic computes that adds a step's products to ``m x n`` tiles; with one of :data:`PASSING`, which
+    there are for whole tiles alone, the name of one that loads so."""
+    return f"tiles_{form}{m}x{n}x{depth}{passing and f'.{passing}'}"
 
 
 def zero(dtype: str, m: int, n: int) -> str:
@@ -73,8 +77,8 @@ def configuration(m: int, n: int, depth: int) -> bytes:
 
 #: how the names of the functions begin that are an instruction each
 _HELPER = "mlc_tiles_"
-CONFIGURE, RELEASE, ZERO, STORE, PRODUCT, _LOAD = (
-    _HELPER + word for word in ("configure", "release", "zero", "store", "tdp", "load"))
+CONFIGURE, RELEASE, ZERO, STORE, PRODUCT, LOAD, _PASS = (
+    _HELPER + word for word in ("configure", "release", "zero", "store", "tdp", "load", "pass"))
 
 
 def called(name: str, *arguments: Any) -> tirx.Stmt:
@@ -92,10 +96,11 @@ def helper(name: str) -> str:
         content = "".join(f"\\{byte:02x}" for byte in configuration(*map(int, numbers)))
         before = f'@{name}_data = private unnamed_addr constant [64 x i8] c"{content}", align 64\n'
         assembly = f'"ldtilecfg ($0)", "r,~{{memory}}"(ptr @{name}_data)'
-    elif word in ("load", "store"):
+    elif word in ("load", "pass", "store"):
         parameters = "ptr %at, i64 %stride"
         tile = f"%tmm{numbers[0]}"
-        text = f"tileloadd ($0,$1), {tile}" if word == "load" else f"tilestored {tile}, ($0,$1)"
+        text = {"load": f"tileloadd ($0,$1), {tile}", "pass": f"tileloaddt1 ($0,$1), {tile}",
+                "store": f"tilestored {tile}, ($0,$1)"}[word]
         assembly = f'"{text}", "r,r,~{{memory}}"({parameters})'
     elif word == "release":
         assembly = f'"tilerelease", {memory}()'
@@ -122,21 +127,22 @@ def _sums(m: int, n: int) -> list[tuple[int, list[int]]]:
 
 def loaded(memory: tirx.Buffer, m: int, n: int) -> tirx.Stmt:
     """The sums, read from memory."""
-    return _in_turn([called(f"{_LOAD}_{c}", *_rows(memory, at, 0)) for c, at in _sums(m, n)])
+    return in_turn([called(f"{LOAD}_{c}", *_rows(memory, at, 0)) for c, at in _sums(m, n)])
 
 
 def written(memory: tirx.Buffer, m: int, n: int) -> tirx.Stmt:
     """The sums, written to memory."""
-    return _in_turn([called(f"{STORE}_{c}", *_rows(memory, at, 0)) for c, at in _sums(m, n)])
+    return in_turn([called(f"{STORE}_{c}", *_rows(memory, at, 0)) for c, at in _sums(m, n)])
 
 
-def _in_turn(steps: Sequence[tirx.Stmt]) -> tirx.Stmt:
+def in_turn(steps: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Statements one after the other, as one."""
     return tirx.SeqStmt(list(steps)) if len(steps) > 1 else steps[0]
 
 
 def _with_body(description: tirx.PrimFunc, steps: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
     block = description.body.block
-    body = s_tir.SBlock([], block.reads, block.writes, "root", _in_turn(steps))
+    body = s_tir.SBlock([], block.reads, block.writes, "root", in_turn(steps))
     return description.with_body(s_tir.SBlockRealize([], True, body))
 
 
@@ -205,16 +211,17 @@ def _products(types: tuple[str, str, str], m: int, n: int, depth: int) -> tirx.P
     return description
 
 
-def _multiplied(instruction: str, m: int, n: int, description: tirx.PrimFunc) -> tirx.PrimFunc:
+def _multiplied(instruction: str, m: int, n: int, passing: str, description: tirx.PrimFunc) -> tirx.PrimFunc:
     """Tiles are loaded just before the first product that reads them: loads and products overlap."""
     _, a, b = (region.source for region in description.body.block.reads)
+    rows, weights = (_PASS if passing == operand else LOAD for operand in ("rows", "weights"))
     steps = []
     for i in range(m):
         for j in range(n):
             if j == 0:
-                steps.append(called(f"{_LOAD}_{m * n + i}", *_rows(a, [i * TILE, 0], 0)))
+                steps.append(called(f"{rows}_{m * n + i}", *_rows(a, [i * TILE, 0], 0)))
             if i == 0:
-                steps.append(called(f"{_LOAD}_{m * n + m + j}", *_rows(b, [j, 0, 0, 0], 1)))
+                steps.append(called(f"{weights}_{m * n + m + j}", *_rows(b, [j, 0, 0, 0], 1)))
             steps.append(called(f"{_HELPER}{instruction}_{i * n + j}_{m * n + i}_{m * n + m + j}"))
     return _with_body(description, steps)
 
@@ -229,10 +236,10 @@ for _form, (_types, _instruction, _feature, _tolerance) in _FORMS.items():
     for _m, _n in SHAPES:
         declare(
             *(Intrinsic(
-                PREFIX + product(_form, _m, _n, _depth), _types, ((_feature,),),
-                partial(_products, _types, _m, _n, _depth), partial(_multiplied, _instruction, _m, _n), _added,
-                _instruction, tolerance=_tolerance,
-            ) for _depth in DEPTHS),
+                PREFIX + product(_form, _m, _n, _depth, _passing), _types, ((_feature,),),
+                partial(_products, _types, _m, _n, _depth), partial(_multiplied, _instruction, _m, _n, _passing),
+                _added, _instruction, tolerance=_tolerance,
+            ) for _depth in DEPTHS for _passing in (PASSING if _depth == DEPTHS[0] else PASSING[:1])),
             Intrinsic(
                 PREFIX + zero(_types[2], _m, _n), _types[2:], (("amx-tile",),), partial(_zeros, _types[2], _m, _n),
                 partial(_zeroed, _m, _n), np.zeros_like, "tilezero",

@@ -37,8 +37,9 @@ from mlc.report import format as fmt
 from mlc.report.console import stderr_console, stdout_console
 from mlc.report.tables import table
 from mlc.target import Target, resolve
+from schedules.cpu.gemm_tiles import GEMM_TILES
 from schedules.lowering import PIPELINE
-from schedules.machine import cpu_machine
+from schedules.machine import LINE_BYTES, TILE_LANES, cpu_machine
 from schedules.math import expand_math
 from schedules.registry import find
 from schedules.space import first_seed
@@ -69,8 +70,12 @@ class _Rates:
         self._kernels, self._machine = Kernels(target), cpu_machine(target.tvm)
 
     @cache  # noqa: B019 - as long as the rates themselves
-    def flops(self, kind: str = "fma") -> float:
-        """Multiplications and additions a second, of float32 or by dot products of a kind."""
+    def flops(self, kind: str = "fma", tiles: bool = False) -> float:
+        """Multiplications and additions a second, of float32 or by dot products of a kind, or of the types of that kind
+        by a matrix unit's ``tiles``."""
+        if tiles:
+            words = TILE_LANES * LINE_BYTES // 4
+            return 2.0 * self._machine.cores * self._kernels.tiles()[0] * words * _PRODUCTS[kind]
         rate = self._kernels.multiply_adds()[0] if kind == "fma" else self._kernels.dots(kind)[0]
         return 2.0 * self._machine.cores * self._machine.lanes() * rate * _PRODUCTS[kind]
 
@@ -231,7 +236,8 @@ def _timed(built: _Built, rates: _Rates) -> _Row:
         return _timed_cold(built, rates)
     seconds = _seconds(built)
     if kernel.flops:
-        bound = max(kernel.flops / rates.flops(kernel.kind), built.bytes / rates.read(built.bytes))
+        peak = rates.flops(kernel.kind, built.space == GEMM_TILES.name)
+        bound = max(kernel.flops / peak, built.bytes / rates.read(built.bytes))
     elif _size(built.arguments[-1]) * _FEW > built.bytes:
         bound = built.bytes / rates.copy(built.bytes)
     else:

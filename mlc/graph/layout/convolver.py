@@ -186,14 +186,15 @@ class Convolver:
         """The convolution as products of bfloat16, where its operands may be rounded and that is faster."""
         if conv.block_in % bfloat.STEP or not self._reads_bfloats(weight):
             return None
+        tiled = self._tiles_pay(x, conv, BFLOATS, bfloat.STEP)
         rounded = DIRECT.seconds(replace(conv, element=2), self._estimate)
-        if conv.fixed and rounded > fastest(conv, self._options, self._estimate):
+        if not tiled and conv.fixed and rounded > fastest(conv, self._options, self._estimate):
             return None
         narrow = self._bb.emit(relax.op.astype(x, "bfloat16"))
         if any(conv.pads):
             top, left, bottom, right = conv.pads
             narrow = self._bb.emit(relax.op.nn.pad(narrow, [0, 0, 0, 0, top, bottom, left, right, 0, 0]))
-        if self._tiles_pay(x, conv, BFLOATS, bfloat.STEP):
+        if tiled:
             packed = constant(bfloat.pack_dense(filters_matrix(weight, conv.block_in, conv.block_out)))
             rows = self._bb.emit(self._bb.call_te(gathered, narrow, conv.kernel, conv.strides, conv.dilation,
                                                   primfunc_name_hint="windows"))

@@ -48,7 +48,7 @@ def dense(m: int, n: int, k: int, batch: tuple[int, ...] = (), epilogue: bool = 
     return Case(name, build, lambda *_: exact, data=lambda: [whole, packed])
 
 
-CASES = (dense(48, 64, 96), dense(37, 50, 33, epilogue=True), dense(1, 128, 512), dense(9, 32, 20, (2, 3)),
+CASES = (dense(40, 64, 96), dense(37, 50, 33, epilogue=True), dense(1, 128, 512), dense(9, 32, 20, (2, 3)),
          dense(5, 16, 1024))
 
 
