@@ -164,7 +164,7 @@ class _Conv:
 
 
 DENSE = {
-    "square": partial(_Dense, m=64, n=64, k=64),
+    "even": partial(_Dense, m=72, n=64, k=64),  # no whole tiles of rows, which a matrix unit would take
     "ragged": partial(_Dense, m=53, n=70, k=38),
     "batch": partial(_Dense, m=9, n=48, k=20, batch=(2, 3)),
     "vector": partial(_Dense, m=1, n=256, k=512),
