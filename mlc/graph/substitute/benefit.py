@@ -35,7 +35,7 @@ _Operators: TypeAlias = "tuple[tuple[tuple[str, tuple[Ref, ...]], ...], tuple[Re
 class Benefit(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SMALLER``: products or
     elementwise operators of what a reduction leaves that were of what it reads, or operators of what is not yet
-    repeated; ``CHEAPER``: as many products, which may be fewer multiplications, as sizes say; ``APART``: a product or a
+    repeated; ``CHEAPER``: as many products, or more that correct it, which may be fewer multiplications, as sizes say; ``APART``: a product or a
     reshape of each part of a concatenation, of use where a part is repeated; ``SHORTER``: fewer operators, or slices
     taken later; ``NONE``: none of these. At run time, each."""
 
@@ -150,6 +150,8 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     if 1 < fewer == len(products) and len(after) <= len(before) and all(
             _computes(node.op) for side in (source, target) for node in side.graph.nodes):
         return Benefit.CHEAPER
+    if _corrects(source, target):
+        return Benefit.CHEAPER
     if _taken_apart(source, target):
         return Benefit.APART
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
@@ -160,6 +162,15 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
 
 def _computes(op: str) -> bool:
     return OPERATORS[op].pointwise or OPERATORS[op].product
+
+
+def _corrects(source: _Side, target: _Side) -> bool:
+    """Whether the target joins what it computes otherwise with what it computes as the source does."""
+    [(last, *_), (root, *_)] = (side.graph.outputs for side in (source, target))
+    if isinstance(last, str) or isinstance(root, str) or target.graph.nodes[root[0]].op != "concat":
+        return False
+    op = source.graph.nodes[last[0]].op
+    return any(OPERATORS[node.op].product for node in source.graph.nodes) and op != "concat" and target.count("slice") > 0 and target.count(op) > 0
 
 
 def _taken_apart(source: _Side, target: _Side) -> bool:

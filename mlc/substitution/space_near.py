@@ -1,0 +1,42 @@
+"""Families of near misses: graphs that compute the same but at the edges of images, where windows read padding.
+
+What they multiply less must pay for the edges, which are computed as before. Images of a batch side by side are one
+image of which a convolution reads the neighbours where it should read zeros ("batch folded into space" of PET). The mean
+of a convolution's windows is a convolution by a mean of its filter, at the stride of the mean: but windows of the mean
+that reach beyond the edge take zeros, where the convolution would go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlc.substitution.family import Family, family
+
+__all__ = ["families"]
+
+_CONVOLUTION = "conv2d stride={0},{0} padding={1} dilation=1,1 groups=1"
+_MEAN = "avg_pool2d kernel={0},{0} stride={1},{1} padding={2},{2},{2},{2} count_include_pad=1"
+
+
+def families() -> list[Family]:
+    """A batch folded into space, then means of windows: without padding, which differ nowhere, and with."""
+    return [_beside(), *_means()]
+
+
+def _beside() -> Family:
+    world = {"N": 2, "C": 2, "H": 6, "W": 7, "O": 3, "P": 1, "U": 1, "Q": 1, "V": 1}
+    steps = [_CONVOLUTION.format(1, "P,Q,U,V"), "transpose perm=1,2,0,3", "reshape shape=1,C,H,N*W",
+             "reshape shape=O,H,N,W", "transpose perm=2,0,1,3"]
+    found = family("beside-batch", 5, {"x": "N C H W", "w": "O C P+U+1 Q+V+1"}, ";".join(steps), world, conv2d=1,
+                   transpose=2, reshape=2)
+    return replace(found, filters=frozenset("w"), near=True)
+
+
+def _means() -> list[Family]:
+    """Windows of 3 at every other place, of images of even extents: the usual ones that have padding."""
+    world = {"N": 1, "C": 2, "O": 3, "I": 9, "J": 10, "P": 2, "U": 2, "Q": 2, "V": 2}
+    steps = [_CONVOLUTION.format(1, "P-1,Q-1,U-1,V-1"), _CONVOLUTION.format(2, "P,Q,U,V"), _MEAN.format(3, 2, 1),
+             _MEAN.format(3, 1, 2)]
+    found = family("mean-of-windows", 2, {"x": "N C 2*I 2*J", "w": "O C P+U-1 Q+V-1"}, ";".join(steps), world,
+                   conv2d=1, avg_pool2d=1)
+    return [replace(found, filters=frozenset("w"), near=True)]
