@@ -1,5 +1,5 @@
-"""Rules that hold but for a region, made whole by computing that region as the source does (Wang et al., "PET: Optimizing
-Tensor Programs with Partially Equivalent Transformations and Automated Corrections", OSDI 2021).
+"""Rules that hold but for a region, made whole by computing that region as the source does (Wang et al., "PET:
+Optimizing Tensor Programs with Partially Equivalent Transformations and Automated Corrections", OSDI 2021).
 
 Of a pair that agrees but for slabs at the ends of axes (:mod:`mlc.substitution.near`) comes a rule like any other: its
 target is what the cheaper side has in between, joined with what the source makes of parts of its inputs at the ends. So
@@ -90,5 +90,5 @@ def _target(near: Rule, found: Slabs) -> Graph:
             parts[:2] = [(len(nodes) - 1, 0)]
         return parts[0]
 
-    output_ref = below(0, ())
-    return Graph(tuple(nodes), (output_ref,))
+    made = below(0, ())
+    return Graph(tuple(nodes), (made,))

@@ -95,11 +95,10 @@ def _box(same: np.ndarray) -> tuple[slice, ...] | None:
     while growing:
         growing = False
         for axis, size in enumerate(same.shape):
-            for further in (slice(box[axis].start - 1, box[axis].stop), slice(box[axis].start, box[axis].stop + 1)):
-                low, high = min(further.start, box[axis].start), max(further.stop, box[axis].stop)
-                if 0 <= low and high <= size and same[(*box[:axis], slice(low, high), *box[axis + 1:])].all():
-                    growing |= box[axis] != slice(low, high)
-                    box[axis] = slice(low, high)
+            for before, behind in ((1, 0), (0, 1)):
+                low, high = box[axis].start - before, box[axis].stop + behind
+                if low >= 0 and high <= size and same[(*box[:axis], slice(low, high), *box[axis + 1:])].all():
+                    box[axis], growing = slice(low, high), True
     return tuple(box)
 
 

@@ -50,12 +50,12 @@ class _Parts:
         if isinstance(ref, str):
             return cut(self._nodes, ref, box)
         node = self._graph.nodes[ref[0]]
-        given = dict(node.attributes)
+        given: dict[str, Any] = dict(node.attributes)
         operands: list[Part]
         if OPERATORS[node.op].pointwise:
             operands = [self._broadcast(each, box) for each in node.inputs]
         elif node.op == "transpose":
-            operands = [tuple(box[given["perm"].index(axis)] for axis in range(len(box)))]  # type: ignore[union-attr, arg-type]
+            operands = [tuple(box[given["perm"].index(axis)] for axis in range(len(box)))]
         elif node.op == "matmul":
             operands = [(*box[:-1], None), (*box[:-2], None, box[-1])]
         elif node.op == "conv2d":
@@ -82,9 +82,11 @@ class _Parts:
     def _windows(self, node: Node, given: dict[str, Any], box: Part) -> Part:
         """The rows and columns that windows read; writes into ``given`` what padding is left."""
         extents = self._shape(node.inputs[0])[2:]
-        completed = node.completed
+        completed: Any = node.completed
+        if isinstance(completed["padding"], str):
+            raise NoPart(f"padding {completed['padding']} of {node.op}")
         kernel = self._shape(node.inputs[1])[2:] if node.op == "conv2d" else completed["kernel"]
-        padding = list(map(as_poly, completed["padding"]))  # type: ignore[arg-type]
+        padding = list(map(as_poly, completed["padding"]))
         dilation = completed.get("dilation", (1, 1))
         found: list[tuple[Poly, Poly] | None] = []
         for axis in range(2):
@@ -92,9 +94,9 @@ class _Parts:
             if ends is None:
                 found.append(None)
                 continue
-            stride, apart = (as_poly(each[axis]) for each in (completed["stride"], dilation))  # type: ignore[index]
+            stride, apart = (as_poly(each[axis]) for each in (completed["stride"], dilation))
             begin = ends[0] * stride - padding[axis]
-            end = (ends[1] - 1) * stride - padding[axis] + (as_poly(kernel[axis]) - 1) * apart + 1  # type: ignore[index]
+            end = (ends[1] - 1) * stride - padding[axis] + (as_poly(kernel[axis]) - 1) * apart + 1
             before, behind = self._beyond(-begin), self._beyond(end - extent)
             padding[axis], padding[2 + axis] = before, behind
             begin, end = begin + before, end - behind

@@ -36,8 +36,9 @@ class Benefit(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SMALLER``: products or
     elementwise operators of what a reduction leaves that were of what it reads, or operators of what is not yet
     repeated; ``CHEAPER``: as many products, or more that correct what one computes otherwise, which may be fewer
-    multiplications, as sizes say; ``APART``: a product or a reshape of each part of a concatenation, of use where a part
-    is repeated; ``SHORTER``: fewer operators, or slices taken later; ``NONE``: none of these. At run time, each."""
+    multiplications, as sizes say; ``APART``: a product or a reshape of each part of a concatenation, of use where a
+    part is repeated; ``SHORTER``: fewer operators, or slices taken later; ``NONE``: none of these. At run time, each.
+    """
 
     JOIN = 0
     SMALLER = 1
@@ -173,12 +174,14 @@ def _computes(op: str) -> bool:
 
 
 def _corrects(source: _Side, target: _Side) -> bool:
-    """Whether the target joins what it computes otherwise with what it computes as the source does."""
+    """Whether the target joins what it computes otherwise with what it computes as the source does. Of one product
+    alone nothing is multiplied less: what corrects it comes on top."""
     [(last, *_), (root, *_)] = (side.graph.outputs for side in (source, target))
     if isinstance(last, str) or isinstance(root, str) or target.graph.nodes[root[0]].op != "concat":
         return False
     op = source.graph.nodes[last[0]].op
-    return any(OPERATORS[node.op].product for node in source.graph.nodes) and op != "concat" and target.count("slice") > 0 and target.count(op) > 0
+    multiplies = len(source.graph.nodes) > 1 and any(OPERATORS[node.op].product for node in source.graph.nodes)
+    return multiplies and op != "concat" and target.count("slice") > 0 and target.count(op) > 0
 
 
 def _taken_apart(source: _Side, target: _Side) -> bool:
