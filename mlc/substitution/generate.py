@@ -25,6 +25,7 @@ from mlc.substitution.corrected import corrected_rules
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, Term, pairs
 from mlc.substitution.family import Family
+from mlc.substitution.fingerprint import assignments
 from mlc.substitution.merge_ranks import general_rule, general_rules
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.ranks import expansions
@@ -157,17 +158,18 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
 
 
 def _corrected(made: Generation, family: Family, left: Callable[[], float]) -> bool:
-    """The rules that corrections make of a family's near misses; whether there was time for all."""
+    """The rules that corrections make of a family's near misses, and those that nothing corrects; whether there was
+    time for all."""
     counts = Counts()
     for near, rule in corrected_rules(family, counts):
         if left() <= 0:
             return False
-        proved = _certified(made, rule) if rule is not None else None
-        if proved is not None:
-            made.rules.append(proved)
-        else:
-            made.near.append(NearMiss(graph_text(near.source), graph_text(near.target), near.shapes, None))
+        if rule is None:
+            sizes = next(assignments(near, 1), None)
+            made.near.append(NearMiss(graph_text(near.source), graph_text(near.target), near.shapes, sizes))
             made.states["near"] += 1
+        elif (proved := _certified(made, rule)) is not None:
+            made.rules.append(proved)
     made.states["graphs"] += counts.graphs
     made.states["values"] += counts.values
     return True
