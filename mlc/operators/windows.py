@@ -96,7 +96,7 @@ def _write_mean(given: Mapping[str, Any], shapes: Shapes, shape: Shape) -> dict[
 
 @operator(
     "avg_pool2d", 1, {"kernel": None, "stride": (1, 1), "padding": "valid", "count_include_pad": 0},
-    relax=Relax("nn.avg_pool2d", _read_mean, _write_mean), quick=_avg_pool2d, folds=False,
+    relax=Relax("nn.avg_pool2d", _read_mean, _write_mean), quick=_avg_pool2d,
 )
 def avg_pool2d(
     require: Requirements, x: Tensor, kernel: Pair, stride: Pair, padding: Padding, count_include_pad: int

@@ -18,7 +18,7 @@ from mlc.substitution.graph import Graph, Node
 from mlc.substitution.rule import Rule
 from mlc.substitution.unify import generalise, merged_sizes, renamed
 
-__all__ = ["NearMiss", "candidate", "canonical", "in_context", "joined", "same_pair", "weight"]
+__all__ = ["NearMiss", "candidate", "canonical", "in_context", "joined", "oriented", "same_pair", "weight"]
 
 #: at how many sizes sides are compared; what takes a condition is looked at more closely
 CHECKS, CLOSE_CHECKS = 6, 40
@@ -67,7 +67,7 @@ def same_pair(family: Family, one: Term, other: Term) -> str:
 def candidate(family: Family, one: Term, other: Term) -> Rule | NearMiss | None:
     """The rule that ``other`` is ``one``; None where neither side could be told from the other."""
     for left, right in ((other, one), (one, other)):
-        rule = _oriented(family, term_graph(left), term_graph(right))
+        rule = oriented(family, term_graph(left), term_graph(right))
         if rule is not None:
             break
     else:
@@ -114,7 +114,7 @@ def _narrowed(rule: Rule, values: Mapping[str, Poly]) -> Iterator[Rule]:
         yield canonical(found)
 
 
-def _oriented(family: Family, source: Graph, target: Graph) -> Rule | None:
+def oriented(family: Family, source: Graph, target: Graph) -> Rule | None:
     """The rule with symbols of each input's own, if the source reads and tells all that the target does."""
     if not set(target.inputs) <= set(source.inputs) or not source.nodes:
         return None

@@ -24,7 +24,7 @@ from mlc.substitution.family import Family, Step
 from mlc.substitution.fingerprint import random_input
 from mlc.substitution.graph import Graph, Node, Ref, concrete
 
-__all__ = ["Counts", "Term", "pairs", "term_graph"]
+__all__ = ["Counts", "Term", "graphs", "pairs", "term_graph"]
 
 COMMUTATIVE = operators_where(lambda each: each.commutative)
 
@@ -51,6 +51,12 @@ class Counts:
 
 def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
     """(representative, other) for graphs with equal values, those with few operators first."""
+    return ((known, made) for known, made in graphs(family, counts) if known is not None)
+
+
+def graphs(family: Family, counts: Counts) -> Iterator[tuple[Term | None, Term]]:
+    """All graphs, those with few operators first, each behind the representative of its value: None where it is the
+    first with it."""
     sizes = dict(family.world)
     known: dict[bytes, Term] = {}
     levels: list[list[Term]] = [[]]
@@ -75,9 +81,8 @@ def pairs(family: Family, counts: Counts) -> Iterator[tuple[Term, Term]]:
             number += 1
             made = Term(number, step, operands, inputs, nodes | {number}, value)
             key = _key(value)
-            if key in known:
-                yield known[key], made
-            else:
+            yield known.get(key), made
+            if key not in known:
                 known[key] = made
                 level.append(made)
         levels.append(level)

@@ -49,6 +49,8 @@ class Family:
     derived: bool = False
     #: whether it is a part of the table searched uniformly: of pairs that are instances of one law that law is judged
     uniform: bool = False
+    #: whether near misses are looked for, and made rules by correcting what differs; nothing else is then
+    near: bool = False
     #: the sides of the one pair that a family states; nothing is enumerated then
     sides: tuple[Graph, Graph] | None = None
     #: the part of the library that its rules go to

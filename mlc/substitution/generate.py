@@ -20,10 +20,12 @@ from dataclasses import dataclass, field, replace
 
 from mlc.substitution.abstract import abstracted, law_text
 from mlc.substitution.candidates import NearMiss, candidate, canonical, in_context, joined, same_pair, weight
-from mlc.substitution.codec import RuleError, content_hash, rule_text
+from mlc.substitution.codec import RuleError, content_hash, graph_text, rule_text
+from mlc.substitution.corrected import corrected_rules
 from mlc.substitution.derive import derivable
 from mlc.substitution.enumerate import Counts, Term, pairs
 from mlc.substitution.family import Family
+from mlc.substitution.fingerprint import assignments
 from mlc.substitution.merge_ranks import general_rule, general_rules
 from mlc.substitution.prove import Proved, prove
 from mlc.substitution.ranks import expansions
@@ -115,6 +117,8 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     if family.sides is not None:
         _prove(made, canonical(Rule(family.name, family.inputs, *family.sides)))
         return True
+    if family.near:
+        return _corrected(made, family, left)
     counts = Counts()
     found: dict[str, Rule] = {}
     misses: dict[str, NearMiss] = {}
@@ -151,6 +155,24 @@ def _family(made: Generation, family: Family, left: Callable[[], float]) -> bool
     whole = _keep(made, candidates, left)
     _minimise(made, before)
     return whole
+
+
+def _corrected(made: Generation, family: Family, left: Callable[[], float]) -> bool:
+    """The rules that corrections make of a family's near misses, and those that nothing corrects; whether there was
+    time for all."""
+    counts = Counts()
+    for near, rule in corrected_rules(family, counts):
+        if left() <= 0:
+            return False
+        if rule is None:
+            sizes = next(assignments(near, 1), None)
+            made.near.append(NearMiss(graph_text(near.source), graph_text(near.target), near.shapes, sizes))
+            made.states["near"] += 1
+        elif (proved := _certified(made, rule)) is not None:
+            made.rules.append(proved)
+    made.states["graphs"] += counts.graphs
+    made.states["values"] += counts.values
+    return True
 
 
 def _decide(made: Generation, left: Callable[[], float], progress: Progress | None) -> None:

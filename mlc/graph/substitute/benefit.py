@@ -35,9 +35,10 @@ _Operators: TypeAlias = "tuple[tuple[tuple[str, tuple[Ref, ...]], ...], tuple[Re
 class Benefit(IntEnum):
     """``JOIN``: fewer products, of what they share if the rule has several outputs; ``SMALLER``: products or
     elementwise operators of what a reduction leaves that were of what it reads, or operators of what is not yet
-    repeated; ``CHEAPER``: as many products, which may be fewer multiplications, as sizes say; ``APART``: a product or a
-    reshape of each part of a concatenation, of use where a part is repeated; ``SHORTER``: fewer operators, or slices
-    taken later; ``NONE``: none of these. At run time, each."""
+    repeated; ``CHEAPER``: as many products, or more that correct what one computes otherwise, which may be fewer
+    multiplications, as sizes say; ``APART``: a product or a reshape of each part of a concatenation, of use where a
+    part is repeated; ``SHORTER``: fewer operators, or slices taken later; ``NONE``: none of these. At run time, each.
+    """
 
     JOIN = 0
     SMALLER = 1
@@ -79,6 +80,7 @@ def _benefits(before: _Operators, after: _Operators, names: Sequence[str]) -> Ma
     return found
 
 
+_WINDOWS = "avg_pool2d"
 #: the benefits of a rule that not every match has
 DOUBTFUL = (Benefit.CHEAPER, Benefit.APART)
 
@@ -91,7 +93,7 @@ class _Side:
         self.reads: list[frozenset[str]] = []
         for node in graph.nodes:
             self.reads.append(frozenset[str]().union(*map(self.of, node.inputs)))
-        self.reduces = any(OPERATORS[node.op].reduction for node in graph.nodes)
+        self.reduces = any(_reduces(node.op) for node in graph.nodes)
 
     def of(self, ref: Ref) -> frozenset[str]:
         return frozenset((ref,)) if isinstance(ref, str) else self.reads[ref[0]]
@@ -106,7 +108,7 @@ class _Side:
 
     def before_reductions(self, left: Iterable[int]) -> int:
         """How many of the operators that compute something compute it of what no reduction has made smaller."""
-        behind = self._behind(lambda op: OPERATORS[op].reduction)
+        behind = self._behind(_reduces)
         return sum(not behind[place] and _computes(self.graph.nodes[place].op) for place in left)
 
     def of_repeated(self) -> int:
@@ -150,6 +152,10 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     if 1 < fewer == len(products) and len(after) <= len(before) and all(
             _computes(node.op) for side in (source, target) for node in side.graph.nodes):
         return Benefit.CHEAPER
+    if 0 < fewer == len(products) and len(after) <= len(before) and source.count(_WINDOWS):
+        return Benefit.CHEAPER
+    if _corrects(source, target):
+        return Benefit.CHEAPER
     if _taken_apart(source, target):
         return Benefit.APART
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
@@ -158,8 +164,24 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     return Benefit.NONE
 
 
+def _reduces(op: str) -> bool:
+    """Whether an operator leaves less than it reads: means of windows seldom come at every place."""
+    return OPERATORS[op].reduction or op == _WINDOWS
+
+
 def _computes(op: str) -> bool:
     return OPERATORS[op].pointwise or OPERATORS[op].product
+
+
+def _corrects(source: _Side, target: _Side) -> bool:
+    """Whether the target joins what it computes otherwise with what it computes as the source does. Of one product
+    alone nothing is multiplied less: what corrects it comes on top."""
+    [(last, *_), (root, *_)] = (side.graph.outputs for side in (source, target))
+    if isinstance(last, str) or isinstance(root, str) or target.graph.nodes[root[0]].op != "concat":
+        return False
+    op = source.graph.nodes[last[0]].op
+    multiplies = len(source.graph.nodes) > 1 and any(OPERATORS[node.op].product for node in source.graph.nodes)
+    return multiplies and op != "concat" and target.count("slice") > 0 and target.count(op) > 0
 
 
 def _taken_apart(source: _Side, target: _Side) -> bool:

@@ -23,7 +23,7 @@ def foldable(op: str) -> bool:
 def fold(term: Term, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The float32 array that the operator makes of ``arrays``, which are its inputs."""
     known = OPERATORS[term.op]
-    wide = known.product or known.reduction  # rounded once
+    wide = not (known.pointwise or known.movement)  # rounded once
     with np.errstate(all="ignore"):
         if known.numpy is not None:
             result = known.numpy(*arrays)
