@@ -25,6 +25,7 @@ from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, div
 from schedules.intrin import use
 from schedules.intrin.transpose import transpose
 from schedules.machine import CpuMachine, cpu_machine
+from schedules.present import PRESENT
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["ATTENTION", "FEW", "KEYS", "TOGETHER", "Blocks", "Sizes", "in_vectors", "read_attention"]
@@ -67,7 +68,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The function's blocks, in the order in which they are computed."""
+    """The function's blocks, in the order in which they are computed. ``present`` has what is made first, each with the
+    block that reads it."""
 
     rows: SBlockRV
     queries: SBlockRV
@@ -79,6 +81,7 @@ class Blocks:
     inverse: SBlockRV
     values: SBlockRV
     out: SBlockRV
+    present: tuple[tuple[SBlockRV, SBlockRV], ...] = ()
 
 
 def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
@@ -86,7 +89,8 @@ def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
     scores = find_annotated(sch, _OPS)
     if scores is None:
         return None
-    (queries,) = sch.get_producers(scores)
+    made = [(each, scores) for each in sch.get_producers(scores) if is_present(sch, each)]
+    (queries,) = (each for each in sch.get_producers(scores) if not is_present(sch, each))
     (rows,) = sch.get_producers(queries)
     (logits,) = sch.get_consumers(scores)
     peak, powers = sorted(sch.get_consumers(logits), key=lambda b: len(sch.get(b).reads))  # in no fixed order
@@ -95,10 +99,16 @@ def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
     (out,) = sch.get_consumers(inverse)
     *batch, blocks, keys, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
     features = int(sch.get(values).iter_vars[-2].dom.extent)
-    found = Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
+    made += [(each, values) for each in sch.get_producers(values) if is_present(sch, each)]
+    found = Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out, tuple(made))
     said = sch.get(scores).annotations
     together, multiple = (int(said[key]) if key in said else 0 for key in (TOGETHER, KEYS))
     return found, Sizes(prod(batch), blocks, width, keys, depth, features, together, multiple)
+
+
+def is_present(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a block makes keys or values that are results, too (:mod:`schedules.present`)."""
+    return PRESENT in sch.get(block).annotations
 
 
 @remembered
@@ -186,6 +196,12 @@ class Attention(Space):
         tasks = sch.fuse(*outer, tasks)
         if shape.products >= _PRODUCTS_PER_STEP * parallel_work(machine):
             sch.parallel(tasks)
+        for made, _ in blocks.present:
+            *rows, feature = sch.get_loops(made)
+            in_vectors(sch, feature, lanes)
+            copied = sch.fuse(*rows)
+            if shape.batch * shape.keys * shape.depth >= parallel_work(machine):
+                sch.parallel(copied)
         for stage, start in (
             (blocks.values, start_values), (blocks.peak, starts[0]), (blocks.total, starts[1]),
             (blocks.scores, start_scores),

@@ -13,8 +13,9 @@ from mlc.graph.ir.views import i64
 from mlc.sizes import Size, renamed, usual_size
 from schedules.cpu.attention import FEW, KEYS, TOGETHER
 from schedules.cpu.attention_few import WHOLE_KEYS
+from schedules.present import PRESENT
 
-__all__ = ["QUERIES", "Sizes", "attention", "block_of", "whole_blocks"]
+__all__ = ["QUERIES", "Sizes", "attention", "block_of", "joined", "whole_blocks"]
 
 #: queries of one block: one AVX-512 or two AVX2 vectors of float32
 QUERIES = 16
@@ -120,6 +121,16 @@ def attention(
     values = te.compute((*front, width, features), weighted, name="values")
     shape = (*batch, tokens, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
+
+
+def joined(shape: Sequence[Any], axis: int, past: Load, length: Any, new: Load) -> te.Tensor:
+    """Keys or values of former tokens, ``length`` along ``axis``, and new ones behind them, as a result of its own that
+    :func:`attention` reads all of."""
+    def element(*x: Any) -> Any:
+        behind = (*x[:axis], x[axis] - length, *x[axis + 1 :])
+        return tirx.if_then_else(x[axis] < length, past(*x), new(*behind))
+
+    return te.compute(shape, element, name="present", attrs={PRESENT: 1})
 
 
 def block_of(tokens: int | Size) -> int:
