@@ -42,6 +42,7 @@ from schedules.masks import hidden_masks
 from schedules.pieces import expanded
 from schedules.present import written_on_the_way
 from schedules.ragged import whole_tiles
+from schedules.streamed import streamed_stores
 from schedules.tiles import with_helpers, with_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
@@ -449,6 +450,9 @@ _KeepOnStack = tirx.transform.prim_func_pass(
 _JoinStores = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: joined_stores(func), opt_level=0, name="mlc.JoinStores"
 )
+_StreamStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: streamed_stores(func), opt_level=0, name="mlc.StreamStores"
+)
 _WithBfloats = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
 )
@@ -466,7 +470,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
+        return tvm.transform.Sequential([_StreamStores, _JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

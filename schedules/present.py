@@ -1,108 +1,166 @@
-"""Results that are read on the way: computed where a copy of them is made, instead of being written first and read
-again.
+"""Results that are read on the way: written where they are read, instead of being written first and read again.
 
 A language model gives back the keys and values of all tokens, former ones and new ones, and its attention reads them.
-:func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together; it is alone under the root, and
-reads of it may be staged by a copy as any others. Attention reads all of it, and so does a copy that attention reads
-instead. So the block may take the copy's place, and the past passes through the caches once.
+:func:`mlc.graph.kernels.query_blocks.joined` marks the block that puts them together, and attention reads all of that
+through one stage. Where the stage keeps its place, the block is merged with it: the past passes through the caches
+once. A large result is stored past them (:mod:`schedules.streamed`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
 from schedules.analysis import loads, replaced, walk
+from schedules.machine import cpu_machine
+from schedules.streamed import awaited, streamed
 
-__all__ = ["PRESENT", "written_on_the_way"]
+__all__ = ["PRESENT", "STAGE", "written_on_the_way"]
 
-#: the annotation of a block whose whole result is read by what follows it
-PRESENT = "mlc.present"
+#: the annotation of a block of whose result a stage reads every element, and that of the stage
+PRESENT, STAGE = "mlc.present", "mlc.stage"
+
+#: of the second-level cache, what one result may take before it is stored past the caches
+_PART = 4
+
+
+@dataclass(frozen=True)
+class _Move:
+    """The nest of a marked block, the block, and the stage that it is merged with."""
+
+    nest: tirx.Stmt
+    block: s_tir.SBlock
+    stage: s_tir.SBlock
 
 
 def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A scheduled function whose marked results are computed in place of the only copies of them; the same object where
-    there are none.
+    """A scheduled function whose marked results are written in the stages that read them; the same object where there
+    are no such.
 
-    ``for i, j: P[i, j] = f(i, j); for i: (for j: C[i, j] = P[i, j]); g(C)  -->  for i: (for j: P[i, j] = f(i, j)); g(P)``
+    ::
+
+        for i, j: P[i, j] = f(i, j)                       for i:
+        for i:                                       -->      for j: C[j] = f(i, j); P[i, j] = C[j]
+            for j: C[j] = P[i, j]                             g(C)
+            g(C)
     """
     root = func.body.block if isinstance(func.body, s_tir.SBlockRealize) else None
     statements = list(root.body) if root is not None and isinstance(root.body, tirx.SeqStmt) else []
-    marked = [(nest, block) for nest in statements if (block := _marked(nest)) is not None]
-    moved: list[tuple[tirx.Stmt, s_tir.SBlock, s_tir.SBlock]] = []
-    for nest, block in marked:
-        readers = _readers(func, block)
-        if len(readers) == 1 and _is_copy(readers[0], root.alloc_buffers):
-            moved.append((nest, block, readers[0]))
+    moved = [move for nest in statements if (move := _move(func, nest)) is not None]
     if not moved:
         return func
-    copies = {copy.writes[0].source: _computed(block, copy) for _, block, copy in moved}
-    image = {copy.writes[0].source: block.writes[0].source for _, block, copy in moved}
-    left = [each for each in statements if not any(each.same_as(nest) for nest, *_ in moved)]
-    body = replaced(_with_blocks(left[0] if len(left) == 1 else tirx.SeqStmt(left), copies), image)
-    allocated = [buffer for buffer in root.alloc_buffers if buffer not in image]
-    made = s_tir.SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, allocated,
+    stages = {move.stage.writes[0].source: _merged(move, _is_large(func, move.block)) for move in moved}
+    left = [each for each in statements if not any(each.same_as(move.nest) for move in moved)]
+    body = _with_stages(left[0] if len(left) == 1 else tirx.SeqStmt(left), stages)
+    made = s_tir.SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
                         root.match_buffers, root.annotations)
     return func.with_body(s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, made))
 
 
-def _marked(nest: tirx.Stmt) -> s_tir.SBlock | None:
-    """The one block of a nest where that is a marked one which writes each element at its own axes."""
-    found: list[s_tir.SBlock] = []
-    walk(nest, (s_tir.SBlock, found.append))
+def _move(func: tirx.PrimFunc, nest: tirx.Stmt) -> _Move | None:
+    """What is to be done with a nest; None where it is no marked block alone, which a stage alone reads."""
+    found = _inner(nest)
     if len(found) != 1 or PRESENT not in found[0].annotations:
         return None
-    store = found[0].body
-    own = [axis.var for axis in found[0].iter_vars]
-    return found[0] if isinstance(store, tirx.BufferStore) and _are(store.indices, own) else None
+    block, written = found[0], found[0].writes[0].source
+    readers = [each for each in _inner(func.body) if _reads(each, written)]
+    if len(readers) != 1 or not _is_stage(readers[0]) or not _is_plain(block):
+        return None
+    return _Move(nest, block, readers[0])
+
+
+def _inner(statement: Any) -> list[s_tir.SBlock]:
+    """The blocks that hold no others."""
+    found: list[s_tir.SBlock] = []
+    walk(statement, (s_tir.SBlock, found.append))
+    around = [each for each in found if _has_blocks(each)]
+    return [each for each in found if not any(each.same_as(other) for other in around)]
+
+
+def _has_blocks(block: s_tir.SBlock) -> bool:
+    inner: list[s_tir.SBlock] = []
+    walk(block.body, (s_tir.SBlock, inner.append))
+    return bool(inner)
+
+
+def _reads(block: s_tir.SBlock, source: Any) -> bool:
+    matched = any(match.source.source.same_as(source) for match in block.match_buffers)
+    return matched or any(load.source.same_as(source) for load in loads(block.body))
+
+
+def _is_plain(block: s_tir.SBlock) -> bool:
+    """Whether the block stores one element at its own axes."""
+    return isinstance(block.body, tirx.BufferStore) and block.init is None and _are(
+        block.body.indices, [axis.var for axis in block.iter_vars])
+
+
+def _is_stage(block: s_tir.SBlock) -> bool:
+    """Whether the block stores an element of another tensor as it is."""
+    if STAGE not in block.annotations or not _is_plain(block) or block.match_buffers:
+        return False
+    read = loads(block.body.value)
+    return len(read) == 1 and read[0].same_as(block.body.value)
 
 
 def _are(indices: Sequence[Any], variables: Sequence[tirx.Var]) -> bool:
     return len(indices) == len(variables) and all(a.same_as(b) for a, b in zip(indices, variables, strict=True))
 
 
-def _readers(func: tirx.PrimFunc, block: s_tir.SBlock) -> list[s_tir.SBlock]:
-    """The innermost blocks that read what a block writes."""
-    written = block.writes[0].source
-    found: list[s_tir.SBlock] = []
-
-    def look(each: s_tir.SBlock) -> None:
-        inner: list[s_tir.SBlock] = []
-        walk(each.body, (s_tir.SBlock, inner.append))
-        read = any(load.source.same_as(written) for load in loads(each.body))
-        matched = any(match.source.source.same_as(written) for match in each.match_buffers)
-        if (read and not inner) or matched:
-            found.append(each)
-
-    walk(func.body, (s_tir.SBlock, look))
-    return found
+def _is_large(func: tirx.PrimFunc, block: s_tir.SBlock) -> Any:
+    """Whether the result is to go past the caches: a condition on free sizes, or a known one."""
+    target = func.attrs["target"] if func.attrs and "target" in func.attrs else None
+    if target is None:
+        return tirx.const(False, "bool")
+    result = block.writes[0].source
+    item = tvm.runtime.DataType(str(result.dtype)).bits // 8
+    size = reduce(mul, [extent.astype("int64") for extent in result.shape], tirx.const(item, "int64"))
+    least = tirx.const(cpu_machine(target).l2_bytes // _PART, "int64")
+    return tvm.sym.Analyzer().simplify(size > least)
 
 
-def _is_copy(block: s_tir.SBlock, allocated: Sequence[Any]) -> bool:
-    """Whether a block copies one tensor, whole rows or not, into an intermediate one of the same shape."""
-    store = block.body
-    if not isinstance(store, tirx.BufferStore) or block.match_buffers or not any(
-            store.buffer.same_as(each) for each in allocated):
-        return False
-    load, own = store.value, [axis.var for axis in block.iter_vars]
-    same = [*loads(store.value)] and loads(store.value)[0].same_as(load)
-    return bool(same) and _are(store.indices, own) and _are(load.indices, own)
+def _merged(move: _Move, large: Any) -> s_tir.SBlock:
+    """The stage with the marked block's element computed in it and stored to both."""
+    stage, block = move.stage, move.block
+    load = stage.body.value
+    image = {axis.var: index for axis, index in zip(block.iter_vars, load.indices, strict=True)}
+    kept = tirx.BufferLoad(stage.body.buffer, list(stage.body.indices))
+    out = tirx.BufferStore(block.body.buffer, kept, list(load.indices))
+    stored: tirx.Stmt = tirx.IfThenElse(large, streamed(out), out)
+    if isinstance(large, tirx.IntImm):
+        stored = streamed(out) if int(large) else out
+    first = tirx.BufferStore(stage.body.buffer, replaced(block.body.value, image), list(stage.body.indices))
+    reads = [_region(each, image) for each in block.reads]
+    place = [tvm.ir.Range.from_min_extent(index, tirx.const(1, str(index.ty))) for index in load.indices]
+    writes = [*stage.writes, tirx.BufferRegion(block.body.buffer, place)]
+    return s_tir.SBlock(stage.iter_vars, reads, writes, stage.name_hint, tirx.SeqStmt([first, stored]), None,
+                        stage.alloc_buffers, [], {})
 
 
-def _computed(block: s_tir.SBlock, copy: s_tir.SBlock) -> s_tir.SBlock:
-    """What ``block`` does, where ``copy`` is."""
-    image = {axis.var: own.var for axis, own in zip(block.iter_vars, copy.iter_vars, strict=True)}
-    reads, writes = (replaced(list(each), image) for each in (block.reads, block.writes))
-    return s_tir.SBlock(copy.iter_vars, list(reads), list(writes), copy.name_hint, replaced(block.body, image), None,
-                        copy.alloc_buffers, [], {})
+def _region(region: Any, image: Mapping[Any, Any]) -> Any:
+    return tirx.BufferRegion(region.source, [
+        tvm.ir.Range.from_min_extent(replaced(each.min, image), replaced(each.extent, image)) for each in region.region])
 
 
-def _with_blocks(body: tirx.Stmt, blocks: Mapping[Any, s_tir.SBlock]) -> tirx.Stmt:
-    """The statement with other ``blocks`` in place of those that write their keys."""
+def _with_stages(body: tirx.Stmt, stages: Mapping[Any, s_tir.SBlock]) -> tirx.Stmt:
+    """The statement with other blocks in place of those that write the keys of ``stages``, at the end of which each
+    thread waits for its stores."""
     def there(block: s_tir.SBlock) -> s_tir.SBlock:
-        return blocks.get(block.writes[0].source, block) if len(block.writes) else block
+        return stages.get(block.writes[0].source, block) if len(block.writes) == 1 and not _has_blocks(block) else block
 
-    return tvm_ffi.structural_map(body, (s_tir.SBlock, there))
+    def waiting(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        threads.append(loop)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, awaited(loop.body),
+                        annotations=dict(loop.annotations))
+
+    threads: list[tirx.For] = []
+    body = tvm_ffi.structural_map(tvm_ffi.structural_map(body, (s_tir.SBlock, there)), (tirx.For, waiting))
+    return body if threads else awaited(body)

@@ -105,7 +105,6 @@ class AttentionFew(Space):
         check_tile(machine, m * shape.queries, kd)
         check_tile(machine, f_tile * shape.queries, kj)
         sch.compute_inline(blocks.queries)
-        copies = {str(sch.get(reader).name_hint): _copy(sch, made, reader) for made, reader in blocks.present}
         width = vectors_in(shape.depth, lanes)[1]
         sums = _split_sum(sch, blocks.scores, width)
         peaks, totals = (_split_sum(sch, each, WHOLE_KEYS) for each in (blocks.peak, blocks.total))
@@ -121,8 +120,8 @@ class AttentionFew(Space):
             sch.compute_at(each, tasks, preserve_unit_loops=True)
         start, at_head = _values(sch, blocks.values, (f_tile, kj), lanes)
         starts = [(blocks.values, start)]
-        if "values" in copies:
-            _at(sch, copies["values"], at_head, lanes)
+        if blocks.values_of is not None:
+            _stage(sch, blocks.values_of[1], at_head, lanes)
         starts += [(each, _over_keys(sch, each, lanes)) for each in (peaks, totals)]
         *_, keys, query = sch.get_loops(blocks.powers)
         sch.reorder(query, keys)
@@ -130,8 +129,8 @@ class AttentionFew(Space):
         at_tile = _logits(sch, blocks.logits, width)
         for each in (blocks.scores, turned, sums):
             sch.compute_at(each, at_tile, preserve_unit_loops=True)
-        if "scores" in copies:
-            _at(sch, copies["scores"], at_tile, lanes)
+        if blocks.keys is not None:
+            _stage(sch, blocks.keys[1], at_tile, lanes)
         starts += [(sums, _sums(sch, sums, m, kd)), (blocks.scores, _scores(sch, blocks.scores, turned, width))]
         sch.set_scope(blocks.scores, 0, "local")
         sch.compute_at(blocks.rows, tasks, preserve_unit_loops=True)
@@ -178,17 +177,11 @@ def _own_loops(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
     return list(sch.get_loops(block))[-len(sch.get(block).iter_vars) :]
 
 
-def _copy(sch: s_tir.Schedule, made: SBlockRV, reader: SBlockRV) -> SBlockRV:
-    """A copy of keys or values for their reader, in whose place they are made (:mod:`schedules.present`)."""
-    written = sch.get(made).writes[0].source
-    reads = [region.source for region in sch.get(reader).reads]
-    index = next(i for i, source in enumerate(reads) if source.same_as(written))
-    return sch.cache_read(reader, index, "global", [reader])
-
-
-def _at(sch: s_tir.Schedule, copy: SBlockRV, loop: LoopRV, lanes: int) -> None:
-    sch.compute_at(copy, loop, preserve_unit_loops=True)
-    in_vectors(sch, sch.get_loops(copy)[-1], lanes)
+def _stage(sch: s_tir.Schedule, stage: SBlockRV, loop: LoopRV, lanes: int) -> None:
+    """Read a few rows on the way, in the first-level cache."""
+    sch.compute_at(stage, loop, preserve_unit_loops=True)
+    in_vectors(sch, sch.get_loops(stage)[-1], lanes)
+    sch.set_scope(stage, 0, "local")
 
 
 def _values(

@@ -286,7 +286,9 @@ class _Fuser:
             )
             if not self._gpu:
                 mask = (lambda *x: _broadcast(masks[0], x)) if masks else None
-                result = attention(sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros)
+                staged = made[0] is not None, made[1] is not None
+                result = attention(
+                    sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros, staged)
                 return [*(each for each in made if each is not None), result] if wholes else result
 
             def mask_of(*x: Any) -> Any:
