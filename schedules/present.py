@@ -56,9 +56,12 @@ def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
     moved = [move for nest in statements if (move := _move(func, nest)) is not None]
     if not moved:
         return func
-    stages = {move.stage.writes[0].source: _merged(move, _is_large(func, move.block)) for move in moved}
+    large = [_is_large(func, move.block) for move in moved]
+    stages = {move.stage.writes[0].source: _merged(move, is_so) for move, is_so in zip(moved, large, strict=True)}
     left = [each for each in statements if not any(each.same_as(move.nest) for move in moved)]
     body = _with_stages(left[0] if len(left) == 1 else tirx.SeqStmt(left), stages)
+    if not all(isinstance(each, tirx.IntImm) and not int(each) for each in large):
+        body = _waiting(body)
     made = s_tir.SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
                         root.match_buffers, root.annotations)
     return func.with_body(s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, made))
@@ -149,11 +152,15 @@ def _region(region: Any, image: Mapping[Any, Any]) -> Any:
 
 
 def _with_stages(body: tirx.Stmt, stages: Mapping[Any, s_tir.SBlock]) -> tirx.Stmt:
-    """The statement with other blocks in place of those that write the keys of ``stages``, at the end of which each
-    thread waits for its stores."""
+    """The statement with other blocks in place of those that write the keys of ``stages``."""
     def there(block: s_tir.SBlock) -> s_tir.SBlock:
         return stages.get(block.writes[0].source, block) if len(block.writes) == 1 and not _has_blocks(block) else block
 
+    return tvm_ffi.structural_map(body, (s_tir.SBlock, there))
+
+
+def _waiting(body: tirx.Stmt) -> tirx.Stmt:
+    """The statement with a wait for its stores at the end of each thread's part of it."""
     def waiting(loop: tirx.For) -> tirx.For:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
@@ -162,5 +169,5 @@ def _with_stages(body: tirx.Stmt, stages: Mapping[Any, s_tir.SBlock]) -> tirx.St
                         annotations=dict(loop.annotations))
 
     threads: list[tirx.For] = []
-    body = tvm_ffi.structural_map(tvm_ffi.structural_map(body, (s_tir.SBlock, there)), (tirx.For, waiting))
+    body = tvm_ffi.structural_map(body, (tirx.For, waiting))
     return body if threads else awaited(body)

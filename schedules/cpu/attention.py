@@ -207,9 +207,9 @@ class Attention(Space):
         if shape.products >= _PRODUCTS_PER_STEP * parallel_work(machine):
             sch.parallel(tasks)
         for made, _ in present:
-            *rows, feature = sch.get_loops(made)
+            *outer, _, feature = sch.get_loops(made)
             in_vectors(sch, feature, lanes)
-            copied = sch.fuse(*rows)
+            copied = sch.fuse(*outer) if len(outer) > 1 else outer[0]
             if shape.batch * shape.keys * shape.depth >= parallel_work(machine):
                 sch.parallel(copied)
         for stage, start in (
