@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from schedules.analysis import walk
+from schedules.analysis import replaced, walk
 
 __all__ = ["awaited", "streamed", "streamed_stores"]
 
@@ -34,15 +34,19 @@ def awaited(body: tirx.Stmt) -> tirx.Stmt:
 
 def streamed_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A lowered function whose marked stores of vectors are calls of what LLVM makes such stores of; the same object
-    where none is marked. A vector's place is a multiple of its size, as all are that spaces make of whole rows."""
+    where none is marked. Vectors that may begin elsewhere than at a multiple of their size are stored as others are."""
     helpers: dict[str, str] = {}
+    values: dict[Any, Any] = {}
+    walk(func.body, (tirx.Bind, lambda bound: values.update({bound.var: replaced(bound.value, values)})))
 
     def called(store: tirx.BufferStore) -> tirx.Stmt:
         place = store.indices[0]
         whole = len(store.indices) == 1 and isinstance(place, tirx.Ramp) and _is_one(place.stride)
         if not whole or str(store.buffer.dtype) != "float32" or getattr(store, "predicate", None) is not None:
             return store
-        lanes = int(place.lanes)
+        lanes, known = int(place.lanes), tvm.sym.Analyzer().modular_set(replaced(place.base, values))
+        if lanes & (lanes - 1) or int(known.coeff) % lanes or int(known.base) % lanes:
+            return store
         name = f"mlc_stream_float32x{lanes}"
         helpers[name] = _store(name, lanes)
         address = tirx.address_of(tirx.BufferLoad(store.buffer, [place.base]))
