@@ -14,7 +14,8 @@ Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tile
 
 Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
 
-Results that a kernel reads again are written where it reads them (:mod:`schedules.present`).
+Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones past the
+caches (:mod:`schedules.streamed`).
 
 Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
 """
@@ -470,7 +471,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_StreamStores, _JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
+        steps = [_StreamStores, _JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()]
+        return tvm.transform.Sequential(steps)
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -51,8 +51,10 @@ def written_on_the_way(func: tirx.PrimFunc) -> tirx.PrimFunc:
             for j: C[j] = P[i, j]                             g(C)
             g(C)
     """
-    root = func.body.block if isinstance(func.body, s_tir.SBlockRealize) else None
-    statements = list(root.body) if root is not None and isinstance(root.body, tirx.SeqStmt) else []
+    if not isinstance(func.body, s_tir.SBlockRealize) or not isinstance(func.body.block.body, tirx.SeqStmt):
+        return func
+    root = func.body.block
+    statements = list(root.body)
     moved = [move for nest in statements if (move := _move(func, nest)) is not None]
     if not moved:
         return func
@@ -147,8 +149,8 @@ def _merged(move: _Move, large: Any) -> s_tir.SBlock:
 
 
 def _region(region: Any, image: Mapping[Any, Any]) -> Any:
-    return tirx.BufferRegion(region.source, [
-        tvm.ir.Range.from_min_extent(replaced(each.min, image), replaced(each.extent, image)) for each in region.region])
+    ends = [(replaced(each.min, image), replaced(each.extent, image)) for each in region.region]
+    return tirx.BufferRegion(region.source, [tvm.ir.Range.from_min_extent(*each) for each in ends])
 
 
 def _with_stages(body: tirx.Stmt, stages: Mapping[Any, s_tir.SBlock]) -> tirx.Stmt:

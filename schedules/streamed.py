@@ -12,8 +12,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import Call
 
-from schedules.analysis import replaced, walk
+from schedules.analysis import op_name, replaced, walk
 
 __all__ = ["awaited", "streamed", "streamed_stores"]
 
@@ -34,7 +35,8 @@ def awaited(body: tirx.Stmt) -> tirx.Stmt:
 
 def streamed_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A lowered function whose marked stores of vectors are calls of what LLVM makes such stores of; the same object
-    where none is marked. Vectors that may begin elsewhere than at a multiple of their size are stored as others are."""
+    where nothing is marked or awaited. Vectors that may begin elsewhere than at a multiple of their size are stored as
+    others are."""
     helpers: dict[str, str] = {}
     values: dict[Any, Any] = {}
     walk(func.body, (tirx.Bind, lambda bound: values.update({bound.var: replaced(bound.value, values)})))
@@ -57,13 +59,25 @@ def streamed_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return statement
         return tvm_ffi.structural_map(statement.body, (tirx.BufferStore, called))
 
+    def waited(statement: tirx.Evaluate) -> tirx.Evaluate:
+        return statement if helpers or not _is_wait(statement) else tirx.Evaluate(0)
+
     marked: list[bool] = []
-    walk(func.body, (tirx.AttrStmt, lambda statement: marked.append(statement.attr_key == _MARK)))
+    walk(func.body, (tirx.AttrStmt, lambda statement: marked.append(statement.attr_key == _MARK)),
+         (tirx.Evaluate, lambda statement: marked.append(_is_wait(statement))))
     if not any(marked):
         return func
     body = tvm_ffi.structural_map(func.body, (tirx.AttrStmt, inside))
+    body = tvm_ffi.structural_map(body, (tirx.Evaluate, waited))  # what was small for all sizes is gone by now
+    if not helpers:
+        return func.with_body(body)
     text = "\n".join([*helpers.values(), _WAITING, _HEADER])
     return func.with_body(tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body))
+
+
+def _is_wait(statement: tirx.Evaluate) -> bool:
+    call = statement.value
+    return isinstance(call, Call) and op_name(call) == "call_extern" and str(call.args[0].value) == _WAIT
 
 
 def _is_one(number: Any) -> bool:

@@ -181,7 +181,7 @@ class _Fuser:
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
         scale = scores.scale * query.scale * key.scale
         views = key, self._graph.view(value)
-        joined = tuple(self._joined(*each) for each in zip(views, (right, value), strict=True))
+        joined = self._joined(views[0], right), self._joined(views[1], value)
         return _Attention(sizes, scale, query, *views, scores.masks, tuple(range(last + 1)), operand,
                           zeros=seen is not None, joined=joined)
 

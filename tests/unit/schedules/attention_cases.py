@@ -14,7 +14,9 @@ from mlc.graph.kernels.query_blocks import Sizes, attention, joined
 __all__ = ["grown", "grown_reference"]
 
 
-def grown(heads: int, tokens: int, past: int, depth: int, rows: int = 1) -> tuple[Callable[[], tirx.PrimFunc], Callable]:
+def grown(
+    heads: int, tokens: int, past: int, depth: int, rows: int = 1
+) -> tuple[Callable[[], tirx.PrimFunc], Callable]:
     """``rows`` queries for each of ``tokens`` new ones and each head of keys; parameters are query ``[heads, queries,
     depth]``, new keys and values ``[tokens, heads, depth]``, past ones ``[heads, past, depth]``, then the results: both
     with the new ones behind the past, and what attention gives."""
