@@ -129,7 +129,8 @@ def attention(
 
 
 def _staged(shape: Sequence[Any], keys: Any, load: Load) -> te.Tensor:
-    """Keys or values ``[*batch, key, feature]``, for those more than ``keys`` the last one, which has no weight there."""
+    """Keys or values ``[*batch, key, feature]``; more than ``keys`` are the last one again, which has no weight there.
+    """
     last = (lambda j: j) if tvm.sym.Analyzer().can_prove_equal(shape[-2], keys) else (lambda j: tirx.min(j, keys - 1))
     return te.compute(shape, lambda *x: load(*x[:-2], last(x[-2]), x[-1]), name="stage", attrs={STAGE: 1})
 

@@ -76,7 +76,9 @@ class _Joined:
     past: relax.Expr
     new: View
 
-    def tensor(self, tensors: Mapping[relax.Expr, te.Tensor], new: View, image: Mapping[tirx.Var, tirx.Var]) -> te.Tensor:
+    def tensor(
+        self, tensors: Mapping[relax.Expr, te.Tensor], new: View, image: Mapping[tirx.Var, tirx.Var]
+    ) -> te.Tensor:
         """The result by the tensors of its sources; ``new`` is as it is read now."""
         shape = [i64(renamed(size, image)) for size in shape_of(self.whole)]
         past, source = tensors[self.past], tensors[new.source]
