@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Five things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Six things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -13,6 +13,9 @@ from memory in bursts: the first tile waits for them and the others leave the me
 Tiles of a matrix unit are configured, once in each thread (:mod:`schedules.tiles`).
 
 Loops are not cut where a condition changes outside of them (:mod:`schedules.masks`).
+
+Results that a kernel reads again are written where it reads them (:mod:`schedules.present`), large ones past the
+caches (:mod:`schedules.streamed`).
 
 Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
 """
@@ -38,7 +41,9 @@ from schedules.joined import joined_stores
 from schedules.machine import LINE_BYTES
 from schedules.masks import hidden_masks
 from schedules.pieces import expanded
+from schedules.present import written_on_the_way
 from schedules.ragged import whole_tiles
+from schedules.streamed import streamed_stores
 from schedules.tiles import with_helpers, with_tiles
 
 __all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
@@ -431,6 +436,9 @@ def _without_predicates(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 _ExpandPieces = tvm.transform.module_pass(lambda mod, _ctx: expanded(mod), opt_level=0, name="mlc.ExpandPieces")
+_WriteOnTheWay = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: written_on_the_way(func), opt_level=0, name="mlc.WriteOnTheWay"
+)
 _InsertPrefetches = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: insert_prefetches(func), opt_level=0, name="mlc.InsertPrefetches"
 )
@@ -442,6 +450,9 @@ _KeepOnStack = tirx.transform.prim_func_pass(
 )
 _JoinStores = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: joined_stores(func), opt_level=0, name="mlc.JoinStores"
+)
+_StreamStores = tirx.transform.prim_func_pass(
+    lambda func, _mod, _ctx: streamed_stores(func), opt_level=0, name="mlc.StreamStores"
 )
 _WithBfloats = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
@@ -460,13 +471,14 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def host() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()])
+        steps = [_StreamStores, _JoinStores, _KeepOnStack, _WithBfloats, _WithHelpers, finish_host()]
+        return tvm.transform.Sequential(steps)
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _lower_free(mod, ctx, lower)
 
-    steps = [_ExpandPieces, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
+    steps = [_ExpandPieces, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
     return tvm.transform.Sequential(steps), host, finish_device
 
 

@@ -188,10 +188,15 @@ def _add_entry_into(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.I
 
 
 def _memory_of(expr: relax.Expr, bound: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """What the tensor is a view of."""
+    """What the tensor is a view of, or one of several results of a kernel."""
     expr = origin(expr, bound)
-    while any(is_call(bound.get(expr), name) for name in VIEWS):
-        expr = origin(bound[expr].args[0], bound)
+    while (value := bound.get(expr)) is not None:
+        if any(is_call(value, name) for name in VIEWS):
+            expr = origin(value.args[0], bound)
+        elif isinstance(value, relax.TupleGetItem) and isinstance(bound.get(value.tuple_value), relax.Tuple):
+            expr = origin(bound[value.tuple_value].fields[value.index], bound)
+        else:
+            break
     return expr
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax, te, topi
 
-__all__ = ["Program", "constant_result", "dense", "many_results", "program", "scalars", "twins"]
+__all__ = ["Program", "constant_result", "dense", "many_results", "program", "scalars", "twins", "two_of_one"]
 
 #: inputs and weights as Relax values -> the outputs; bindings go through the builder
 Body = Callable[[relax.BlockBuilder, list[relax.Var]], Sequence[relax.Expr]]
@@ -107,3 +107,17 @@ def twins() -> Program:
 
     mod = program({"x": ((4, 8), "float32")}, body)
     return Program(mod, lambda x: [x + first + second])
+
+
+def two_of_one() -> Program:
+    """One function with two results: a sum, and what is made of it."""
+
+    def body(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+        def both(x: te.Tensor) -> list[te.Tensor]:
+            total = topi.add(x, topi.full((3, 8), "float32", 1.0))
+            return [total, topi.negative(total)]
+
+        made = builder.emit_te(both, params[0])
+        return [builder.emit(relax.TupleGetItem(made, i)) for i in (1, 0)]
+
+    return Program(program({"x": ((3, 8), "float32")}, body), lambda x: [-(x + 1), x + 1])

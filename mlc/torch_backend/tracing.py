@@ -35,7 +35,7 @@ def trace_recurrent_layers(backend: Callable[..., Any]) -> None:
         mine = isinstance(value, torch.nn.RNNBase) and _is_for(backend, builder.tx)
         if not mine or torch._dynamo.config.allow_rnn:
             return wrap(builder, value)
-        reason = _left(value)
+        reason = _left(value) or _packed(builder.tx)
         if reason:
             if value not in named:
                 named.add(value)
@@ -57,6 +57,15 @@ def _left(layer: torch.nn.RNNBase) -> str:
     if layer.training and layer.dropout and layer.num_layers > 1:
         return "it must compute the same each time, but drops elements at random between its layers; call eval() first"
     return ""
+
+
+def _packed(tx: Any) -> str:
+    """Why layers stay with eager PyTorch where Dynamo goes on after packing a sequence; empty elsewhere."""
+    values = getattr(tx, "f_locals", {}).values()
+    if not any(isinstance(value, torch.nn.utils.rnn.PackedSequence) for value in values):
+        return ""
+    return ("it is called where there is a packed sequence, whose lengths are known when it runs; give it the padded "
+            "tensor, and mask what lies behind each end")
 
 
 def _captured(backend: Callable[..., Any], whole: Any, _function: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:

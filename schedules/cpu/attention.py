@@ -25,6 +25,7 @@ from schedules.cpu.tiling import accumulate, accumulator_budget, check_tile, div
 from schedules.intrin import use
 from schedules.intrin.transpose import transpose
 from schedules.machine import CpuMachine, cpu_machine
+from schedules.present import STAGE
 from schedules.space import Decisions, InvalidDecision, Knob, Pick, Space
 
 __all__ = ["ATTENTION", "FEW", "KEYS", "TOGETHER", "Blocks", "Sizes", "in_vectors", "read_attention"]
@@ -67,7 +68,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The function's blocks, in the order in which they are computed."""
+    """The function's blocks, in the order in which they are computed. ``keys`` and ``values_of`` are those that make
+    keys and values which are results, too, and the stages through which these are read (:mod:`schedules.present`)."""
 
     rows: SBlockRV
     queries: SBlockRV
@@ -79,6 +81,8 @@ class Blocks:
     inverse: SBlockRV
     values: SBlockRV
     out: SBlockRV
+    keys: tuple[SBlockRV, SBlockRV] | None = None
+    values_of: tuple[SBlockRV, SBlockRV] | None = None
 
 
 def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
@@ -86,19 +90,32 @@ def read_attention(sch: s_tir.Schedule) -> tuple[Blocks, Sizes] | None:
     scores = find_annotated(sch, _OPS)
     if scores is None:
         return None
-    (queries,) = sch.get_producers(scores)
+    keys, (queries,) = _staged(sch, scores)
     (rows,) = sch.get_producers(queries)
     (logits,) = sch.get_consumers(scores)
     peak, powers = sorted(sch.get_consumers(logits), key=lambda b: len(sch.get(b).reads))  # in no fixed order
     total, values = sorted(sch.get_consumers(powers), key=lambda b: len(sch.get(b).reads))
     (inverse,) = sch.get_consumers(total)
     (out,) = sch.get_consumers(inverse)
-    *batch, blocks, keys, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
+    *batch, blocks, count, width, depth = (int(v.dom.extent) for v in sch.get(scores).iter_vars)
     features = int(sch.get(values).iter_vars[-2].dom.extent)
-    found = Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out)
+    own = _staged(sch, values)[0]
+    found = Blocks(rows, queries, scores, logits, peak, powers, total, inverse, values, out, keys, own)
     said = sch.get(scores).annotations
     together, multiple = (int(said[key]) if key in said else 0 for key in (TOGETHER, KEYS))
-    return found, Sizes(prod(batch), blocks, width, keys, depth, features, together, multiple)
+    return found, Sizes(prod(batch), blocks, width, count, depth, features, together, multiple)
+
+
+def _staged(
+    sch: s_tir.Schedule, reader: SBlockRV
+) -> tuple[tuple[SBlockRV, SBlockRV] | None, list[SBlockRV]]:
+    """What makes the result that a block reads through a stage, and the stage; and what else the block reads."""
+    producers = list(sch.get_producers(reader))
+    stage = next((each for each in producers if STAGE in sch.get(each).annotations), None)
+    if stage is None:
+        return None, producers
+    (made,) = sch.get_producers(stage)
+    return (made, stage), [each for each in producers if not sch.get(each).same_as(sch.get(stage))]
 
 
 @remembered
@@ -154,6 +171,9 @@ class Attention(Space):
             raise InvalidDecision("a parallel chunk must hold whole blocks of queries")
         check_tile(machine, m * block * (shape.width // vectors_in(shape.width, lanes)[1]), kd)
         check_tile(machine, l_tile * f_tile, kj)
+        present = [each for each in (blocks.keys, blocks.values_of) if each is not None]
+        for _, stage in present:
+            sch.compute_inline(stage)
         keys = sch.cache_read(blocks.scores, 0, "global", [blocks.scores]) if copy_keys else None
         values = sch.cache_read(blocks.values, 1, "global", [blocks.values]) if copy_values else None
 
@@ -186,6 +206,12 @@ class Attention(Space):
         tasks = sch.fuse(*outer, tasks)
         if shape.products >= _PRODUCTS_PER_STEP * parallel_work(machine):
             sch.parallel(tasks)
+        for made, _ in present:
+            *outer, _, feature = sch.get_loops(made)
+            in_vectors(sch, feature, lanes)
+            copied = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+            if shape.batch * shape.keys * shape.depth >= parallel_work(machine):
+                sch.parallel(copied)
         for stage, start in (
             (blocks.values, start_values), (blocks.peak, starts[0]), (blocks.total, starts[1]),
             (blocks.scores, start_scores),

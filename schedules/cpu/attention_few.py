@@ -118,7 +118,10 @@ class AttentionFew(Space):
         for each in (blocks.inverse, blocks.values, blocks.total, totals, blocks.powers, blocks.peak, peaks,
                      blocks.logits):
             sch.compute_at(each, tasks, preserve_unit_loops=True)
-        starts = [(blocks.values, _values(sch, blocks.values, (f_tile, kj), lanes))]
+        start, at_head = _values(sch, blocks.values, (f_tile, kj), lanes)
+        starts = [(blocks.values, start)]
+        if blocks.values_of is not None:
+            _stage(sch, blocks.values_of[1], at_head, lanes)
         starts += [(each, _over_keys(sch, each, lanes)) for each in (peaks, totals)]
         *_, keys, query = sch.get_loops(blocks.powers)
         sch.reorder(query, keys)
@@ -126,6 +129,8 @@ class AttentionFew(Space):
         at_tile = _logits(sch, blocks.logits, width)
         for each in (blocks.scores, turned, sums):
             sch.compute_at(each, at_tile, preserve_unit_loops=True)
+        if blocks.keys is not None:
+            _stage(sch, blocks.keys[1], at_tile, lanes)
         starts += [(sums, _sums(sch, sums, m, kd)), (blocks.scores, _scores(sch, blocks.scores, turned, width))]
         sch.set_scope(blocks.scores, 0, "local")
         sch.compute_at(blocks.rows, tasks, preserve_unit_loops=True)
@@ -172,8 +177,18 @@ def _own_loops(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
     return list(sch.get_loops(block))[-len(sch.get(block).iter_vars) :]
 
 
-def _values(sch: s_tir.Schedule, values: SBlockRV, tile: tuple[int, int], lanes: int) -> LoopRV:
-    """Step over some keys at a time, and for each over the heads, whose values lie side by side."""
+def _stage(sch: s_tir.Schedule, stage: SBlockRV, loop: LoopRV, lanes: int) -> None:
+    """Read a few rows on the way, in the first-level cache."""
+    sch.compute_at(stage, loop, preserve_unit_loops=True)
+    in_vectors(sch, sch.get_loops(stage)[-1], lanes)
+    sch.set_scope(stage, 0, "local")
+
+
+def _values(
+    sch: s_tir.Schedule, values: SBlockRV, tile: tuple[int, int], lanes: int
+) -> tuple[LoopRV, LoopRV]:
+    """Step over some keys at a time, and for each over the heads, whose values lie side by side; returns the loops of
+    steps and of heads."""
     f_tile, kj = tile
     *batch, query, feature, key = _own_loops(sch, values)
     steps, chunks, key = sch.split(key, [None, WHOLE_KEYS // kj, kj])
@@ -182,7 +197,7 @@ def _values(sch: s_tir.Schedule, values: SBlockRV, tile: tuple[int, int], lanes:
     for loop in (key, query, vectors):
         sch.unroll(loop)
     sch.vectorize(vector)
-    return steps
+    return steps, batch[-1]
 
 
 def _over_keys(sch: s_tir.Schedule, lanes_of: SBlockRV, lanes: int) -> LoopRV:

@@ -329,6 +329,30 @@ def test_recurrent_layers_are_compiled(
     assert kinds.count(of.mode.split("_")[0]) == of.num_layers and "MatMul" not in kinds
 
 
+class _Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        seen, _ = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        return torch.relu(self.out(seen))
+
+
+def test_a_packed_sequence_runs_eagerly_and_that_is_said_once() -> None:
+    module, x = _Packed().eval(), torch.randn(3, 5, 6)
+    with torch.inference_mode(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function = torch.compile(module, backend="mlc")
+        for lengths in (torch.tensor([5, 3, 2]), torch.tensor([5, 4, 1])):
+            torch.testing.assert_close(function(x, lengths), module(x, lengths), rtol=1e-4, atol=1e-5)
+    said = [str(each.message) for each in caught if "runs eagerly" in str(each.message)]
+    assert len(said) == 1 and said[0].startswith("GRU(6, 8, batch_first=True) runs eagerly: ") and "packed" in said[0]
+
+
 def test_recurrent_layers_of_free_steps(compiled: list[mlc.Executable]) -> None:
     model = nn.GRU(4, 8)
     fast = torch.compile(model, backend="mlc")

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import te, tirx
 
 from mlc.graph.ir.views import i64
 from mlc.sizes import Size, renamed, usual_size
 from schedules.cpu.attention import FEW, KEYS, TOGETHER
 from schedules.cpu.attention_few import WHOLE_KEYS
+from schedules.present import PRESENT, STAGE
 
-__all__ = ["QUERIES", "Sizes", "attention", "block_of", "whole_blocks"]
+__all__ = ["QUERIES", "Sizes", "attention", "block_of", "joined", "whole_blocks"]
 
 #: queries of one block: one AVX-512 or two AVX2 vectors of float32
 QUERIES = 16
@@ -49,7 +51,7 @@ class Sizes:
 
 def attention(
     sizes: Sizes, scale: float, query: Load, key: Load, value: Load, mask: Load | None, order: Sequence[int],
-    zeros: bool = False,
+    zeros: bool = False, staged: tuple[bool, bool] = (False, False),
 ) -> te.Tensor:
     """``softmax(scale * Q K' + mask) V`` as a tensor expression.
 
@@ -59,16 +61,20 @@ def attention(
     zeros; scores are laid out ``[*batch, block, key, query]``. Few queries are one block without padding. Free numbers
     of keys are padded to multiples of :data:`WHOLE_KEYS`, as all are with few queries, and those of queries to pairs of
     blocks where there are usually two or more. With ``zeros`` the result of a query whose scores are all minus infinity
-    is 0 instead of NaN.
+    is 0 instead of NaN. ``staged`` says whether key and value are :func:`joined` ones, which are read through a stage.
     """
     n, block = len(sizes.batch), block_of(sizes.tokens)
     batch = [i64(extent) for extent in sizes.batch]  # what Relax has its shapes in
-    padded = sizes.keys
+    padded, given = sizes.keys, (key, value)
     if isinstance(sizes.keys, Size) or (block < QUERIES and sizes.keys % WHOLE_KEYS):
         # whole tiles of keys, the last of which are given no weight
         key, value, mask = _padded(i64(sizes.keys), key, value, mask or (lambda *_: tirx.const(0.0, "float32")))
         padded = -(-sizes.keys // WHOLE_KEYS) * WHOLE_KEYS
     tokens, keys, depth, features, width = map(i64, (sizes.tokens, padded, sizes.depth, sizes.features, block))
+    if staged[0]:
+        key = _staged((*batch, keys, depth), i64(sizes.keys), given[0])
+    if staged[1]:
+        value = _staged((*batch, keys, features), i64(sizes.keys), given[1])
     one, zero, factor, tiny = (tirx.const(v, "float32") for v in (1.0, 0.0, scale, _TINY))
     rd, rj, rs, rv = (te.reduce_axis((0, e), name=name) for e, name in
                       ((depth, "rd"), (keys, "rj"), (keys, "rs"), (keys, "rv")))
@@ -120,6 +126,23 @@ def attention(
     values = te.compute((*front, width, features), weighted, name="values")
     shape = (*batch, tokens, features)
     return te.compute([shape[axis] for axis in order], result, name="attention")
+
+
+def _staged(shape: Sequence[Any], keys: Any, load: Load) -> te.Tensor:
+    """Keys or values ``[*batch, key, feature]``; more than ``keys`` are the last one again, which has no weight there.
+    """
+    last = (lambda j: j) if tvm.sym.Analyzer().can_prove_equal(shape[-2], keys) else (lambda j: tirx.min(j, keys - 1))
+    return te.compute(shape, lambda *x: load(*x[:-2], last(x[-2]), x[-1]), name="stage", attrs={STAGE: 1})
+
+
+def joined(shape: Sequence[Any], axis: int, past: Load, length: Any, new: Load) -> te.Tensor:
+    """Keys or values of former tokens, ``length`` along ``axis``, and new ones behind them, as a result of its own that
+    :func:`attention` reads all of."""
+    def element(*x: Any) -> Any:
+        behind = (*x[:axis], x[axis] - length, *x[axis + 1 :])
+        return tirx.if_then_else(x[axis] < length, past(*x), new(*behind))
+
+    return te.compute(shape, element, name="present", attrs={PRESENT: 1})
 
 
 def block_of(tokens: int | Size) -> int:

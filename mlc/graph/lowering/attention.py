@@ -14,7 +14,7 @@ The function never holds all of S: see :mod:`schedules.cpu.attention` for how it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +25,11 @@ from tvm import relax, te, tirx
 from mlc.graph.ir.constants import array_of, constant, scalar_of, tensor_of
 from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.patterns import OPAQUE
-from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, shape_of
+from mlc.graph.ir.rewrite import builder_of, dtype_of, op_name, rebuilt, replaced, results_of, shape_of
 from mlc.graph.ir.views import Graph, View, i64
 from mlc.graph.kernels.attention import fused_attention
 from mlc.graph.kernels.blocked import PANEL
-from mlc.graph.kernels.query_blocks import Sizes, attention, block_of, whole_blocks
+from mlc.graph.kernels.query_blocks import Sizes, attention, block_of, joined, whole_blocks
 from mlc.sizes import Size, renamed, size_of, usual_size, variables_of
 from mlc.target import Target
 from schedules.cpu.attention import FEW
@@ -67,9 +67,28 @@ class _Projection:
 
 
 @dataclass(frozen=True)
+class _Joined:
+    """A result of the model, ``whole``, that attention reads all of: ``past`` and what ``new`` loads behind it along
+    ``axis``."""
+
+    whole: relax.Var
+    axis: int
+    past: relax.Expr
+    new: View
+
+    def tensor(
+        self, tensors: Mapping[relax.Expr, te.Tensor], new: View, image: Mapping[tirx.Var, tirx.Var]
+    ) -> te.Tensor:
+        """The result by the tensors of its sources; ``new`` is as it is read now."""
+        shape = [i64(renamed(size, image)) for size in shape_of(self.whole)]
+        past, source = tensors[self.past], tensors[new.source]
+        return joined(shape, self.axis, past, past.shape[self.axis], lambda *x: new.at(source, *x))
+
+
+@dataclass(frozen=True)
 class _Attention:
     """Query ``[*batch, token, feature]``, key ``[*batch, feature, key]`` and value ``[*batch, key, feature]``; the
-    scales of the views are part of ``scale``."""
+    scales of the views are part of ``scale``. ``joined`` are key and value where these are results, too."""
 
     sizes: Sizes
     scale: float
@@ -81,6 +100,14 @@ class _Attention:
     operand: str = "float32"
     kept: str = "float32"
     zeros: bool = False
+    joined: tuple[_Joined | None, _Joined | None] = (None, None)
+
+    @property
+    def read(self) -> tuple[View, View, View]:
+        """What is read of query, key and value: of a joined one the new part."""
+        key, value = (view if own is None else own.new
+                      for view, own in zip((self.key, self.value), self.joined, strict=True))
+        return self.query, key, value
 
 
 def FuseAttention(target: Target) -> tvm.transform.Pass:
@@ -107,6 +134,7 @@ class _Fuser:
         self._mod, self._gpu = mod, gpu
         self._graph = Graph(mod["main"])
         self._masks: dict[Any, relax.Expr] = {}
+        self._results = results_of(mod["main"].body.body, self._graph.bound)
         #: by the variable that is bound to the result
         self.found: dict[relax.Var, _Attention] = {}
         for var, value in self._graph.bound.items():
@@ -154,8 +182,28 @@ class _Fuser:
             return None
         query, key = self._graph.view(left, multiples=True), self._graph.view(right, multiples=True)
         scale = scores.scale * query.scale * key.scale
-        return _Attention(sizes, scale, query, key, self._graph.view(value), scores.masks, tuple(range(last + 1)),
-                          operand, zeros=seen is not None)
+        views = key, self._graph.view(value)
+        joined = self._joined(views[0], right), self._joined(views[1], value)
+        return _Attention(sizes, scale, query, *views, scores.masks, tuple(range(last + 1)), operand,
+                          zeros=seen is not None, joined=joined)
+
+    def _joined(self, view: View, expr: relax.Expr) -> _Joined | None:
+        """What ``expr`` is the whole of in another order, where that puts a past and new rows together and is a result
+        otherwise: the present keys or values of a language model."""
+        whole, concat = view.source, self._graph.call(view.source, "concat")
+        if concat is None or self._gpu or not isinstance(concat.args[0], relax.Tuple):
+            return None
+        if self._graph.uses(whole) != 2 or not any(whole.same_as(each) for each in self._results):
+            return None
+        extents = dict(zip(view.variables, shape_of(expr), strict=True))
+        own = [index for index, extent in zip(view.indices, shape_of(whole), strict=True) if extent != 1]
+        plain = all(isinstance(index, tirx.Var) for index in own) and len(set(own)) == len(own)
+        parts = list(concat.args[0].fields)
+        if not plain or len(parts) != 2 or any(dtype_of(part) != "float32" for part in parts):
+            return None
+        if [extents[index] for index in own] != [extent for extent in shape_of(whole) if extent != 1]:
+            return None
+        return _Joined(whole, int(concat.attrs.axis) % len(shape_of(whole)), parts[0], self._graph.view(parts[1]))
 
     def _fits_cpu(self, sizes: Sizes) -> bool:
         return not sizes.features % _NARROWEST and (usual_size(sizes.tokens) >= FEW or not sizes.depth % _NARROWEST)
@@ -211,8 +259,9 @@ class _Fuser:
     # what comes instead
 
     def _emitted(self, found: _Attention) -> relax.Expr:
-        given = views = self._merge_projections((found.query, found.key, found.value))
-        sources = list(dict.fromkeys(view.source for view in views))
+        given = views = self._merge_projections(found.read)
+        wholes = [own for own in found.joined if own is not None]
+        sources = list(dict.fromkeys([*(view.source for view in views), *(own.past for own in wholes)]))
         n = len(found.sizes.batch)
         sizes = found.sizes
         free = variables_of([*sizes.all, *(index for view in views for index in view.indices)])
@@ -223,17 +272,26 @@ class _Fuser:
             made = self._mask(sizes, found.masks)
             added = [made] if made is not None else []
 
-        def compute(tensors: list[te.Tensor], masks: list[te.Tensor], own: list[tirx.Var]) -> te.Tensor:
-            image = dict(zip(free, own, strict=True))
+        def compute(tensors: list[te.Tensor], masks: list[te.Tensor], own: list[tirx.Var]) -> Any:
+            image, there = dict(zip(free, own, strict=True)), dict(zip(sources, tensors, strict=True))
             views = [replace(view, indices=tuple(renamed(i, image) for i in view.indices)) for view in given]
-            query, key, value = (tensors[sources.index(view.source)] for view in views)
+            query, key, value = (there[view.source] for view in views)
+            made = [None if each is None else each.tensor(there, view, image)
+                    for each, view in zip(found.joined, views[1:], strict=True)]
+            if made[0] is not None:
+                key, views[1] = made[0], found.key
+            if made[1] is not None:
+                value, views[2] = made[1], found.value
             loads = (
                 lambda *x: views[0].at(query, *x), lambda *x: views[1].at(key, *x[:n], x[-1], x[-2]),
                 lambda *x: views[2].at(value, *x),
             )
             if not self._gpu:
                 mask = (lambda *x: _broadcast(masks[0], x)) if masks else None
-                return attention(sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros)
+                staged = made[0] is not None, made[1] is not None
+                result = attention(
+                    sizes.renamed(image), found.scale, *loads, mask, found.order, found.zeros, staged)
+                return [*(each for each in made if each is not None), result] if wholes else result
 
             def mask_of(*x: Any) -> Any:
                 terms = [_broadcast(mask, x) for mask in masks]
@@ -247,9 +305,15 @@ class _Fuser:
             )
 
         arguments = [replaced(source, self._image) for source in sources], added
-        return self._builder.call_te(
+        call = self._builder.call_te(
             compute, *arguments, free, primfunc_name_hint="attention", primfunc_attrs={"op_pattern": OPAQUE}
         )
+        if not wholes:
+            return call
+        made = self._builder.emit(call)
+        for number, own in enumerate(wholes):  # the result of the model, which is read after this
+            self._image[own.whole] = self._builder.emit(relax.TupleGetItem(made, number), own.whole.name)
+        return relax.TupleGetItem(made, len(wholes))
 
     def _mask(self, sizes: Sizes, masks: list[tuple[relax.Expr, float]]) -> relax.Expr | None:
         """The sum of the masks as one tensor ``[.., key, query]``, made once for all attentions that use it."""

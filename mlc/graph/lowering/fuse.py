@@ -22,7 +22,7 @@ from mlc.graph.ir.patterns import BROADCAST, INJECTIVE, OPAQUE, pattern_of
 from mlc.graph.ir.rewrite import Change, bindings, leaves, op_name, rebuilt, shape_of
 from mlc.graph.ir.states import is_append
 from mlc.operators import relax_where
-from mlc.sizes import usual_size
+from mlc.sizes import size_of, usual_size
 from schedules.analysis import expensive_calls
 
 __all__ = ["GROUPING", "MERGING", "LowerInnerReshapes", "check_lowered"]
@@ -110,8 +110,9 @@ def _is_product(func: tirx.PrimFunc) -> bool:
 
 
 def _elements(expr: relax.Expr) -> int:
-    """How many there are, of the usual sizes."""
-    return math.prod(map(usual_size, shape_of(expr)))
+    """How many there are, of the usual sizes; of a function with several results those of the last."""
+    ty = expr.ty.fields[-1] if isinstance(expr.ty, relax.TupleType) else expr.ty
+    return math.prod(usual_size(size_of(extent)) for extent in ty.shape.values)
 
 
 def _separate_products(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

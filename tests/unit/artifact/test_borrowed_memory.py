@@ -26,7 +26,8 @@ from mlc.testing import programs
 torch = pytest.importorskip("torch")
 
 TARGET = resolve("native", threads=2)
-CASES = (programs.dense, programs.many_results, programs.scalars, programs.constant_result, programs.twins)
+CASES = (programs.dense, programs.many_results, programs.scalars, programs.constant_result, programs.twins,
+         programs.two_of_one)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mlc
+from mlc.frontend.onnx_past import decoder
 
 CAPACITY, VOCABULARY, WIDTH, HEADS, GROUPS, SIZE = 40, 61, 64, 4, 2, 16
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -86,6 +87,22 @@ def standard(**attributes: Any) -> onnx.ModelProto:
     return g.done(x, "seen", 23)
 
 
+def spelled_out() -> onnx.ModelProto:
+    """By products and a softmax of all heads of keys, which every token sees."""
+    g = Graph()
+    x, (q, *new) = g.projections()
+    whole = []
+    for side, rows in zip(_SIDES, new, strict=True):
+        split = g.add("Reshape", rows, g.constant(np.array([0, 0, GROUPS, SIZE])))
+        turned = g.add("Transpose", split, perm=[0, 2, 1, 3])
+        whole.append(g.add("Concat", f"past_key_values.{side}", turned, out=(f"present.{side}",), axis=2))
+    rows = g.add("Transpose", g.add("Reshape", q, g.constant(np.array([0, -1, GROUPS, SIZE]))), perm=[0, 2, 1, 3])
+    scores = g.add("MatMul", rows, g.add("Transpose", whole[0], perm=[0, 1, 3, 2]))
+    seen = g.add("MatMul", g.add("Softmax", g.add("Mul", scores, g.constant(np.float32(0.25))), axis=-1), whole[1])
+    joined = g.add("Reshape", g.add("Transpose", seen, perm=[0, 2, 1, 3]), g.constant(np.array([0, -1, WIDTH])))
+    return g.done(x, joined, 17)
+
+
 #: what makes the model, and its batch: onnxruntime's operator takes several tokens of one sequence alone
 MODELS = {
     "grouped": (grouped, 1), "grouped, window": (lambda: grouped(do_rotary=0, softcap=2.0, local_window_size=5), 1),
@@ -116,3 +133,26 @@ def test_every_step_is_that_of_onnxruntime_with_an_explicit_past(name: str) -> N
         generator.reset()
         generator._mask[:, :2] = 0
         assert np.isnan(generator.logits(rng.integers(0, VOCABULARY, (batch, 4)))).all()
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param("grouped", marks=pytest.mark.slow), pytest.param("standard", marks=pytest.mark.slow), "two heads"])
+def test_a_past_that_is_given_and_taken_back(name: str) -> None:
+    """The present keys and values are results: no state is kept, attention writes them as it reads the past."""
+    model = spelled_out() if name == "two heads" else MODELS[name][0]()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    shapes = decoder(model, 1, CAPACITY, name)
+    exe = mlc.compile(shapes.model, log=False, shapes=shapes.shapes)
+    made = {entry["symbol"] for entry in exe.metadata["functions"]}
+    assert any("attention" in symbol for symbol in made)
+    assert name != "two heads" or not any("concat" in symbol for symbol in made)  # rotary halves are put together
+    rng = np.random.default_rng(1)
+    for past, length in ((0, 1), (1, 1), (15, 1), (16, 1), (39, 1), (0, 5), (13, 2), (20, 20)):
+        feeds = {"input_ids": rng.integers(0, VOCABULARY, (1, length)),
+                 "attention_mask": np.ones((1, past + length), np.int64)}
+        feeds |= {f"past_key_values.{s}": rng.standard_normal((1, GROUPS, past, SIZE)).astype(np.float32)
+                  for s in _SIDES}
+        wanted = session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})
+        found = exe(**{spec.name: feeds[spec.name] for spec in exe.inputs})
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4, err_msg=f"{length} behind {past}")

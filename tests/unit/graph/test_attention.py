@@ -181,3 +181,26 @@ def test_few_queries_are_one_block_without_padding() -> None:
     after = FUSE(module(before))
     assert operators(after) == ["call_tir"] and _calls(after)[0][-1] == (2, 4, 8)
     assert_same_values(before, after)
+
+
+@pytest.mark.parametrize("kind", ["both", "values only", "read again", "a part of the keys"])
+def test_keys_and_values_that_are_results(kind: str) -> None:
+    """The new ones are put behind the past where attention reads them; what is read otherwise, too, is made before."""
+    q, k, v, past_k, past_v = (relax.Var(name, R.Tensor((1, 2, rows, 8), "float32")) for name, rows in
+                               (("q", 3), ("k", 3), ("v", 3), ("past_k", 6), ("past_v", 6)))
+    if kind == "a part of the keys":
+        past_v = relax.Var("past_v", R.Tensor((1, 2, 4, 8), "float32"))
+    bb, op = relax.BlockBuilder(), relax.op
+    with bb.function("main", [q, k, v, past_k, past_v], private=True):
+        with bb.dataflow():
+            keys, values = (bb.emit(op.concat(pair, axis=2)) for pair in ((past_k, k), (past_v, v)))
+            seen = bb.emit(op.strided_slice(keys, [2], [0], [7])) if kind == "a part of the keys" else keys
+            scores = op.multiply(op.matmul(q, op.permute_dims(seen, [0, 1, 3, 2])), relax.const(0.35, "float32"))
+            y = bb.emit(op.permute_dims(op.matmul(op.nn.softmax(scores), values), [0, 2, 1, 3]))
+            more = [bb.emit(op.nn.relu(keys))] if kind == "read again" else []
+            result = bb.emit_output(relax.Tuple([y, values] if kind == "values only" else [y, keys, values, *more]))
+        bb.emit_func_output(result)
+    before = module(bb.finalize()["main"])
+    after = FUSE(before)
+    assert operators(after).count("concat") == (0 if kind == "both" else 1)
+    assert_same_values(before, after)

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 import tvm
+from attention_cases import grown
 from harness import TARGET, Case, SpaceContract, build_and_run, pytest_generate_tests
 from scipy.special import softmax
 from tvm import s_tir, te, tirx
@@ -68,6 +69,7 @@ class TestAttention(SpaceContract):
     space = ATTENTION
     cases = (
         Case("heads_64", *_projected(3, 64, 64)),
+        Case("present", *grown(2, 17, 20, 16)),
         Case("heads_32_masked_keys", *_projected(2, 48, 32, "keys")),
         Case("heads_80", *_projected(2, 32, 80)),
         Case("odd_tokens", *_projected(2, 197, 64)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from attention_cases import grown
 from harness import CORES, TARGET, Case, SpaceContract, pytest_generate_tests
 from scipy.special import softmax
 from tvm import te, tirx
@@ -66,6 +67,7 @@ class TestAttentionFew(SpaceContract):
         Case("grouped_heads", *_cached(8, 2, 1, 37, 32)),
         Case("three_masked", *_cached(2, 2, 3, 33, 24, masked=True)),
         Case("seven_of_one_key", *_cached(3, 1, 7, 1, 20)),
+        Case("present", *grown(4, 1, 52, 32, rows=3)),
     )
 
 
