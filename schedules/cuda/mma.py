@@ -53,7 +53,7 @@ _GATHER_REGISTERS = 40
 #: bytes of ``k`` that a stage has at least
 _LEAST_ROW = 64
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
-_GUARDED_BYTES = 4
+_GUARDED_BYTES = 16
 #: TVM's asynchronous copies have offsets of 32 bits
 _MOST_BYTES = 1 << 31
 #: 32-bit words that a row across ``k`` is longer: lanes of a fetch take eight neighbours of four rows
