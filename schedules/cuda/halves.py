@@ -46,7 +46,8 @@ def in_halves(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         wide = [load.source for load in loads(store.value) if _bits(load.source) == _WIDE]
         sums = any(source.scope().startswith("shared") for source in wide) and store.buffer.scope() in ("", "global")
-        if not (sums if whole == _HALF else wide) or not _is_whole(loop, realize):
+        fetched = any(load.source.scope() == "local" for load in loads(store.value))
+        if not (sums if whole == _HALF else wide or fetched) or not _is_whole(loop, realize):
             return loop
         held.append(tirx.decl_buffer((whole,), str(store.buffer.dtype), f"{store.buffer.name}_held", scope="local"))
         return tirx.SeqStmt([_computed(loop, realize, held[-1]), _stored(loop, realize, held[-1])])
