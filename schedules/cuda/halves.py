@@ -67,7 +67,7 @@ def _bits(buffer: Any) -> int:
 
 def _computed(loop: tirx.For, realize: s_tir.SBlockRealize, held: tirx.Buffer) -> tirx.Stmt:
     dtype = loop.loop_var.ty.dtype
-    half, lane = tirx.Var("half", dtype), tirx.Var("lane", dtype)
+    half, lane = tirx.Var("part", dtype), tirx.Var("lane", dtype)  # "half" is a type
     number = half * tirx.const(_HALF, dtype) + lane
     at, whole = {loop.loop_var: number}, int(loop.extent)
     values = [replaced(_undivided(value, loop.loop_var, whole), at) for value in realize.iter_values]

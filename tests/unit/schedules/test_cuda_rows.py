@@ -18,12 +18,14 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES
 from schedules import registry
 from schedules.cuda.elementwise import Elementwise
-from schedules.cuda.reduction import Rows
+from schedules.cuda.reduction import Reduce, Rows
 from schedules.space import InvalidDecision, first_seed, schedule_with
 
 SPACE = Rows()
 BY_NAME = {case.name: case for case in CASES}
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
+
+ROUNDED = {"float16": 1e-3, "bfloat16": 8e-3}
 
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
@@ -61,6 +63,27 @@ def rms_norm(rows: int, columns: int) -> Case:
                 space=SPACE.name, index="int64")
 
 
+def narrow_norm(rows: int, columns: int, dtype: str) -> Case:
+    """Layer normalisation of 16 bits, computed in float32, with a scale and a shift of float32."""
+    def build() -> list[Any]:
+        x = te.placeholder((rows, columns), dtype, "x")
+        g, b = (te.placeholder((columns,), "float32", name) for name in "gb")
+        return [x, g, b, topi.cast(topi.nn.layer_norm(topi.cast(x, "float32"), g, b, [1]), dtype)]
+
+    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
+
+    return Case(f"norm_{dtype}", build, reference, ROUNDED[dtype], space=SPACE.name, index="int64")
+
+
+def row_sums(rows: int, columns: int, dtype: str) -> Case:
+    def build() -> list[Any]:
+        x = te.placeholder((rows, columns), dtype, "x")
+        return [x, topi.sum(topi.cast(x, "float32"), 1)]
+
+    return Case(f"sums_{dtype}", build, lambda x: x.sum(1), 1e-5, space="cuda.reduce", index="int64")
+
+
 def _with_result(build: Any, *shapes: tuple[int, ...]) -> list[Any]:
     inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(shapes)]
     return [*inputs, build(*inputs)]
@@ -96,6 +119,47 @@ def test_rows_are_right_and_fetched_in_whole_sectors(case: Case) -> None:
     assert error <= case.rtol
     fetched = [cost for cost in costs if not cost.shared]
     assert {cost.bytes for cost in fetched} == {16} and all(cost.taken == cost.least for cost in fetched), fetched
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_of_16_bits_take_16_bytes(dtype: str) -> None:
+    """Eight numbers at once, each fetched once; the scale and the shift in two accesses each."""
+    for columns in (1024, 768):
+        kernel = compiled(seeded(narrow_norm(64, columns, dtype)), AMPERE)
+        vectors = columns // (8 * kernel.threads)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0 < vectors
+        assert kernel.count("LDG") == kernel.count("LDG.E.128") == 5 * vectors
+        assert kernel.count("STG") == kernel.count("STG.E.128") == vectors
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_of_16_bits_are_right(dtype: str) -> None:
+    case = narrow_norm(3, 512, dtype)
+    error, costs = emulate(case, seeded(case))
+    assert error <= case.rtol
+    assert {cost.bytes for cost in costs if not cost.shared} == {16}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sums_of_neighbours_fetch_16_bytes(dtype: str) -> None:
+    case = row_sums(64, 1024, dtype)
+    assert registry.find(case.func(), AMPERE).name == case.space
+    kernel = compiled(first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"], AMPERE)
+    assert kernel.count("LDG") == kernel.count("LDG.E.128.CONSTANT") > 0 == kernel.stack_bytes
+
+
+@needs_gxx
+@pytest.mark.parametrize(("case", "vectors"), [
+    (row_sums(3, 512, "float16"), {16}), pytest.param(row_sums(5, 300, "float32"), set(), marks=pytest.mark.slow),
+], ids=["whole", "rest"])
+def test_sums_of_neighbours_are_right(case: Case, vectors: set[int]) -> None:
+    """One by one where vectors would leave a rest."""
+    error, costs = emulate(case, first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"])
+    assert error <= case.rtol
+    assert {cost.bytes for cost in costs if not cost.shared} == vectors
 
 
 @needs_gxx
