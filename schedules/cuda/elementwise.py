@@ -108,7 +108,7 @@ class Elementwise(CudaSpace):
         points = max(prod(int(s) for s in p.ty.shape) for p in func.params)
         # with fewer, some multiprocessors would have none, while single elements keep as many bytes under way
         wide = points >= 4 * _LEAST_THREADS * gpu.multiprocessors
-        vectors = (4, 2, 1) if wide else (1, 2, 4)
+        vectors: tuple[int, ...] = (4, 2, 1) if wide else (1, 2, 4)
         # of small tensors, eight at once would leave too few threads; of float32 too they take two accesses
         whole = [p.ty for p in func.params if prod(int(s) for s in p.ty.shape) == points]
         if points >= 8 * _LEAST_THREADS * gpu.multiprocessors and all(_bits(buffer) == 16 for buffer in whole):

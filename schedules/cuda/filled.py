@@ -51,7 +51,8 @@ def _filled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if lanes in _COPIED and isinstance(value, Call) and _is_guarded(value):
             found = True
             zeros = tirx.Broadcast(tirx.const(0.0, "float32"), lanes)
-            return tirx.BufferStore(store.buffer, Call(value.op, [*value.args[:2], zeros], ret_ty=value.ty), store.indices)
+            copied = Call(value.op, [*value.args[:2], zeros], ret_ty=value.ty)
+            return tirx.BufferStore(store.buffer, copied, store.indices)
         if lanes > _WRITTEN and _is_zero(value):
             found = True
             (ramp,) = store.indices

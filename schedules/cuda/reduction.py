@@ -227,7 +227,7 @@ class _ReduceShape:
 
     def at_once(self, together: int) -> int:
         """Of so many threads for a result, whole vectors each."""
-        return next(v for v in _VECTORS[::-1] if v <= self.vector and self.terms % (together * v) == 0 or v == 1)
+        return next(v for v in _VECTORS[::-1] if v == 1 or (v <= self.vector and self.terms % (together * v) == 0))
 
 
 @remembered

@@ -22,8 +22,8 @@ def conv2d_channels_last(
     data: te.Tensor, weight: te.Tensor, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
     groups: int = 1,
 ) -> te.Tensor:
-    """2-D convolution, added up in float32, or of int8 in int32: ``[N, 1, H, W, groups * I]`` with a weight of :func:`pack_conv`,
-    ``[O, KH, KW, I]``, to ``[N, 1, OH, OW, O]``. ``pads`` is ``(top, left, bottom, right)``.
+    """2-D convolution, added up in float32, or of int8 in int32: ``[N, 1, H, W, groups * I]`` with a weight of
+    :func:`pack_conv`, ``[O, KH, KW, I]``, to ``[N, 1, OH, OW, O]``. ``pads`` is ``(top, left, bottom, right)``.
 
     The products of a pixel are in the order in which its window lies in memory, rows of channels for each place.
     """

@@ -9,11 +9,11 @@ before                                                      after
                                                             * (s * t)``
 ==========================================================  ======================================================
 
-``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for all. Where both
-operands are activations, the second one, ``r``, becomes int8, and sums along the ``K`` products are taken at run time,
-but for zero points that are zero. What is added up is exact in int32. So the result is that of exact arithmetic,
-rounded three times to float32, where the sum in float32 rounds at every step: nearer to what the model says, and after
-quantising within one step of it.
+``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
+all. Where both operands are activations of uint8, the second one, ``r``, becomes int8, and sums along the ``K``
+products are taken at run time, but for zero points that are zero. What is added up is exact in int32. So the result is
+that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every step: nearer to what
+the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Quantised graphs on GPUs: products of int8 on tensor cores, exact at every zero point, where that is priced to pay."""
+"""Quantised graphs on GPUs: products of int8 on tensor cores, exact at every zero point, where they are priced to pay.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from tvm import te, tirx, topi
 
 from mlc.codegen.cuda import legal_names
 from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
+from mlc.measure.data import numpy_dtype
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
@@ -235,3 +236,22 @@ def test_elements_that_differ_in_a_condition_are_taken_one_by_one() -> None:
     func = te.create_prim_func([x, filled], index_dtype_override="int64")
     kernel = compiled(first_seed(Elementwise(), func, AMPERE)[0].mod["main"], AMPERE)
     assert kernel.count("STG") == kernel.count("STG.E") == 1
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["int8", *(
+    pytest.param(each, marks=pytest.mark.slow) for each in ("uint8", "bfloat16", "float32"))])
+def test_a_border_of_pixels_is_stored_in_vectors(dtype: str) -> None:
+    """All channels that a thread has are inside of the image, or none."""
+    x = te.placeholder((1, 5, 7, 12), dtype, "x")
+    around = [0, 1, 1, 0]
+    func = te.create_prim_func([x, topi.nn.pad(x, around, around, tirx.const(5, dtype))], index_dtype_override="int64")
+    scheduled = schedule_with(Elementwise(), func, AMPERE, {"threads": 64, "vector": 4}).mod["main"]
+    given = np.random.default_rng(5).integers(0, 127, (1, 5, 7, 12)).astype(numpy_dtype(dtype))
+    found = np.zeros((1, 7, 9, 12), numpy_dtype(dtype))
+    cuda_emulator.run(scheduled, AMPERE, [given], [found])
+    wanted = np.pad(given.astype("float32"), [(width, width) for width in around], constant_values=5)
+    np.testing.assert_array_equal(found.astype("float32"), wanted)
+    if shutil.which("nvcc") and find_nvdisasm():
+        kernel = compiled(scheduled, AMPERE)
+        assert kernel.count("LDG") == kernel.count("STG") == 1
