@@ -295,7 +295,7 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     block = _blocks(sch, total, out, column, shape, tile)
     shared = sch.cache_write(sums, 0, "local")
     sch.set_scope(shared, 0, "shared")
-    if shape.vector == 2 * _WIDE:
+    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * _PIECE // _WIDE:
         _apart(sch, shared, own + 1, tile, rows=True)
         if not exact:
             _apart(sch, main.rv, own, tile, rows=False)
@@ -304,7 +304,7 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     lane, held = sch.split(others[own], [tile.lanes, shape.vector])
     sch.bind(first, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    _vectors(sch, held, shape.vector, min(shape.vector, _WIDE))
+    _vectors(sch, held, shape.vector, min(shape.vector, 8 * _PIECE // _held_bits(sch, shared)))
     sch.compute_at(sums, lane, preserve_unit_loops=True)
     kinds = _reduced(sch, sums)
     inner = sch.get_loops(sums)[-len(kinds):]
@@ -337,22 +337,27 @@ def _blocks(sch: s_tir.Schedule, total: Any, out: Any, column: int, shape: _Shap
     return block
 
 
+def _held_bits(sch: s_tir.Schedule, block: Any) -> int:
+    """Of an element of what a block writes."""
+    return int(tvm.runtime.DataType(str(sch.get(block).writes[0].source.dtype)).bits)
+
+
 def _apart(sch: s_tir.Schedule, block: Any, column: int, tile: _Tile, *, rows: bool) -> None:
     """Let what a block keeps in shared memory of eight neighbours of each lane lie as their first halves and then as
     their second ones, half of the banks further: neither threads that access four numbers of a half meet in a bank, nor
     those that access numbers side by side. ``rows``, of threads of the same results, follow each other in the banks."""
     held = sch.get(block).writes[0].source
-    whole = 2 * _WIDE * tile.lanes
+    whole, alone = 2 * _WIDE * tile.lanes, tile.lanes == 1
 
     def halves(*place: Any) -> list[Any]:
         at = place[column]
-        return [*place[:column], at // whole, *place[column + 1:], at // _WIDE % 2, at % whole // (2 * _WIDE),
-                at % _WIDE]
+        lane = [] if alone else [at % whole // (2 * _WIDE)]
+        return [*place[:column], at // whole, *place[column + 1:], at // _WIDE % 2, *lane, at % _WIDE]
 
     index = str(sch.get(block).iter_vars[0].dom.extent.ty.dtype)
     layout = tirx.IndexMap.from_func(halves, ndim=len(held.shape), index_dtype=index)
     sch.transform_layout(block, ("write", 0), layout)
-    sch.storage_align(block, 0, axis=-3, factor=_BANKS, offset=_BANKS // 2)
+    sch.storage_align(block, 0, axis=-2 if alone else -3, factor=_BANKS, offset=_BANKS // 2)
     if rows:
         sch.storage_align(block, 0, axis=0, factor=_BANKS, offset=_WIDE * tile.lanes % _BANKS)
 

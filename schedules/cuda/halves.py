@@ -44,8 +44,10 @@ def in_halves(func: tirx.PrimFunc) -> tirx.PrimFunc:
         store, whole = realize.block.body, int(loop.extent)
         if not isinstance(store, tirx.BufferStore) or whole not in (4, 8) or whole * _bits(store.buffer) != _PIECE:
             return loop
+        if store.buffer.scope() not in ("", "global"):
+            return loop
         wide = [load.source for load in loads(store.value) if _bits(load.source) == _WIDE]
-        sums = any(source.scope().startswith("shared") for source in wide) and store.buffer.scope() in ("", "global")
+        sums = any(source.scope().startswith("shared") for source in wide)
         fetched = any(load.source.scope() == "local" for load in loads(store.value))
         if not (sums if whole == _HALF else wide or fetched) or not _is_whole(loop, realize):
             return loop
