@@ -21,6 +21,7 @@ from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.channels_last import ChannelsLast
 from mlc.graph.layout.packing import PackWeights
+from mlc.graph.layout.turned import TurnWeights
 from mlc.graph.lowering.attention import FuseAttention
 from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
@@ -114,6 +115,7 @@ def lowering(
         BlockedLayouts(target, options),
         ChannelsLast(target, options),
         PackWeights(target, options),
+        TurnWeights(target),
         simplify.MergeMovement,
         LowerInnerReshapes,
         JoinDequantised,

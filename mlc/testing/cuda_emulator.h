@@ -51,7 +51,9 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 using char2 = Two<signed char>;
+using uchar2 = Two<unsigned char>;
 using char4 = Four<signed char>;
+static inline uchar2 make_uchar2(unsigned char x, unsigned char y) { return {x, y}; }
 static inline char2 make_char2(signed char x, signed char y) { return {x, y}; }
 static inline char4 make_char4(signed char x, signed char y, signed char z, signed char w) { return {x, y, z, w}; }
 using uint2 = Two<unsigned>;

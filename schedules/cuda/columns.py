@@ -40,6 +40,8 @@ __all__ = ["Columns"]
 
 #: bytes of the widest access
 _PIECE = 16
+#: numbers of 32 bits that one takes, and banks of shared memory of as many bits each
+_WIDE, _BANKS = 4, 32
 #: bytes of memory that are fetched at once, at least
 _SECTOR = 32
 #: terms of a thread that are under way at once, at most
@@ -293,12 +295,16 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     block = _blocks(sch, total, out, column, shape, tile)
     shared = sch.cache_write(sums, 0, "local")
     sch.set_scope(shared, 0, "shared")
+    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * _PIECE // _WIDE:
+        _apart(sch, shared, own + 1, tile, rows=True)
+        if not exact:
+            _apart(sch, main.rv, own, tile, rows=False)
     sch.compute_at(shared, block, preserve_unit_loops=True)
     first, *others = sch.get_loops(shared)[1:]
     lane, held = sch.split(others[own], [tile.lanes, shape.vector])
     sch.bind(first, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    _vectors(sch, held, shape.vector, min(shape.vector, 4))
+    _vectors(sch, held, shape.vector, min(shape.vector, 8 * _PIECE // _held_bits(sch, shared)))
     sch.compute_at(sums, lane, preserve_unit_loops=True)
     kinds = _reduced(sch, sums)
     inner = sch.get_loops(sums)[-len(kinds):]
@@ -329,6 +335,31 @@ def _blocks(sch: s_tir.Schedule, total: Any, out: Any, column: int, shape: _Shap
     sch.bind(block, "blockIdx.x")
     sch.compute_at(total, block, preserve_unit_loops=True)
     return block
+
+
+def _held_bits(sch: s_tir.Schedule, block: Any) -> int:
+    """Of an element of what a block writes."""
+    return int(tvm.runtime.DataType(str(sch.get(block).writes[0].source.dtype)).bits)
+
+
+def _apart(sch: s_tir.Schedule, block: Any, column: int, tile: _Tile, *, rows: bool) -> None:
+    """Let what a block keeps in shared memory of eight neighbours of each lane lie as their first halves and then as
+    their second ones, half of the banks further: neither threads that access four numbers of a half meet in a bank, nor
+    those that access numbers side by side. ``rows``, of threads of the same results, follow each other in the banks."""
+    held = sch.get(block).writes[0].source
+    whole, alone = 2 * _WIDE * tile.lanes, tile.lanes == 1
+
+    def halves(*place: Any) -> list[Any]:
+        at = place[column]
+        lane = [] if alone else [at % whole // (2 * _WIDE)]
+        return [*place[:column], at // whole, *place[column + 1:], at // _WIDE % 2, *lane, at % _WIDE]
+
+    index = str(sch.get(block).iter_vars[0].dom.extent.ty.dtype)
+    layout = tirx.IndexMap.from_func(halves, ndim=len(held.shape), index_dtype=index)
+    sch.transform_layout(block, ("write", 0), layout)
+    sch.storage_align(block, 0, axis=-2 if alone else -3, factor=_BANKS, offset=_BANKS // 2)
+    if rows:
+        sch.storage_align(block, 0, axis=0, factor=_BANKS, offset=_WIDE * tile.lanes % _BANKS)
 
 
 def _join(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, tile: _Tile) -> None:
@@ -440,7 +471,7 @@ def _misfit(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> str | None:
         return "a sum with a border that is not there must be one thread's"
     if shape.terms % (tile.parts * tile.together) or shape.columns // shape.vector % tile.lanes:
         return "threads must have equal numbers of terms, and blocks of results"
-    shared = 4 * (tile.threads + tile.lanes) * shape.vector
+    shared = 4 * (tile.together + 1) * (tile.lanes * shape.vector + 3 * _BANKS * (shape.vector == 2 * _WIDE))
     if shared > gpu.shared_bytes:
         return f"the threads' sums must fit {gpu.shared_bytes} bytes, got {shared}"
     if tile.parts > 1 and shape.vector % tile.together:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
 
-from schedules.analysis import BlockInfo, analyse, op_name, uses, walk, widest_run
-from schedules.cuda.common import CudaSpace, bind_flat, ceil_div, inline_injective, leaves, limits, uniform
+from schedules.analysis import BlockInfo, analyse, loads, op_name, uses, walk, widest_run
+from schedules.cuda.common import (
+    CudaSpace,
+    Leaf,
+    bind_flat,
+    ceil_div,
+    inline_injective,
+    leaves,
+    limits,
+    require,
+    uniform,
+)
 from schedules.space import Decisions, Knob, Pick
 
 __all__ = ["Elementwise"]
 
-_VECTOR_TYPES = frozenset({"float32", "int32", "float16", "bfloat16"})
+_VECTOR_TYPES = frozenset({"float32", "int32", "float16", "bfloat16", "int8", "uint8"})
 #: threads that a multiprocessor has at least where each takes several results at once
 _LEAST_THREADS = 128
 
@@ -26,7 +38,42 @@ def _vector(info: BlockInfo, wanted: int) -> int:
     regions = (*info.block.reads, *info.block.writes)
     if any(str(region.source.dtype) not in _VECTOR_TYPES for region in regions):
         return 1
-    return next(v for v in (wanted, wanted // 2, 1) if v and info.extents[-1] % v == 0 and _agree(info, v))
+    widths = [w for w in (8, 4, 2, 1) if w <= wanted and (w < 8 or _in_halves(info))]
+    return next(v for v in widths if info.extents[-1] % v == 0 and _agree(info, v))
+
+
+def _in_halves(info: BlockInfo) -> bool:
+    """Whether eight results may be made of what is fetched before (:mod:`schedules.cuda.halves`): they have 16 bits,
+    lie side by side as all that moves with them, and what is read is the same element of a tensor everywhere, of none
+    that is not there."""
+    body, last = info.block.body, len(info.extents) - 1
+    if not isinstance(body, tirx.BufferStore) or _bits(body.buffer) != 16:
+        return False
+    found, guards = loads(body.value), []
+    walk(body.value, (Call, lambda call: guards.append(call) if op_name(call) == "if_then_else" else None))
+    stored = tirx.BufferLoad(body.buffer, body.indices)
+    moving = [load for load in (stored, *found) if uses(load, [info.variables[last]])]
+    apart = all(not a.source.same_as(b.source) or tvm_ffi.structural_equal(a, b) for a in found for b in found)
+    return not guards and apart and not any(loads(index) for load in found for index in load.indices) and all(
+        widest_run(load, info.variables, info.extents, last, [8]) == 8 for load in moving)
+
+
+def _bits(buffer: tirx.Buffer) -> int:
+    return int(tvm.runtime.DataType(str(buffer.dtype)).bits)
+
+
+def _fetch(sch: s_tir.Schedule, leaf: Leaf, thread: Any) -> None:
+    """Bring eight neighbours of each tensor of 16 bits to registers at once, before they are computed with."""
+    last = leaf.info.variables[-1]
+    moving = [load.source for load in loads(leaf.info.block.body) if uses(load, [last]) and _bits(load.source) == 16]
+    for i, read in enumerate(sch.get(leaf.rv).reads):
+        if any(read.source.same_as(source) for source in moving):
+            fetched = sch.cache_read(leaf.rv, i, "local")
+            sch.compute_at(fetched, thread, preserve_unit_loops=True)
+            *others, lanes = (loop for loop in sch.get_loops(fetched)[2:])
+            require(all(int(sch.get(loop).extent) == 1 for loop in others) and int(sch.get(lanes).extent) == 8,
+                    "eight neighbours of a result must be made of eight of each tensor")
+            sch.vectorize(lanes)
 
 
 def _agree(info: BlockInfo, width: int) -> bool:
@@ -54,14 +101,18 @@ class Elementwise(CudaSpace):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
-        return (Knob("threads", threads), Knob("vector", (1, 2, 4)))
+        return (Knob("threads", threads), Knob("vector", (1, 2, 4, 8)))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         gpu = limits(target)
         points = max(prod(int(s) for s in p.ty.shape) for p in func.params)
         # with fewer, some multiprocessors would have none, while single elements keep as many bytes under way
         wide = points >= 4 * _LEAST_THREADS * gpu.multiprocessors
-        vectors = (4, 2, 1) if wide else (1, 2, 4)
+        vectors: tuple[int, ...] = (4, 2, 1) if wide else (1, 2, 4)
+        # of small tensors, eight at once would leave too few threads; of float32 too they take two accesses
+        whole = [p.ty for p in func.params if prod(int(s) for s in p.ty.shape) == points]
+        if points >= 8 * _LEAST_THREADS * gpu.multiprocessors and all(_bits(buffer) == 16 for buffer in whole):
+            vectors = (8, *vectors)
         filled = points >= 4 * 256 * gpu.multiprocessors or not wide
         for threads in (256, 128) if filled else (128, 256):
             for vector in vectors:
@@ -73,4 +124,6 @@ class Elementwise(CudaSpace):
         for leaf in inline_injective(sch, leaves(sch)):
             vector = _vector(leaf.info, wanted)
             fitting = ceil_div(ceil_div(leaf.info.elements, vector), warp) * warp
-            bind_flat(sch, sch.get_loops(leaf.rv), min(threads, fitting), vector)
+            _, thread = bind_flat(sch, sch.get_loops(leaf.rv), min(threads, fitting), vector)
+            if vector == 8:
+                _fetch(sch, leaf, thread)

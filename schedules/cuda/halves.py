@@ -17,7 +17,7 @@ from tvm import s_tir, sym, tirx
 from schedules.analysis import loads, replaced, uses
 from schedules.cuda.emit import store_piece
 
-__all__ = ["in_halves"]
+__all__ = ["in_halves", "undivided"]
 
 #: bits of a thread's access, and of what is computed with
 _PIECE, _WIDE = 128, 32
@@ -44,9 +44,12 @@ def in_halves(func: tirx.PrimFunc) -> tirx.PrimFunc:
         store, whole = realize.block.body, int(loop.extent)
         if not isinstance(store, tirx.BufferStore) or whole not in (4, 8) or whole * _bits(store.buffer) != _PIECE:
             return loop
+        if store.buffer.scope() not in ("", "global"):
+            return loop
         wide = [load.source for load in loads(store.value) if _bits(load.source) == _WIDE]
-        sums = any(source.scope().startswith("shared") for source in wide) and store.buffer.scope() in ("", "global")
-        if not (sums if whole == _HALF else wide) or not _is_whole(loop, realize):
+        sums = any(source.scope().startswith("shared") for source in wide)
+        fetched = any(load.source.scope() == "local" for load in loads(store.value))
+        if not (sums if whole == _HALF else wide or fetched) or not _is_whole(loop, realize):
             return loop
         held.append(tirx.decl_buffer((whole,), str(store.buffer.dtype), f"{store.buffer.name}_held", scope="local"))
         return tirx.SeqStmt([_computed(loop, realize, held[-1]), _stored(loop, realize, held[-1])])
@@ -66,21 +69,21 @@ def _bits(buffer: Any) -> int:
 
 def _computed(loop: tirx.For, realize: s_tir.SBlockRealize, held: tirx.Buffer) -> tirx.Stmt:
     dtype = loop.loop_var.ty.dtype
-    half, lane = tirx.Var("half", dtype), tirx.Var("lane", dtype)
+    half, lane = tirx.Var("part", dtype), tirx.Var("lane", dtype)  # "half" is a type
     number = half * tirx.const(_HALF, dtype) + lane
     at, whole = {loop.loop_var: number}, int(loop.extent)
-    values = [replaced(_undivided(value, loop.loop_var, whole), at) for value in realize.iter_values]
+    values = [replaced(undivided(value, loop.loop_var, whole), at) for value in realize.iter_values]
     block, store = realize.block, realize.block.body
     place = tirx.Var("place", dtype)
     inner = _block(block, [tirx.BufferLoad(held, [place])], place, block.reads,
                    tirx.BufferStore(held, store.value, [place]), whole)
-    predicate = _undivided(realize.predicate, loop.loop_var, whole)  # without the lane
+    predicate = undivided(realize.predicate, loop.loop_var, whole)  # without the lane
     made: tirx.Stmt = s_tir.SBlockRealize([*values, number], predicate, inner)
     made = tirx.For(lane, tirx.const(0, dtype), tirx.const(_HALF, dtype), tirx.ForKind.VECTORIZED, made)
     return tirx.For(half, tirx.const(0, dtype), tirx.const(whole // _HALF, dtype), tirx.ForKind.UNROLLED, made)
 
 
-def _undivided(expr: Any, lane: tirx.Var, whole: int) -> Any:
+def undivided(expr: Any, lane: tirx.Var, whole: int) -> Any:
     """The expression with no division and no comparison of the lane where ``whole`` of them agree on it: vectors begin
     at multiples of their length, which TVM does not find out of sums of several loops."""
     analyzer, dtype = sym.Analyzer(), lane.ty.dtype
@@ -107,25 +110,25 @@ def _is_whole(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     """Whether all lie next to each other from a multiple of their bytes on, and are all stored or none."""
     own, store, analyzer, extent = loop.loop_var, realize.block.body, sym.Analyzer(), int(loop.extent)
     analyzer.bind(own, tvm.ir.Range(tirx.const(0, own.ty.dtype), tirx.const(extent, own.ty.dtype)))
-    names = {each.var: _undivided(value, own, extent) for each, value in zip(
+    names = {each.var: undivided(value, own, extent) for each, value in zip(
         realize.block.iter_vars, realize.iter_values, strict=True)}
     offset: Any = tirx.const(0, store.indices[0].ty.dtype)
     for index, size in zip(store.indices, store.buffer.shape, strict=True):
-        offset = offset * size + _undivided(replaced(index, names), own, extent)
+        offset = offset * size + undivided(replaced(index, names), own, extent)
     first = replaced(offset, {own: tirx.const(0, own.ty.dtype)})
     begin = analyzer.modular_set(first)
     whole = not int(begin.coeff) % extent and not int(begin.base) % extent
     return (whole and bool(analyzer.can_prove_equal(offset - first, own.astype(str(first.ty))))
-            and not uses(_undivided(realize.predicate, own, extent), [own]))
+            and not uses(undivided(realize.predicate, own, extent), [own]))
 
 
 def _stored(loop: tirx.For, realize: s_tir.SBlockRealize, held: tirx.Buffer) -> tirx.Stmt:
     own, store, zero, whole = loop.loop_var, realize.block.body, tirx.const(0, loop.loop_var.ty.dtype), int(loop.extent)
-    values = [replaced(_undivided(value, own, whole), {own: zero}) for value in realize.iter_values]
+    values = [replaced(undivided(value, own, whole), {own: zero}) for value in realize.iter_values]
     place, begin = tirx.Var("place", own.ty.dtype), tirx.BufferLoad(store.buffer, store.indices)
     inner = _block(realize.block, [begin], place, [tirx.BufferLoad(held, [place])], store_piece(begin, held),
                    whole)
-    return s_tir.SBlockRealize([*values, zero], _undivided(realize.predicate, own, whole), inner)
+    return s_tir.SBlockRealize([*values, zero], undivided(realize.predicate, own, whole), inner)
 
 
 def _block(

@@ -17,12 +17,14 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import TensorLoad
 
 from schedules.analysis import branches, linear_offset, loads, replaced, uses, walk
+from schedules.cuda.halves import undivided
 
 __all__ = ["with_common_guards"]
 
 
 def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The scheduled function with one guard for each vector that has guards; itself where none has."""
+    func = _with_common_places(func)
     changed: dict[s_tir.SBlock, s_tir.SBlock] = {}
 
     def enter(loop: tirx.For) -> None:
@@ -48,6 +50,31 @@ def with_common_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return next((after for before, after in blocks if before.same_as(block)), block)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, new), order="pre"))
+
+
+def _with_common_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function where iterators of guarded vectors in memory of all blocks that all lanes agree on are functions of
+    no lane: TVM takes vectors apart whose guard seems to depend on it."""
+    found = False
+
+    def change(loop: tirx.For) -> Any:
+        nonlocal found
+        realize = loop.body
+        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(realize, s_tir.SBlockRealize):
+            return loop
+        store = realize.block.body
+        if not isinstance(store, tirx.BufferStore) or branches(store.value) is None:
+            return loop
+        if store.buffer.scope() not in ("", "global") or not isinstance(loop.extent, tirx.IntImm):
+            return loop
+        values = [undivided(value, loop.loop_var, int(loop.extent)) for value in realize.iter_values]
+        found = True
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind,
+                        s_tir.SBlockRealize(values, realize.predicate, realize.block), loop.thread_binding,
+                        loop.annotations)
+
+    body = tvm_ffi.structural_map(func.body, (tirx.For, change), order="post")
+    return func.with_body(body) if found else func
 
 
 def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:

@@ -24,6 +24,7 @@ from tvm.tirx import compilation_pipeline
 from schedules.analysis import walk
 from schedules.cuda import attention, wgmma
 from schedules.cuda.arithmetic import vectorising, widened
+from schedules.cuda.filled import FilledCopies
 from schedules.cuda.halves import in_halves
 from schedules.cuda.joined import joined
 from schedules.cuda.lanes import with_common_guards
@@ -85,12 +86,14 @@ def _lower_both(
     rest: dict[Any, Any], written: dict[Any, Any], mod: tvm.IRModule, ctx: tvm.transform.PassContext,
     lower: tvm.transform.Pass,
 ) -> tvm.IRModule:
+    with tvm.transform.PassContext(
+        opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[*(ctx.instruments or ()), FilledCopies()]):
+        lowered = lower(tvm.IRModule(rest, attrs=mod.attrs))
     if not written:
-        return lower(tvm.IRModule(rest, attrs=mod.attrs))
+        return lowered
     once = tvm.IRModule(written, attrs=mod.attrs)
     with tvm.transform.PassContext(opt_level=ctx.opt_level, config=dict(ctx.config), instruments=[_OwnBarriers()]):
         once = lower(once)
-    lowered = lower(tvm.IRModule(rest, attrs=mod.attrs))
     lowered.update(once)
     return lowered
 

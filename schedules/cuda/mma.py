@@ -41,7 +41,7 @@ from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
-__all__ = ["TensorCoreGemm", "WarpTile"]
+__all__ = ["TensorCoreGemm", "WarpTile", "fills_tiles"]
 
 _SEEDS = 4
 #: bytes that a copy or a thread's access takes at most, and in which a shared row is permuted
@@ -53,7 +53,7 @@ _GATHER_REGISTERS = 40
 #: bytes of ``k`` that a stage has at least
 _LEAST_ROW = 64
 #: bytes that TVM copies at a time where a bound may cut them: it has no zeros of more bytes
-_GUARDED_BYTES = 4
+_GUARDED_BYTES = 16
 #: TVM's asynchronous copies have offsets of 32 bits
 _MOST_BYTES = 1 << 31
 #: 32-bit words that a row across ``k`` is longer: lanes of a fetch take eight neighbours of four rows
@@ -178,9 +178,7 @@ class TensorCoreGemm(CudaSpace):
 
     def accepts(self, contraction: Contraction, kind: mma.Kind) -> bool:
         """Whether a contraction of these sizes is this space's."""
-        sizes = [contraction.size(role) for role in (M, N, K)]
-        least = _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
-        return min(sizes[:2]) >= 16 and sizes[2] * _MOST_ZEROS >= least
+        return fills_tiles(contraction.size(M), contraction.size(N), contraction.size(K), kind)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         contraction, kind = _known(func)
@@ -223,6 +221,11 @@ class TensorCoreGemm(CudaSpace):
         pad(sch, normal.main, contraction, (1, tile.block_m, tile.block_n, tile.padded(contraction, kind)))
         _multiply(sch, normal.main, normal.out, contraction, kind, tile)
         bind_leaves(sch, [*normal.before, *normal.after], gpu_machine(target))
+
+
+def fills_tiles(m: int, n: int, k: int, kind: mma.Kind) -> bool:
+    """Whether a product of these sizes is worth a warp's tile, of which most is not zeros."""
+    return min(m, n) >= mma.TILE and k * _MOST_ZEROS >= _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
 
 
 def _bytes(buffer: tirx.Buffer) -> int:

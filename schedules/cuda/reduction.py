@@ -17,9 +17,9 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, TensorLoad
 
-from schedules.analysis import BlockInfo, loads, remembered, uses, walk, widest_run
+from schedules.analysis import BlockInfo, loads, op_name, remembered, uses, walk, widest_run
 from schedules.cuda.common import (
     CudaSpace,
     Leaf,
@@ -39,8 +39,8 @@ from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Reduce", "Rows", "follows", "own_order"]
 
-#: elements that a thread of a row may have side by side, and the bytes of the widest access
-_VECTORS, _PIECE = (1, 2, 4), 16
+#: elements that a thread may have side by side, and the bytes of the widest access
+_VECTORS, _PIECE = (1, 2, 4, 8), 16
 
 
 def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
@@ -105,9 +105,13 @@ def _along_rows(leaf: Leaf) -> int:
     walk(info.block.body, (tirx.BufferStore, stores.append))
     accesses = [*loads(info.block.body), *(tirx.BufferLoad(store.buffer, store.indices) for store in stores)]
     moving = [load for load in accesses if uses(load, [info.variables[last]])]
-    widest = max((tvm.runtime.DataType(str(load.source.dtype)).bits for load in moving), default=32)
-    widths = [v for v in _VECTORS[::-1] if 1 < v <= _PIECE // (widest // 8)]
+    narrowest = min((_bits(load.source) for load in moving), default=32)
+    widths = [v for v in _VECTORS[::-1] if 1 < v <= _PIECE * 8 // narrowest]
     return min((widest_run(load, info.variables, info.extents, last, widths) for load in moving), default=1)
+
+
+def _bits(buffer: tirx.Buffer) -> int:
+    return int(tvm.runtime.DataType(str(buffer.dtype)).bits)
 
 
 class Rows(CudaSpace):
@@ -126,8 +130,8 @@ class Rows(CudaSpace):
         shape = _row_shape(func)
         assert shape is not None, "seeds are asked only of a space that matches"
         (threads, _, _) = self.knobs(func, target)
-        # four elements a thread keeps loads in flight; a warp alone needs no barrier
-        wanted = max(32, ceil_div(shape.columns, 4))
+        # four elements a thread, or one access, keep loads in flight; a warp alone needs no barrier
+        wanted = max(32, ceil_div(shape.columns, max(4, shape.vector)))
 
         def preference(count: int) -> tuple[bool, int]:
             """Whole rows first, which no bound cuts; if not too few threads are left."""
@@ -135,7 +139,7 @@ class Rows(CudaSpace):
             return cut, abs(count - wanted) + (count < wanted) * count
 
         for count in sorted(threads.values, key=preference):
-            yield {"threads": count, "vector": shape.vector, "unroll": 16}
+            yield {"threads": count, "vector": shape.vector, "unroll": 64 if shape.vector == _VECTORS[-1] else 16}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = _row_shape(sch.mod["main"])
@@ -154,6 +158,8 @@ class Rows(CudaSpace):
             sch.vectorize(_spread(sch, column, threads, unroll, vector))
         else:
             _spread(sch, column, threads, unroll)
+        if vector == _VECTORS[-1]:
+            _fetch_halves(sch, last)
         for stage in reversed(stages):
             sch.compute_at(stage.rv, row, preserve_unit_loops=True)
             for i in range(len(stage.info.writes)):
@@ -177,6 +183,17 @@ def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int, vector: i
     return lanes[0] if lanes else inner
 
 
+def _fetch_halves(sch: s_tir.Schedule, last: Leaf) -> None:
+    """Bring what has 16 bits and moves along the row to registers at once, before eight results are computed in halves
+    (:mod:`schedules.cuda.halves`)."""
+    *_, thread, _ = sch.get_loops(last.rv)
+    block = sch.get(last.rv)
+    along = [block.iter_vars[-1].var]
+    for i, read in enumerate(block.reads):
+        if _bits(read.source) == 16 and any(uses(dim.min, along) for dim in read.region):
+            _to_registers(sch, last, i, thread)
+
+
 def _fetch_vectors(sch: s_tir.Schedule, stage: Leaf, lanes: Any) -> None:
     """Bring what moves along the row to registers as vectors, before the elements are reduced one by one."""
     *_, thread, _ = sch.get_loops(stage.rv)
@@ -184,11 +201,20 @@ def _fetch_vectors(sch: s_tir.Schedule, stage: Leaf, lanes: Any) -> None:
     along = [block.iter_vars[-1].var]
     moving = [i for i, read in enumerate(block.reads) if any(uses(dim.min, along) for dim in read.region)]
     for i in moving:
-        fetched = sch.cache_read(stage.rv, i, "local", consumer_blocks=[stage.rv])
-        sch.compute_at(fetched, thread, preserve_unit_loops=True)
-        *_, last = sch.get_loops(fetched)
-        sch.vectorize(last)
+        _to_registers(sch, stage, i, thread)
     sch.unroll(lanes)
+
+
+def _to_registers(sch: s_tir.Schedule, stage: Leaf, read: int, thread: Any) -> None:
+    """Fetch what a thread has of a tensor as vectors of 16 bytes at most."""
+    most = _PIECE * 8 // _bits(sch.get(stage.rv).reads[read].source)
+    fetched = sch.cache_read(stage.rv, read, "local", consumer_blocks=[stage.rv])
+    sch.compute_at(fetched, thread, preserve_unit_loops=True)
+    *_, last = sch.get_loops(fetched)
+    if int(sch.get(last).extent) > most:
+        more, last = sch.split(last, [None, most])
+        sch.unroll(more)
+    sch.vectorize(last)
 
 
 @dataclass(frozen=True)
@@ -197,6 +223,11 @@ class _ReduceShape:
     terms: int
     terms_run: bool  # neighbouring terms of one result are neighbours in memory
     fused: bool  # an elementwise stage follows
+    vector: int  # neighbouring terms that a thread may fetch at once
+
+    def at_once(self, together: int) -> int:
+        """Of so many threads for a result, whole vectors each."""
+        return next(v for v in _VECTORS[::-1] if v == 1 or (v <= self.vector and self.terms % (together * v) == 0))
 
 
 @remembered
@@ -216,7 +247,9 @@ def _reduce_shape(func: tirx.PrimFunc) -> _ReduceShape | None:
     if len(found) == 1 and main.intermediate:
         return None
     results = main.info.outputs
-    return _ReduceShape(results, main.info.elements // max(1, results), _terms_run(main), len(found) == 2)
+    run = _terms_run(main)
+    vector = _along_rows(main) if run and main.info.reduces[-1] and not _guards(main) else 1
+    return _ReduceShape(results, main.info.elements // max(1, results), run, len(found) == 2, vector)
 
 
 def follows(main: Leaf, last: Leaf) -> bool:
@@ -227,6 +260,13 @@ def follows(main: Leaf, last: Leaf) -> bool:
     plain = all(isinstance(i, (tirx.Var, tirx.IntImm)) for load in results for i in load.indices)
     needed = {i for i, e in enumerate(last.info.extents) if e > 1}
     return bool(results) and plain and all(needed <= _positions(load.indices, last) for load in results)
+
+
+def _guards(leaf: Leaf) -> bool:
+    """Whether a leaf reads what may not be there."""
+    found: list[Any] = []
+    walk(leaf.info.block.body, (Call, lambda call: found.append(call) if op_name(call) == "if_then_else" else None))
+    return bool(found)
 
 
 def _terms_run(main: Leaf) -> bool:
@@ -287,8 +327,11 @@ class Reduce(CudaSpace):
         sch.compute_at(main.rv, at, preserve_unit_loops=True)
         inner = sch.get_loops(main.rv)[len(sch.get_loops(main.rv)) - len(sch.get(main.rv).iter_vars) :]
         if together > 1:
-            outer, inner_thread = sch.split(sch.fuse(*inner), [None, together])
+            vector = shape.at_once(together)
+            outer, inner_thread, lanes = sch.split(sch.fuse(*inner), [None, together, vector])
             sch.bind(inner_thread, _axis(shape.terms_run))
+            if vector > 1:
+                _fetch_vectors(sch, main, lanes)
         else:
             kinds = [iv.iter_type for iv in sch.get(main.rv).iter_vars]
             outer = next(loop for loop, kind in zip(inner, kinds, strict=True) if kind == tirx.IterVar.CommReduce)
@@ -324,7 +367,7 @@ def _pair_fits(together: int, apart: int, gpu: GpuMachine) -> bool:
 
 def _estimate(together: int, apart: int, shape: _ReduceShape, gpu: GpuMachine) -> float:
     """Relative time: steps in order, waves of blocks, uncoalesced reads, and the tree that joins threads."""
-    steps = ceil_div(shape.terms, together)
+    steps = ceil_div(shape.terms, together * min(4, shape.at_once(together)))
     blocks = ceil_div(shape.results, apart)
     busy = gpu.multiprocessors * max(1, gpu.threads_per_multiprocessor // 2 // (together * apart))
     waves = ceil_div(blocks, busy)

@@ -28,6 +28,7 @@ from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, n
 from mlc.graph.layout.convolver import Convolver
 from mlc.graph.layout.regions import IMAGES, Choice, Planner, channel_slice, concatenated, moves_batch
 from mlc.graph.layout.values import Values, in_blocks
+from mlc.graph.precision.integer import is_signed_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 from schedules.cuda.attention import available as has_tensor_cores
@@ -73,11 +74,16 @@ def _has_constant(call: relax.Expr) -> bool:
 
 
 def _bits(call: relax.Expr, options: CompileOptions) -> int:
-    """Of an operand of a convolution that tensor cores multiply with a constant; 0 for any other."""
-    if not _has_constant(call) or is_depthwise(call) or dtype_of(call) != "float32":
+    """Of an operand of a convolution that tensor cores multiply with a constant, which is 8 where they add up integers;
+    0 for any other."""
+    if not _has_constant(call) or is_depthwise(call):
         return 0
     types = {dtype_of(arg) for arg in call.args}
     if int(call.attrs.groups) > 1 and not _has_whole_groups(call):
+        return 0
+    if is_signed_product(call):
+        return 8
+    if dtype_of(call) != "float32":
         return 0
     if types in ({"float16"}, {"bfloat16"}):
         return 16
@@ -144,7 +150,7 @@ class _Planner(Planner):
         bits = _bits(value, self._options)
         if bits:
             conv = convolution(value)
-            rows = conv.kernel == conv.strides == (1, 1) and not any(conv.pads)
+            rows = conv.kernel == conv.strides == (1, 1) and not any(conv.pads) and bits > 8
             fitting = (v for v in (8, 4, 2, 1) if math.prod(conv.size) % v == 0)
             return self._seconds(conv, bits, next(fitting) if rows else 1)
         depthwise = _has_constant(value) and is_depthwise(value)

@@ -8,7 +8,7 @@ what the product reads. Models of float32 may be rounded too, where the user say
 """
 
 from mlc.graph.precision.integer import IntegerProducts
-from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
+from mlc.graph.precision.moved import MoveQuantisation, SignedActivations, UnsignedActivations
 from mlc.graph.precision.operands import AllowTensorFloat, NarrowOperands
 from mlc.graph.precision.quantisation import Quantisation
 from mlc.graph.precision.reduced import RoundConstants, check_precision
@@ -19,6 +19,6 @@ from mlc.graph.precision.widened import WidenFloats, WidenSums
 
 __all__ = [
     "AllowTensorFloat", "IntegerProducts", "MoveQuantisation", "NarrowOperands", "Quantisation", "Rescale",
-    "RoundConstants", "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts", "WidenFloats", "WidenSums",
-    "check_precision",
+    "RoundConstants", "SignedActivations", "SpellOutQuantisation", "UnsignedActivations", "WeightOnlyProducts",
+    "WidenFloats", "WidenSums", "check_precision",
 ]

@@ -9,11 +9,11 @@ before                                                      after
                                                             * (s * t)``
 ==========================================================  ======================================================
 
-``q`` is uint8 with one scale, ``W`` a constant with one scale for each output channel, or one for all. Where both
-operands are activations, the second one, ``r``, becomes int8, and sums along the ``K`` products are taken at run time,
-but for zero points that are zero. What is added up is exact in int32. So the result is that of exact arithmetic,
-rounded three times to float32, where the sum in float32 rounds at every step: nearer to what the model says, and after
-quantising within one step of it.
+``q`` is uint8, or int8 on GPUs, with one scale, ``W`` a constant with one scale for each output channel, or one for
+all. Where both operands are activations of uint8, the second one, ``r``, becomes int8, and sums along the ``K``
+products are taken at run time, but for zero points that are zero. What is added up is exact in int32. So the result is
+that of exact arithmetic, rounded three times to float32, where the sum in float32 rounds at every step: nearer to what
+the model says, and after quantising within one step of it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, op_name, rewrite_
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.integer import STEP
 from mlc.graph.precision.affine import Affine, Dequantised, dequantised, spread
+from mlc.graph.precision.integer_gpu import priced_on_gpu
 from mlc.options import CompileOptions
 from mlc.sizes import usual_size
 from mlc.target import Target
 from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import QUADS
 
-__all__ = ["IntegerProducts", "is_integer_product", "priced"]
+__all__ = ["IntegerProducts", "is_integer_product", "is_signed_product", "priced"]
 
 #: what |sum| stays below, whatever the 8-bit operands are
 _INT32 = 2**31
@@ -49,6 +50,8 @@ _INT32 = 2**31
 _TILES_REACHED = 0.5
 #: how far int8 lies below uint8
 _HALF = 128
+#: types of activations: those of CPUs' dot products, and of GPUs' tensor cores
+_BYTES = ("uint8", "int8")
 #: whether a product of dequantised operands is to be one of integers
 Worth = Callable[[relax.Call], bool]
 
@@ -58,9 +61,14 @@ def is_integer_product(call: relax.Call) -> bool:
     return dtype_of(call) == "int32" and [dtype_of(arg) for arg in call.args[:2]] == ["uint8", "int8"]
 
 
+def is_signed_product(call: relax.Call) -> bool:
+    """Whether the call adds up products of int8 in int32, as GPUs' tensor cores do."""
+    return dtype_of(call) == "int32" and all(dtype_of(arg) == "int8" for arg in call.args[:2])
+
+
 def _activation(expr: relax.Expr, scope: Scope) -> Dequantised | None:
     found = dequantised(expr, scope)
-    return found if found is not None and found.dtype == "uint8" and found.affine.single else None
+    return found if found is not None and found.dtype in _BYTES and found.affine.single else None
 
 
 def _weight(expr: relax.Expr, scope: Scope, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -118,7 +126,7 @@ def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
 def product_of_activations(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """A product of two activations, as attention has them."""
     left, right = (_activation(arg, scope) if len(shape_of(arg)) > 1 else None for arg in call.args)
-    if left is None or right is None:
+    if left is None or right is None or left.dtype != "uint8" or right.dtype != "uint8":
         return None
     depth = shape_of(call.args[0])[-1]
     if 4 * depth * 255 * 128 >= _INT32:  # the product and each of its corrections
@@ -153,6 +161,8 @@ def product(call: relax.Call, scope: Scope) -> relax.Expr | None:
 def priced(target: Target, options: CompileOptions) -> Worth:
     """Whether a product is faster in integers than in float32 on that machine, by arithmetic on what it is: float32
     takes more bytes and fewer products at once, but has more algorithms."""
+    if target.kind == "cuda":
+        return priced_on_gpu(target, options)
     estimate = Estimate(target.tvm, 0.0)
 
     def of_matrices(call: relax.Call) -> tuple[float, float]:

@@ -5,7 +5,8 @@ Every rule is bit-exact:
 ====================================================  ========================================================
 before                                                after
 ====================================================  ========================================================
-``dequantize(q: int8, s, z)``                         ``dequantize(q + 128: uint8, s, z + 128)``
+``dequantize(q: int8, s, z)``                         ``dequantize(q + 128: uint8, s, z + 128)``, or on GPUs the
+                                                      other way round
 ``f(dequantize(q))``, ``f`` moves or picks elements   ``dequantize(f(q))``
 ``max_pool(dequantize(q))``, ``relu`` likewise        ``dequantize(max_pool(q))``, ``dequantize(maximum(q, z))``
 ``concat(dequantize(a), dequantize(b))``, alike       ``dequantize(concat(a, b))``
@@ -30,7 +31,7 @@ from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pa
 from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised
 from mlc.operators import relax_where
 
-__all__ = ["MoveQuantisation", "UnsignedActivations"]
+__all__ = ["MoveQuantisation", "SignedActivations", "UnsignedActivations"]
 
 #: operators that only move elements of their first argument
 _MOVERS = {*relax_where(lambda each: each.movement), "expand_dims", "flatten", "squeeze"} - {"concat", "nn.pad"}
@@ -49,19 +50,31 @@ def _quantise(data: relax.Expr, affine: Affine, dtype: str) -> relax.Expr:
     return op.quantize(data, constant(scale), constant(zero, dtype), affine.axis, dtype)
 
 
-def unsigned(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``dequantize(q: int8) --> dequantize(q + 128: uint8)``: dot products take unsigned activations."""
-    found = dequantised(call, scope)
-    if found is None or found.dtype != "int8" or is_constant(found.data) or not found.affine.single:
+def _shifted(call: relax.Call, scope: Scope, dtype: str) -> relax.Expr | None:
+    """``dequantize`` of an activation of the other type of 8 bits, of integers of ``dtype``."""
+    found, by = dequantised(call, scope), _HALF if dtype == "uint8" else -_HALF
+    if found is None or found.dtype not in {"int8", "uint8"} - {dtype}:
         return None
-    shifted = Affine(found.affine.scale, found.affine.zero + _HALF, found.affine.axis)
+    if is_constant(found.data) or not found.affine.single:
+        return None
+    shifted = Affine(found.affine.scale, found.affine.zero + by, found.affine.axis)
     source = quantised(found.data, scope)
     if source is not None:
-        data = _quantise(source[0], Affine(source[1].scale, source[1].zero + _HALF, source[1].axis), "uint8")
+        data = _quantise(source[0], Affine(source[1].scale, source[1].zero + by, source[1].axis), dtype)
     else:
         wide = scope.emit(op.astype(found.data, "int16"))
-        data = op.astype(scope.emit(op.add(wide, constant(np.array(_HALF, "int16")))), "uint8")
-    return _dequantise(scope.emit(data), shifted, "uint8")
+        data = op.astype(scope.emit(op.add(wide, constant(np.array(by, "int16")))), dtype)
+    return _dequantise(scope.emit(data), shifted, dtype)
+
+
+def unsigned(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``dequantize(q: int8) --> dequantize(q + 128: uint8)``: CPUs' dot products take unsigned activations."""
+    return _shifted(call, scope, "uint8")
+
+
+def signed(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``dequantize(q: uint8) --> dequantize(q - 128: int8)``: tensor cores take both operands alike."""
+    return _shifted(call, scope, "int8")
 
 
 def after_movement(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -168,6 +181,7 @@ def constant_moved(call: relax.Call, scope: Scope) -> relax.Expr | None:
 
 
 UnsignedActivations = rewrite_pass("UnsignedActivations", {"relax.dequantize": (unsigned,)})
+SignedActivations = rewrite_pass("SignedActivations", {"relax.dequantize": (signed,)})
 
 RULES: Rules = {
     **{f"relax.{name}": (after_movement,) for name in _MOVERS if name != "permute_dims"},

@@ -7,7 +7,7 @@ from tvm import relax
 
 from mlc.graph.ir.rewrite import bindings, op_name
 from mlc.graph.precision.integer import IntegerProducts, priced
-from mlc.graph.precision.moved import MoveQuantisation, UnsignedActivations
+from mlc.graph.precision.moved import MoveQuantisation, SignedActivations, UnsignedActivations
 from mlc.graph.precision.rescaled import Rescale
 from mlc.graph.precision.spelled_out import SpellOutQuantisation
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -19,8 +19,8 @@ _CALLS = ("relax.quantize", "relax.dequantize")
 
 
 def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: quantising moves and cancels, and products of 8-bit operands add up integers on CPU targets, unless
-    the ``options`` forbid it, where that is priced to be faster.
+    """Module pass: quantising moves and cancels, and products of 8-bit operands add up integers, unless the
+    ``options`` forbid it, where that is priced to be faster. Activations are uint8 on CPUs and int8 on GPUs.
 
     Models without a ``quantize`` or ``dequantize`` come back as they are, unsearched: most models have none.
     """
@@ -30,9 +30,9 @@ def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> t
         values = (binding.value for binding in bindings(mod["main"]))
         if not any(isinstance(value, relax.Call) and op_name(value) in _CALLS for value in values):
             return mod
-        integers = target.kind == "llvm" and options.integers
-        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation, Rescale) if integers else ()
-        for each in (UnsignedActivations, MoveQuantisation, *products):
+        products = (IntegerProducts(priced(target, options)), SpellOutQuantisation, Rescale) if options.integers else ()
+        activations = SignedActivations if target.kind == "cuda" else UnsignedActivations
+        for each in (activations, MoveQuantisation, *products):
             mod = each(mod)
         return mod
 

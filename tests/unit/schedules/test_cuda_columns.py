@@ -131,6 +131,7 @@ def test_what_is_not_side_by_side_is_left_alone() -> None:
 ODD = [
     (row_times(77, 56, "float16", "float16"), [(7, 7, 1), (7, 11, 1)]),
     (row_times(200, 40, "bfloat16", "bfloat16"), [(5, 25, 1), (5, 8, 5)]),
+    (row_times(96, 256, "float16", "float16"), [(32, 6, 1), (16, 2, 3)]),
     (row_times(90, 132, "float32"), [(33, 5, 1), (33, 2, 9)]),
     (row_times(66, 68, "float16"), [(17, 11, 1), (17, 2, 3)]),  # vectors of four
     (row_times(65, 34, "float32", rows=3), [(17, 13, 1)]),  # of two
@@ -155,6 +156,8 @@ def test_odd_sizes_are_right_and_fetched_as_vectors(case: Case, tile: tuple[int,
     assert error <= case.rtol
     wide = sum(cost.requests for cost in costs if not cost.shared and cost.bytes >= 8)
     assert wide >= sum(cost.requests for cost in costs if not cost.shared and cost.bytes < 8)
+    shared = [cost for cost in costs if cost.shared]
+    assert sum(cost.taken for cost in shared) <= 1.1 * sum(cost.least for cost in shared)
 
 
 @needs_gxx

@@ -12,18 +12,21 @@ from tvm import te, tirx, topi
 
 from mlc.codegen.cuda import legal_names
 from mlc.codegen.inspection import Kernel, find_nvdisasm, kernels
+from mlc.measure.data import numpy_dtype
 from mlc.target import resolve
 from mlc.testing import cuda_emulator
 from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES
 from schedules import registry
 from schedules.cuda.elementwise import Elementwise
-from schedules.cuda.reduction import Rows
+from schedules.cuda.reduction import Reduce, Rows
 from schedules.space import InvalidDecision, first_seed, schedule_with
 
 SPACE = Rows()
 BY_NAME = {case.name: case for case in CASES}
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
+
+ROUNDED = {"float16": 1e-3, "bfloat16": 8e-3}
 
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
@@ -61,6 +64,27 @@ def rms_norm(rows: int, columns: int) -> Case:
                 space=SPACE.name, index="int64")
 
 
+def narrow_norm(rows: int, columns: int, dtype: str) -> Case:
+    """Layer normalisation of 16 bits, computed in float32, with a scale and a shift of float32."""
+    def build() -> list[Any]:
+        x = te.placeholder((rows, columns), dtype, "x")
+        g, b = (te.placeholder((columns,), "float32", name) for name in "gb")
+        return [x, g, b, topi.cast(topi.nn.layer_norm(topi.cast(x, "float32"), g, b, [1]), dtype)]
+
+    def reference(x: np.ndarray, g: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
+
+    return Case(f"norm_{dtype}", build, reference, ROUNDED[dtype], space=SPACE.name, index="int64")
+
+
+def row_sums(rows: int, columns: int, dtype: str) -> Case:
+    def build() -> list[Any]:
+        x = te.placeholder((rows, columns), dtype, "x")
+        return [x, topi.sum(topi.cast(x, "float32"), 1)]
+
+    return Case(f"sums_{dtype}", build, lambda x: x.sum(1), 1e-5, space="cuda.reduce", index="int64")
+
+
 def _with_result(build: Any, *shapes: tuple[int, ...]) -> list[Any]:
     inputs = [te.placeholder(shape, "float32", f"p{i}") for i, shape in enumerate(shapes)]
     return [*inputs, build(*inputs)]
@@ -96,6 +120,47 @@ def test_rows_are_right_and_fetched_in_whole_sectors(case: Case) -> None:
     assert error <= case.rtol
     fetched = [cost for cost in costs if not cost.shared]
     assert {cost.bytes for cost in fetched} == {16} and all(cost.taken == cost.least for cost in fetched), fetched
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_of_16_bits_take_16_bytes(dtype: str) -> None:
+    """Eight numbers at once, each fetched once; the scale and the shift in two accesses each."""
+    for columns in (1024, 768):
+        kernel = compiled(seeded(narrow_norm(64, columns, dtype)), AMPERE)
+        vectors = columns // (8 * kernel.threads)
+        assert kernel.stack_bytes == kernel.spilled_bytes == 0 < vectors
+        assert kernel.count("LDG") == kernel.count("LDG.E.128") == 5 * vectors
+        assert kernel.count("STG") == kernel.count("STG.E.128") == vectors
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_rows_of_16_bits_are_right(dtype: str) -> None:
+    case = narrow_norm(3, 512, dtype)
+    error, costs = emulate(case, seeded(case))
+    assert error <= case.rtol
+    assert {cost.bytes for cost in costs if not cost.shared} == {16}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sums_of_neighbours_fetch_16_bytes(dtype: str) -> None:
+    case = row_sums(64, 1024, dtype)
+    assert registry.find(case.func(), AMPERE).name == case.space
+    kernel = compiled(first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"], AMPERE)
+    assert kernel.count("LDG") == kernel.count("LDG.E.128.CONSTANT") > 0 == kernel.stack_bytes
+
+
+@needs_gxx
+@pytest.mark.parametrize(("case", "vectors"), [
+    (row_sums(3, 512, "float16"), {16}), pytest.param(row_sums(5, 300, "float32"), set(), marks=pytest.mark.slow),
+], ids=["whole", "rest"])
+def test_sums_of_neighbours_are_right(case: Case, vectors: set[int]) -> None:
+    """One by one where vectors would leave a rest."""
+    error, costs = emulate(case, first_seed(Reduce(), case.func(), AMPERE)[0].mod["main"])
+    assert error <= case.rtol
+    assert {cost.bytes for cost in costs if not cost.shared} == vectors
 
 
 @needs_gxx
@@ -171,3 +236,22 @@ def test_elements_that_differ_in_a_condition_are_taken_one_by_one() -> None:
     func = te.create_prim_func([x, filled], index_dtype_override="int64")
     kernel = compiled(first_seed(Elementwise(), func, AMPERE)[0].mod["main"], AMPERE)
     assert kernel.count("STG") == kernel.count("STG.E") == 1
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["int8", *(
+    pytest.param(each, marks=pytest.mark.slow) for each in ("uint8", "bfloat16", "float32"))])
+def test_a_border_of_pixels_is_stored_in_vectors(dtype: str) -> None:
+    """All channels that a thread has are inside of the image, or none."""
+    x = te.placeholder((1, 5, 7, 12), dtype, "x")
+    around = [0, 1, 1, 0]
+    func = te.create_prim_func([x, topi.nn.pad(x, around, around, tirx.const(5, dtype))], index_dtype_override="int64")
+    scheduled = schedule_with(Elementwise(), func, AMPERE, {"threads": 64, "vector": 4}).mod["main"]
+    given = np.random.default_rng(5).integers(0, 127, (1, 5, 7, 12)).astype(numpy_dtype(dtype))
+    found = np.zeros((1, 7, 9, 12), numpy_dtype(dtype))
+    cuda_emulator.run(scheduled, AMPERE, [given], [found])
+    wanted = np.pad(given.astype("float32"), [(width, width) for width in around], constant_values=5)
+    np.testing.assert_array_equal(found.astype("float32"), wanted)
+    if shutil.which("nvcc") and find_nvdisasm():
+        kernel = compiled(scheduled, AMPERE)
+        assert kernel.count("LDG") == kernel.count("STG") == 1
