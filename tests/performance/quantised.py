@@ -3,9 +3,9 @@
 ``make bench-quantised``, or ``python -m tests.performance.quantised --models resnet50-qdq,bert_base-dynamic``. A model
 is the name of a network and how onnxruntime's own tools make it smaller: ``qdq`` calibrates and quantises each channel
 of the weights, ``dynamic`` is ``quantize_dynamic``, ``f16`` converts to float16, ``bf16`` that to bfloat16. Machines
-with 8-bit dot products publish a table of their own. Calibration data are seeded. Results
-are written after each model; those that are there already are skipped unless ``--again`` measures them anew. What was
-built stays in the folder and is timed again as it is: remove it after a change to mlc.
+with 8-bit dot products publish a table of their own, and so do those with a matrix unit. Calibration data are seeded.
+Results are written after each model; those that are there already are skipped unless ``--again`` measures them anew.
+What was built stays in the folder and is timed again as it is: remove it after a change to mlc.
 
 ``make bench-sixteen``, or ``--sixteen``, is the same for every benchmark model in both types of 16 bits, and for those
 of float16 with ``--precision bf16`` (``f16-in-bf16``), of which OpenVINO is asked as well. Errors are relative to what
@@ -86,8 +86,12 @@ def _section(target: str) -> str:
     """The table for machines like this one."""
     from mlc.graph.kernels.integer import dot_form
     from mlc.target import resolve
+    from schedules.machine import cpu_machine
 
-    return "quantised-vnni" if dot_form(resolve(target)) == "quads" else "quantised"
+    resolved = resolve(target)
+    if cpu_machine(resolved.tvm).tile_per_cycle:
+        return "quantised-amx"
+    return "quantised-vnni" if dot_form(resolved) == "quads" else "quantised"
 
 
 def built(name: str, folder: Path, target: str) -> tuple[Path, Path]:
