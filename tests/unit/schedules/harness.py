@@ -216,7 +216,7 @@ class SpaceContract:
         taken = [self.space.matches(func, self.target) for func in not_its_own()]
         assert all(taken) if self.space.name.endswith(".fallback") else not all(taken)
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(3)
     def test_every_seed_is_correct(self, case: Case) -> None:
         func = case.func()
         names = {k.name for k in self.space.knobs(func, self.target)}
@@ -256,7 +256,7 @@ class SpaceContract:
                     code = self.code(sch.mod["main"])
                     assert all(re.search(i.instruction, code) for i in promised)
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(3)
     def test_random_decisions_are_refused_or_correct(self, case: Case) -> None:
         func = case.func()
         rng = random.Random(zlib.crc32(case.name.encode()))
