@@ -153,9 +153,11 @@ def elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gam
 
 
 def prelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, and tensors without channels."""
+    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, tensors without channels, and
+    slopes that are not known to be finite, by which it multiplies 0 as well."""
     (x, slope), emit = inputs, emitter(bb, dtype_of(inputs[0]))
-    if dtype_of(x) != "bfloat16" and len(x.ty.shape) > 1:
+    known = array_of(slope)
+    if dtype_of(x) != "bfloat16" and len(x.ty.shape) > 1 and known is not None and np.isfinite(known).all():
         return None
     return emit("where", emit("less", x, 0.0), emit("multiply", x, slope), x)
 

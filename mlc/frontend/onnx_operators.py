@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -26,6 +27,9 @@ _STANDARD = ("", "ai.onnx")
 #: nodes that are left when all that is constant has been folded; large exported language models have 5,000
 _MOST_NODES = 20_000
 _MOST_READERS = 2_000
+#: attributes that may be infinite: elements of tensors, and what elements are compared with or replaced by
+_BOUNDS = frozenset({"value", "value_float", "min", "max", "mask_filter_value"})
+_COMPARING = frozenset({"ThresholdedRelu"})
 # Values that no compiled function can hold: sequences and optionals.
 _NOT_TENSORS = frozenset({
     "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
@@ -60,6 +64,8 @@ def expansion_of(node: onnx.NodeProto) -> Expand | None:
 def unsupported(node: onnx.NodeProto) -> str:
     """The operator's name, with what is special about this use, if TVM cannot import the node; else an empty text."""
     qualified = _qualified(node)
+    if endless := _not_finite(node):
+        return f"{qualified} with {endless}"
     if expansion_of(node) is not None:
         return ""
     if node.domain not in _STANDARD:
@@ -67,6 +73,15 @@ def unsupported(node: onnx.NodeProto) -> str:
     if node.op_type not in _converters() | CONVERTERS.keys() | {"Constant"}:
         return qualified
     return _wrongly_converted(node)
+
+
+def _not_finite(node: onnx.NodeProto) -> str:
+    """An attribute that is multiplied with and is infinite or NaN: TVM's operators multiply where ONNX's choose, and
+    make NaN of 0, and ONNX's own definitions cannot be written out with it."""
+    for attribute in node.attribute if node.op_type not in _COMPARING else ():
+        if attribute.name not in _BOUNDS and not math.isfinite(attribute.f):
+            return f"{attribute.name} {attribute.f:g}"
+    return ""
 
 
 def _wrongly_converted(node: onnx.NodeProto) -> str:
@@ -86,7 +101,8 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
 
 def functions_to_inline(nodes: Iterable[onnx.NodeProto], opsets: dict[str, int]) -> set[tuple[str, str]]:
     """``(domain, operator)`` of the nodes that cannot be imported but that ONNX defines by other operators."""
-    return {(node.domain, node.op_type) for node in nodes if unsupported(node) and _is_function(node, opsets)}
+    return {(node.domain, node.op_type) for node in nodes
+            if unsupported(node) and not _not_finite(node) and _is_function(node, opsets)}
 
 
 def check_size(nodes: Sequence[onnx.NodeProto], is_constant: Callable[[str], bool], name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
 from mlc.frontend.model import imported
@@ -110,12 +110,25 @@ def test_results_of_one_name_are_refused() -> None:
     assert "y" in _refused(model)
 
 
-def test_infinite_attributes_make_no_other_numbers() -> None:
-    """They compile to what they say, or are refused."""
-    model = _copy("dense")
-    next(a for n in model.graph.node for a in n.attribute if n.op_type == "LeakyRelu").f = float("inf")
-    assert load_model(model).outputs
-    assert json.dumps({"name": load_model(model).name})
+@pytest.mark.parametrize("opset", [13, 17, 22])
+@pytest.mark.parametrize(("operator", "attributes"), [
+    ("LeakyRelu", {"alpha": np.inf}), ("LeakyRelu", {"alpha": np.nan}), ("Elu", {"alpha": np.inf}),
+    ("HardSigmoid", {"beta": -np.inf}), ("ThresholdedRelu", {"alpha": np.inf}), ("PRelu", {}),
+])
+def test_infinite_attributes_make_no_other_numbers(operator, attributes, opset) -> None:
+    """They compile to what they say, at 0 too, which an infinity must not be multiplied with; or they are refused."""
+    x = np.array([[-1, 0, 2, 3, -4, 0.5]], np.float32)
+    slopes = [numpy_helper.from_array(np.full((1, 6), np.inf, np.float32), "s")] if operator == "PRelu" else []
+    node = helper.make_node(operator, ["x", *(each.name for each in slopes)], ["y"], **attributes)
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 6])] for name in "xy")
+    model = helper.make_model(helper.make_graph([node], "g", *ends, slopes),
+                              opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    if attributes and operator != "ThresholdedRelu":  # which only compares
+        (named,) = attributes
+        assert f"1 are not: {operator} with {named} {attributes[named]:g} (used by y); " in _refused(model)
+    else:
+        meant = np.zeros_like(x) if attributes else np.where(x < 0, -np.inf, x)
+        np.testing.assert_array_equal(mlc.compile(model, log=False)(x)[0], meant)
 
 
 def test_numbers_that_are_neither_true_nor_false_are_refused() -> None:
