@@ -23,6 +23,8 @@ from mlc.substitution.terms import INPUT, TermGraph, freeze
 
 __all__ = ["Arranged", "Shared", "arrange", "shared"]
 
+#: sums of more terms stay in the model's order: no network has them
+_MOST_TERMS = 256
 #: a term of a sum by its place, or the sum of two
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
 
@@ -94,8 +96,17 @@ class _Reading:
         for place, term in enumerate(self._terms):
             if term.op in COMMUTATIVE and place not in self._constant and not any(
                 self._inner(place, reader) for reader in self._readers[place]
-            ):
+            ) and self._short(place):
                 yield place, list(self._leaves(self.tree(place)))
+
+    def _short(self, root: int) -> bool:
+        """Whether a sum has few enough terms to be read one within the other."""
+        met, sums = 0, [root]
+        while sums and met < _MOST_TERMS:
+            place = sums.pop()
+            met += 1
+            sums += [each for each in self._terms[place].inputs if self._inner(each, place)]
+        return not sums
 
     def _inner(self, place: int, reader: int) -> bool:
         alone = len(self._readers[place]) == 1 and place not in self._outputs

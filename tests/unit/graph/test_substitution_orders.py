@@ -18,8 +18,9 @@ from mlc.graph.substitute.match import repeated
 from mlc.graph.substitute.read import read
 from mlc.graph.substitute.rules import shipped_patterns
 from mlc.graph.substitute.saturate import saturate
+from mlc.graph.substitute.sums import shared
 from mlc.substitution.egraph import EGraph
-from mlc.substitution.terms import TermGraph
+from mlc.substitution.terms import CONSTANT, INPUT, TermBuilder, TermGraph
 
 Emit = Callable[..., relax.Expr]
 KEYS, DEPTH = 256, 16
@@ -138,3 +139,15 @@ def test_rules_of_orders_and_of_what_is_repeated_are_of_use() -> None:
     cut = rule("cut", "a[m,k] b[k,n+l]", "slice(matmul(a, b), axis=1, begin=0, end=n)",
                "matmul(a, slice(b, axis=1, begin=0, end=n))")
     assert Benefit.CHEAPER not in benefits_of(cut).values()
+
+
+@pytest.mark.parametrize(("terms", "groups"), [(20, 1), (5000, 0)])
+def test_sums_of_thousands_of_terms_stay_in_their_order(terms: int, groups: int) -> None:
+    """They would be read one within the other, as deep as Python goes."""
+    builder = TermBuilder()
+    x = builder.add(INPUT, (), (4, 4), id=0)
+    whole = x
+    for each in range(terms):
+        product = builder.add("matmul", (x, builder.add(CONSTANT, (), (4, 4), id=each)), (4, 4))
+        whole = builder.add("add", (whole, product), (4, 4))
+    assert len(shared(builder.graph([whole]))) == groups
