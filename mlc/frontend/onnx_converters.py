@@ -48,6 +48,25 @@ def _gather(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.take(data, _from_begin(bb, indices, extent), axis, mode="clip")
 
 
+def _gather_elements(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Indices from -n to n - 1 as in :func:`_gather`. TVM makes a tensor of the shape to read n from, where it is free
+    or not, which fuses badly, and reads out of bounds for other indices."""
+    from tvm import relax
+
+    data, indices = inputs[0], inputs[1]
+    axis = int(attrs.get("axis", 0)) % len(data.ty.shape)
+    extent, array = size_of(data.ty.shape[axis]), array_of(indices)
+    if isinstance(extent, Size) or dtype_of(indices) not in ("int32", "int64"):
+        return None
+    if array is not None:
+        array = np.clip(np.where(array < 0, array + extent, array), 0, extent - 1).astype(array.dtype)
+        return relax.op.gather_elements(data, relax.const(array, str(array.dtype)), axis)
+    emit, dtype = emitter(bb), dtype_of(indices)
+    inside = emit("minimum", emit("maximum", _from_begin(bb, indices, extent), relax.const(0, dtype)),
+                  relax.const(extent - 1, dtype))
+    return relax.op.gather_elements(data, inside, axis)
+
+
 def _from_begin(bb: Any, indices: Any, extent: Any) -> Any:
     """Indices from ``-extent`` as such from 0; the extent may be free."""
     from tvm import relax
@@ -245,6 +264,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Elu": functools.partial(elementwise.elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "IsInf": elementwise.is_inf,
     "LRN": _lrn,
     "LSTM": lstm,

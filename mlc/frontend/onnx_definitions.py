@@ -11,6 +11,7 @@ import numpy as np
 from mlc.frontend.onnx_attention import attention
 from mlc.frontend.onnx_control import branches, loop, scan
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_lengths import sequences
 
 if TYPE_CHECKING:
     import onnx
@@ -32,14 +33,16 @@ def _lp_normalization(nodes: Nodes) -> str:
 def _reverse_sequence(nodes: Nodes) -> str:
     """``input, sequence_lens``: of each sequence the first elements, as many as it has, in the opposite order."""
     (x, lengths), given = nodes.inputs(2), nodes.attributes()
-    shape = nodes.known_shape(x, "input")
+    rank = nodes.rank_of(x, "input")
     batch, time = int(given.get("batch_axis", 1)), int(given.get("time_axis", 0))
-    steps = nodes.constant(_along(np.arange(shape[time]), time, len(shape)))
+    steps = nodes.constant(_along(np.arange(nodes.fixed_size(x, time, "input")), time, rank))
     count = nodes("Reshape", nodes("Cast", lengths, to=_INT64),
-                  nodes.constant([-1 if axis == batch else 1 for axis in range(len(shape))]))
+                  nodes.constant([-1 if axis == batch else 1 for axis in range(rank)]))
     turned = nodes("Sub", nodes("Sub", count, nodes.constant([1])), steps)
     index = nodes("Where", nodes("Less", steps, count), turned, steps)
-    return str(nodes("GatherElements", x, nodes("Expand", index, nodes.constant(list(shape))), axis=time))
+    shape = nodes.shape_of(x)
+    whole = nodes("Shape", x) if shape is None else nodes.constant(list(shape))
+    return str(nodes("GatherElements", x, nodes("Expand", index, whole), axis=time))
 
 
 def _tensor_scatter(nodes: Nodes) -> str:
@@ -209,6 +212,10 @@ def _gives(count: int) -> Callable[[onnx.NodeProto], bool]:
     return lambda node: len([o for o in node.output if o]) >= count
 
 
+def _takes(place: int) -> Callable[[onnx.NodeProto], bool]:
+    return lambda node: len(node.input) > place and bool(node.input[place])
+
+
 def _always(node: onnx.NodeProto) -> bool:
     return True
 
@@ -221,10 +228,13 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
     "ConvTranspose": (_has("output_shape"), _conv_transpose),
     "DeformConv": (_always, _deform_conv),
     "Dropout": (_gives(2), _dropout),
+    "GRU": (_takes(4), sequences),
     "If": (_always, branches),
     "Loop": (_always, loop),
+    "LSTM": (_takes(4), sequences),
     "LpNormalization": (_always, _lp_normalization),
     "MaxPool": (_gives(2), _max_pool),
+    "RNN": (_takes(4), sequences),
     "ReverseSequence": (_always, _reverse_sequence),
     "Scan": (_always, scan),
     "TensorScatter": (_always, _tensor_scatter),

@@ -43,7 +43,7 @@ class Nodes:
         """Add a node; the name of its output, or a list of them where ``outputs`` says how many."""
         from onnx import helper
 
-        base = f"{self._name}/{operator}_{len(self.made)}"
+        base = f"{self._output}/{operator}_{len(self.made)}"
         names = [base] if outputs == 1 else [f"{base}_{i}" for i in range(outputs)]
         self.made.append(helper.make_node(operator, list(inputs), names, name=self._name, **attributes))
         return names[0] if outputs == 1 else names
@@ -52,14 +52,18 @@ class Nodes:
     def _name(self) -> str:
         return self.node.name or next((o for o in self.node.output if o), "an unnamed node")
 
+    @property
+    def _output(self) -> str:
+        """What new values are named by: nodes that an expansion makes share the name of the one they stand for."""
+        return next((o for o in self.node.output if o), "node")
+
     def constant(self, array: np.ndarray | float | list[int], like: str = "") -> str:
         """A new constant's name; a number is of the type of ``like`` where that is known, else of float32."""
         if isinstance(array, float):
             array = np.array(array, self.dtype_of(like))
         elif isinstance(array, list):
             array = np.array(array, "int64")
-        outputs = next((o for o in self.node.output if o), "node")
-        name = f"{outputs}/constant_{len(self.constants)}"
+        name = f"{self._output}/constant_{len(self.constants)}"
         self.constants[name] = array
         return name
 

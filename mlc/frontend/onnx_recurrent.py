@@ -88,7 +88,7 @@ class _Layer:
         self, bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], defaults: Sequence[str],
         states: Sequence[int] = (5,),
     ) -> None:
-        data, weights, recurrent, bias, lengths = (input_at(inputs, index) for index in range(5))
+        data, weights, recurrent, bias = (input_at(inputs, index) for index in range(4))
         self.emit = _Emitter(bb, dtype_of(data))
         self.batch_first = bool(attrs.get("layout", 0))
         self.data = self.emit.transposed(data, [1, 0, 2]) if self.batch_first else data
@@ -99,7 +99,6 @@ class _Layer:
         self._initial = [unless_zero(input_at(inputs, index)) for index in states]
         self._clip = float(attrs["clip"]) if attrs.get("clip") else None
         self._functions = activations(self.emit, attrs, len(self.backwards) * len(defaults), defaults)
-        _check_lengths(lengths, self.steps)
         if attrs.get("input_forget", 0):
             raise ValueError("input_forget must be 0")
 
@@ -393,20 +392,6 @@ def _directions(name: str) -> tuple[bool, ...]:
     if name not in _DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(_DIRECTIONS)}, got {name}")
     return _DIRECTIONS[name]
-
-
-def _check_lengths(lengths: Any, steps: int | Size) -> None:
-    """Raise ``ValueError`` unless every sequence of the batch has all the steps."""
-    if lengths is None:
-        return
-    array = array_of(lengths)
-    if array is None:
-        raise ValueError("sequence_lens must be constant and the number of steps everywhere; leave it out of the node")
-    if isinstance(steps, Size) or (array != steps).any():
-        raise ValueError(
-            f"sequence_lens must be the number of steps, {steps}, everywhere, got {array.tolist()}; leave it out of "
-            "the node and mask the outputs"
-        )
 
 
 # Activations

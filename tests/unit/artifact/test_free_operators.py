@@ -186,6 +186,18 @@ def test_recurrent_layers_of_a_free_batch(operator: str, attributes: str, ways: 
     _check(_model(shape, body, weights), shape, _ROWS)
 
 
+@pytest.mark.parametrize("operator", _RECURRENT)
+def test_sequences_of_several_lengths_in_a_free_batch(operator: str) -> None:
+    """Of random lengths from 0 to 5: as many as there are first features above 0."""
+    gates, shape = _RECURRENT[operator] * 8, (5, "n", 6)
+    weights = {"w": (2, gates, 6), "r": (2, gates, 8)}
+    last = "y_h, y" if operator == "LSTM" else "y"
+    body = f"""<int64 first = {{0}}, float zero = {{0}}, int64[1] steps = {{0}}> {{
+        f = Gather<axis=2>(x, first) g = Greater(f, zero) c = Cast<to=6>(g) l = ReduceSum<keepdims=0>(c, steps)
+        all, {last} = {operator}<hidden_size=8, direction="bidirectional">(x, w, r, , l) }}"""
+    _check(_model(shape, body, weights), shape, _ROWS)
+
+
 @pytest.mark.parametrize(("operator", "result", "batch", "direction"), [
     ("LSTM", "y, last", 1, "forward"), ("LSTM", "by_time, last, y", 3, "reverse"), ("GRU", "y, last", 2, "reverse"),
     ("GRU", "by_time, y", 1, "bidirectional"), ("RNN", "by_time, y", 2, "reverse"), ("RNN", "y, last", 1, "forward"),

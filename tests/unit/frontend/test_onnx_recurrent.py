@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN, unrolled, against onnxruntime."""
+"""LSTM, GRU and RNN against onnxruntime."""
 
 from __future__ import annotations
 
@@ -202,13 +202,29 @@ def test_initial_states_of_zeros_need_no_product() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("lengths", [(3, 3), (3, 2), (1, 3)])
 @pytest.mark.parametrize("constant", [True, False])
-def test_lengths_of_whole_sequences(constant: bool) -> None:
-    node = Node("LSTM", batch=2, optional=("sequence_lens",))
-    if constant:
-        check(node)
-    else:
-        fails(replace(node, constant=("W", "R")), "sequence_lens must be constant")
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", GATES)
+def test_sequences_of_several_lengths(operator: str, direction: str, constant: bool, lengths: tuple[int, int]) -> None:
+    states = ("initial_h", "initial_c") if operator == "LSTM" else ("initial_h",)
+    node = Node(operator, batch=2, optional=("B", "sequence_lens", *states), lengths=lengths,
+                attributes={"direction": direction})
+    check(node if constant else replace(node, constant=("W", "R", "B")))
+
+
+@pytest.mark.parametrize("operator", GATES)
+def test_sequences_of_several_lengths_in_a_kernel(operator: str) -> None:
+    """Of more steps than are unrolled, the batch first, one sequence without a step."""
+    optional = ("B", "sequence_lens", *(("P",) if operator == "LSTM" else ()))
+    check(Node(operator, steps=33, batch=4, optional=optional, lengths=(33, 7, 0, 20), constant=("W", "R", "B", "P"),
+               attributes={"direction": "bidirectional", "layout": 1}), tolerance=1e-4)
+
+
+def test_the_last_cell_of_clipped_gates_is_refused() -> None:
+    node = Node("LSTM", batch=2, optional=("sequence_lens",), lengths=(3, 2), attributes={"clip": 2.0})
+    fails(node, "its gates must be sigmoids that are not clipped, for its last cell to be known; leave Y_c out")
+    check(replace(node, outputs=(True, True, False)))
 
 
 def fails(node: Node, reason: str) -> None:
@@ -219,9 +235,9 @@ def fails(node: Node, reason: str) -> None:
     assert "\n" not in text
 
 
-def test_sequences_of_other_lengths_are_refused() -> None:
-    node = Node("GRU", batch=2, optional=("sequence_lens",), lengths=(3, 2))
-    fails(node, r"sequence_lens must be the number of steps, 3, everywhere, got \[3, 2\]")
+def test_sequences_longer_than_the_input_are_refused() -> None:
+    node = Node("GRU", batch=2, optional=("sequence_lens",), lengths=(3, 4))
+    fails(node, "sequence_lens must be from 0 to the number of steps, 3, but are 3 to 4")
 
 
 @pytest.mark.parametrize(
