@@ -86,9 +86,7 @@ class Target:
     @cached_property
     def tvm(self) -> tvm.target.Target:
         """The TVM target, with its host for a GPU."""
-        import tvm as _tvm
-
-        return _tvm.target.Target(json.loads(self.attrs))
+        return _tvm_package().target.Target(json.loads(self.attrs))
 
     @property
     def kind(self) -> str:
@@ -263,9 +261,18 @@ def _number(arch: str) -> tuple[int, str]:
     return int(digits or 0), arch
 
 
-def _checked(name: str, attrs: dict[str, Any]) -> Target:
+def _tvm_package() -> Any:
+    """TVM. An interrupt in a function of ours that TVM calls would come back from TVM as a RuntimeError, which is
+    taken for a failure of what it was in, and the work would go on; by its name it comes back as what it is."""
     import tvm as _tvm
+    import tvm_ffi
 
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+    return _tvm
+
+
+def _checked(name: str, attrs: dict[str, Any]) -> Target:
+    _tvm = _tvm_package()
     try:
         _tvm.target.Target(dict(attrs))
     except Exception as error:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,10 @@ COMMANDS: tuple[Command, ...] = (
     tune.COMMAND, compile.COMMAND, run.COMMAND, bench.COMMAND, log.COMMAND, rules.COMMAND, targets.COMMAND,
     doctor.COMMAND, worker.COMMAND, jobs.COMMAND,
 )
+
+
+#: seconds that a command has to end in, after a signal, until the next signal ends that as well
+_TIDYING = 5.0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,10 +84,14 @@ def _orderly_end(received: list[int]) -> Iterator[None]:
         yield
         return
 
-    def terminate(number: int, _frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # another one must not end the tidying up
+    latest = -math.inf
+
+    def terminate(number: int, _frame: object) -> None:
+        nonlocal latest
         received.append(number)
-        raise KeyboardInterrupt("terminated")
+        if time.monotonic() > latest + _TIDYING:  # another one must not end the tidying up
+            latest = time.monotonic()
+            raise KeyboardInterrupt("terminated")
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:

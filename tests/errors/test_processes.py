@@ -120,6 +120,44 @@ def test_a_tuner_that_is_ended_leaves_nothing(
     _wait_for(lambda: not list(folder.iterdir()) and not any(worker.is_running() for worker in workers))
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seconds", [2.0, 3.0, 4.0, 5.0])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_compile_that_is_ended_makes_nothing(number: signal.Signals, seconds: float, tmp_path: Path) -> None:
+    """Wherever it is at work: in a function that TVM calls too."""
+    folder, output = tmp_path / "temporary", tmp_path / "model.so"
+    folder.mkdir()
+    command = children.command("mlc.cli.main", "compile", "light:resnet50", "-o", str(output))
+    process = subprocess.Popen(command, env=children.environment(TMPDIR=str(folder)), text=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.send_signal(number)
+        assert process.wait(HANG) == (143 if number == signal.SIGTERM else 1)
+        assert process.stderr is not None
+        said = [line for line in process.stderr.read().splitlines() if "error" in line]
+        assert said == [f"mlc: error: {'terminated' if number == signal.SIGTERM else 'interrupted'}"]
+        assert not output.exists()
+        assert not list(folder.iterdir())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_interrupt_in_what_tvm_calls_is_one_outside_as_well() -> None:
+    import tvm_ffi
+
+    from mlc.target import resolve
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt("terminated")
+
+    assert resolve("native").tvm
+    with pytest.raises(KeyboardInterrupt, match=r"^terminated$"):
+        tvm_ffi.convert(interrupted)()
+
+
 def test_nothing_but_the_command_handles_sigterm() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     from mlc.cli.main import main
