@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import resource
+import os
+import pickle
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from mlc import children
 from mlc.substitution.codec import RuleError, condition_text, dump_rule, load_rule
 from mlc.substitution.conditions import synthesise
 from mlc.substitution.prove import Proved, Refuted, prove
@@ -21,7 +24,6 @@ from mlc.substitution.taso import read_taso
 __all__ = ["Verdict", "bounded_verdicts", "read_rules", "verdict"]
 
 _SECONDS = 60.0  # for one rule
-_EXTRA_BYTES = 1 << 30
 _MOST_BYTES = 64 << 20  # of a file
 
 
@@ -99,12 +101,15 @@ def _answers(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float) -> Ite
 
     It is a fresh one: a fork would have the locks of this one's other threads, and z3's belief in its own.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_report, args=(there, rules), daemon=True)
-    child.start()
-    there.close()
+    reading, writing = os.pipe()
+    here = Connection(reading, writable=False)
+    child = subprocess.Popen(children.command("mlc.substitution.prover", str(writing)), stdin=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, pass_fds=[writing], env=children.environment())
+    os.close(writing)
     try:
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin as stdin:
+            pickle.dump(rules, stdin)
         for identity, _ in rules:
             try:
                 answer = here.recv() if here.poll(seconds) else f"it took longer than {seconds:g} s"
@@ -118,24 +123,8 @@ def _answers(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float) -> Ite
             yield answer
     finally:
         child.kill()
-        child.join()
+        child.wait()
         here.close()
-
-
-def _report(pipe: Connection, rules: Sequence[tuple[Any, Sequence[Rule]]]) -> None:
-    """Send each verdict; the error of a rule that means nothing, or why there is no verdict, ends it."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    try:
-        for identity, variants in rules:
-            pipe.send(verdict(identity, variants))
-    except RuleError as error:
-        pipe.send(RuleError(str(error)))
-    except MemoryError:
-        pipe.send(f"it needs more than {_EXTRA_BYTES >> 30} GiB")
-    except RecursionError:
-        pipe.send("its parts stand too deep inside each other")
 
 
 def verdict(identity: Any, rules: Sequence[Rule]) -> Verdict:

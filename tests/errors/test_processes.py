@@ -17,6 +17,8 @@ import mlc
 from mlc import children
 from mlc.bench.client import Worker
 from mlc.measure import LocalMeasurer, MeasureOptions
+from mlc.substitution.shipped import shipped_rules
+from mlc.substitution.verify import bounded_verdicts
 from tests.errors.test_service import two_layers
 
 HANG = 120.0  # seconds that nothing here comes near
@@ -25,7 +27,7 @@ HANG = 120.0  # seconds that nothing here comes near
 @pytest.fixture
 def strays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with files named like modules that our processes import."""
-    for name in ("resource", "tvm", "numpy", "pickle", "argparse", "json", "mlc"):
+    for name in ("resource", "tvm", "numpy", "pickle", "argparse", "json", "mlc", "multiprocessing", "selectors"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('a stray {name}.py was imported')\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -42,6 +44,12 @@ def test_an_engines_worker_imports_nothing_from_the_current_folder(strays: Path)
         assert worker.ask("nothing", timeout=HANG) is None
     finally:
         worker.close()
+
+
+def test_a_prover_imports_nothing_from_the_current_folder(strays: Path) -> None:
+    rule = shipped_rules()[0]
+    (verdict,) = bounded_verdicts([(rule.name, [rule])])
+    assert verdict.status == "proved"
 
 
 @pytest.mark.parametrize("command", [
