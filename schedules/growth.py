@@ -6,6 +6,7 @@ loop of a million iterations may be unrolled, a buffer spaced out to gigabytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,9 +15,10 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from schedules.analysis.expressions import loads, walk
 from schedules.space import InvalidDecision
 
-__all__ = ["check_growth"]
+__all__ = ["check_growth", "check_inlining"]
 
 #: a schedule's buffers may take this many times the bytes of the function's own and its parameters, and this much more
 #: (good ones: up to 24 times of less than 2 MB, else about 2)
@@ -25,6 +27,9 @@ _MEMORY, _MORE_MEMORY = 4, 256 << 20
 _WORK, _MORE_WORK = 128, 1 << 28
 #: elements of a vector; statements after unrolling, each element counted (good ones: up to 125 and 4,512)
 _MAX_LANES, _MAX_STATEMENTS = 1024, 1 << 15
+#: loads of a block after all that is inlined into it (good ones: up to 3,600, of a sum of 600)
+_MAX_LOADS = 1 << 16
+_INLINING = ("ComputeInline", "ReverseComputeInline")
 
 
 @dataclass
@@ -52,6 +57,35 @@ def check_growth(before: tirx.PrimFunc, after: tirx.PrimFunc) -> None:
     for what, found, most in bounds:
         if found > most:
             raise InvalidDecision(f"a schedule of this function must have at most {most} {what}, got {found}")
+
+
+def check_inlining(func: tirx.PrimFunc, instructions: Sequence[Any]) -> None:
+    """Raise :class:`InvalidDecision` if a trace's instructions would make far more of an expression by inlining.
+
+    Asked before a trace is applied: each of thirty blocks that read the one before twice doubles what there is.
+    """
+    named = {outputs[0]: attributes[0] for kind, _, attributes, outputs in instructions if kind == "GetSBlock"}
+    moved = [named.get(inputs[0]) for kind, inputs, _, _ in instructions if kind in _INLINING]
+    if len(moved) < 2:  # one alone squares a text that is of bounded length
+        return
+    into = {named.get(inputs[0]) for kind, inputs, _, _ in instructions if kind == "ReverseComputeInline"}
+    made: dict[tirx.Buffer, tuple[str, int]] = {}  # the block that writes a buffer, and its loads
+    for block in _blocks(func.body):
+        name, found = str(block.name_hint), 0
+        for load in loads(block.body):
+            source, many = made.get(load.source, ("", 1))
+            found += many if None in moved or source in moved or name in into else 1
+        if found > _MAX_LOADS:
+            raise InvalidDecision(f"what a schedule inlines must make at most {_MAX_LOADS} loads of a block, got "
+                                  f"{found}")
+        made.update((region.source, (name, max(found, 1))) for region in block.writes)
+
+
+def _blocks(node: Any) -> list[s_tir.SBlock]:
+    """The innermost blocks, in the order of the program."""
+    found: list[s_tir.SBlock] = []
+    walk(node, (s_tir.SBlock, found.append))
+    return [block for block in found if not (len(found) > 1 and _blocks(block.body))]
 
 
 def _same_buffer(one: Any, other: Any) -> bool:

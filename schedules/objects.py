@@ -27,6 +27,9 @@ _MAY_BE_NOTHING = (
     "attrs", "derive_func", "init", "layout", "span", "step", "thread_binding", "ty", "vdevice",
 )
 _PLAIN = ("None", "bool", "int", "float", "DataType", "Device", "ffi.String")
+#: what is one thing wherever it is named; of others a function is a tree of, a few times as many as there are
+_NAMED = ("ir.Var", "ir.PrimType", "tirx.Buffer", "prim.Buffer", "ir.Tensor", "tirx.Var")
+_MAX_WHOLE = 1 << 22
 _MAX_NODES = 1024
 _MAX_VALUE = 1 << 31
 _EXPRESSION = ("ir.Var", "ir.IntImm", "prim.Add", "prim.Sub", "prim.Mul", "prim.FloorDiv", "prim.FloorMod")
@@ -61,15 +64,18 @@ def check_index_map(text: Any) -> None:
 
 
 def check_graph(text: str) -> None:
-    """Raise ``ValueError`` for JSON of objects that is no function's: another kind of object, or a reference that TVM
-    would follow out of the list of objects or in a circle."""
+    """Raise ``ValueError`` for JSON of objects that is no function's: another kind of object, a reference that TVM
+    would follow out of the list of objects or in a circle, or parts that stand in so many places that to go through
+    the function takes hours."""
     try:
         graph = json.loads(text)
         nodes = graph["nodes"]
         if type(graph["root_index"]) is not int or not 0 <= graph["root_index"] < len(nodes):
             raise ValueError("the root is none of the objects")
+        sizes: list[int] = []
         for index, node in enumerate(nodes):
             kind, data = node["type"], node.get("data")
+            sizes.append(1)
             if not kind.startswith(_OF_FUNCTIONS):
                 raise ValueError(f"there is a {kind[:40]!r}")
             if isinstance(data, str) or kind in _PLAIN:
@@ -79,8 +85,12 @@ def check_graph(text: str) -> None:
                 if name in _NUMBERS or isinstance(place, str | bool | float):
                     continue
                 target = nodes[_index(place, index)]["type"]
+                if not target.startswith(_NAMED):
+                    sizes[index] += sizes[place]
                 if target == "None" and name and name not in _MAY_BE_NOTHING:
                     raise ValueError(f"a {kind[:40]} has no {name[:40]}")
+            if sizes[index] > _MAX_WHOLE:
+                raise ValueError(f"it has more than {_MAX_WHOLE} parts, each counted where it stands")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is no list of objects ({error})") from None
 

@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 from schedules.cuda.heads import check_marked
 from schedules.cuda.product import check_marked_product
-from schedules.growth import check_growth
+from schedules.growth import check_growth, check_inlining
 from schedules.intrin import check_available, use
 from schedules.language import parse_trace
 from schedules.permuted import check_permuted
@@ -37,6 +37,7 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     more of it (:mod:`schedules.growth`).
     """
     steps = parse_trace(trace, len(func.params))
+    check_inlining(func, steps[0])
     register()
     sch = s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast")
     try:

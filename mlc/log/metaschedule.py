@@ -32,6 +32,7 @@ from mlc.log.record import Record
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
 from mlc.target import Target
+from schedules.growth import check_inlining
 from schedules.language import parse_trace
 from schedules.objects import check_graph
 from schedules.space import InvalidDecision
@@ -136,36 +137,46 @@ def _copy_sound(folder: Path, into: Path) -> int:
         records = (folder / _RECORDS).read_text(errors="replace").splitlines()
     except OSError as error:
         raise LogError(f"a MetaSchedule database must be readable, but {folder} is not ({error.strerror})") from error
-    known = [_is_sound_workload(line) for line in workloads]
-    if workloads and not any(known):
+    known = [_functions(line) for line in workloads]
+    if workloads and not any(each is not None for each in known):
         raise LogError(f"a MetaSchedule database must be whole, but no function in {folder} can be read; copy it again")
     kept = [line for line in records if _is_sound_record(line, known)]
-    places = {old: new for new, old in enumerate(i for i, sound in enumerate(known) if sound)}
+    places = {old: new for new, old in enumerate(i for i, each in enumerate(known) if each is not None)}
     renumbered = [json.dumps([places[place], rest]) for place, rest in map(json.loads, kept)]
-    (into / _WORKLOADS).write_text("".join(f"{w}\n" for w, sound in zip(workloads, known, strict=True) if sound))
+    sound = [line for line, each in zip(workloads, known, strict=True) if each is not None]
+    (into / _WORKLOADS).write_text("".join(f"{line}\n" for line in sound))
     (into / _RECORDS).write_text("".join(f"{line}\n" for line in renumbered))
     return sum(1 for line in records if line.strip()) - len(kept)
 
 
-def _is_sound_workload(line: str) -> bool:
+def _functions(line: str) -> list[tirx.PrimFunc] | None:
+    """Those of a workload; None of one that must not reach TVM."""
     try:
         _digest, packed = json.loads(line)
         data = base64.b64decode(packed, validate=True)
-        check_graph(data[8:].decode())  # after its length
-    except (ValueError, TypeError, RecursionError, InvalidDecision):
-        return False
-    return int.from_bytes(data[:8], "little") == len(data) - 8
+        text = data[8:].decode()  # after its length
+        check_graph(text)
+        if int.from_bytes(data[:8], "little") != len(data) - 8:
+            return None
+        module = tvm.ir.load_json(text)
+    except Exception:  # TVM reports what is no graph of its objects with whatever its readers raise
+        return None
+    if not isinstance(module, tvm.IRModule):
+        return None
+    return [func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc)]
 
 
-def _is_sound_record(line: str, workloads: Sequence[bool]) -> bool:
+def _is_sound_record(line: str, workloads: Sequence[list[tirx.PrimFunc] | None]) -> bool:
     try:
         place, (trace, seconds, target, arguments) = json.loads(line)
-        parse_trace(json.dumps(trace), _MOST_PARAMETERS)
+        steps = parse_trace(json.dumps(trace), _MOST_PARAMETERS)
+        functions = workloads[place] if type(place) is int and 0 <= place < len(workloads) else None
+        for func in functions or ():
+            check_inlining(func, steps[0])
     except (ValueError, TypeError, RecursionError, InvalidDecision):
         return False
     times = seconds is None or (isinstance(seconds, list) and all(type(s) in (int, float) for s in seconds))
-    return (type(place) is int and 0 <= place < len(workloads) and workloads[place] and times
-            and isinstance(target, dict | str) and arguments is None)
+    return functions is not None and times and isinstance(target, dict | str) and arguments is None
 
 
 def _open(folder: Path) -> Any:

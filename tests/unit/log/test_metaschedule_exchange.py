@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from log_records import record
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from cost_model.features import extract
 from mlc.errors import LogError
@@ -173,6 +176,28 @@ def test_what_tvm_must_not_read_is_left_out(tmp_path: Path, graph: tvm.IRModule,
     workloads.write_text(workloads.read_text().replace("A", "B"))
     with TuningLog(tmp_path / "none.db") as log, pytest.raises(LogError, match="must be whole"):
         import_database(log, tmp_path / "theirs", target)
+
+
+def _square(x: te.Tensor, *index: tirx.Var) -> Any:
+    return x(*index) * x(*index)
+
+
+def test_a_trace_that_inlines_without_end_is_left_out(tmp_path: Path, target: Target) -> None:
+    """TVM would apply it as it reads the database: 10^12 loads."""
+    a = x = te.placeholder((4, 4), "float32", "a")
+    for number in range(40):
+        x = te.compute((4, 4), partial(_square, x), f"b{number}")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    JSONDatabase(work_dir=str(folder)).commit_workload(tvm.IRModule({"main": te.create_prim_func([a, x])}))
+    steps = []
+    for number in range(39):
+        steps += [["GetSBlock", [], [f"b{number}", "main"], [f"b{number}"]], ["ComputeInline", [f"b{number}"], [], []]]
+    line = json.dumps([0, [[steps, []], [1e-3], {"kind": "llvm"}, None]])
+    (folder / "database_tuning_record.json").write_text(line + "\n")
+    with TuningLog(tmp_path / "log.db") as log:
+        done = import_database(log, folder, target)
+    assert done.skipped == {"that are damaged or say what no search space says": 1} and not done.records
 
 
 def test_a_function_that_is_another_object_is_refused(graph: tvm.IRModule, target: Target) -> None:

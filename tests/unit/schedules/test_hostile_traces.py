@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tvm import te, tirx
 from mlc.log import Record
 from mlc.log.exchange import read_jsonl
 from schedules.language import parse_trace
-from schedules.objects import check_index_map
+from schedules.objects import check_graph, check_index_map
 from schedules.space import InvalidDecision
 
 Steps = list[Any]
@@ -150,3 +151,61 @@ def test_what_ships_is_allowed(level: str) -> None:
     assert len(records) > 100
     for record in records:
         parse_trace(record.trace, 32)
+
+
+def _square(x: te.Tensor, *index: tirx.Var) -> Any:
+    return x(*index) * x(*index)
+
+
+def squares(count: int, shared: bool = False) -> tirx.PrimFunc:
+    """Each block the square of the one before; or one block of as many squares of one expression."""
+    a = x = te.placeholder((4, 4), "float32", "a")
+
+    def power(*index: Any) -> Any:
+        value = a[index]
+        for _ in range(count):
+            value = value * value
+        return value
+
+    if shared:
+        return te.create_prim_func([a, te.compute((4, 4), power, "b0")])
+    for number in range(count):
+        x = te.compute((4, 4), partial(_square, x), f"b{number}")
+    return te.create_prim_func([a, x])
+
+
+def inlined(count: int, reverse: bool) -> Steps:
+    """All but the last block into those that read them; or all but the first into those that they read."""
+    kind = "ReverseComputeInline" if reverse else "ComputeInline"
+    order = range(count - 1, 0, -1) if reverse else range(count - 1)
+    found = []
+    for number in order:
+        found += [["GetSBlock", [], [f"b{number}", "main"], [f"b{number}"]], [kind, [f"b{number}"], [], []]]
+    return [found, []]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_inlined_must_not_double_from_block_to_block(reverse: bool) -> None:
+    """Of forty blocks there would be 10^12 loads; it is said before one is inlined."""
+    assert refusal(squares(8), json.dumps(inlined(8, reverse))) == ""
+    assert "must make at most 65536 loads of a block" in refusal(squares(40), json.dumps(inlined(40, reverse)))
+    neighbours = inlined(40, reverse)
+    first = neighbours[0][0][3][0]
+    neighbours[0][2:] = [["GetProducers" if reverse else "GetConsumers", [first], [], ["b90"]],
+                         [neighbours[0][1][0], ["b90"], [], []]]
+    assert "must make at most 65536 loads of a block" in refusal(squares(40), json.dumps(neighbours))
+
+
+def test_a_function_whose_parts_stand_in_too_many_places() -> None:
+    """A list of few objects may be a tree of many: here a square of a square, each one object that is named twice."""
+    graph = json.loads(tvm.ir.save_json(squares(6, shared=True)))
+    check_graph(json.dumps(graph))
+    nodes = graph["nodes"]
+    products = [place for place, node in enumerate(nodes) if node["type"] == "prim.Mul"]
+    last = dict(nodes[products[-1]]["data"])
+    for _ in range(40):
+        last["a"] = last["b"] = len(nodes) - 1 if nodes[-1]["type"] == "prim.Mul" else products[-1]
+        nodes.append({"type": "prim.Mul", "data": dict(last)})
+    graph["root_index"] = len(nodes) - 1
+    with pytest.raises(ValueError, match="it has more than 4194304 parts, each counted where it stands"):
+        check_graph(json.dumps(graph))
