@@ -104,13 +104,10 @@ judges: $(STAMP)
 	@$(BIN)/python -m tests.damage.judges --state build/judges.jsonl
 
 damage: $(STAMP)
-	@$(BIN)/python -m tests.damage.artifacts --count 1000
-	@$(BIN)/python -m tests.damage.rules --count 200
-	@$(BIN)/python -m tests.damage.certificates --count 1000
-	@$(BIN)/python -m tests.damage.wrong_rules --count 3000
-	@$(BIN)/python -m tests.damage.logs --count 1000
-	@$(BIN)/python -m tests.damage.models --count 10000
-	@$(BIN)/python -m tests.damage.random_models --count 1000
+	@failed=; for what in "artifacts 1000" "rules 200" "certificates 1000" "wrong_rules 3000" "logs 1000" "models 10000" \
+			"random_models 1000"; do \
+		set -- $$what; echo "$$2 $$1"; $(BIN)/python -m tests.damage.$$1 --count $$2 || failed="$$failed $$1"; \
+	done; test -z "$$failed" || { echo "something ended badly of:$$failed"; exit 1; }
 
 bench: $(STAMP)
 	@$(BIN)/python -m tests.performance.table --seconds $(BENCH_SECONDS) --output build/bench --publish

@@ -50,12 +50,14 @@ def _agrees(path: Path, model: Any) -> bool:
     inputs = random_inputs(model.inputs, seed=1)
     wanted = _apart(lambda: _onnxruntime(path, inputs))
     found = mlc.compile(path, target=TARGET, log=False)(*inputs.values())
-    if wanted is None or _equal(found, wanted):
+    if wanted is not None and _equal(found, wanted):
         return True
     other = _apart(lambda: _reference(path, inputs))
+    if other is None and wanted is None:  # nobody says otherwise
+        return True
     if other is not None and _equal(found, other):
         return True
-    for mine, theirs in zip(found, wanted, strict=False):
+    for mine, theirs in zip(found, wanted or other or (), strict=False):
         print(mine.dtype, mine.shape, mine.ravel()[:6], np.shape(theirs), np.ravel(theirs)[:6], file=sys.stderr)
     return False
 
