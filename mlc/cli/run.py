@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _execute(args: argparse.Namespace) -> Outcome:
     import mlc
 
-    files = _parse_inputs(args.inputs)
+    _check_inputs(args.inputs)
     if args.output:
         options.check_folder(args.output)
-    arrays = {name: _load_array(name, path) for name, path in files.items()}
     exe = mlc.load(args.model)
+    files = _parse_inputs(args.inputs, [spec.name for spec in exe.inputs])
+    arrays = {name: _load_array(name, path) for name, path in files.items()}
     inputs = _complete(exe, arrays, args.seed, options.sizes(args, exe.inputs))
     outputs = exe(*inputs)
     names = [spec.name for spec in exe.outputs]
@@ -61,15 +63,21 @@ def _execute(args: argparse.Namespace) -> Outcome:
     return Outcome(document, lambda console: _render(document, console))
 
 
-def _parse_inputs(words: list[str]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
+def _check_inputs(words: list[str]) -> None:
     for word in words:
         name, equals, path = word.partition("=")
         if not (name and equals and path):
             raise UsageError(f"--input must look like NAME=FILE.npy, got {word!r}")
+
+
+def _parse_inputs(words: list[str], known: Sequence[str]) -> dict[str, Path]:
+    """Each input's file. A name may have ``=`` in it: the longest one that a word begins with is meant."""
+    files: dict[str, Path] = {}
+    for word in words:
+        name = max((each for each in known if word.startswith(f"{each}=")), key=len, default=word.partition("=")[0])
         if name in files:
             raise UsageError(f"each input must be given once, but --input {name}=... came twice")
-        files[name] = Path(path)
+        files[name] = Path(word[len(name) + 1:])
     return files
 
 

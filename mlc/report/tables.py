@@ -34,9 +34,14 @@ def table(
     for column in columns:
         out.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for number, row in enumerate(rows):
-        cells = (cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row)  # never markup
+        cells = (cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row)  # never markup
         out.add_row(*cells, style="bold" if number in bold else None)
     return out
+
+
+def _cell(value: object) -> str:
+    """On one line: a name of a model may have an end of line in it, which would look like another row."""
+    return visible(str(value)).replace("\n", "\\n")
 
 
 def fitted(

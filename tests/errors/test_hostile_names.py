@@ -57,6 +57,24 @@ def test_inputs_and_outputs_named_like_arguments(artifact, tmp_path, capsys) -> 
             np.testing.assert_allclose(found[name], wanted)
 
 
+def test_names_with_equals_signs_and_ends_of_lines(tmp_path, capsys) -> None:
+    """The longest name that a word begins with is meant, and a name is one line of a table."""
+    onnx.save(_model(["a", "a=b"], ["one\nother"]), tmp_path / "m.onnx")
+    assert main(["compile", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.so")]) == 0
+    rng = np.random.default_rng(0)
+    first, second = rng.standard_normal((2, 2, 3)).astype("float32")
+    np.save(tmp_path / "first.npy", first)
+    np.save(tmp_path / "second.npy", second)
+    capsys.readouterr()
+    words = ["--input", f"a=b={tmp_path / 'second.npy'}", "--input", f"a={tmp_path / 'first.npy'}"]
+    assert main(["run", str(tmp_path / "m.so"), *words, "-o", str(tmp_path / "o.npz")]) == 0
+    assert r"one\nother" in capsys.readouterr().out
+    with np.load(tmp_path / "o.npz") as found:
+        np.testing.assert_allclose(found["one\nother"], np.maximum(first - second, 0), rtol=1e-6)
+    assert main(["run", str(tmp_path / "m.so"), *words[:2], *words[:2]]) == 2
+    assert "--input a=b=... came twice" in capsys.readouterr().err
+
+
 def test_python_takes_an_input_named_self(artifact) -> None:
     exe = mlc.load(artifact)
     one, other = np.ones((2, 3), "float32"), np.full((2, 3), 0.25, "float32")
