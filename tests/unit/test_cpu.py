@@ -20,6 +20,7 @@ from mlc.cpu import FLAGS, HostCpu, host_cpu, native_attrs
 from mlc.log.shipped import family
 from mlc.target import Target, resolve
 from mlc.testing import amx
+from mlc.tuning.learn import pretrained
 from schedules import registry
 from schedules.machine import cpu_machine
 from schedules.space import first_seed
@@ -82,7 +83,7 @@ MACHINES = {
     "generic, FMA hidden": Described(cpu("generic", "fma", like="haswell"), (32, 16), "avx2 bmi2", "fma"),
     "without /proc/cpuinfo": Described(
         HostCpu("x86_64", "znver4", None, dict.fromkeys(FLAGS["x86_64"], True) | {"avx512f": False}), (32, 16), "avx2",
-        "avx512f avx512vl"),
+        "avx512f avx512vl", "znver4"),
     "nothing known": Described(HostCpu("x86_64", "", None), (16, 16), "sse2", "sse4.2 avx avx2", "x86-64"),
     "the system saves no wide registers": Described(
         replace(cpu("znver4"), detected={"avx512f": False, "avx2": True}), (32, 16), "avx2", "avx512f"),
@@ -113,13 +114,15 @@ def test_code_uses_what_the_machine_shows_and_no_more(name: str) -> None:
 
 
 @described
-def test_spaces_and_shipped_logs_follow_the_features(name: str) -> None:
+def test_spaces_shipped_logs_and_cost_models_follow_the_features(name: str) -> None:
     machine = MACHINES[name]
     target = target_of(machine.host)
     found = cpu_machine(target.tvm)
     assert (found.vector_bytes, found.vector_registers) == machine.vectors
     level = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}.get(machine.vectors)
-    assert level is None or family(target) == level
+    assert family(target) == (level or target.canonical.replace("/", "-"))
+    model, why_not = pretrained(target)
+    assert (model is not None) == (level is not None) and not why_not
 
 
 def product(rows: int, inner: int, columns: int) -> tvm.tirx.PrimFunc:
