@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from schedules.analysis.expressions import walk
 from schedules.cuda.heads import check_marked
 from schedules.cuda.product import check_marked_product
 from schedules.growth import check_growth, check_inlining
@@ -45,7 +46,10 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
             use(name)
             if target is not None:
                 check_available(name, target)
+        _check_factors(func, steps)
         s_tir.Trace.apply_json_to_schedule(steps, sch)
+    except InvalidDecision:
+        raise
     except Exception as error:  # TVM reports a trace that does not fit with whatever its checks raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidDecision(f"a trace must fit its function, but this one does not: {lines[-1]}") from error
@@ -55,6 +59,26 @@ def replay(func: tirx.PrimFunc, trace: str, target: tvm.target.Target | None = N
     check_marked_product(func, sch.mod["main"])
     check_tiles(sch.mod["main"])
     return sch
+
+
+def _check_factors(func: tirx.PrimFunc, steps: list[Any]) -> None:
+    """Raise :class:`InvalidDecision` where a reduction is factored by a loop that does not divide it: the guard of the
+    last round stands in the block's own variables then, and TVM's ``ComputeAt`` loses it."""
+    instructions, decisions = steps
+    for end, (kind, *_) in enumerate(instructions, 1):
+        if kind == "RFactor":
+            begun = s_tir.Schedule(tvm.IRModule({"main": unshared(func)}), debug_mask="none", error_render_level="fast")
+            s_tir.Trace.apply_json_to_schedule([instructions[:end], [d for d in decisions if d[0] < end]], begun)
+            realized: list[s_tir.SBlockRealize] = []
+            walk(begun.mod["main"].body, (s_tir.SBlockRealize, realized.append))
+            for each in realized:
+                if each.block.init is not None and not _is_true(each.predicate):
+                    raise InvalidDecision(f"a reduction must be factored by what divides it, but {each.block.name_hint} "
+                                          "is not")
+
+
+def _is_true(predicate: Any) -> bool:
+    return bool(predicate.value) if isinstance(predicate, tirx.IntImm) else predicate is True
 
 
 def _intrinsics(steps: list[Any]) -> list[str]:

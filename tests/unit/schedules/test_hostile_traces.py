@@ -209,3 +209,24 @@ def test_a_function_whose_parts_stand_in_too_many_places() -> None:
     graph["root_index"] = len(nodes) - 1
     with pytest.raises(ValueError, match="it has more than 4194304 parts, each counted where it stands"):
         check_graph(json.dumps(graph))
+
+
+@pytest.mark.parametrize("factor", [16, 5])
+def test_a_reduction_is_factored_by_what_divides_it(factor: int) -> None:
+    """Else TVM's ``ComputeAt`` loses the guard of the last round, and reads what is not there."""
+    a = te.placeholder((6, 48), "float32", "a")
+    k = te.reduce_axis((0, 48), "k")
+    total = te.compute((6,), lambda i: te.sum(a[i, k], k), "B")
+    func = te.create_prim_func([a, te.compute((6,), lambda i: total[i] * 2.0, "C")])
+    trace = [[
+        ["GetSBlock", [], ["B", "main"], ["b0"]],
+        ["GetLoops", ["b0"], [], ["l1", "l2"]],
+        ["Split", ["l2", "None", factor], [True, False], ["l3", "l4"]],
+        ["RFactor", ["l4"], [0], ["b5"]],
+        ["GetSBlock", [], ["C", "main"], ["b6"]],
+        ["GetLoops", ["b6"], [], ["l7"]],
+        ["ComputeAt", ["b0", "l7"], [True, -1], []],
+        ["ComputeAt", ["b5", "l7"], [True, -1], []],
+    ], []]
+    said = refusal(func, json.dumps(trace))
+    assert said == "" if factor == 16 else said == "a reduction must be factored by what divides it, but B_rf is not"
