@@ -18,7 +18,7 @@ from cost_model.costs import SIZES, NestCost, nest_cost
 from cost_model.machine import Machine, reference
 from cost_model.nests import Function, Nest, read_function
 
-__all__ = ["FEATURES", "Features", "extract"]
+__all__ = ["FEATURES", "READ", "Features", "Said", "extract"]
 
 #: nests described one by one; a tuned function rarely has more that matter
 NESTS = 3
@@ -40,10 +40,31 @@ _TOTAL_NAMES = (
     "arguments", "vectorized_part", "predicated_part", "regions",
     "efficiency", "rest", "reducing", "copying", "serial", "body", "useful", "fetching", "conditional", "share_bytes",
 )
-#: the names of the vector's entries, in order
-FEATURES = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
+#: decisions of a candidate's space that have an entry, the first ones
+_DECISIONS = 12
+#: the names of the vector's entries that are read off the scheduled function, in order
+READ = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
     f"total.{name}" for name in _TOTAL_NAMES
 )
+#: all of them; the others are what the candidate's space says, 0 where nothing is asked of it
+FEATURES = (*READ, "space.seconds", *(f"space.decision{i}" for i in range(_DECISIONS)))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a candidate's space says of it where the loops do not: products on tensor cores, stages of copies and the
+    order of blocks are marks on a loop nest, written out when it is lowered.
+
+    ``seconds`` is the space's price, ``decisions`` its knobs' values in their order.
+    """
+
+    seconds: float
+    decisions: tuple[int, ...]
+
+    def vector(self) -> list[float]:
+        """The entries of a feature vector."""
+        known = [_log(abs(value)) for value in self.decisions[:_DECISIONS]]
+        return [_time(self.seconds), *known, *([0.0] * (_DECISIONS - len(known)))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +75,21 @@ class Features:
     seconds: float
 
 
-def extract(mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = ()) -> Features:
+def extract(
+    mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = (), said: Said | None = None
+) -> Features:
     """The features of the one function in ``mod``, on what machines with the target's instructions have. Remembered for
     the modules seen last.
 
-    ``cold`` are the positions of parameters that no cache holds (see :func:`cost_model.machine.cold_weights`).
+    ``cold`` are the positions of parameters that no cache holds (see :func:`cost_model.machine.cold_weights`). The
+    price of a space that has one is the estimate.
     """
-    return _extract(mod, str(target), tuple(cold))
+    read = _extract(mod, str(target), tuple(cold))
+    if said is None:
+        return read
+    vector = read.vector.copy()
+    vector[len(READ):] = said.vector()
+    return Features(vector, said.seconds)
 
 
 @lru_cache(maxsize=1024)
@@ -81,6 +110,7 @@ def describe(function: Function, on: Machine) -> Features:
     values += [0.0] * (len(_NEST_NAMES) * (NESTS - len(ranked[:NESTS])))
     values += _total_vector(function, costs)
     values += _mix_vector([cost for _, cost in ranked], [nest for nest, _ in ranked], on)
+    values += [0.0] * (len(FEATURES) - len(READ))
     return Features(np.asarray(values, dtype=np.float32), total)
 
 

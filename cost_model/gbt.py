@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from cost_model.features import FEATURES, Features, extract
+from cost_model.features import FEATURES, Features, Said, extract
 from cost_model.model import Sample
 from cost_model.pretrained import Pretrained
 from cost_model.roofline import estimate
@@ -60,13 +60,14 @@ class RankingModel:
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (),
+        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
     ) -> np.ndarray:
         if not candidates:
             return np.zeros(0)
         bound = math.log2(estimate(func, target))  # the same for all: without data scores are 0 at the roofline
         weight = 1.0 if self._booster is None else _PRIOR_WEIGHT
-        return self.rank([extract(c, target, cold) for c in candidates]) + weight * bound
+        each = zip(candidates, said or [None] * len(candidates), strict=True)
+        return self.rank([extract(c, target, cold, word) for c, word in each]) + weight * bound
 
     def rank(self, features: Sequence[Features]) -> np.ndarray:
         """Scores of candidates of one task from their features alone."""

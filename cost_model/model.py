@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from cost_model.features import Said
 from cost_model.roofline import estimate, prior
 from cost_model.sample import Sample, sample
 
@@ -22,11 +23,12 @@ class CostModel(Protocol):
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (),
+        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
     ) -> np.ndarray:
         """One float64 for each scheduled candidate of ``func``. Equal calls give equal scores.
 
-        ``cold`` are the positions of parameters that no cache holds when a call begins.
+        ``cold`` are the positions of parameters that no cache holds when a call begins, ``said`` is what each one's
+        space says of it, where it says anything.
         """
 
     def fit(self, samples: Sequence[Sample]) -> None:
@@ -47,9 +49,11 @@ class RooflineModel:
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (),
+        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
     ) -> np.ndarray:
-        return prior_scores(func, target, [prior(c, target, cold) for c in candidates])
+        each = zip(candidates, said or [None] * len(candidates), strict=True)
+        seconds = [prior(c, target, cold) if word is None else word.seconds for c, word in each]
+        return prior_scores(func, target, seconds)
 
     def fit(self, samples: Sequence[Sample]) -> None:
         """Nothing to learn."""

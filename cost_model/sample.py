@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from cost_model.features import Features, extract
+from cost_model.features import Features, Said, extract
 
 __all__ = ["Sample", "by_group", "sample"]
 
@@ -30,10 +30,12 @@ class Sample:
 
 
 def sample(
-    group: str, candidate: tvm.IRModule, target: tvm.target.Target, seconds: float, cold: Sequence[int] = ()
+    group: str, candidate: tvm.IRModule, target: tvm.target.Target, seconds: float, cold: Sequence[int] = (),
+    said: Said | None = None,
 ) -> Sample:
-    """The sample of a scheduled function that took ``seconds`` (infinity: it failed); ``cold`` as in ``extract``."""
-    return Sample(group, extract(candidate, target, cold), seconds)
+    """The sample of a scheduled function that took ``seconds`` (infinity: it failed); ``cold`` and ``said`` as in
+    ``extract``."""
+    return Sample(group, extract(candidate, target, cold, said), seconds)
 
 
 def by_group(samples: Iterable[Sample]) -> dict[str, list[Sample]]:

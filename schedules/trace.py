@@ -73,8 +73,8 @@ def _check_factors(func: tirx.PrimFunc, steps: list[Any]) -> None:
             walk(begun.mod["main"].body, (s_tir.SBlockRealize, realized.append))
             for each in realized:
                 if each.block.init is not None and not _is_true(each.predicate):
-                    raise InvalidDecision(f"a reduction must be factored by what divides it, but {each.block.name_hint} "
-                                          "is not")
+                    name = each.block.name_hint
+                    raise InvalidDecision(f"a reduction must be factored by what divides it, but {name} is not")
 
 
 def _is_true(predicate: Any) -> bool:

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir
 
+from cost_model.features import Said
 from mlc.graph.task import Task
 from mlc.log.record import Record
 from mlc.log.shipped import schedule_of
@@ -151,6 +152,17 @@ class TaskSpace:
             self.invalid[type(error).__name__] += 1
             return None
         return Candidate(self.task, self.space.name, decisions, point, sch)
+
+    def said(self, candidate: Candidate) -> Said | None:
+        """What the space says of a candidate on a GPU, for a cost model that reads its loops; None where it has no
+        price. On CPUs the loops say everything."""
+        if self.task.target.kind == "llvm":
+            return None
+        try:
+            seconds = self.space.price(self.task.func, self.target, candidate.decisions)
+        except InvalidDecision:
+            return None
+        return None if seconds is None else Said(seconds, candidate.point)
 
     def recall(self, record: Record) -> Candidate | None:
         """The candidate that a record is about, without its schedule; None where it is not of this space."""

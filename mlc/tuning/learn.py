@@ -20,6 +20,7 @@ from mlc.log.shipped import family
 from mlc.log.store import TuningLog
 from mlc.log.workload import Workload
 from mlc.target import Target
+from mlc.tuning.candidate import TaskSpace
 from schedules.trace import replay
 
 __all__ = ["MODEL_FILE", "cold_of", "note_origin", "origins_of", "pretrained", "samples_of"]
@@ -47,12 +48,16 @@ def samples_of(log: TuningLog, kind: str | None = None) -> Iterator[Sample]:
         task = _task(workload)
         if task is None or kind not in (None, task.target.kind):
             continue
+        space = TaskSpace(task) if task.target.kind != "llvm" else None
         for record in _fastest(log.records(workload.task_key)):
             try:
                 module = replay(task.func, record.trace, task.target.tvm).mod
             except Exception:  # of another version of a space, or damaged: nothing can be learned from it
                 continue
-            yield sample(task.key, module, task.target.tvm, record.seconds if record.ok else _FAILED, cold_of(task))
+            candidate = space.recall(record) if space is not None else None
+            said = space.said(candidate) if space is not None and candidate is not None else None
+            yield sample(task.key, module, task.target.tvm, record.seconds if record.ok else _FAILED, cold_of(task),
+                         said)
 
 
 def _task(workload: Workload) -> Task | None:

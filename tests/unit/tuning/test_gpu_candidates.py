@@ -1,0 +1,94 @@
+"""Cost models know of a GPU's candidates what their loops do not say: tensor cores, stages, clusters, the order of
+blocks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from cost_model.features import FEATURES, READ, extract
+from cost_model.gbt import RankingModel
+from cost_model.model import sample
+from mlc.graph.task import Task
+from mlc.target import resolve
+from mlc.testing.cuda_cases import product_case
+from mlc.tuning.candidate import Candidate, TaskSpace
+
+SPACES = {"cuda.mma": "cuda:sm_80", "cuda.wgmma": "cuda:sm_90a"}
+described = pytest.mark.parametrize("name", SPACES)
+
+
+def space_of(name: str) -> TaskSpace:
+    func = product_case("product", (2048, 2048), (2048, 2048), "float16", "float32", transposed=True).func()
+    found = TaskSpace(Task("product", func, resolve(SPACES[name])))
+    assert found.space.name == name
+    return found
+
+
+def near(space: TaskSpace, count: int) -> list[Candidate]:
+    """Candidates around the best seed, each with its price."""
+    rng, first = random.Random(0), next(space.seeds())
+    points = [first]
+    while len(points) < 40 * count:
+        points.append(space.neighbour(rng.choice(points[:count]), rng))
+    found = [c for c in map(space.realise, dict.fromkeys(points)) if c is not None and space.said(c) is not None]
+    assert len(found) >= count
+    return found[:count]
+
+
+def vector(space: TaskSpace, candidate: Candidate) -> np.ndarray:
+    assert candidate.module is not None
+    return extract(candidate.module, space.target, said=space.said(candidate)).vector
+
+
+@described
+def test_each_decision_is_seen(name: str) -> None:
+    space = space_of(name)
+    first = next(c for c in map(space.realise, space.seeds()) if c is not None)
+    own, seen = vector(space, first), set()
+    for place, knob in enumerate(space.knobs):
+        for value in knob.values:
+            other = space.realise((*first.point[:place], value, *first.point[place + 1:]))
+            if value != first.point[place] and other is not None and space.said(other) is not None:
+                assert (vector(space, other) != own).any(), f"{knob.name} {value}"
+                seen.add(knob.name)
+    assert {"stages", *({"cluster"} if name == "cuda.wgmma" else {"panel"})} <= seen
+
+
+@described
+def test_without_a_time_the_price_ranks(name: str) -> None:
+    space = space_of(name)
+    candidates = near(space, 12)
+    said = [space.said(c) for c in candidates]
+    modules = [c.module for c in candidates if c.module is not None]
+    scores = RankingModel().score(space.task.func, space.target, modules, (), said)
+    prices = [each.seconds for each in said if each is not None]
+    assert spearmanr(scores, prices).statistic < -0.999
+    assert max(scores) < math.log2(8), "of the time that arithmetic allows, not a thousandth"
+
+
+def test_what_stages_gain_is_learned() -> None:
+    """Of times that the price says nothing of."""
+    space = space_of("cuda.mma")
+    candidates = near(space, 24)
+    stages = [c.decisions["stages"] for c in candidates]
+    assert len(set(stages)) > 1
+    seconds = [1e-3 / stage for stage in stages]
+    model = RankingModel()
+    model.fit([sample("product", c.module, space.target, s, (), space.said(c))
+               for c, s in zip(candidates[:16], seconds, strict=False) if c.module is not None])
+    scores = model.score(space.task.func, space.target, [c.module for c in candidates if c.module is not None], (),
+                         [space.said(c) for c in candidates])
+    assert spearmanr(scores, seconds).statistic < -0.6
+
+
+def test_loops_say_everything_on_cpus() -> None:
+    func = product_case("product", (64, 64), (64, 64), "float32", "float32").func()
+    space = TaskSpace(Task("product", func, resolve("x86-64-v3")))
+    candidate = next(c for c in map(space.realise, space.seeds()) if c is not None)
+    assert space.said(candidate) is None
+    assert not vector(space, candidate)[len(READ):].any() and len(vector(space, candidate)) == len(FEATURES)
