@@ -30,6 +30,7 @@ from schedules.intrin import mma
 from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
+from tests.performance.outside_model import SHAPES
 
 SPACE = TensorCoreGemm()
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
@@ -183,6 +184,22 @@ def test_seeds_fill_the_gpu() -> None:
     _, small = first_seed(SPACE, function(64, 1024, 4096), HOPPER)
     blocks = (1024 // small["block_n"]) * small["split_k"]
     assert blocks >= 64
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_seeds_keep_a_multiprocessor_busy(dtype: str, arch: str) -> None:
+    """By reckoned registers, of 50 products: the first seed has room for a second block, or 64 sums a thread and three
+    stages, and so do the others unless the grid has no second block for a multiprocessor."""
+    target, gpu, kind = resolve(f"cuda:{arch}").tvm, GPUS[arch[3:5]], kind_of(dtype)
+    for m, n, k in SHAPES:
+        for place, decisions in enumerate(SPACE.seeds(function(m, n, k, dtype), target)):
+            tile = WarpTile(**decisions)
+            twice = gpu.resident(tile.threads, tile.registers, tile.shared_bytes(kind)) >= 2
+            many = tile.warp_m * tile.warp_n // mma.WARP >= 64 and tile.stages >= 3
+            blocks = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.split_k
+            alone = place > 0 and blocks <= gpu.multiprocessors
+            assert twice or many or alone, (m, n, k, decisions)
 
 
 def test_who_takes_what() -> None:
