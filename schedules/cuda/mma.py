@@ -362,6 +362,8 @@ def _operands(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tuple
         ("b", N, tile.block_n, contraction.run_b, contraction.vector_b),
     ):
         transposed = run != K
+        # bytes across k are copied one by one. Quantised models have them only where an image is kept plain, at that
+        # price: weights are packed along k, two activations are multiplied as floats, images have channels last
         if kind.width == 4 and (transposed or not whole_k or contraction.size(role) % block):
             vector = 1 if transposed else min(vector, _GUARDED_BYTES)
         found.append(_Operand(side, role, transposed and kind.width < 4, transposed, vector))
