@@ -24,7 +24,7 @@ from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
 from mlc.artifact.narrow import rooms, transformed, transformed_bytes
-from mlc.artifact.places import Place, place_of
+from mlc.artifact.places import Place, is_out_of_memory, no_room, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.cpu import tiles_denied
@@ -224,6 +224,9 @@ class Executable:
     def _refused(self, what: str, error: Exception) -> ArtifactError:
         """Whatever TVM's runtime raises, in one line."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if self.metadata["kind"] == "cuda" and is_out_of_memory(error):
+            lies = "the code" if what == "load" else "what lies between the kernels"
+            return no_room(f"{lies} of {self._name}", error)
         return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: "
                              f"{lines[-1].strip()}; compile the model again")
 
