@@ -209,8 +209,8 @@ def test_no_product_copies_single_bytes(mod: tvm.IRModule, products: int) -> Non
 
 
 def test_integers_are_taken_where_they_pay() -> None:
-    """Not without tensor cores for them, of single rows or channels, or against the user's word; of 16-bit floats too,
-    which multiply half as fast."""
+    """Not without tensor cores for them, of few rows or single channels, or against the user's word; of 16-bit floats
+    too, which multiply half as fast."""
     def taken(mod: tvm.IRModule, target: Target = AMPERE, **options: object) -> bool:
         made = lower(mod, target, options=CompileOptions.of(**options))  # type: ignore[arg-type]
         return "cuda.mma" in spaces(made, target) and any(
@@ -220,7 +220,8 @@ def test_integers_are_taken_where_they_pay() -> None:
     dense = Net((64, 128), (128, 64), "uint8", 9).module("int8")
     assert taken(dense) and taken(dense, HOPPER, precision="f16")
     assert not taken(dense, resolve("cuda:sm_75")) and not taken(dense, integers=False)
-    assert not taken(Net((8, 128), (128, 64), "uint8", 9).module("int8"))
+    assert taken(Net((8, 128), (128, 64), "uint8", 9).module("int8"))
+    assert not taken(Net((3, 128), (128, 64), "uint8", 9).module("int8"))
     worth = priced_on_gpu(AMPERE, CompileOptions.of())
     image, filters = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (
         ("x", (1, 32, 9, 9)), ("w", (32, 1, 3, 3))))
