@@ -7,7 +7,7 @@
 ``llvm -mcpu=znver3 -num-cores=4``   spelled out
 ``cuda``                        this machine's NVIDIA GPU
 ``cuda:sm_90``, ``cuda -arch=sm_90``   any GPU of an architecture
-``cuda:sm_80,sm_90a``           code for each of several, in one artifact
+``cuda:sm_80,sm_90a``           one set of kernels, those of the least, compiled for each of several
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlc.errors import TargetError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["FRIENDLY", "Friendly", "Target", "resolve", "several", "split"]
+__all__ = ["FRIENDLY", "Friendly", "Target", "generation", "resolve", "several", "split"]
 
 
 class Friendly(NamedTuple):
@@ -240,10 +240,10 @@ def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
         options.setdefault("model", found.model)
         asked = found.arch
     words = (asked or _DEFAULT_GPU).split(",")
-    archs = sorted({f"sm_{word.removeprefix('sm_')}" for word in words}, key=_number)
+    archs = sorted({f"sm_{word.removeprefix('sm_')}" for word in words}, key=generation)
     for arch in archs:
         if gpu_of(arch) is None or (arch[-1].isalpha() and arch.removeprefix("sm_") not in _SPECIFIC):
-            known = ", ".join(sorted([*(f"sm_{n}" for n in (*GPUS, *_SPECIFIC))], key=_number))
+            known = ", ".join(sorted([*(f"sm_{n}" for n in (*GPUS, *_SPECIFIC))], key=generation))
             raise TargetError(f"a CUDA architecture must be one of {known}, got {arch!r}")
     gpus = [gpu for arch in archs if (gpu := gpu_of(arch))]
     attrs: dict[str, Any] = {
@@ -255,9 +255,9 @@ def _cuda(name: str, head: str, options: dict[str, Any]) -> Target:
     return _checked(name, attrs)
 
 
-def _number(arch: str) -> tuple[int, str]:
-    """What architectures are sorted by."""
-    digits = "".join(filter(str.isdigit, arch))
+def generation(arch: str) -> tuple[int, str]:
+    """What CUDA architectures are sorted by, the oldest first: ``sm_90`` before ``sm_90a`` before ``sm_100``."""
+    digits = "".join(filter(str.isdecimal, arch))
     return int(digits or 0), arch
 
 

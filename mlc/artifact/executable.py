@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import platform
 import tempfile
@@ -23,13 +24,14 @@ from mlc.artifact import metadata as description
 from mlc.artifact.features import missing_features
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
 from mlc.artifact.narrow import rooms, transformed, transformed_bytes
-from mlc.artifact.places import Place, place_of
+from mlc.artifact.places import Place, is_out_of_memory, no_room, place_of
 from mlc.artifact.stopwatch import Stopwatch
 from mlc.config import physical_cores
 from mlc.cpu import tiles_denied
 from mlc.errors import ArtifactError, InputError
 from mlc.frontend.model import TensorSpec
 from mlc.shapes import from_json
+from mlc.target import generation
 
 __all__ = ["Bundle", "Executable", "load", "pick"]
 
@@ -222,6 +224,9 @@ class Executable:
     def _refused(self, what: str, error: Exception) -> ArtifactError:
         """Whatever TVM's runtime raises, in one line."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if self.metadata["kind"] == "cuda" and is_out_of_memory(error):
+            lies = "the code" if what == "load" else "what lies between the kernels"
+            return no_room(f"{lies} of {self._name}", error)
         return ArtifactError(f"the code of {self._name} must {what}, but TVM's runtime refused it: "
                              f"{lines[-1].strip()}; compile the model again")
 
@@ -409,8 +414,9 @@ def check_machine(metadata: dict[str, Any]) -> None:
 
 
 def pick(metadata: Sequence[dict[str, Any]], name: str) -> int:
-    """Which of a model's variants this machine is to run: of those that it can, one for a GPU, else the one that uses
-    the most instructions. Raises :class:`ArtifactError` where it can run none."""
+    """Which of a model's variants this machine is to run: of those that it can, one for a GPU, with kernels for the
+    latest architecture, else the one that uses the most instructions. Raises :class:`ArtifactError` where it can run
+    none."""
     refused: list[ArtifactError] = []
     for index in sorted(range(len(metadata)), key=lambda i: _rank(metadata[i]), reverse=True):
         try:
@@ -426,8 +432,13 @@ def pick(metadata: Sequence[dict[str, Any]], name: str) -> int:
     raise ArtifactError(f"{name} must have code that this machine can run, but was built for {targets}: {refused[-1]}")
 
 
-def _rank(metadata: dict[str, Any]) -> tuple[bool, int]:
-    return metadata["kind"] == "cuda", len(metadata["features"])
+def _rank(metadata: dict[str, Any]) -> tuple[Any, ...]:
+    """The better, the larger. Code for several architectures has the kernels of the least, which goes first; then what
+    is there for a later one, which its driver need not compile."""
+    if metadata["kind"] != "cuda":
+        return False, len(metadata["features"])
+    archs = sorted(map(generation, json.loads(metadata["target_attrs"])["arch"].split(",")))
+    return True, archs[0], archs[-1]
 
 
 def load(path: str | os.PathLike[str], verify: bool = True, target: str = "") -> Executable:

@@ -13,7 +13,7 @@ from mlc.artifact.runtime import CPU, CUDA, array_of, empty_tensor, is_on_gpu, p
 from mlc.errors import ArtifactError
 from mlc.frontend.model import TensorSpec
 
-__all__ = ["CpuPlace", "CudaPlace", "Place", "place_of"]
+__all__ = ["CpuPlace", "CudaPlace", "Place", "is_out_of_memory", "no_room", "place_of"]
 
 _POOLED_ALLOCATOR = 2
 
@@ -158,9 +158,19 @@ def _allocated(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
     try:
         return empty_tensor(shape, dtype, device)
     except Exception as error:  # whatever TVM raises
-        reason = (str(error).strip().splitlines() or [""])[-1].strip()
-        raise ArtifactError(f"a tensor of {dtype} and shape {list(shape)} must fit the GPU's memory, but CUDA refused "
-                            f"it ({reason}); end what else uses the GPU, or make the batch smaller") from error
+        raise no_room(f"a tensor of {dtype} and shape {list(shape)}", error) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether it is CUDA's word, passed on by TVM's runtime, that the GPU has no memory left."""
+    return "out of memory" in str(error)
+
+
+def no_room(what: str, error: Exception) -> ArtifactError:
+    """What does not fit the GPU's memory, in one line, and what to do."""
+    reason = (str(error).strip().splitlines() or [""])[-1].strip()
+    return ArtifactError(f"{what} must fit the GPU's memory, but CUDA refused it ({reason}); end what else uses the "
+                         "GPU, or make the batch smaller")
 
 
 def place_of(metadata: dict[str, Any]) -> Place:

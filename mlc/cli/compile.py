@@ -29,8 +29,8 @@ __all__ = ["COMMAND"]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("--target", default="native", metavar="T[,T...]",
-                        help="what to build for; `mlc targets` lists the names; one file for several picks when it is "
-                             "loaded (default: native, this CPU)")
+                        help="what to build for; `mlc targets` lists the names; one file for several, as "
+                             "cuda:sm_80,cuda:sm_90a, picks when it is loaded (default: native, this CPU)")
     options.add_log(parser)
     options.add_shape(parser)
     options.add_value(parser)

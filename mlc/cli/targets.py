@@ -46,6 +46,8 @@ def _render(rows: list[dict[str, Any]], console: Console) -> None:
 
     console.print(table(("name", "is", "meaning"), [(r["name"], r["canonical"], r["meaning"]) for r in rows]))
     console.print("also: aarch64:CPU, 'llvm -mcpu=CPU -num-cores=N', 'cuda -arch=sm_NN'")
+    console.print("several GPUs: cuda:sm_80,cuda:sm_90a has kernels of each in one file, "
+                  "cuda:sm_80,sm_90a those of the least, compiled for each")
 
 
 COMMAND = Command("targets", "list what --target takes", _add_arguments, _execute)

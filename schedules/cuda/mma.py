@@ -68,6 +68,8 @@ _LANES = 1024
 #: a pipeline has two steps at least; a sum of which more than so many times its length would be zeros has no seed here:
 #: tensor cores do 16 times as much as other units, copies and stores the same
 _FEWEST_STEPS, _MOST_ZEROS = 2, 8
+#: rows, or columns, of a product that are worth a tile
+_FEWEST_ROWS = 4
 #: warps that keep a multiprocessor's four tensor cores busy, and cycles until a copy from the second cache lands
 _WARPS, _LATENCY = 8, 600
 #: bytes that shared memory moves in a cycle
@@ -178,7 +180,9 @@ class TensorCoreGemm(CudaSpace):
 
     def accepts(self, contraction: Contraction, kind: mma.Kind) -> bool:
         """Whether a contraction of these sizes is this space's."""
-        return fills_tiles(contraction.size(M), contraction.size(N), contraction.size(K), kind)
+        m, n, k = (contraction.size(role) for role in (M, N, K))
+        # single elements of an image cost what tensor cores save where most rows are zeros
+        return fills_tiles(m, n, k, kind) and (not contraction.windowed or min(m, n) >= mma.TILE)
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         contraction, kind = _known(func)
@@ -224,8 +228,13 @@ class TensorCoreGemm(CudaSpace):
 
 
 def fills_tiles(m: int, n: int, k: int, kind: mma.Kind) -> bool:
-    """Whether a product of these sizes is worth a warp's tile, of which most is not zeros."""
-    return min(m, n) >= mma.TILE and k * _MOST_ZEROS >= _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
+    """Whether a product of these sizes is worth a warp's tile.
+
+    Of few rows or columns most of the tile is zeros, but what counts then is how fast the other operand comes, and
+    copies that are under way meanwhile are reckoned twice as fast as those of :mod:`schedules.cuda.gemm`.
+    """
+    long = k * _MOST_ZEROS >= _FEWEST_STEPS * _LEAST_ROW * kind.width // 4
+    return long and min(m, n) >= _FEWEST_ROWS and max(m, n) >= mma.TILE
 
 
 def _bytes(buffer: tirx.Buffer) -> int:
@@ -362,6 +371,8 @@ def _operands(contraction: Contraction, kind: mma.Kind, tile: WarpTile) -> tuple
         ("b", N, tile.block_n, contraction.run_b, contraction.vector_b),
     ):
         transposed = run != K
+        # bytes across k are copied one by one. Quantised models have them only where an image is kept plain, at that
+        # price: weights are packed along k, two activations are multiplied as floats, images have channels last
         if kind.width == 4 and (transposed or not whole_k or contraction.size(role) % block):
             vector = 1 if transposed else min(vector, _GUARDED_BYTES)
         found.append(_Operand(side, role, transposed and kind.width < 4, transposed, vector))

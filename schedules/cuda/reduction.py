@@ -41,6 +41,8 @@ __all__ = ["Reduce", "Rows", "follows", "own_order"]
 
 #: elements that a thread may have side by side, and the bytes of the widest access
 _VECTORS, _PIECE = (1, 2, 4, 8), 16
+#: threads of a row, beside multiples of a warp that divide it; elements of a row that a thread's registers hold
+_THREADS, _HELD = (32, 64, 128, 256, 512, 1024), 48
 
 
 def _positions(indices: Sequence[Any], leaf: Leaf) -> frozenset[int]:
@@ -123,8 +125,13 @@ class Rows(CudaSpace):
         return _row_shape(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        threads = tuple(t for t in (32, 64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
-        return (Knob("threads", threads), Knob("vector", _VECTORS), Knob("unroll", (0, 16, 64)))
+        shape = _row_shape(func)
+        assert shape is not None, "knobs are asked only of a space that matches"
+        gpu = limits(target)
+        whole = {t for t in range(gpu.warp, gpu.threads_per_block + 1, gpu.warp)
+                 if shape.columns % (t * shape.vector) == 0}
+        threads = sorted(whole.union(t for t in _THREADS if t <= gpu.threads_per_block))
+        return (Knob("threads", tuple(threads)), Knob("vector", _VECTORS), Knob("unroll", (0, 16, 64)))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         shape = _row_shape(func)
@@ -133,13 +140,17 @@ class Rows(CudaSpace):
         # four elements a thread, or one access, keep loads in flight; a warp alone needs no barrier
         wanted = max(32, ceil_div(shape.columns, max(4, shape.vector)))
 
-        def preference(count: int) -> tuple[bool, int]:
-            """Whole rows first, which no bound cuts; if not too few threads are left."""
-            cut = shape.columns % (count * shape.vector) != 0 or count * 4 < wanted
-            return cut, abs(count - wanted) + (count < wanted) * count
+        def preference(count: int) -> tuple[bool, int, bool, int]:
+            """Whole rows first, which no bound cuts and registers hold; then as many threads as long rows take."""
+            cut = shape.columns % (count * shape.vector) != 0 or shape.columns > count * _HELD
+            missing = _THREADS[-1] - count if count * 4 < wanted else 0
+            return cut, missing, count not in _THREADS, abs(count - wanted) + (count < wanted) * count
 
         for count in sorted(threads.values, key=preference):
-            yield {"threads": count, "vector": shape.vector, "unroll": 64 if shape.vector == _VECTORS[-1] else 16}
+            # what registers hold is fetched once only where the loop over it is unrolled in every stage
+            held = ceil_div(shape.columns, count * shape.vector) * shape.vector
+            most = 64 if held <= _HELD and (shape.vector == _VECTORS[-1] or held > 16) else 16
+            yield {"threads": count, "vector": shape.vector, "unroll": most}
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = _row_shape(sch.mod["main"])

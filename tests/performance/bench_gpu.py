@@ -1,8 +1,8 @@
 """What a GPU makes of kernels and whole models: built where there is none, timed where there is one.
 
-    python -m tests.performance.bench_gpu --build [--target cuda:sm_80,sm_90a]    # anywhere, with a CUDA compiler
-    make bench-gpu                                                                # with a GPU: at most ten minutes
-    python -m tests.performance.bench_gpu --tvm [--tune 60]                       # models beside TVM's schedules, too
+    python -m tests.performance.bench_gpu --build [--target cuda:sm_90a]    # anywhere, with a CUDA compiler
+    make bench-gpu                                                          # with a GPU: at most ten minutes
+    python -m tests.performance.bench_gpu --tvm [--tune 60]                 # models beside TVM's schedules, too
 
 Building leaves an artifact for each case in ``build/bench-gpu/``; timing checks the numbers of each against onnxruntime
 on the CPU (a product against float64, other kernels of 16 bits against the same in float32), takes medians of runs on
@@ -10,6 +10,9 @@ random data that is on the device already, and sets PyTorch's (cuBLAS, cuDNN, it
 ``max-autotune`` of whole models) beside them where it knows the GPU. Then both are timed between two events of the
 device, and kernels with none of their operands in the second cache; else this machine's clock is read (``clock``). A
 row has the rate of arithmetic, or of memory where that counts, and that of a copy on the device.
+
+Without ``--target`` the code is for this machine's GPU, or where there is none for sm_90a, whose products are made by
+warpgroups. Those of 16 bits have a second row with the kernels of sm_80 (``mma.sync``), which later GPUs run too.
 
 ``--tvm`` adds a row for each model with TVM's default schedules (dlight) beside mlc's, ``--tune`` one in which mlc and
 MetaSchedule had as many seconds each. ``results.json`` has everything; what does not build or run has an ``error``. The
@@ -24,7 +27,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -62,6 +65,8 @@ CONVOLUTIONS = (
     (32, 3, 224, 64, 7, 2), (32, 64, 56, 64, 3, 1), (32, 256, 56, 128, 1, 1), (32, 128, 28, 128, 3, 1),
     (32, 256, 14, 256, 3, 1), (32, 1024, 14, 2048, 1, 2), (32, 512, 7, 512, 3, 1), (1, 256, 14, 256, 3, 1),
 )
+#: types of products, and the architecture, that are timed on ``mma.sync`` whatever the GPU has beside it
+_BY_MMA = (("bfloat16", "sm_80"), ("float16", "sm_80"))
 #: models and their batches, in float16
 MODELS = (("resnet50", 1), ("resnet50", 32), ("bert_base", 1), ("bert_base", 16), ("gpt2_small", 1))
 #: largest error that a result may have, relative to the largest value of the reference; of whole models ten times that
@@ -81,14 +86,15 @@ class Case:
     """A model to build: a node of ``kind`` in ``dtype`` and of ``shape``, whose numbers are those of :data:`PRODUCTS`,
     :data:`ROWS` and so on; without a shape one of :data:`MODELS`, whose name is the ``kind``, for so many at a time.
 
-    ``peer`` is whom it is timed beside in PyTorch's place: ``dlight``, or ``metaschedule`` after ``tuning`` seconds of
-    both."""
+    ``arch`` is an architecture other than the target's whose kernels it has. ``peer`` is whom it is timed beside in
+    PyTorch's place: ``dlight``, or ``metaschedule`` after ``tuning`` seconds of both."""
 
     name: str
     dtype: str = "float32"
     shape: tuple[int, ...] | None = None
     kind: str = "product"
     batch: int = 1
+    arch: str = ""
     peer: str = ""
     tuning: float = 0.0
 
@@ -176,6 +182,18 @@ class Case:
         return rates
 
 
+def own_target() -> str:
+    """What is built unless a target is named: code for this machine's GPU, else for one with warpgroups' products."""
+    return "cuda" if find_gpu() is not None else "cuda:sm_90a"
+
+
+def chosen_for(target: str, found: Iterable[Case]) -> list[Case]:
+    """Without those that the target has kernels of anyway, or none of since it is no GPU's."""
+    gpu = find_gpu() if target == "cuda" else None
+    own = gpu.arch if gpu is not None else target.partition(":")[2]
+    return [case for case in found if not case.arch or (target.startswith("cuda") and case.arch != own)]
+
+
 def _filters(shape: tuple[int, ...]) -> np.ndarray:
     """Constant weights, as networks have them, that keep the size of what they multiply."""
     return np.random.default_rng(0).standard_normal(shape) * prod(shape[1:]) ** -0.5
@@ -184,10 +202,10 @@ def _filters(shape: tuple[int, ...]) -> np.ndarray:
 def cases(
     products: Sequence[tuple[int, int, int]] = PRODUCTS, models: Sequence[tuple[str, int]] = MODELS
 ) -> Iterator[Case]:
-    """Products in each type, the other kernels, then the models."""
-    for dtype in ("bfloat16", "float16", "float32"):
+    """Products in each type, and by ``mma.sync``, the other kernels, then the models."""
+    for dtype, arch in (*((dtype, "") for dtype in ("bfloat16", "float16", "float32")), *_BY_MMA):
         for m, n, k in products:
-            yield Case(f"{m}x{n}x{k}-{dtype}", dtype, (m, n, k))
+            yield Case(f"{m}x{n}x{k}-{dtype}{f'-{arch}' if arch else ''}", dtype, (m, n, k), arch=arch)
     others: dict[str, tuple[Sequence[tuple[int, ...]], str]] = {
         "attention": (ATTENTIONS, "float16"), "convolution": (CONVOLUTIONS, "float16"), "softmax": (ROWS, "float32"),
         "layer_norm": (ROWS, "float32"),
@@ -203,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build what is missing, and time what was not timed yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", action="store_true", help="only build; no GPU is needed")
-    parser.add_argument("--target", default="cuda:sm_80,sm_90a", help="what is built (default: cuda:sm_80,sm_90a)")
+    parser.add_argument("--target", default=own_target(),
+                        help="what is built (default: cuda, this machine's GPU; without one cuda:sm_90a)")
     parser.add_argument("--tvm", action="store_true", help="models beside TVM's default schedules, too")
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS",
                         help="models beside MetaSchedule, too, both tuned for so long; needs a GPU, and more than "
@@ -218,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [case.beside("dlight") for case in models] if args.tvm else []
     if args.tune and not args.build:
         peers += [case.beside("metaschedule", args.tune) for case in models]
-    chosen = [case for case in chain(cases(), peers) if args.match in case.name]
+    chosen = [case for case in chosen_for(args.target, chain(cases(), peers)) if args.match in case.name]
     return run(chosen, args.target, args.output, args.build, args.again, args.seconds)
 
 
@@ -255,7 +274,8 @@ def gains(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     for row in rows:
         for peer in ("torch", "dlight", "metaschedule"):
             if row.get(f"{peer}_seconds"):
-                kind = f"{row['kind']} {row['dtype']}" if row["shape"] else "models"
+                words = [row["kind"], row["dtype"], row.get("arch", "")] if row["shape"] else ["models"]
+                kind = " ".join(filter(None, words))
                 found.setdefault(f"{kind}, {peer}", []).append(row[f"{peer}_seconds"] / row["seconds"])
     return {name: {"geometric_mean": statistics.geometric_mean(each), "least": min(each), "cases": len(each)}
             for name, each in found.items()}
@@ -269,7 +289,8 @@ def build(case: Case, target: str, folder: Path) -> str | None:
         return None
     try:
         if not case.artifact(folder).exists():
-            mlc.compile(case.model(), target=target, precision=case.precision).save(case.artifact(folder))
+            there = f"cuda:{case.arch}" if case.arch else target
+            mlc.compile(case.model(), target=there, precision=case.precision).save(case.artifact(folder))
         if case.peer and not case.others(folder).exists():
             gpu_peers.build(case.model(), case.precision, resolve(target), case.others(folder))
     except MlcError as error:
@@ -298,7 +319,8 @@ def measure(case: Case, folder: Path, target: str = "native") -> dict[str, Any]:
     from mlc.networks.inputs import random_inputs
 
     row: dict[str, Any] = {
-        "model": case.name, "kind": case.kind, "dtype": case.dtype, "shape": case.shape, "when": time.time()}
+        "model": case.name, "kind": case.kind, "dtype": case.dtype, "shape": case.shape, "arch": case.arch,
+        "when": time.time()}
     try:
         if case.tuning and not case.others(folder).exists():
             _tune(case, folder, target)

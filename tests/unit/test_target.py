@@ -10,6 +10,7 @@ import pytest
 import tvm
 
 from mlc import target as target_module
+from mlc.cli.main import main
 from mlc.codegen.cuda import architectures
 from mlc.errors import TargetError
 from mlc.target import FRIENDLY, resolve, several, split
@@ -120,6 +121,16 @@ def test_several_architectures_have_what_each_has() -> None:
     assert architectures(both.tvm) == ("sm_80", "sm_90a")
     assert intrin.select("mma_f16", both.tvm) == "mlc.mma_f16"
     assert intrin.select("mma_f16", resolve("cuda:sm_75,sm_90").tvm) is None
+
+
+def test_several_gpus_are_a_bundle_or_share_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever wants the instructions of each asks for a bundle, and is told so."""
+    assert [each.canonical for each in several("cuda:sm_80,cuda:sm_90a")] == ["cuda/sm_80", "cuda/sm_90a"]
+    assert [each.canonical for each in several("cuda:sm_80,sm_90a")] == ["cuda/sm_80,sm_90a"]
+    assert main(["targets"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("cuda:sm_80,cuda:sm_90a has kernels of each in one file, "
+            "cuda:sm_80,sm_90a those of the least, compiled for each") in said
 
 
 @pytest.mark.parametrize(

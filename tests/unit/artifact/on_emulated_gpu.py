@@ -47,6 +47,17 @@ def long_sum() -> programs.Program:
     return programs.Program(programs.program({"x": ((6, 1024), "float32")}, body), reference)
 
 
+def wide_between() -> programs.Program:
+    """Little goes in and comes out, but a megabyte lies between its kernels."""
+    weight = np.ones((4, 512), "float32")
+
+    def body(builder: relax.BlockBuilder, params: list[relax.Var]) -> list[relax.Expr]:
+        product = builder.emit_te(topi.matmul, params[0], relax.const(weight))
+        return [builder.emit_te(topi.max, builder.emit_te(topi.nn.softmax, product), 1)]
+
+    return programs.Program(programs.program({"x": ((512, 4), "float32")}, body), lambda x: [np.full(512, 1 / 512)])
+
+
 PROGRAMS = {"dense": programs.dense, "results": programs.many_results, "scalars": programs.scalars,
             "constant": programs.constant_result, "twins": programs.twins, "long_sum": long_sum}
 
@@ -129,15 +140,16 @@ def refusal(act: Callable[[], Any]) -> str:
 
 
 def without_memory() -> list[str]:
-    """There is no room for weights, then none for inputs."""
-    def start() -> None:
-        exe = load(FOLDER / "long_sum.so")  # as `calls` left it
+    """There is no room for weights, then none for inputs, then none for what lies between kernels."""
+    def start(name: str) -> None:
+        exe = load(FOLDER / f"{name}.so")
         exe(*arrays(exe, 0))
 
+    compile_module(wide_between().mod, TARGET).save(FOLDER / "wide_between.so")
     reasons = []
-    for size in (1 << 10, 100_000):
+    for size, name in ((1 << 10, "long_sum"), (100_000, "long_sum"), (100_000, "wide_between")):  # as `calls` left it
         cuda_device.limit_memory(cuda_device.counts().held + size)
-        reasons.append(refusal(start))
+        reasons.append(refusal(lambda name=name: start(name)))
     return reasons
 
 

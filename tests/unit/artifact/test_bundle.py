@@ -17,6 +17,7 @@ import mlc
 from mlc.artifact import Bundle, artifact, executable, features
 from mlc.artifact import metadata as description
 from mlc.artifact.checksum import checksum
+from mlc.artifact.cuda import _runs_on
 from mlc.cli.main import main
 from mlc.errors import ArtifactError, TargetError
 from mlc.target import resolve
@@ -105,6 +106,26 @@ def test_the_best_that_the_machine_shows_is_picked(path: Path, cpu: Any, level: 
         pytest.skip("this machine cannot run it")
     cpu(FLAGS[level])
     assert mlc.load(path).metadata["target"].split("/")[1] == level
+
+
+@pytest.mark.parametrize(("archs", "gpu", "best"), [
+    (("sm_80", "sm_90a"), "9.0", 1), (("sm_90a", "sm_80"), "9.0", 0), (("sm_80", "sm_90a"), "8.6", 0),
+    (("sm_80", "sm_90a"), "12.0", 0), (("sm_90a", "sm_90"), "9.0", 0), (("sm_90", "sm_100"), "12.0", 1),
+    # the kernels of the least, but code that its driver need not compile
+    (("sm_80,sm_90a", "sm_90a"), "9.0", 1), (("sm_80", "sm_80,sm_90a"), "9.0", 1), (("sm_70,sm_90", "sm_80"), "9.0", 1),
+])
+def test_a_gpu_takes_the_latest_architecture_that_it_runs(
+    monkeypatch: pytest.MonkeyPatch, archs: tuple[str, ...], gpu: str, best: int
+) -> None:
+    def place(metadata: dict[str, Any]) -> None:
+        if not any(_runs_on(arch, gpu) for arch in json.loads(metadata["target_attrs"])["arch"].split(",")):
+            raise ArtifactError("another GPU")
+
+    monkeypatch.setattr(executable, "check_machine", lambda _: None)
+    monkeypatch.setattr(executable, "place_of", place)
+    described = [{"kind": "cuda", "features": [], "target": f"cuda/{each}", "target_attrs": json.dumps({"arch": each})}
+                 for each in archs]
+    assert executable.pick(described, "model") == best
 
 
 def test_none_fits(path: Path, cpu: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -60,9 +61,11 @@ def test_each_kernel_can_still_be_watched(facts: dict[str, Any]) -> None:
 
 
 def test_a_gpu_without_memory_is_named_in_one_line(facts: dict[str, Any]) -> None:
-    weight, given = facts["without_memory"]
+    weight, given, between = facts["without_memory"]
     assert weight.startswith("a tensor of float32 and shape [1024, 24] must fit the GPU's memory, but CUDA refused it")
     assert given.startswith("a tensor of float32 and shape [6, 1024] must fit") and "out of memory" in given
+    assert re.fullmatch(r"what lies between the kernels of \w+ must fit the GPU's memory, but CUDA refused it "
+                        r"\(.*out of memory\); end what else uses the GPU, or make the batch smaller", between), between
     assert "\n" not in weight + given
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import mlc
+from mlc.artifact.artifact import read
 from mlc.bench import metaschedule
 from mlc.codegen import cuda
-from mlc.gpu import find_gpu
+from mlc.gpu import Gpu, find_gpu
 from mlc.log import TuningLog
 from mlc.networks.models import Network
 from mlc.target import resolve
@@ -181,10 +182,13 @@ def test_nothing_is_tuned_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 def test_gains_are_geometric_means_by_kind_and_peer() -> None:
     rows = [{"kind": "product", "dtype": "float16", "shape": [1, 2, 3], "seconds": 1.0, "torch_seconds": each}
             for each in (0.5, 8.0)]
+    rows += [{"kind": "product", "dtype": "float16", "shape": [1, 2, 3], "arch": "sm_80", "seconds": 2.0,
+              "torch_seconds": 1.0}]
     rows += [{"shape": None, "seconds": 2.0, "dlight_seconds": 6.0, "torch_seconds": None}]
     rows += [{"shape": None, "error": "none"}]
     assert bench_gpu.gains(rows) == {
         "product float16, torch": {"geometric_mean": pytest.approx(2.0), "least": 0.5, "cases": 2},
+        "product float16 sm_80, torch": {"geometric_mean": pytest.approx(0.5), "least": 0.5, "cases": 1},
         "models, dlight": {"geometric_mean": pytest.approx(3.0), "least": 3.0, "cases": 1}}
 
 
@@ -239,6 +243,30 @@ def test_an_unknown_target_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["--build", "--match", "1x4096x4096-float32", "--target", "cuda:sm_1", "--output", str(tmp_path)]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("1x4096x4096-float32: ") and "sm_1" in line
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_products_are_timed_on_warpgroups_and_beside_them_on_mma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are built where there is no GPU: code for several architectures would have the least one's kernels."""
+    monkeypatch.setattr(bench_gpu, "find_gpu", lambda: None)
+    assert main(["--build", "--match", "4096x4096x4096-bfloat16", "--output", str(tmp_path)]) == 0
+    assert {path.stem: [f["space"] for f in read(path).variants[0].metadata["functions"]]
+            for path in tmp_path.glob("*.so")} == {
+        "4096x4096x4096-bfloat16": ["cuda.wgmma"], "4096x4096x4096-bfloat16-sm_80": ["cuda.mma"]}
+
+
+def test_what_is_built_is_for_the_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def archs(target: str) -> set[str]:
+        return {case.arch for case in bench_gpu.chosen_for(target, cases())}
+
+    for arch, others in (("sm_90a", {"", "sm_80"}), ("sm_80", {""}), ("sm_120", {"", "sm_80"})):
+        monkeypatch.setattr(bench_gpu, "find_gpu", lambda arch=arch: Gpu("a GPU", arch, 1, 1e9, 1e12, 1))
+        assert bench_gpu.own_target() == "cuda" and archs("cuda") == others
+    monkeypatch.setattr(bench_gpu, "find_gpu", lambda: None)
+    assert bench_gpu.own_target() == "cuda:sm_90a" and archs("cuda:sm_90a") == {"", "sm_80"}
+    assert archs("cuda:sm_80") == archs("native") == {""}
 
 
 def test_names_differ() -> None:

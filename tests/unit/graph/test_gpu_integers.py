@@ -22,6 +22,7 @@ from mlc.graph.precision.integer_gpu import priced_on_gpu
 from mlc.options import CompileOptions
 from mlc.target import Target, resolve
 from mlc.testing import cuda_emulator
+from schedules.cuda.contraction import K, contraction_of
 from schedules.registry import find
 from schedules.space import best_seed
 
@@ -168,7 +169,7 @@ def block(layers: int) -> tvm.IRModule:
 
 
 def test_integers_stay_integers_from_layer_to_layer() -> None:
-    """With the channels of a pixel together, residual sums in epilogues, and nothing but bytes in between."""
+    """With residual sums in epilogues, and nothing but bytes in between."""
     mod = block(3)
     lowered = lower(mod, AMPERE)
     assert spaces(lowered).count("cuda.mma") >= 4 and {*spaces(lowered)} == {"cuda.mma", "cuda.elementwise"}
@@ -179,9 +180,37 @@ def test_integers_stay_integers_from_layer_to_layer() -> None:
     assert exact.std() > 0.1 and np.abs(found - exact).max() <= 0.05 * 1.01, "one step of the last quantising"
 
 
+def attention(dtype: str, zero: int) -> tvm.IRModule:
+    """A product of two quantised activations."""
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        def again(y: relax.Expr, scale: float) -> relax.Expr:
+            both = relax.const(scale, "float32"), relax.const(zero, dtype)
+            return b.emit(op.dequantize(b.emit(op.quantize(y, *both, 0, dtype)), *both, 0))
+
+        return again(b.emit(op.matmul(again(x, 0.05), again(b.emit(op.permute_dims(x, [0, 2, 1])), 0.05))), 0.3)
+
+    return network((4, 128, 64), body)
+
+
+@pytest.mark.parametrize(("mod", "products"), [
+    (Net((256, 512), (512, 128), "uint8", 3).module("int8"), 1), (Net((40, 96), (96, 52), "int8", 0).module("int8"), 1),
+    (block(6), 5), (attention("uint8", 128), 0), (attention("int8", 0), 0),
+], ids=["dense", "odd", "blocks", "attention", "signed attention"])
+def test_no_product_copies_single_bytes(mod: tvm.IRModule, products: int) -> None:
+    """As tensor cores would of bytes that run across the sum: weights are packed along it, two activations are
+    multiplied as floats, and images have channels last. (Few small convolutions may keep a plain image, where that is
+    priced below two more kernels: ``mlc.graph.layout.channels_last``.)"""
+    tasks = lower(mod, AMPERE).tasks
+    found = [contraction_of(task.func) for task in tasks if find(task.func, AMPERE.tvm).name == "cuda.mma"]
+    of_bytes = [each for each in found if each is not None and "int8" in each.types]
+    assert len(of_bytes) == products
+    for each in of_bytes:
+        assert (each.run_a, each.run_b) == (K, K) and min(each.vector_a, each.vector_b) == 16
+
+
 def test_integers_are_taken_where_they_pay() -> None:
-    """Not without tensor cores for them, of single rows or channels, or against the user's word; of 16-bit floats too,
-    which multiply half as fast."""
+    """Not without tensor cores for them, of few rows or single channels, or against the user's word; of 16-bit floats
+    too, which multiply half as fast."""
     def taken(mod: tvm.IRModule, target: Target = AMPERE, **options: object) -> bool:
         made = lower(mod, target, options=CompileOptions.of(**options))  # type: ignore[arg-type]
         return "cuda.mma" in spaces(made, target) and any(
@@ -191,7 +220,8 @@ def test_integers_are_taken_where_they_pay() -> None:
     dense = Net((64, 128), (128, 64), "uint8", 9).module("int8")
     assert taken(dense) and taken(dense, HOPPER, precision="f16")
     assert not taken(dense, resolve("cuda:sm_75")) and not taken(dense, integers=False)
-    assert not taken(Net((8, 128), (128, 64), "uint8", 9).module("int8"))
+    assert taken(Net((8, 128), (128, 64), "uint8", 9).module("int8"))
+    assert not taken(Net((3, 128), (128, 64), "uint8", 9).module("int8"))
     worth = priced_on_gpu(AMPERE, CompileOptions.of())
     image, filters = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (
         ("x", (1, 32, 9, 9)), ("w", (32, 1, 3, 3))))

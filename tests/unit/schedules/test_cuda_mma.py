@@ -24,12 +24,14 @@ from mlc.testing.cuda_twin import run, twin
 from schedules import registry
 from schedules.cuda.common import CudaSpace
 from schedules.cuda.contraction import with_tf32
+from schedules.cuda.gemm import TiledGemm
 from schedules.cuda.mma import TensorCoreGemm, WarpTile
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.intrin import mma
 from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
 from schedules.trace import trace_json
+from tests.performance.outside_model import SHAPES
 
 SPACE = TensorCoreGemm()
 AMPERE, HOPPER = (resolve(f"cuda:{arch}").tvm for arch in ("sm_80", "sm_90a"))
@@ -185,6 +187,22 @@ def test_seeds_fill_the_gpu() -> None:
     assert blocks >= 64
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_seeds_keep_a_multiprocessor_busy(dtype: str, arch: str) -> None:
+    """By reckoned registers, of 50 products: the first seed has room for a second block, or 64 sums a thread and three
+    stages, and so do the others unless the grid has no second block for a multiprocessor."""
+    target, gpu, kind = resolve(f"cuda:{arch}").tvm, GPUS[arch[3:5]], kind_of(dtype)
+    for m, n, k in SHAPES:
+        for place, decisions in enumerate(SPACE.seeds(function(m, n, k, dtype), target)):
+            tile = WarpTile(**decisions)
+            twice = gpu.resident(tile.threads, tile.registers, tile.shared_bytes(kind)) >= 2
+            many = tile.warp_m * tile.warp_n // mma.WARP >= 64 and tile.stages >= 3
+            blocks = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.split_k
+            alone = place > 0 and blocks <= gpu.multiprocessors
+            assert twice or many or alone, (m, n, k, decisions)
+
+
 def test_who_takes_what() -> None:
     func = function(128, 128, 128)
     assert registry.find(func, AMPERE).name == registry.find(func, resolve("cuda:sm_80,sm_90a").tvm).name == SPACE.name
@@ -326,6 +344,43 @@ def test_each_wait_and_barrier_is_needed(monkeypatch: pytest.MonkeyPatch, dtype:
     case = product_case("even", (64, depth), columns, dtype, SUMS[dtype], transposed=dtype == "int8")
     decisions = decisions_of(block_k=128 if dtype in ("tf32", "int8") else 64)
     assert check_orders(monkeypatch, case, function_of(case, decisions)) >= 5
+
+
+def test_few_rows_are_for_tensor_cores_all_the_same() -> None:
+    """Most of a tile is zeros then, but the price is that of the other operand's copies."""
+    for target in (AMPERE, HOPPER):
+        for dtype in ("float16", "bfloat16", "int8"):
+            for m, n, name in ((3, 4096, "cuda.reduce"), (4, 4096, SPACE.name), (8, 768, SPACE.name),
+                               (15, 64, SPACE.name), (4096, 8, SPACE.name), (8, 8, "cuda.gemm")):
+                assert registry.find(function(m, n, 1024, dtype), target).name == name, (m, n)
+        func = function(8, 4096, 4096)
+        few, simt = (SPACE.price(func, target, next(iter(SPACE.seeds(func, target)))),
+                     TiledGemm().price(func, target, next(iter(TiledGemm().seeds(func, target)))))
+        assert few is not None and simt is not None and few < 0.7 * simt
+    image = Image((1, 14, 14, 64), 8, pad=1).case("of few filters").func()
+    assert registry.find(image, AMPERE).name == "cuda.conv"
+
+
+@needs_gxx
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("sizes", [(4, 72, 136), (8, 40, 272), (15, 130, 96), (70, 5, 128)], ids=str)
+def test_few_rows_are_right(sizes: tuple[int, int, int], dtype: str) -> None:
+    m, n, k = sizes
+    case = product_case("few", (m, k), (n, k), dtype, SUMS[dtype], transposed=True)
+    sch, _ = first_seed(SPACE, case.func(), AMPERE)
+    error, _ = emulate(case, sch.mod["main"])
+    assert error <= {"float16": 1e-3, "bfloat16": 3e-3, "int8": 0.0}[dtype]
+
+
+@needs_nvcc
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [4, 8, 15])
+def test_few_rows_spill_nothing(rows: int, dtype: str) -> None:
+    for target in (AMPERE, HOPPER):
+        sch, _ = first_seed(SPACE, function(rows, 4096, 4096, dtype), target)
+        check_promises(compiled(sch.mod["main"], target), dtype)
 
 
 SHORT = [

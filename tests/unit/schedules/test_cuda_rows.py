@@ -134,6 +134,46 @@ def test_rows_of_16_bits_take_16_bytes(dtype: str) -> None:
         assert kernel.count("STG") == kernel.count("STG.E.128") == vectors
 
 
+@needs_nvcc
+@pytest.mark.parametrize(("case", "loads", "stores"), [
+    (softmax(64, 32000), 10, 10), (layer_norm(64, 32000), 30, 10), (narrow_norm(64, 32000, "float16"), 25, 5),
+    pytest.param(narrow_norm(64, 32000, "bfloat16"), 25, 5, marks=pytest.mark.slow),
+], ids=str)
+def test_rows_of_a_vocabulary_are_held_in_registers(case: Case, loads: int, stores: int) -> None:
+    """No power of two divides them by enough threads, 25 warps do: 40 elements each, fetched once."""
+    kernel = compiled(seeded(case, HOPPER), HOPPER)
+    assert kernel.threads == 800 and kernel.stack_bytes == kernel.spilled_bytes == 0
+    assert (kernel.count("LDG"), kernel.count("STG")) == (loads, stores)
+    assert kernel.count("LDG.E.128") == loads and kernel.count("STG.E.128") == stores
+
+
+@pytest.mark.parametrize(("columns", "threads"), [
+    (768, 64), (1024, 256), (1536, 128), (8192, 512),  # powers of two, where they divide a row
+    (640, 160), (2560, 640), (32000, 800),
+    (17152, 1024), (50257, 1024), (65536, 1024),  # what no registers hold
+])
+def test_long_rows_have_many_threads(columns: int, threads: int) -> None:
+    assert next(iter(SPACE.seeds(softmax(4, columns).func(), AMPERE)))["threads"] == threads
+
+
+@needs_nvcc
+def test_rows_that_no_registers_hold_spill_none() -> None:
+    for case in (softmax(4, 65536), softmax(4, 17152), narrow_norm(4, 65536, "float16")):
+        kernel = compiled(seeded(case), AMPERE)
+        assert kernel.threads == 1024 and kernel.stack_bytes == kernel.spilled_bytes == 0
+
+
+@needs_gxx
+@pytest.mark.parametrize("case", [
+    softmax(2, 32000), softmax(2, 640), pytest.param(narrow_norm(2, 32000, "float16"), marks=pytest.mark.slow),
+], ids=str)
+def test_rows_of_any_number_of_warps_are_right(case: Case) -> None:
+    """Sums of 25 and of 5 warps are joined."""
+    error, costs = emulate(case, seeded(case))
+    assert error <= case.rtol
+    assert {cost.bytes for cost in costs if not cost.shared} == {16}
+
+
 @needs_gxx
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_rows_of_16_bits_are_right(dtype: str) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import tvm
@@ -20,7 +21,7 @@ from mlc.testing.cases import Case
 from mlc.testing.cuda_cases import CASES, epilogue_case, product_case
 from schedules import registry
 from schedules.cuda.product import product_of
-from schedules.cuda.warpgroups import FEW_REGISTERS, MANY_REGISTERS
+from schedules.cuda.warpgroups import FEW_REGISTERS, MANY_REGISTERS, GroupTile
 from schedules.cuda.wgmma import WarpgroupGemm
 from schedules.machine import GPUS
 from schedules.space import InvalidDecision, first_seed, schedule_with
@@ -135,6 +136,38 @@ def test_a_tile_asks_for_the_memory_that_it_is_reckoned_with() -> None:
 def test_large_products_have_large_tiles(shape: tuple[int, int, int]) -> None:
     _, first = first_seed(SPACE, case_of(*shape).func(), HOPPER)
     assert first["block_m"] * first["block_n"] >= 128 * 256 and first["stages"] >= 4
+
+
+@pytest.mark.parametrize("what", ["cast", "gelu", "residual"])
+@pytest.mark.parametrize("shape", [
+    (2048, 768, 768), (2048, 2304, 768), (2048, 3072, 768), (2048, 768, 3072), (2048, 3072, 3072)], ids=str)
+def test_products_of_few_large_tiles_have_smaller_ones(shape: tuple[int, int, int], what: str) -> None:
+    """Tiles of 128 by 256 would leave multiprocessors idle: of 2048 by 2304 they are 144, a second round of 12 on 132
+    multiprocessors; of 768 columns 48. The outside model of an H200 (``tests.performance.outside_model``) has the first
+    seed's tiles as its own best of all, and the best of 128 by 256 behind them (us):
+
+    | product        | first seed, stages  | seed | 128x256 |
+    |----------------|---------------------|------|---------|
+    | 2048x768x768   |  64x192x128, 3      | 15.1 |    23.3 |
+    | 2048x2304x768  |  64x192x128, 3      | 27.1 |    39.0 |
+    | 2048x3072x768  | 128x192x64, 5       | 33.0 |    39.3 |
+    | 2048x768x3072  |  64x192x128, 3      | 27.0 |    55.1 |
+    | 2048x3072x3072 | 128x192x64, 5       | 80.7 |   102.9 |
+
+    Three stages of depth 128 are what shared memory holds, and as many steps on the way as six of depth 64.
+    """
+    func = epilogue_case(SPACE.name, what, shape, "float16").func()
+    _, first = first_seed(SPACE, func, HOPPER)
+    knobs = {knob.name: knob.values for knob in SPACE.knobs(func, HOPPER)}
+    free = {name: knobs[name] for name in ("boxed", "cluster", "persistent")}
+    large = [tile(block_m=128, block_n=256, consumers=2, stages=4, panel=8, **dict(zip(free, each, strict=True)))
+             for each in product(*free.values())]
+    price, others = SPACE.price(func, HOPPER, first), [SPACE.price(func, HOPPER, each) for each in large]
+    assert price is not None and all(other is not None and price <= other for other in others)
+    assert first["stages"] * first["block_k"] >= 4 * 64
+    more = {**first, "stages": first["stages"] + 1}
+    assert first["stages"] >= 4 or GroupTile(**{
+        name: more[name] for name in more if name != "persistent"}).shared_bytes > GPUS["90"].shared_bytes
 
 
 def test_who_takes_what() -> None:
