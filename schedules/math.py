@@ -78,10 +78,41 @@ def _spelled_out(node: tirx.Cast) -> Any:
     value = node.value
     if (str(node.ty), str(value.ty)) != ("float32", "bfloat16"):
         return node
-    if isinstance(value, tirx.Cast) and str(value.value.ty) == "float32":  # rounded, halves to even
-        return _let(tirx.reinterpret("uint32", value.value), lambda bits: _float(
-            (bits + _u(0x7FFF) + (tirx.shift_right(bits, _u(16)) & _u(1))) & _u(0xFFFF0000)), "uint32")
+    if _rounds(value):
+        return _rounded(value.value)
     return _float(tirx.shift_left(tirx.Cast("uint32", tirx.reinterpret("uint16", value)), _u(16)))
+
+
+def _rounds(node: Any) -> bool:
+    """Whether it makes a bfloat16 number of a float32 one."""
+    return isinstance(node, tirx.Cast) and (str(node.ty), str(node.value.ty)) == ("bfloat16", "float32")
+
+
+def _rounded(value: Any) -> Any:
+    """A float32 number rounded to one that bfloat16 has, halves to even, as operations on bits; a NaN stays one."""
+    def nearest(bits: Any) -> Any:
+        upper = (bits + _u(0x7FFF) + (tirx.shift_right(bits, _u(16)) & _u(1))) & _u(0xFFFF0000)
+        return _float(tirx.Select((bits & _u(0x7FFFFFFF)) > _u(0x7F800000), bits, upper))
+
+    return _let(tirx.reinterpret("uint32", value), nearest, "uint32")
+
+
+class _Roundings:
+    """Roundings to bfloat16 whose results are computed with. BF16ComputeLegalize computes in float32, and there a
+    conversion to bfloat16 and back is none: so the number is rounded before. Storing rounds by itself."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, tirx.Cast]] = []
+
+    def cast(self, node: tirx.Cast) -> Any:
+        if not _rounds(node):
+            return node
+        self._made.append((tirx.Cast("bfloat16", _rounded(node.value)), node))
+        return self._made[-1][0]
+
+    def store(self, node: tirx.BufferStore) -> Any:
+        own = next((cast for made, cast in self._made if made.same_as(node.value)), None)
+        return node if own is None else tirx.BufferStore(node.buffer, own, node.indices)
 
 
 def _horner(coefficients: Sequence[float], x: Any) -> Any:
@@ -300,8 +331,10 @@ def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         changed[0] = True
         return expansion
 
+    roundings = _Roundings()
+
     def cast(node: tirx.Cast) -> Any:
-        result = _to_nearest(node)
+        result = roundings.cast(_to_nearest(node))
         changed[0] = changed[0] or not result.same_as(node)
         return result
 
@@ -312,6 +345,6 @@ def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         changed[0] = changed[0] or not result.same_as(node)
         return result
 
-    body = tvm_ffi.structural_map(func.body, (tirx.Cast, cast))
+    body = tvm_ffi.structural_map(func.body, [(tirx.Cast, cast), (tirx.BufferStore, roundings.store)])
     body = tvm_ffi.structural_map(body, [(Call, call), ((tirx.Max, tirx.Min), extremum)])
     return func.with_body(body) if changed[0] else func

@@ -55,16 +55,14 @@ def _gather_elements(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> A
 
     data, indices = inputs[0], inputs[1]
     axis = int(attrs.get("axis", 0)) % len(data.ty.shape)
-    extent, array = size_of(data.ty.shape[axis]), array_of(indices)
-    if isinstance(extent, Size) or dtype_of(indices) not in ("int32", "int64"):
-        return None
-    if array is not None:
+    extent, array, dtype = size_of(data.ty.shape[axis]), array_of(indices), dtype_of(indices)
+    if array is not None and not isinstance(extent, Size):
         array = np.clip(np.where(array < 0, array + extent, array), 0, extent - 1).astype(array.dtype)
-        return relax.op.gather_elements(data, relax.const(array, str(array.dtype)), axis)
-    emit, dtype = emitter(bb), dtype_of(indices)
-    inside = emit("minimum", emit("maximum", _from_begin(bb, indices, extent), relax.const(0, dtype)),
-                  relax.const(extent - 1, dtype))
-    return relax.op.gather_elements(data, inside, axis)
+        return relax.op.gather_elements(data, relax.const(array, dtype), axis)
+    emit = emitter(bb)
+    last = emit("subtract", _extent_of(bb, extent, dtype), relax.const(1, dtype))
+    inside = emit("maximum", _from_begin(bb, indices, extent), relax.const(0, dtype))
+    return relax.op.gather_elements(data, emit("minimum", inside, last), axis)
 
 
 def _from_begin(bb: Any, indices: Any, extent: Any) -> Any:
@@ -73,9 +71,16 @@ def _from_begin(bb: Any, indices: Any, extent: Any) -> Any:
 
     emit, dtype = emitter(bb), dtype_of(indices)
     negative = emit("less", indices, relax.const(0, dtype))
-    free = isinstance(extent, Size)
-    many = emit("astype", as_tensor(bb, extent), dtype) if free else relax.const(extent, dtype)
-    return emit("where", negative, emit("add", indices, many), indices)
+    return emit("where", negative, emit("add", indices, _extent_of(bb, extent, dtype)), indices)
+
+
+def _extent_of(bb: Any, extent: Any, dtype: str) -> Any:
+    """A size as a tensor without axes; it may be free."""
+    from tvm import relax
+
+    if isinstance(extent, Size):
+        return emitter(bb)("astype", as_tensor(bb, extent), dtype)
+    return relax.const(extent, dtype)
 
 
 def _lrn(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:

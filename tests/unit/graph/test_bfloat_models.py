@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from relax_evaluation import RNG, operators
 from tvm import relax
 from tvm.relax import op
@@ -20,6 +22,7 @@ from mlc.graph.precision.bfloats import OF_BFLOATS
 from mlc.graph.simplify import FoldAffine
 from mlc.options import CompileOptions
 from mlc.target import resolve
+from mlc.testing.programs import program
 from schedules.registry import find
 
 NATIVE, ZEN4, V3 = (resolve(name, threads=2) for name in ("native", "llvm -mcpu=znver4", "x86-64-v3"))
@@ -128,3 +131,45 @@ def test_weights_of_sixteen_bits_stay_such(dtype: str) -> None:
 
     assert operators(after(np.float32([0.3] * 64))) == ["matmul", "multiply"]
     assert operators(after(np.float32([-0.125, 1, 0, 4] * 16))) == ["matmul"]
+
+
+ROUNDED = np.array([[np.nan, np.inf, -np.inf, 3.4e38, 1e-40, -0.0, 1.00390625, 1.01171875]], "float32")  # ties as well
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("target", ["native", "x86-64-v2"])
+def test_a_cast_within_a_kernel_rounds(target: str, dtype: str) -> None:
+    """TVM computes bfloat16 in float32, where a conversion there and back would be none."""
+    def body(b: relax.BlockBuilder, p: list[relax.Expr]) -> list[relax.Expr]:
+        narrow = b.emit(op.astype(p[0], dtype))
+        wide = b.emit(op.astype(narrow, "float32"))
+        total = b.emit(op.nn.relu(b.emit(op.add(b.emit(op.matmul(p[0], p[1])), p[0]))))
+        rounded = b.emit(op.astype(b.emit(op.astype(total, dtype)), "float32"))
+        return [b.emit(op.multiply(wide, relax.const(2.0))), b.emit(op.negative(rounded)), narrow]
+
+    shapes = {"x": ((9, 8), "float32"), "y": ((8, 8), "float32")}
+    x = np.concatenate([ROUNDED, RNG.normal(size=(8, 8)).astype("float32")])
+    y = np.eye(8, dtype="float32") * 4  # whose products and sums are exact
+    y[0, 1:] = y[1:, 0] = 0
+    exe = mlc.compile(program(shapes, body), target=target, log=False)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    with np.errstate(all="ignore"):
+        wanted = x.astype(kind)
+        doubled, rounded, narrow = exe(x, y)
+        np.testing.assert_array_equal(doubled, wanted.astype("float32") * 2)
+        np.testing.assert_array_equal(narrow.view("uint16")[1:], wanted.view("uint16")[1:])
+        sums = np.maximum(x[1:] @ y + x[1:], 0).astype(kind).astype("float32")
+        np.testing.assert_array_equal(rounded[1:], -sums)
+        assert (sums != np.maximum(x[1:] @ y + x[1:], 0)).any()
+
+
+def test_bfloat16_is_quantised_by_quotients_of_bfloat16() -> None:
+    scale, zero = np.array(0.05, ml_dtypes.bfloat16), np.array(128, "uint8")
+    ends = [helper.make_tensor_value_info(name, kind, [64, 64])
+            for name, kind in (("x", TensorProto.BFLOAT16), ("y", TensorProto.UINT8))]
+    graph = helper.make_graph([helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"])], "g", ends[:1], ends[1:],
+                              [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = (RNG.normal(size=(64, 64)) * 3).astype(ml_dtypes.bfloat16)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(x)[0], wanted)
