@@ -11,6 +11,7 @@ import numpy as np
 from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_quantised import is_valid_scale
 
 __all__ = ["MICROSOFT"]
 
@@ -114,6 +115,15 @@ def _gemm(nodes: Nodes) -> str:
     return nodes.quantised(result, y_scale, y_zero, a) if y_scale else result
 
 
+def _scale_of_product(nodes: Nodes, first: str, second: str) -> str:
+    """The product of two scales; raises :class:`ModelError` for a constant that is no scale."""
+    for constant in map(nodes.constant_of, (first, second)):
+        if constant is not None and not is_valid_scale(constant):
+            wrong = next(value for value in constant.astype("float64").ravel() if not is_valid_scale(value))
+            raise nodes.refused(f"its scale must be finite and positive, got {wrong:g}; quantise the model again")
+    return nodes.product(first, second)
+
+
 def _integer_to_float(nodes: Nodes, a: str, b: str, scale: str, zeros: tuple[str, str], bias: str) -> str:
     """``(a - zero) @ (b - zero)`` in integers, times the scale, plus the bias."""
     product = nodes("Cast", nodes("MatMulInteger", a, b, *zeros), to=_FLOAT)
@@ -125,13 +135,13 @@ def _dynamic_quantize_matmul(nodes: Nodes) -> str:
     """``A, B, b_scale, b_zero_point, bias``; ``A`` is quantised by its own range."""
     a, b, b_scale, b_zero, bias = nodes.inputs(5)
     quantised, a_scale, a_zero = nodes("DynamicQuantizeLinear", a, outputs=3)
-    return _integer_to_float(nodes, quantised, b, nodes.product(a_scale, b_scale), (a_zero, b_zero), bias)
+    return _integer_to_float(nodes, quantised, b, _scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
 
 
 def _matmul_integer_to_float(nodes: Nodes) -> str:
     """``A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias``."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = nodes.inputs(7)
-    return _integer_to_float(nodes, a, b, nodes.product(a_scale, b_scale), (a_zero, b_zero), bias)
+    return _integer_to_float(nodes, a, b, _scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -220,7 +230,7 @@ def _q_attention(nodes: Nodes) -> str:
     """``input, weight, bias, input_scale, weight_scale, mask_index, input_zero_point, weight_zero_point, past``:
     :func:`_attention` whose product with the weights is of integers."""
     x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = nodes.inputs(9)
-    projected = _integer_to_float(nodes, x, w, nodes.product(x_scale, w_scale), (x_zero, w_zero), bias)
+    projected = _integer_to_float(nodes, x, w, _scale_of_product(nodes, x_scale, w_scale), (x_zero, w_zero), bias)
     return _self_attention(nodes, projected, w, mask, past)
 
 

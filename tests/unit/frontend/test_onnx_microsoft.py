@@ -440,6 +440,10 @@ def test_others_are_refused(operator: str) -> None:
     ("QLinearGlobalAveragePool", "x s z s z", {"channels_last": 1}, "channels_last must be 0"),
     ("QLinearConcat", "s z x s", {"axis": 1}, "threes of a tensor, a scale and a zero point, got 2"),
     ("QLinearAdd", "x bad z x s z s z", {}, "scale must be finite and positive, got 0"),
+    ("MatMulIntegerToFloat", "x w s bad", {}, "scale must be finite and positive, got 0; quantise the model again"),
+    ("MatMulIntegerToFloat", "x w nan s", {}, "scale must be finite and positive, got nan; quantise"),
+    ("DynamicQuantizeMatMul", "f w inf", {}, "scale must be finite and positive, got inf; quantise"),
+    ("QAttention", "x w f bad s", {"num_heads": 1}, "scale must be finite and positive, got 0; quantise"),
     ("FusedConv", "f w", {"activation": "Mish"}, "its activation must be one of .*, got Mish"),
     ("QAttention", "x w f s s - z z p", {"num_heads": 2}, "without past and present keys"),
     ("Attention", "f w", {}, "its inputs and attributes must be those of the operator"),
@@ -448,7 +452,7 @@ def test_others_are_refused(operator: str) -> None:
 def test_forms_that_are_refused(operator: str, inputs: str, attributes: dict[str, Any], message: str) -> None:
     feeds = {"x": np.zeros((1, 2, 4, 4), "uint8"), "f": np.zeros((1, 2, 4, 4), "float32")}
     constants = {"s": np.float32(1), "z": np.array(0, "uint8"), "bad": np.float32(0), "w": _W[:, :2].copy(),
-                 "p": np.float32(0)}
+                 "p": np.float32(0), "nan": np.float32("nan"), "inf": np.float32("inf")}
     names = inputs.split()
     node = helper.make_node(operator, ["" if name == "-" else name for name in names], ["y"], domain=MICROSOFT,
                             **attributes)
