@@ -67,6 +67,12 @@ class Nodes:
         self.constants[name] = array
         return name
 
+    def cast(self, value: str, dtype: np.dtype[Any]) -> str:
+        """The value in another type."""
+        from onnx import helper
+
+        return str(self("Cast", value, to=int(helper.np_dtype_to_tensor_dtype(dtype))))
+
     def inputs(self, count: int) -> list[str]:
         """The node's inputs, filled up with empty texts."""
         return [*self.node.input, *[""] * (count - len(self.node.input))]

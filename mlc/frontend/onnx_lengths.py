@@ -133,13 +133,7 @@ class _Lengths:
             raise nodes.refused("with sequence_lens its gates must be sigmoids that are not clipped, for its last cell "
                                 "to be known; leave Y_c out")
         dtype = nodes.dtype_of(data)
-        behind = nodes("Cast", nodes("Not", self._inside()), to=_onnx_type(dtype))
+        behind = nodes.cast(nodes("Not", self._inside()), dtype)
         hidden = int(given["hidden_size"]) if "hidden_size" in given else nodes.known_shape(weights, "weights")[1] // 4
         column = np.repeat(np.array(_KEEPS, dtype), hidden).reshape(1, -1, 1)
         return (nodes("Concat", data, behind, axis=2), nodes("Concat", weights, nodes.constant(column), axis=2))
-
-
-def _onnx_type(dtype: np.dtype[Any]) -> int:
-    from onnx import helper
-
-    return int(helper.np_dtype_to_tensor_dtype(dtype))

@@ -171,6 +171,9 @@ def _matmul_nbits(nodes: Nodes) -> str:
         raise nodes.refused("g_idx must be left out; quantise the weights in their order")
     count, middle = -(-columns // block), 1 << (bits - 1)
     packed, steps = nodes.known(b, "B"), nodes.known(scales, "scales")
+    narrow = steps.dtype if steps.dtype != np.float32 else None  # a type to store, not to multiply in
+    if narrow is not None:
+        a, steps = nodes("Cast", a, to=_FLOAT), steps.astype("float32")
     if packed.dtype != np.uint8 or packed.size != rows * count * (block * bits // 8):
         raise nodes.refused(f"B must be uint8 of {[rows, count, block * bits // 8]} for {rows} rows of {columns} "
                             f"numbers of {bits} bits, got {packed.dtype} of {list(packed.shape)}; quantise them again")
@@ -193,7 +196,9 @@ def _matmul_nbits(nodes: Nodes) -> str:
         weights = nodes("Slice", weights, *(nodes.constant([n]) for n in (0, columns, 1)))
     result = str(nodes("MatMul", a, nodes("Transpose", weights, perm=[1, 0])))
     allow(nodes.made[-1], int(attributes.get("accuracy_level", 0)))
-    return str(nodes("Add", result, bias)) if bias else result
+    if bias:
+        result = str(nodes("Add", result, bias if narrow is None else nodes("Cast", bias, to=_FLOAT)))
+    return result if narrow is None else nodes.cast(result, narrow)
 
 
 def _zero_points(

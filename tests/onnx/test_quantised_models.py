@@ -255,6 +255,31 @@ def test_weights_in_4_bits(form: str, symmetric: bool) -> None:
     _compare("encoder", model, 1e-4)
 
 
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_weights_in_4_bits_stay_such_beside_floats_of_16(rows: int, kind: int) -> None:
+    """The product is of the very numbers, added up in float32, and rounded once."""
+    rng, depth, columns, block, dtype = np.random.default_rng(1), 256, 96, 32, helper.tensor_dtype_to_np_dtype(kind)
+    packed = rng.integers(0, 256, (columns, depth // block, block // 2)).astype("uint8")
+    scale, bias = rng.uniform(0.01, 0.1, columns * depth // block).astype(dtype), rng.normal(size=columns).astype(dtype)
+    node = helper.make_node("MatMulNBits", ["x", "b", "s", "", "", "c"], ["y"], domain="com.microsoft", K=depth,
+                            N=columns, bits=4, block_size=block)
+    ends = [helper.make_tensor_value_info(*each) for each in (("x", kind, [rows, depth]), ("y", kind, [rows, columns]))]
+    constants = [numpy_helper.from_array(array, name) for name, array in (("b", packed), ("s", scale), ("c", bias))]
+    model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:], constants), ir_version=10,
+                              opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
+    x = rng.normal(size=(rows, depth)).astype(dtype)
+    exe = mlc.compile(model, log=False)
+    (found,) = exe(x)
+    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(columns, -1, block).astype("float64") - 8
+    weights = (numbers * scale.astype("float64").reshape(columns, -1, 1)).reshape(columns, depth)
+    wanted = x.astype("float64") @ weights.T + bias.astype("float64")
+    step = {TensorProto.FLOAT: 1e-6, TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}[kind]
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype("float64"), wanted, rtol=1.01 * step, atol=1e-6 * np.abs(wanted).max())
+    assert any(each["space"] in ("cpu.gemm_digits", "cpu.gemm_weight_only") for each in exe.metadata["functions"])
+
+
 @pytest.mark.parametrize(("kind", "transposed"), [(TensorProto.INT4, False), (TensorProto.UINT4, True),
                                                   (TensorProto.INT8, True)])
 def test_blocks_of_weights_are_read_as_integers(kind: int, transposed: bool) -> None:
