@@ -17,7 +17,7 @@ from tvm import te
 from mlc import cpu as cpu_module
 from mlc import target as target_module
 from mlc.cpu import FLAGS, HostCpu, host_cpu, native_attrs
-from mlc.log.shipped import family
+from mlc.log.shipped import family, shipped_records
 from mlc.target import Target, resolve
 from mlc.testing import amx
 from mlc.tuning.learn import pretrained
@@ -46,7 +46,8 @@ def cpu(name: str, hidden: str = "", like: str = "", architecture: str = "x86_64
 
 @dataclass(frozen=True)
 class Described:
-    """A CPU and what must become of it: vector bytes and registers, features that must be and must not be used."""
+    """A CPU and what must become of it: vector bytes and registers, features that must be and must not be used, and the
+    name that LLVM gets."""
 
     host: HostCpu
     vectors: tuple[int, int]
@@ -56,42 +57,47 @@ class Described:
 
 
 MACHINES = {
-    "zen 4, whole": Described(cpu("znver4"), (64, 32), "avx512f avx512vnni fma"),
+    "zen 4, whole": Described(cpu("znver4"), (64, 32), "avx512f avx512vnni fma", mcpu="znver4"),
     "zen 4, AVX-512 hidden": Described(cpu("znver4", "avx512"), (32, 16), "avx2 fma", "avx512f avx512vl", "znver4"),
-    "zen 5, AVX-512 hidden": Described(cpu("znver5", "avx512 avx_vnni"), (32, 16), "avx2", "avx512f avxvnni"),
-    "Xeon, AMX hidden": Described(cpu("sapphirerapids", "amx"), (64, 32), "avx512fp16", "amx-tile amx-int8"),
-    "Xeon, whole": Described(cpu("sapphirerapids"), (64, 32), "avx512f amx-tile amx-int8 amx-bf16"),
+    "zen 5, AVX-512 hidden": Described(cpu("znver5", "avx512 avx_vnni"), (32, 16), "avx2", "avx512f avxvnni", "znver5"),
+    "Xeon, AMX hidden": Described(
+        cpu("sapphirerapids", "amx"), (64, 32), "avx512fp16", "amx-tile amx-int8", "sapphirerapids"),
+    "Xeon, whole": Described(
+        cpu("sapphirerapids"), (64, 32), "avx512f amx-tile amx-int8 amx-bf16", mcpu="sapphirerapids"),
     "Xeon, VNNI hidden": Described(
         cpu("cascadelake", "avx512_vnni"), (64, 32), "avx512f avx512bw", "avx512vnni", "cascadelake"),
-    "Xeon, VL and BW hidden": Described(cpu("skylake-avx512", "avx512vl avx512bw"), (64, 32), "avx512f", "avx512vl"),
-    "Haswell, AVX2 hidden": Described(cpu("haswell", "avx2"), (16, 16), "avx sse4.2", "avx2"),
+    "Xeon, VL and BW hidden": Described(
+        cpu("skylake-avx512", "avx512vl avx512bw"), (64, 32), "avx512f", "avx512vl", "skylake-avx512"),
+    "Haswell, AVX2 hidden": Described(cpu("haswell", "avx2"), (16, 16), "avx sse4.2", "avx2", "haswell"),
     "Haswell, AVX and all upon it hidden": Described(
-        cpu("haswell", "avx fma f16c bmi"), (16, 16), "sse4.2", "avx avx2 fma f16c bmi2"),
-    "Zen 3, FMA hidden": Described(cpu("znver3", "fma"), (32, 16), "avx2", "fma"),
+        cpu("haswell", "avx fma f16c bmi"), (16, 16), "sse4.2", "avx avx2 fma f16c bmi2", "haswell"),
+    "Zen 3, FMA hidden": Described(cpu("znver3", "fma"), (32, 16), "avx2", "fma", "znver3"),
     "Xeon with a desktop CPU's number": Described(
         cpu("rocketlake", like="sapphirerapids"),
         (64, 32), "avx512f amx-int8 avx512bf16 avx512fp16", mcpu="sapphirerapids"),
     "Xeon with a desktop CPU's number, AMX hidden": Described(
-        cpu("rocketlake", "amx", like="sapphirerapids"), (64, 32), "avx512f avx512bf16 avx512fp16 avxvnni", "amx-tile"),
+        cpu("rocketlake", "amx", like="sapphirerapids"), (64, 32), "avx512f avx512bf16 avx512fp16 avxvnni", "amx-tile",
+        "rocketlake"),
     "Skylake with SHA": Described(
         replace(cpu("skylake"), flags=flags_of("skylake") | {"sha_ni"}),
         (32, 16), "avx2 fma sha", "avx512f", "skylake"),
-    "BMI hidden": Described(cpu("skylake", "bmi abm"), (32, 16), "avx2 fma", "bmi bmi2 lzcnt"),
+    "BMI hidden": Described(cpu("skylake", "bmi abm"), (32, 16), "avx2 fma", "bmi bmi2 lzcnt", "skylake"),
     "unknown name, AVX2": Described(cpu("frobnicator-9", like="haswell"), (32, 16), "avx2 fma f16c", mcpu="x86-64-v3"),
     "unknown name, AVX-512 and VNNI": Described(
         cpu("frobnicator-9", like="cascadelake"), (64, 32), "avx512f avx512vnni", mcpu="x86-64-v4"),
-    "generic, FMA hidden": Described(cpu("generic", "fma", like="haswell"), (32, 16), "avx2 bmi2", "fma"),
+    "generic, FMA hidden": Described(cpu("generic", "fma", like="haswell"), (32, 16), "avx2 bmi2", "fma", "x86-64-v2"),
     "without /proc/cpuinfo": Described(
         HostCpu("x86_64", "znver4", None, dict.fromkeys(FLAGS["x86_64"], True) | {"avx512f": False}), (32, 16), "avx2",
         "avx512f avx512vl", "znver4"),
     "nothing known": Described(HostCpu("x86_64", "", None), (16, 16), "sse2", "sse4.2 avx avx2", "x86-64"),
     "the system saves no wide registers": Described(
-        replace(cpu("znver4"), detected={"avx512f": False, "avx2": True}), (32, 16), "avx2", "avx512f"),
+        replace(cpu("znver4"), detected={"avx512f": False, "avx2": True}), (32, 16), "avx2", "avx512f", "znver4"),
     "aarch64, SVE hidden": Described(
         cpu("neoverse-v1", "sve", architecture="aarch64"), (16, 32), "neon dotprod", "sve", "neoverse-v1"),
     "aarch64, unknown name": Described(
-        cpu("generic", like="neoverse-n1", architecture="aarch64"), (16, 32), "neon dotprod fullfp16", "sve"),
-    "aarch64, nothing known": Described(HostCpu("aarch64", "", None), (16, 32), "neon", "sve dotprod"),
+        cpu("generic", like="neoverse-n1", architecture="aarch64"),
+        (16, 32), "neon dotprod fullfp16", "sve", "generic"),
+    "aarch64, nothing known": Described(HostCpu("aarch64", "", None), (16, 32), "neon", "sve dotprod", "generic"),
 }
 described = pytest.mark.parametrize("name", MACHINES)
 
@@ -110,7 +116,7 @@ def test_code_uses_what_the_machine_shows_and_no_more(name: str) -> None:
     assert set(machine.uses.split()) <= used
     assert not set(machine.spares.split()) & used
     assert machine.host.hidden(used) == ()
-    assert not machine.mcpu or attrs["mcpu"] == machine.mcpu
+    assert attrs["mcpu"] == machine.mcpu
 
 
 @described
@@ -119,10 +125,15 @@ def test_spaces_shipped_logs_and_cost_models_follow_the_features(name: str) -> N
     target = target_of(machine.host)
     found = cpu_machine(target.tvm)
     assert (found.vector_bytes, found.vector_registers) == machine.vectors
-    level = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3"}.get(machine.vectors)
-    assert family(target) == (level or target.canonical.replace("/", "-"))
+    level = {(64, 32): "x86-64-v4", (32, 16): "x86-64-v3", (16, 16): None, (16, 32): None}[machine.vectors]
     model, why_not = pretrained(target)
-    assert (model is not None) == (level is not None) and not why_not
+    assert not why_not
+    if level is None:
+        assert not family(target).startswith("x86-64-v") and model is None and not shipped_records(target)
+    else:  # the very model that is read for the level
+        assert family(target) == level and model is not None and model is pretrained(resolve(level))[0]
+        made_for = {record.made_for.split("/")[1] for record in shipped_records(target)}
+        assert made_for == {level}
 
 
 def product(rows: int, inner: int, columns: int) -> tvm.tirx.PrimFunc:
