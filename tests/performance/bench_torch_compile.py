@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", help="comma-separated (default: all)")
     parser.add_argument("--small", action="store_true", help="of those with a few layers, in seconds")
     parser.add_argument("--check", action="store_true", help="compare results and time nothing")
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each engine (default: 8)")
     parser.add_argument("--again", action="store_true", help="do what is there already, too")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-torch")
@@ -51,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     known = SMALL_ARCHITECTURES if args.small else _KNOWN
     if args.step:
-        print(json.dumps(_taken(args.step, known, args.rounds)))
+        print(json.dumps(_taken(args.step, known, args.rounds, args.target)))
         return 0
     results = Results(args.output)
     for title in [title for title, row in results.rows.items() if "failed" in row]:
         del results.rows[title]
-    own = ["--rounds", str(args.rounds), *(["--small"] if args.small else [])]
+    own = ["--target", args.target, "--rounds", str(args.rounds), *(["--small"] if args.small else [])]
     for row in results.fill(_steps(args.models.split(",") if args.models else known, args.check),
                             partial(_step, options=own), args.again):
         print(_said(row), file=sys.stderr, flush=True)
@@ -87,7 +88,7 @@ def _step(title: str, options: Sequence[str]) -> dict[str, Any]:
     return {"model": title, **json.loads(done.stdout.splitlines()[-1]), "when": time.time()}
 
 
-def _taken(title: str, known: Mapping[str, Network], rounds: int) -> dict[str, Any]:
+def _taken(title: str, known: Mapping[str, Network], rounds: int, target: str = "native") -> dict[str, Any]:
     import torch
 
     from mlc import torch_backend
@@ -98,15 +99,15 @@ def _taken(title: str, known: Mapping[str, Network], rounds: int) -> dict[str, A
     name, _, right = title.partition(" ")
     module, inputs = known[name]._module(), _inputs(known[name])
     with torch.inference_mode():
-        return _right(module, inputs) if right else _timed(module, inputs, rounds)
+        return _right(module, inputs, target) if right else _timed(module, inputs, rounds, target)
 
 
-def _right(module: Any, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _right(module: Any, inputs: Sequence[torch.Tensor], target: str) -> dict[str, Any]:
     """How far results are from eager ones, what was compiled, and why other graphs were not."""
     import torch
 
     wanted = _leaves(module(*inputs))
-    mine = torch.compile(module, backend="mlc")
+    mine = torch.compile(module, backend="mlc", options={"target": target})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         started = time.perf_counter()
@@ -129,7 +130,7 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def _timed(module: Any, inputs: Sequence[torch.Tensor], rounds: int) -> dict[str, Any]:
+def _timed(module: Any, inputs: Sequence[torch.Tensor], rounds: int, target: str) -> dict[str, Any]:
     import torch
     import torch._inductor.config as inductor
 
@@ -138,7 +139,8 @@ def _timed(module: Any, inputs: Sequence[torch.Tensor], rounds: int) -> dict[str
     inductor.freezing = True  # weights are constants, packed as its kernels want them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of graphs that run eagerly, which the other step tells
-        calls = {"eager": module, **{peer: torch.compile(module, backend=peer) for peer in ("mlc", "inductor")}}
+        calls = {"eager": module, "mlc": torch.compile(module, backend="mlc", options={"target": target}),
+                 "inductor": torch.compile(module, backend="inductor")}
         times = _times({name: partial(calls[name], *inputs) for name in ENGINES}, rounds)
     return {"ms": {name: 1e3 * seconds for name, seconds in times.items()}, "machine": machine_id(),
             "threads": torch.get_num_threads()}

@@ -56,6 +56,7 @@ class Run:
     threads: int
     prompt: int
     tokens: int
+    target: str = "native"
 
     @property
     def token_bytes(self) -> int:
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=16, help="that each turn generates (default: 16)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine (default: 5)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--build", action="store_true", help="make and build what is missing and time nothing")
     parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-decoder")
@@ -86,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                      f"{args.tokens}")
     sizes, level = sizes_of(args.model, args.layers, args.capacity), args.accuracy_level
     named = f"{args.model}-{sizes.layers}-{sizes.capacity}{f'-{level}' if args.model == 'llama-4bit' else ''}"
-    run = Run(args.model, sizes, args.output / f"{named}.onnx", args.threads, args.prompt, args.tokens)
+    run = Run(args.model, sizes, args.output / f"{named}.onnx", args.threads, args.prompt, args.tokens,
+              args.target)
     engines = (args.engines or _DEFAULTS[args.model]).split(",")
     if args.serve:
         return _read(run) if args.serve == "reading" else _serve(_ENGINES[args.serve](run), run)
@@ -114,9 +117,11 @@ Step = Callable[["np.ndarray | None"], np.ndarray]
 def _mlc(run: Run) -> Step:
     import mlc
 
-    built = run.path.with_suffix(f".{run.sizes.capacity}.{run.threads}.so")
+    target = "" if run.target == "native" else f".{run.target.replace(':', '_').split()[0]}"
+    built = run.path.with_suffix(f".{run.sizes.capacity}.{run.threads}{target}.so")
     if not built.exists():
-        mlc.Generator(run.path, capacity=run.sizes.capacity, threads=run.threads, log=False).save(built)
+        mlc.Generator(run.path, capacity=run.sizes.capacity, target=run.target, threads=run.threads,
+                      log=False).save(built)
     generator = mlc.Generator(built)
 
     def step(ids: np.ndarray | None) -> np.ndarray:

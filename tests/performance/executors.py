@@ -1,7 +1,7 @@
 """A model tuned by this machine, by two Ray nodes and by two workers behind TVM's tracker, all of them on this machine.
 
     python -m tests.performance.executors [--model light:squeezenet] [--trials N] [--executors local,ray,rpc]
-        [--output DIR]
+        [--target T] [--output DIR]
 
 Devices share this machine, so that a run by several says nothing about speed: what is compared is how good the
 schedules are that it ends with, and whether a candidate is measured once. Each run has the same trials and an empty
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="light:squeezenet")
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--executors", default="local,ray,rpc")
+    parser.add_argument("--target", default="native", help="what is tuned and built for (default: native)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each build (default: 12)")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench-executors")
     args = parser.parse_args(argv)
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for old in args.output.glob(f"{name}.db*"):
             old.unlink()
         with _reached(name) as executor:
-            runs[name] = _tuned(args.model, args.trials, executor, log)
-    results = _timed(args.model, names, args.output, args.rounds, runs)
+            runs[name] = _tuned(args.model, args.target, args.trials, executor, log)
+    results = _timed(args.model, args.target, names, args.output, args.rounds, runs)
     text = _table(results)
     write_whole(args.output / "executors.md", text)
     print(text)
@@ -106,10 +107,10 @@ def _reached(name: str) -> Iterator[str]:
         yield name
 
 
-def _tuned(model: str, trials: int, executor: str, log: Path) -> dict[str, Any]:
+def _tuned(model: str, target: str, trials: int, executor: str, log: Path) -> dict[str, Any]:
     """One run's seconds, and how often a device was left out."""
-    command = [sys.executable, "-m", "mlc.cli.main", "tune", model, "--trials", str(trials), "--executor", executor,
-               "--log", str(log), "--json"]
+    command = [sys.executable, "-m", "mlc.cli.main", "tune", model, "--target", target, "--trials", str(trials),
+               "--executor", executor, "--log", str(log), "--json"]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -119,9 +120,11 @@ def _tuned(model: str, trials: int, executor: str, log: Path) -> dict[str, Any]:
     return {"seconds": time.monotonic() - started, "left_out": left_out}
 
 
-def _timed(model: str, names: Sequence[str], folder: Path, rounds: int, runs: dict[str, Any]) -> list[Result]:
+def _timed(
+    model: str, target: str, names: Sequence[str], folder: Path, rounds: int, runs: dict[str, Any]
+) -> list[Result]:
     source = find_model(model).source()
-    built = {name: mlc.compile(source, log=folder / f"{name}.db") for name in names}
+    built = {name: mlc.compile(source, target=target, log=folder / f"{name}.db") for name in names}
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(spec.sized()).astype(spec.dtype) for spec in built[names[0]].inputs]
     whole: dict[str, list[float]] = {name: [] for name in names}

@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: all)")
+    parser.add_argument("--target", default="native", help="what mlc builds for; its peers run as they come")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each engine (default: 12)")
     parser.add_argument("--publish", action="store_true", help="put the table into results.md")
     parser.add_argument("--again", action="store_true", help="measure models that have results already, too")
@@ -93,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(names) - set(MODELS)):
         parser.error(f"models must be of {', '.join(MODELS)}, got {', '.join(unknown)}")
     results = Results(args.output)
-    for row in results.fill(names, partial(measure, folder=args.output, rounds=args.rounds), args.again):
+    one = partial(measure, folder=args.output, rounds=args.rounds, target=args.target)
+    for row in results.fill(names, one, args.again):
         print(markdown([row]), file=sys.stderr, flush=True)
     order = {name: place for place, name in enumerate(MODELS)}
     text = markdown(sorted(results.rows.values(), key=lambda row: order.get(row["model"], len(order))))
@@ -104,9 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(name: str, folder: Path, rounds: int, target: str = "native") -> dict[str, Any]:
     """One row."""
-    return compared(name, MODELS[name].onnx(), folder, rounds, None)
+    return compared(name, MODELS[name].onnx(), folder, rounds, None, target=target)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import mlc
-from tests.performance.decoder import Run, markdown
+from tests.performance.decoder import Run, _mlc, markdown
 from tests.performance.decoders import Sizes, decoder, eager, save, sizes_of, weight_bytes
 
 SMALL = Sizes(layers=1, width=64, inner=96, heads=4, groups=2, vocabulary=64, capacity=16)
@@ -71,3 +71,20 @@ def test_the_table_has_medians_failures_and_what_reading_takes() -> None:
     assert rows[3] == "| openvino | failed | | | | |"
     assert rows[4] == f"| reading | 62.5 | 16.0 | {read / 0.016:.1f} | | |"
     assert rows[-1].endswith("A token of mlc's takes 1.25 times as long as reading alone.")
+
+
+def test_mlc_builds_for_the_target_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each target's build has a file of its own, beside those of this machine."""
+    told: list[object] = []
+
+    class Generator:
+        def __init__(self, path: Path, **named: object) -> None:
+            told.append(named.get("target", path.name))
+
+        def save(self, path: Path) -> None:
+            path.touch()
+
+    monkeypatch.setattr(mlc, "Generator", Generator)
+    for target in ("native", "x86-64-v2"):
+        _mlc(Run("gpt2", SMALL, tmp_path / "decoder.onnx", 2, 4, 4, target))
+    assert told == ["native", "decoder.16.2.so", "x86-64-v2", "decoder.16.2.x86-64-v2.so"]

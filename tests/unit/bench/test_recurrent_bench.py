@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
 import mlc
+from tests.performance import recurrent
 from tests.performance.recurrent import MODELS, Recurrent, markdown
 
 
@@ -46,3 +48,16 @@ def test_the_table() -> None:
     assert "| lstm | **2** | 5 | 3 | 1.50 | 4.2 | 3e-07 |" in text
     assert "| gru | 6 | 5 | **3** | 0.50 | 4.2 | 3e-07 |" in text
     assert "Geometric mean of the ratios: 0.87" in text
+
+
+def test_mlc_builds_for_the_target_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    def compared(name: str, *_: object, target: str) -> dict[str, object]:
+        told.append(target)
+        return {"model": name, "machine": "a CPU", "threads": 2, "build_seconds": 4.21,
+                "results": [{"engine": "mlc-untuned", "median_ms": 1.0, "max_rel_err": None}]}
+
+    monkeypatch.setattr(recurrent, "compared", compared)
+    recurrent.main(["--models", "rnn", "--target", "x86-64-v2", "--output", str(tmp_path)])
+    assert told == ["x86-64-v2"]

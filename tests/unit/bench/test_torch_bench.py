@@ -50,3 +50,13 @@ def test_a_step_that_fails_is_a_row_that_is_tried_again(
     monkeypatch.setattr(bench, "_step", lambda title, options: _right("tcn"))
     bench.main(["--models", "tcn", "--check", "--output", str(tmp_path)])
     assert "failed" not in capsys.readouterr().out
+
+
+def test_mlc_builds_for_the_target_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is told, which hands it to the backend as an option of its own."""
+    told: list[object] = []
+    monkeypatch.setattr(bench, "_step", lambda title, options: told.append(options[:2]) or _right("tcn"))
+    bench.main(["--models", "tcn", "--check", "--target", "x86-64-v2", "--output", str(tmp_path)])
+    monkeypatch.setattr(torch, "compile", lambda module, **named: told.append(named) or module)
+    bench._right(torch.nn.ReLU(), [torch.ones(2)], "x86-64-v2")
+    assert told == [["--target", "x86-64-v2"], {"backend": "mlc", "options": {"target": "x86-64-v2"}}]
