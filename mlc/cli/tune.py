@@ -95,7 +95,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(log),
         "warning": busy, **report.to_json(),
-        **({} if report.untimed else _precision(args, model, target, here)),
+        **({} if report.untimed else _precision(args, model, target, here and report.reason != "interrupted")),
     }
     if report.reason == "interrupted":
         document["resume"] = resume_command(args)
@@ -105,12 +105,13 @@ def _execute(args: argparse.Namespace) -> Outcome:
     )
 
 
-def _precision(args: argparse.Namespace, model: ModelArgument, target: Target, here: bool) -> dict[str, Any]:
-    """What the precision costs the model as it is tuned now, where this machine has measured it."""
+def _precision(args: argparse.Namespace, model: ModelArgument, target: Target, compiled: bool) -> dict[str, Any]:
+    """What the precision costs the model as it is tuned now, if it may be ``compiled`` to see: where this machine has
+    measured it, and nobody waits for the command to end."""
     from mlc import api
 
     exe = None
-    if args.precision != "f32" and here:
+    if args.precision != "f32" and compiled:
         exe = api.compile(model.source(), target=target, log=args.log, shapes=options.shapes(args),
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
                           integers=args.integers, precision=args.precision)
