@@ -64,10 +64,21 @@ def _execute(args: argparse.Namespace) -> Outcome:
 
 
 def _check_inputs(words: list[str]) -> None:
+    """What is wrong whatever the model's inputs are named."""
+    certain = set()
     for word in words:
         name, equals, path = word.partition("=")
         if not (name and equals and path):
             raise UsageError(f"--input must look like NAME=FILE.npy, got {word!r}")
+        if "=" in path:  # the name may go on
+            continue
+        if name in certain:
+            raise _twice(name)
+        certain.add(name)
+
+
+def _twice(name: str) -> UsageError:
+    return UsageError(f"each input must be given once, but --input {name}=... came twice")
 
 
 def _parse_inputs(words: list[str], known: Sequence[str]) -> dict[str, Path]:
@@ -76,7 +87,7 @@ def _parse_inputs(words: list[str], known: Sequence[str]) -> dict[str, Path]:
     for word in words:
         name = max((each for each in known if word.startswith(f"{each}=")), key=len, default=word.partition("=")[0])
         if name in files:
-            raise UsageError(f"each input must be given once, but --input {name}=... came twice")
+            raise _twice(name)
         files[name] = Path(word[len(name) + 1:])
     return files
 
