@@ -72,13 +72,21 @@ def _check_factors(func: tirx.PrimFunc, steps: list[Any]) -> None:
             realized: list[s_tir.SBlockRealize] = []
             walk(begun.mod["main"].body, (s_tir.SBlockRealize, realized.append))
             for each in realized:
-                if each.block.init is not None and not _is_true(each.predicate):
+                if str(each.block.name_hint).endswith("_rf") and _guards_rounds(each):
                     name = each.block.name_hint
                     raise InvalidDecision(f"a reduction must be factored by what divides it, but {name} is not")
 
 
-def _is_true(predicate: Any) -> bool:
-    return bool(predicate.value) if isinstance(predicate, tirx.IntImm) else predicate is True
+def _guards_rounds(realize: s_tir.SBlockRealize) -> bool:
+    """Whether a block is not run in some rounds of a loop over what it reduces."""
+    iters = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    reduced = {var for each, value in iters if int(each.iter_type) == tirx.IterVar.CommReduce
+               for var in _variables(value)}
+    return not reduced.isdisjoint(_variables(realize.predicate))
+
+
+def _variables(expression: Any) -> list[tirx.Var]:
+    return [] if isinstance(expression, bool) else list(tirx.analysis.undefined_vars(expression))
 
 
 def _intrinsics(steps: list[Any]) -> list[str]:
