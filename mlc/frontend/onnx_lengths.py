@@ -8,6 +8,7 @@ that keeps it and closes the one that adds to it, so that the cell stays as it i
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mlc.frontend.onnx_expand import Nodes
 
 __all__ = ["sequences"]
 
-#: where a sigmoid is 0 or 1 to the last bit, whatever a layer adds; float16 has it
+#: where a sigmoid is 0 or 1 to the last bit, whatever states of at most 1 add; float16 has it
 _SHUT = 1e4
 #: of an LSTM's gates (input, output, forget, cell), what the further feature adds
 _KEEPS = (-_SHUT, 0.0, _SHUT, 0.0)
@@ -91,7 +92,7 @@ class _Lengths:
         every, *states = nodes(operator, x, weights, *inputs[2:], outputs=3 if operator == "LSTM" else 2, **given)
         every = self._axis("Squeeze", every)  # of directions
         last = self._last(every, inputs[5])
-        every = nodes("Where", self._inside(), every, nodes.constant(0.0, data))
+        every = nodes("Where", self._inside, every, nodes.constant(0.0, data))
         return [self._axis("Unsqueeze", self._turned(every) if backwards else every), last, *states[1:]]
 
     def _axis(self, operator: str, value: str) -> str:
@@ -104,12 +105,14 @@ class _Lengths:
     def _turned(self, value: str) -> str:
         return str(self._nodes("ReverseSequence", value, self._lengths, batch_axis=self._batch, time_axis=self._time))
 
+    @cached_property
     def _inside(self) -> str:
         """Which steps a sequence has: ``[steps, batch, 1]``, or ``[batch, steps, 1]``."""
         shape = [1, 1, 1]
         shape[self._time] = self._steps
-        return str(self._nodes("Less", self._nodes.constant(np.arange(self._steps).reshape(shape)), self._count()))
+        return str(self._nodes("Less", self._nodes.constant(np.arange(self._steps).reshape(shape)), self._count))
 
+    @cached_property
     def _count(self) -> str:
         """The lengths, along the axis of the batch."""
         shape = [1, 1, 1]
@@ -120,20 +123,21 @@ class _Lengths:
         """The result at each sequence's last step, ``[1, batch, hidden]`` or ``[batch, 1, hidden]``; the initial state
         of one that has none."""
         nodes, time, zero = self._nodes, self._time, self._nodes.constant([0])
-        empty = nodes("Equal", self._count(), zero)
-        index = nodes("Where", empty, zero, nodes("Sub", self._count(), nodes.constant([1])))
+        empty = nodes("Equal", self._count, zero)
+        index = nodes("Where", empty, zero, nodes("Sub", self._count, nodes.constant([1])))
         step = nodes("Slice", every, zero, nodes.constant([1]), nodes.constant([time]))
         found = nodes("GatherElements", every, nodes("Expand", index, nodes("Shape", step)), axis=time)
         return str(nodes("Where", empty, initial or nodes.constant(0.0, every), found))
 
     def _kept(self, data: str, weights: str, given: dict[str, Any]) -> tuple[str, str]:
         """Data and weights with the feature that keeps the cell."""
-        nodes = self._nodes
-        if given.get("clip") or any(name.lower() not in (b"sigmoid", b"tanh") for name in given.get("activations", ())):
-            raise nodes.refused("with sequence_lens its gates must be sigmoids that are not clipped, for its last cell "
-                                "to be known; leave Y_c out")
+        nodes, names = self._nodes, [name.lower() for name in given.get("activations", ())]
+        if given.get("clip") or (names and (names[0] != b"sigmoid" or not {b"sigmoid", b"tanh"}.issuperset(names))):
+            raise nodes.refused("with sequence_lens its gates must be sigmoids that are not clipped, and its states at "
+                                "most 1, for its last cell to be known; leave Y_c out")
         dtype = nodes.dtype_of(data)
-        behind = nodes.cast(nodes("Not", self._inside()), dtype)
+        data = nodes("Where", self._inside, data, nodes.constant(0.0, data))  # padding may be anything
+        behind = nodes.cast(nodes("Not", self._inside), dtype)
         hidden = int(given["hidden_size"]) if "hidden_size" in given else nodes.known_shape(weights, "weights")[1] // 4
         column = np.repeat(np.array(_KEEPS, dtype), hidden).reshape(1, -1, 1)
         return (nodes("Concat", data, behind, axis=2), nodes("Concat", weights, nodes.constant(column), axis=2))

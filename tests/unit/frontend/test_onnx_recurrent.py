@@ -221,10 +221,27 @@ def test_sequences_of_several_lengths_in_a_kernel(operator: str) -> None:
                attributes={"direction": "bidirectional", "layout": 1}), tolerance=1e-4)
 
 
-def test_the_last_cell_of_clipped_gates_is_refused() -> None:
-    node = Node("LSTM", batch=2, optional=("sequence_lens",), lengths=(3, 2), attributes={"clip": 2.0})
-    fails(node, "its gates must be sigmoids that are not clipped, for its last cell to be known; leave Y_c out")
+@pytest.mark.parametrize("attributes", [
+    {"clip": 2.0}, {"activations": ["Tanh", "Tanh", "Tanh"]}, {"activations": ["Sigmoid", "Relu", "Tanh"]},
+], ids=["clip", "gates", "cell"])
+def test_the_last_cell_of_gates_that_do_not_shut_is_refused(attributes: dict[str, Any]) -> None:
+    node = Node("LSTM", batch=2, optional=("sequence_lens",), lengths=(3, 2), attributes=attributes)
+    fails(node, "its gates must be sigmoids that are not clipped, .* for its last cell to be known; leave Y_c out")
     check(replace(node, outputs=(True, True, False)))
+
+
+@pytest.mark.parametrize("padding", [1e9, np.nan])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_what_lies_behind_a_sequence_is_not_read(direction: str, padding: float) -> None:
+    node = Node("LSTM", batch=2, optional=("B", "sequence_lens"), lengths=(3, 1), attributes={"direction": direction})
+    given = node.inputs()
+    given["X"][1:, 1] = 0
+    exe, wanted = mlc.compile(node.model(), substitutions=False), node.expected()
+    zeros = exe(**given)
+    given["X"][1:, 1] = padding
+    for first, second, expected in zip(zeros, exe(**given), wanted, strict=True):
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_allclose(second, expected, rtol=1e-5, atol=1e-5)
 
 
 def fails(node: Node, reason: str) -> None:
