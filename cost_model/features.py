@@ -18,7 +18,7 @@ from cost_model.costs import SIZES, NestCost, nest_cost
 from cost_model.machine import Machine, reference
 from cost_model.nests import Function, Nest, read_function
 
-__all__ = ["FEATURES", "READ", "Features", "Said", "extract"]
+__all__ = ["FEATURES", "LOOP_FEATURES", "Features", "SpaceFeatures", "extract"]
 
 #: nests described one by one; a tuned function rarely has more that matter
 NESTS = 3
@@ -43,15 +43,15 @@ _TOTAL_NAMES = (
 #: decisions of a candidate's space that have an entry, the first ones
 _DECISIONS = 12
 #: the names of the vector's entries that are read off the scheduled function, in order
-READ = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
+LOOP_FEATURES = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
     f"total.{name}" for name in _TOTAL_NAMES
 )
 #: all of them; the others are what the candidate's space says, 0 where nothing is asked of it
-FEATURES = (*READ, "space.seconds", *(f"space.decision{i}" for i in range(_DECISIONS)))
+FEATURES = (*LOOP_FEATURES, "space.seconds", *(f"space.decision{i}" for i in range(_DECISIONS)))
 
 
 @dataclass(frozen=True)
-class Said:
+class SpaceFeatures:
     """What a candidate's space says of it where the loops do not: products on tensor cores, stages of copies and the
     order of blocks are marks on a loop nest, written out when it is lowered.
 
@@ -76,7 +76,7 @@ class Features:
 
 
 def extract(
-    mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = (), said: Said | None = None
+    mod: tvm.IRModule, target: tvm.target.Target, cold: Sequence[int] = (), of_space: SpaceFeatures | None = None
 ) -> Features:
     """The features of the one function in ``mod``, on what machines with the target's instructions have. Remembered for
     the modules seen last.
@@ -85,11 +85,11 @@ def extract(
     price of a space that has one is the estimate.
     """
     read = _extract(mod, str(target), tuple(cold))
-    if said is None:
+    if of_space is None:
         return read
     vector = read.vector.copy()
-    vector[len(READ):] = said.vector()
-    return Features(vector, said.seconds)
+    vector[len(LOOP_FEATURES):] = of_space.vector()
+    return Features(vector, of_space.seconds)
 
 
 @lru_cache(maxsize=1024)
@@ -110,7 +110,7 @@ def describe(function: Function, on: Machine) -> Features:
     values += [0.0] * (len(_NEST_NAMES) * (NESTS - len(ranked[:NESTS])))
     values += _total_vector(function, costs)
     values += _mix_vector([cost for _, cost in ranked], [nest for nest, _ in ranked], on)
-    values += [0.0] * (len(FEATURES) - len(READ))
+    values += [0.0] * (len(FEATURES) - len(LOOP_FEATURES))
     return Features(np.asarray(values, dtype=np.float32), total)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from cost_model.features import FEATURES, Features, Said, extract
+from cost_model.features import FEATURES, LOOP_FEATURES, Features, SpaceFeatures, extract
 from cost_model.model import Sample
 from cost_model.pretrained import Pretrained
 from cost_model.roofline import estimate
@@ -52,6 +52,7 @@ class RankingModel:
         self._capacity = capacity
         self._samples: list[Sample] = []
         self._booster: xgboost.Booster | None = None
+        self._width = len(FEATURES)  # of the rows that it was trained on
 
     @property
     def samples(self) -> int:
@@ -60,14 +61,14 @@ class RankingModel:
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
+        cold: Sequence[int] = (), of_space: Sequence[SpaceFeatures | None] = (),
     ) -> np.ndarray:
         if not candidates:
             return np.zeros(0)
         bound = math.log2(estimate(func, target))  # the same for all: without data scores are 0 at the roofline
         weight = 1.0 if self._booster is None else _PRIOR_WEIGHT
-        each = zip(candidates, said or [None] * len(candidates), strict=True)
-        return self.rank([extract(c, target, cold, word) for c, word in each]) + weight * bound
+        each = zip(candidates, of_space or [None] * len(candidates), strict=True)
+        return self.rank([extract(c, target, cold, known) for c, known in each]) + weight * bound
 
     def rank(self, features: Sequence[Features]) -> np.ndarray:
         """Scores of candidates of one task from their features alone."""
@@ -77,7 +78,7 @@ class RankingModel:
             return base + bonus
         import xgboost
 
-        rows = np.stack([f.vector for f in features])
+        rows = np.stack([f.vector[:self._width] for f in features])
         data = xgboost.DMatrix(rows, base_margin=_PRIOR_WEIGHT * base, nthread=_THREADS)
         learned = np.asarray(self._booster.predict(data, output_margin=True), dtype=np.float64)
         return learned + _PRIOR_WEIGHT * bonus
@@ -107,8 +108,11 @@ class RankingModel:
         import xgboost
 
         number = {group: i for i, group in enumerate(groups)}
+        rows = np.stack([s.features.vector for s in ordered])
+        # entries of which nothing is said would take their part of the columns that each tree draws
+        self._width = len(FEATURES) if rows[:, len(LOOP_FEATURES):].any() else len(LOOP_FEATURES)
         data = xgboost.DMatrix(
-            np.stack([s.features.vector for s in ordered]), label=_relevance(ordered),
+            rows[:, :self._width], label=_relevance(ordered),
             qid=np.array([number[s.group] for s in ordered]), nthread=_THREADS,
             base_margin=_PRIOR_WEIGHT * self._base([s.features for s in ordered])[0],
         )

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from cost_model.features import Said
+from cost_model.features import SpaceFeatures
 from cost_model.roofline import estimate, prior
 from cost_model.sample import Sample, sample
 
@@ -23,11 +23,11 @@ class CostModel(Protocol):
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
+        cold: Sequence[int] = (), of_space: Sequence[SpaceFeatures | None] = (),
     ) -> np.ndarray:
         """One float64 for each scheduled candidate of ``func``. Equal calls give equal scores.
 
-        ``cold`` are the positions of parameters that no cache holds when a call begins, ``said`` is what each one's
+        ``cold`` are the positions of parameters that no cache holds when a call begins, ``of_space`` is what each one's
         space says of it, where it says anything.
         """
 
@@ -49,10 +49,10 @@ class RooflineModel:
 
     def score(
         self, func: tirx.PrimFunc, target: tvm.target.Target, candidates: Sequence[tvm.IRModule],
-        cold: Sequence[int] = (), said: Sequence[Said | None] = (),
+        cold: Sequence[int] = (), of_space: Sequence[SpaceFeatures | None] = (),
     ) -> np.ndarray:
-        each = zip(candidates, said or [None] * len(candidates), strict=True)
-        seconds = [prior(c, target, cold) if word is None else word.seconds for c, word in each]
+        each = zip(candidates, of_space or [None] * len(candidates), strict=True)
+        seconds = [prior(c, target, cold) if known is None else known.seconds for c, known in each]
         return prior_scores(func, target, seconds)
 
     def fit(self, samples: Sequence[Sample]) -> None:

@@ -1,7 +1,7 @@
 """What earlier measurements of other tasks say about the analytic estimate: trained once, shipped, never changed.
 
-Boosted trees over :data:`cost_model.features.READ` predict by what factor the estimate errs, relative to the other
-candidates of its task: the logarithm of the measured speed less its mean over the task, less a part of the
+Boosted trees over :data:`cost_model.features.LOOP_FEATURES` predict by what factor the estimate errs, relative to the
+other candidates of its task: the logarithm of the measured speed less its mean over the task, less a part of the
 estimate's. A few members are trained with other random parts of the samples and features for each tree (Friedman,
 "Stochastic gradient boosting", 2002); their disagreement says how uncertain a prediction is, their mean is better
 than each. Members that saw bootstrap samples of the tasks ranked worse: there are few tasks.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cost_model.features import READ
+from cost_model.features import LOOP_FEATURES
 from cost_model.sample import Sample, by_group
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Pretrained:
         if not groups:
             raise ValueError("a cost model needs at least one task with two candidates of different speed, got none")
         data = xgboost.DMatrix(
-            np.stack([s.features.vector[:len(READ)] for g in groups for s in g]),
+            np.stack([s.features.vector[:len(LOOP_FEATURES)] for g in groups for s in g]),
             label=np.concatenate([_target(g) for g in groups]), weight=np.concatenate([_weight(g) for g in groups]),
             nthread=threads,
         )
@@ -62,7 +62,7 @@ class Pretrained:
         """Score and its standard deviation over the members, for rows of features and estimates in seconds."""
         import xgboost
 
-        data = xgboost.DMatrix(vectors[:, :len(READ)], nthread=1)
+        data = xgboost.DMatrix(vectors[:, :len(LOOP_FEATURES)], nthread=1)
         each = np.stack([b.predict(data).astype(np.float64) for b in self._boosters])
         return each.mean(0) - _PRIOR_PART * np.log2(np.maximum(estimates, 1e-9)), each.std(0)
 
@@ -135,6 +135,6 @@ def _parameters(seed: int, threads: int) -> dict[str, Any]:
 
 def _digest() -> str:
     """Which features, in which order."""
-    return hashlib.blake2b("\n".join(READ).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\n".join(LOOP_FEATURES).encode(), digest_size=8).hexdigest()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from cost_model.features import Features, Said, extract
+from cost_model.features import Features, SpaceFeatures, extract
 
 __all__ = ["Sample", "by_group", "sample"]
 
@@ -31,11 +31,11 @@ class Sample:
 
 def sample(
     group: str, candidate: tvm.IRModule, target: tvm.target.Target, seconds: float, cold: Sequence[int] = (),
-    said: Said | None = None,
+    of_space: SpaceFeatures | None = None,
 ) -> Sample:
-    """The sample of a scheduled function that took ``seconds`` (infinity: it failed); ``cold`` and ``said`` as in
+    """The sample of a scheduled function that took ``seconds`` (infinity: it failed); ``cold`` and ``of_space`` as in
     ``extract``."""
-    return Sample(group, extract(candidate, target, cold, said), seconds)
+    return Sample(group, extract(candidate, target, cold, of_space), seconds)
 
 
 def by_group(samples: Iterable[Sample]) -> dict[str, list[Sample]]:

@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir
 
-from cost_model.features import Said
+from cost_model.features import SpaceFeatures
 from mlc.graph.task import Task
 from mlc.log.record import Record
 from mlc.log.shipped import schedule_of
@@ -153,7 +153,7 @@ class TaskSpace:
             return None
         return Candidate(self.task, self.space.name, decisions, point, sch)
 
-    def said(self, candidate: Candidate) -> Said | None:
+    def features_of(self, candidate: Candidate) -> SpaceFeatures | None:
         """What the space says of a candidate on a GPU, for a cost model that reads its loops; None where it has no
         price. On CPUs the loops say everything."""
         if self.task.target.kind == "llvm":
@@ -162,7 +162,7 @@ class TaskSpace:
             seconds = self.space.price(self.task.func, self.target, candidate.decisions)
         except InvalidDecision:
             return None
-        return None if seconds is None else Said(seconds, candidate.point)
+        return None if seconds is None else SpaceFeatures(seconds, candidate.point)
 
     def recall(self, record: Record) -> Candidate | None:
         """The candidate that a record is about, without its schedule; None where it is not of this space."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
+from cost_model.features import SpaceFeatures
 from cost_model.machine import cold_weights
 from cost_model.pretrained import Pretrained
 from cost_model.sample import Sample, sample
@@ -48,16 +49,22 @@ def samples_of(log: TuningLog, kind: str | None = None) -> Iterator[Sample]:
         task = _task(workload)
         if task is None or kind not in (None, task.target.kind):
             continue
-        space = TaskSpace(task) if task.target.kind != "llvm" else None
         for record in _fastest(log.records(workload.task_key)):
             try:
                 module = replay(task.func, record.trace, task.target.tvm).mod
             except Exception:  # of another version of a space, or damaged: nothing can be learned from it
                 continue
-            candidate = space.recall(record) if space is not None else None
-            said = space.said(candidate) if space is not None and candidate is not None else None
             yield sample(task.key, module, task.target.tvm, record.seconds if record.ok else _FAILED, cold_of(task),
-                         said)
+                         _space_features(task, record))
+
+
+def _space_features(task: Task, record: Record) -> SpaceFeatures | None:
+    """What the space of a record says of it, on a GPU; None of one that is of no space that the task has today."""
+    if task.target.kind == "llvm":
+        return None
+    space = TaskSpace(task)
+    candidate = space.recall(record)
+    return None if candidate is None else space.features_of(candidate)
 
 
 def _task(workload: Workload) -> Task | None:

@@ -137,13 +137,13 @@ class Search:
     def _score(self, candidates: Sequence[Candidate]) -> np.ndarray:
         modules = [c.module for c in candidates if c.module is not None]
         assert len(modules) == len(candidates), "only scheduled candidates can be scored"
-        said = [self.space.said(c) for c in candidates]
-        return self._model.score(self.task.func, self.task.target.tvm, modules, cold_of(self.task), said)
+        of_space = [self.space.features_of(c) for c in candidates]
+        return self._model.score(self.task.func, self.task.target.tvm, modules, cold_of(self.task), of_space)
 
     def _samples(self, candidates: Sequence[Candidate], seconds: Sequence[float]) -> list[Sample]:
         target = self.task.target.tvm
         return [
-            sample(self.task.key, c.module, target, s, cold_of(self.task), self.space.said(c))
+            sample(self.task.key, c.module, target, s, cold_of(self.task), self.space.features_of(c))
             for c, s in zip(candidates, seconds, strict=True) if c.module is not None
         ]
 

@@ -145,7 +145,7 @@ def test_a_shipped_model_of_other_features_is_left_out_with_the_reason(monkeypat
     from mlc.tuning import learn
 
     learn._read.cache_clear()
-    monkeypatch.setattr("cost_model.pretrained.READ", ("other",))
+    monkeypatch.setattr("cost_model.pretrained.LOOP_FEATURES", ("other",))
     model, problem = pretrained(resolve("x86-64-v4", threads=2))
     learn._read.cache_clear()
     assert model is None and "is not used" in problem and "this version's features" in problem

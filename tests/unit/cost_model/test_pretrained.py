@@ -143,7 +143,7 @@ def test_other_features_formats_and_damage_are_refused_with_the_reason(monkeypat
     with pytest.raises(ValueError, match=r"must hold trees that xgboost reads: .*") as caught:
         Pretrained.load(other.getvalue())
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr("cost_model.pretrained.READ", FEATURES[1:])
+    monkeypatch.setattr("cost_model.pretrained.LOOP_FEATURES", FEATURES[1:])
     with pytest.raises(ValueError, match="this version's features"):
         Pretrained.load(blob)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from cost_model.features import FEATURES, READ, extract
+from cost_model.features import FEATURES, LOOP_FEATURES, Features, extract
 from cost_model.gbt import RankingModel
-from cost_model.model import sample
+from cost_model.model import Sample, sample
 from mlc.graph.task import Task
 from mlc.target import resolve
 from mlc.testing.cuda_cases import product_case
@@ -35,14 +35,14 @@ def near(space: TaskSpace, count: int) -> list[Candidate]:
     points = [first]
     while len(points) < 40 * count:
         points.append(space.neighbour(rng.choice(points[:count]), rng))
-    found = [c for c in map(space.realise, dict.fromkeys(points)) if c is not None and space.said(c) is not None]
+    found = [c for c in map(space.realise, dict.fromkeys(points)) if c is not None and space.features_of(c) is not None]
     assert len(found) >= count
     return found[:count]
 
 
 def vector(space: TaskSpace, candidate: Candidate) -> np.ndarray:
     assert candidate.module is not None
-    return extract(candidate.module, space.target, said=space.said(candidate)).vector
+    return extract(candidate.module, space.target, of_space=space.features_of(candidate)).vector
 
 
 @described
@@ -53,7 +53,7 @@ def test_each_decision_is_seen(name: str) -> None:
     for place, knob in enumerate(space.knobs):
         for value in knob.values:
             other = space.realise((*first.point[:place], value, *first.point[place + 1:]))
-            if value != first.point[place] and other is not None and space.said(other) is not None:
+            if value != first.point[place] and other is not None and space.features_of(other) is not None:
                 assert (vector(space, other) != own).any(), f"{knob.name} {value}"
                 seen.add(knob.name)
     assert {"stages", *({"cluster"} if name == "cuda.wgmma" else {"panel"})} <= seen
@@ -63,10 +63,10 @@ def test_each_decision_is_seen(name: str) -> None:
 def test_without_a_time_the_price_ranks(name: str) -> None:
     space = space_of(name)
     candidates = near(space, 12)
-    said = [space.said(c) for c in candidates]
+    of_space = [space.features_of(c) for c in candidates]
     modules = [c.module for c in candidates if c.module is not None]
-    scores = RankingModel().score(space.task.func, space.target, modules, (), said)
-    prices = [each.seconds for each in said if each is not None]
+    scores = RankingModel().score(space.task.func, space.target, modules, (), of_space)
+    prices = [each.seconds for each in of_space if each is not None]
     assert spearmanr(scores, prices).statistic < -0.999
     assert max(scores) < math.log2(8), "of the time that arithmetic allows, not a thousandth"
 
@@ -79,16 +79,29 @@ def test_what_stages_gain_is_learned() -> None:
     assert len(set(stages)) > 1
     seconds = [1e-3 / stage for stage in stages]
     model = RankingModel()
-    model.fit([sample("product", c.module, space.target, s, (), space.said(c))
+    model.fit([sample("product", c.module, space.target, s, (), space.features_of(c))
                for c, s in zip(candidates[:16], seconds, strict=False) if c.module is not None])
     scores = model.score(space.task.func, space.target, [c.module for c in candidates if c.module is not None], (),
-                         [space.said(c) for c in candidates])
+                         [space.features_of(c) for c in candidates])
     assert spearmanr(scores, seconds).statistic < -0.6
+
+
+def test_entries_of_which_nothing_is_said_change_no_tree() -> None:
+    """Each tree draws a part of the columns: empty ones would be among them."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((24, len(LOOP_FEATURES))).astype("float32")
+    padded = np.hstack([vectors, np.zeros((24, len(FEATURES) - len(LOOP_FEATURES)), "float32")])
+    scores = []
+    for rows in (vectors, padded):
+        model = RankingModel()
+        model.fit([Sample("task", Features(row, 1e-5), 1e-5 * (1 + row[0] ** 2)) for row in rows])
+        scores.append(model.rank([Features(row, 1e-5) for row in rows]))
+    np.testing.assert_array_equal(*scores)
 
 
 def test_loops_say_everything_on_cpus() -> None:
     func = product_case("product", (64, 64), (64, 64), "float32", "float32").func()
     space = TaskSpace(Task("product", func, resolve("x86-64-v3")))
     candidate = next(c for c in map(space.realise, space.seeds()) if c is not None)
-    assert space.said(candidate) is None
-    assert not vector(space, candidate)[len(READ):].any() and len(vector(space, candidate)) == len(FEATURES)
+    assert space.features_of(candidate) is None
+    assert not vector(space, candidate)[len(LOOP_FEATURES):].any() and len(vector(space, candidate)) == len(FEATURES)
