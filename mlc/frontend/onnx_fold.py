@@ -24,7 +24,7 @@ from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
-from mlc.frontend.onnx_quantised import is_valid_scale
+from mlc.frontend.onnx_quantised import wrong_scale
 from mlc.frontend.onnx_weights import Model, Weight
 from mlc.shapes import Free, Linear, Shape, parse_shape
 
@@ -409,7 +409,7 @@ def _evaluate(
 def _is_quantised_right(node: onnx.NodeProto, graph: Graph) -> bool:
     """Whether the reference saturates these numbers: it converts them to int32 first. The converter refuses scales."""
     x, scale = (graph.constant(name).astype("float64") for name in node.input[:2])
-    return scale.size > 0 and is_valid_scale(scale) and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
+    return scale.size > 0 and wrong_scale(scale) is None and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_expand import Expand, Nodes
-from mlc.frontend.onnx_quantised import is_valid_scale
+from mlc.frontend.onnx_products import PRODUCTS, integer_to_float, scale_of_product
 
 __all__ = ["MICROSOFT"]
 
@@ -96,138 +95,6 @@ def _softmax(nodes: Nodes) -> str:
     return nodes.quantised(result, y_scale, y_zero, x)
 
 
-# Products
-
-
-def _gemm(nodes: Nodes) -> str:
-    """``A, a_scale, a_zero_point, B, b_scale, b_zero_point, C, y_scale, y_zero_point``; ``C`` is of int32 and in steps
-    of ``alpha * a_scale * b_scale``. Without ``y_scale`` the result stays float32."""
-    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = nodes.inputs(9)
-    attributes = nodes.attributes("alpha", "transA", "transB")
-    column = 0 if attributes.get("transB", 0) else 1
-    inputs = [nodes.dequantised(a, a_scale, a_zero), nodes.dequantised(b, b_scale, b_zero, column)]
-    if c:
-        steps = nodes.product(a_scale, b_scale)
-        if attributes.get("alpha", 1.0) != 1.0:
-            steps = nodes.product(steps, nodes.constant(float(attributes["alpha"])))
-        inputs.append(nodes.dequantised(c, steps, axis=-1))
-    result = str(nodes("Gemm", *inputs, **attributes))
-    return nodes.quantised(result, y_scale, y_zero, a) if y_scale else result
-
-
-def _scale_of_product(nodes: Nodes, first: str, second: str) -> str:
-    """The product of two scales; raises :class:`ModelError` for a constant that is no scale."""
-    for constant in map(nodes.constant_of, (first, second)):
-        if constant is not None and not is_valid_scale(constant):
-            wrong = next(value for value in constant.astype("float64").ravel() if not is_valid_scale(value))
-            raise nodes.refused(f"its scale must be finite and positive, got {wrong:g}; quantise the model again")
-    return nodes.product(first, second)
-
-
-def _integer_to_float(nodes: Nodes, a: str, b: str, scale: str, zeros: tuple[str, str], bias: str) -> str:
-    """``(a - zero) @ (b - zero)`` in integers, times the scale, plus the bias."""
-    product = nodes("Cast", nodes("MatMulInteger", a, b, *zeros), to=_FLOAT)
-    result = str(nodes("Mul", product, scale))
-    return str(nodes("Add", result, bias)) if bias else result
-
-
-def _dynamic_quantize_matmul(nodes: Nodes) -> str:
-    """``A, B, b_scale, b_zero_point, bias``; ``A`` is quantised by its own range."""
-    a, b, b_scale, b_zero, bias = nodes.inputs(5)
-    quantised, a_scale, a_zero = nodes("DynamicQuantizeLinear", a, outputs=3)
-    return _integer_to_float(nodes, quantised, b, _scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
-
-
-def _matmul_integer_to_float(nodes: Nodes) -> str:
-    """``A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias``."""
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = nodes.inputs(7)
-    return _integer_to_float(nodes, a, b, _scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
-
-
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of ``bits`` bits in each byte, the lowest first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype="uint8")
-    numbers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return numbers.reshape(*packed.shape[:-1], -1)
-
-
-def _matmul_nbits(nodes: Nodes) -> str:
-    """``A, B, scales, zero_points, g_idx, bias``: ``A @ transpose(dequantised(B)) + bias``.
-
-    ``B`` holds ``N`` rows of ``K`` numbers of ``bits`` bits, in blocks of ``block_size`` that start at a byte and
-    have a scale each. A zero point is the middle of the range where it is left out, else packed like ``B``, or a
-    floating-point number. The numbers become signed integers about the middle, so that symmetric weights have no
-    zero point. ``accuracy_level`` goes with the product (:mod:`mlc.frontend.accuracy`).
-    """
-    a, b, scales, zeros, order, bias = nodes.inputs(6)
-    attributes = nodes.attributes()
-    rows, columns, block = (int(attributes.get(name, 0)) for name in ("N", "K", "block_size"))
-    bits = int(attributes.get("bits", 4))
-    if bits not in (4, 8):
-        raise nodes.refused(f"bits must be 4 or 8, got {bits}; quantise the weights again")
-    if block < 16 or block & (block - 1):
-        raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
-    if order and np.any(nodes.known(order, "g_idx") != np.arange(columns) // block):
-        raise nodes.refused("g_idx must be left out; quantise the weights in their order")
-    count, middle = -(-columns // block), 1 << (bits - 1)
-    packed, steps = nodes.known(b, "B"), nodes.known(scales, "scales")
-    narrow = steps.dtype if steps.dtype != np.float32 else None  # a type to store, not to multiply in
-    if narrow is not None:
-        a, steps = nodes("Cast", a, to=_FLOAT), steps.astype("float32")
-    if packed.dtype != np.uint8 or packed.size != rows * count * (block * bits // 8):
-        raise nodes.refused(f"B must be uint8 of {[rows, count, block * bits // 8]} for {rows} rows of {columns} "
-                            f"numbers of {bits} bits, got {packed.dtype} of {list(packed.shape)}; quantise them again")
-    if steps.size != rows * count:
-        raise nodes.refused(f"it must have one scale for each of {[rows, count]} blocks, got {list(steps.shape)}; "
-                            "quantise the weights again")
-    numbers = _unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
-    offsets, shift = _zero_points(nodes, zeros, (rows, count), bits)
-    weights = nodes.dequantised(
-        nodes.constant((numbers.astype("int16") - middle).astype("int8")),
-        nodes.constant(steps.reshape(rows, count)),
-        nodes.constant(offsets) if offsets is not None else "", 1, block_size=block,
-    )
-    if shift is not None:
-        split = nodes("Reshape", weights, nodes.constant([rows, count, block]))
-        moved = nodes("Sub", split, nodes.constant((shift * steps.reshape(rows, count)).reshape(rows, count, 1)
-                                                   .astype(steps.dtype)))
-        weights = nodes("Reshape", moved, nodes.constant([rows, count * block]))
-    if count * block != columns:
-        weights = nodes("Slice", weights, *(nodes.constant([n]) for n in (0, columns, 1)))
-    result = str(nodes("MatMul", a, nodes("Transpose", weights, perm=[1, 0])))
-    allow(nodes.made[-1], int(attributes.get("accuracy_level", 0)))
-    if bias:
-        result = str(nodes("Add", result, bias if narrow is None else nodes("Cast", bias, to=_FLOAT)))
-    return result if narrow is None else nodes.cast(result, narrow)
-
-
-def _zero_points(
-    nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Zero points about the middle of the range, one for each block: as int8, or as numbers that are not whole; None
-    where they are zero."""
-    if not zeros:
-        return None, None
-    given, middle = nodes.known(zeros, "zero_points"), 1 << (bits - 1)
-    rows, count = shape
-    if given.dtype == np.uint8:
-        width = -(-count * bits // 8)
-        if given.size != rows * width:
-            raise nodes.refused(f"zero_points must be of {[rows, width]} bytes for {list(shape)} blocks, got "
-                                f"{list(given.shape)}; quantise the weights again")
-        numbers = _unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
-    elif given.size != rows * count:
-        raise nodes.refused(f"zero_points must be of {list(shape)}, one for each block, got {list(given.shape)}; "
-                            "quantise the weights again")
-    else:
-        numbers = given.astype("float64").reshape(shape)
-    moved = numbers - middle
-    if not moved.any():
-        return None, None
-    whole = np.array_equal(moved, np.clip(np.rint(moved), -128, 127))
-    return (moved.astype("int8"), None) if whole else (None, moved)
-
-
 # Attention
 
 
@@ -235,7 +102,7 @@ def _q_attention(nodes: Nodes) -> str:
     """``input, weight, bias, input_scale, weight_scale, mask_index, input_zero_point, weight_zero_point, past``:
     :func:`_attention` whose product with the weights is of integers."""
     x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = nodes.inputs(9)
-    projected = _integer_to_float(nodes, x, w, _scale_of_product(nodes, x_scale, w_scale), (x_zero, w_zero), bias)
+    projected = integer_to_float(nodes, x, w, scale_of_product(nodes, x_scale, w_scale), (x_zero, w_zero), bias)
     return _self_attention(nodes, projected, w, mask, past)
 
 
@@ -477,21 +344,18 @@ def _as_standard(nodes: Nodes, operator: str) -> str:
 #: operator of ``com.microsoft`` --> what it is made of
 MICROSOFT: Mapping[str, Expand] = {
     **DECODER,
+    **PRODUCTS,
     "Attention": _attention,
     "BiasGelu": functools.partial(_gelu, bias=True),
     "DequantizeLinear": functools.partial(_as_standard, operator="DequantizeLinear"),
-    "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
     "EmbedLayerNormalization": _embed_layer_norm,
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
-    "MatMulIntegerToFloat": _matmul_integer_to_float,
-    "MatMulNBits": _matmul_nbits,
     "QAttention": _q_attention,
     "QEmbedLayerNormalization": _q_embed_layer_norm,
-    "QGemm": _gemm,
     "QLinearAdd": functools.partial(_binary, operator="Add"),
     "QLinearAveragePool": functools.partial(_pool, operator="AveragePool"),
     "QLinearConcat": _concat,

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, emitter, input_at
 
-__all__ = ["dequantize_linear", "dynamic_quantize_linear", "is_valid_scale", "quantize_linear"]
+__all__ = ["dequantize_linear", "dynamic_quantize_linear", "quantize_linear", "wrong_scale"]
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -23,10 +23,11 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
-def is_valid_scale(scale: np.ndarray, positive: bool = True) -> bool:
-    """Whether every scale is finite and, where that must hold, ``positive``."""
-    wide = scale.astype("float64")
-    return bool(np.all(np.isfinite(wide))) and not (positive and bool(np.any(wide <= 0)))
+def wrong_scale(scale: np.ndarray, positive: bool = True) -> float | None:
+    """The first scale that is not finite or, where it must be, not ``positive``; None where all are right."""
+    wide = scale.astype("float64").ravel()
+    wrong = wide[~np.isfinite(wide) | ((wide <= 0) & positive)]
+    return float(wrong[0]) if wrong.size else None
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,8 @@ def _parameters(
     extents = [int(extent) for extent in scale.ty.shape]
     axis, block = int(attrs.get("axis", 1)), int(attrs.get("block_size", 0))
     constant = array_of(scale)
-    if constant is not None and not is_valid_scale(constant, positive):
-        wrong = next(value for value in constant.astype("float64").ravel() if not is_valid_scale(value, positive))
+    wrong = None if constant is None else wrong_scale(constant, positive)
+    if wrong is not None:
         raise ValueError(f"its scale must be finite{' and positive' * positive}, got {wrong:g}")
     if int(np.prod(extents)) == 1 and not block:
         axis = _any_axis(x)
