@@ -24,13 +24,17 @@ from mlc.cli import options
 from mlc.cli.main import finish
 from mlc.cli.outcome import Outcome
 from mlc.errors import UsageError
+from tuning_logs import quantised
 
 if TYPE_CHECKING:
     from mlc.graph.task import Task
     from mlc.log import Record, TuningLog
     from mlc.tuning.candidate import Candidate, TaskSpace
 
-__all__ = ["main", "spread", "tasks_of"]
+__all__ = ["WORK", "main", "spread", "tasks_of"]
+
+#: what is made on the way to what ships
+WORK = Path(__file__).resolve().parents[1] / "build" / "shipped"
 
 _BATCH = 64
 #: times of one candidate that differ more than this were disturbed
@@ -50,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=("prepare", "measure"))
     parser.add_argument("--log", type=Path, required=True, help="where tasks and times go")
     parser.add_argument("--target", default="native", help="as for mlc tune (default: native)")
-    parser.add_argument("--models", help="comma-separated names (default: the benchmark models)")
+    parser.add_argument("--models", help="comma-separated names (default: the benchmark models, and those of "
+                                         "few bits, which onnxruntime's quantiser makes)")
+    parser.add_argument("--work", type=Path, default=WORK, help="where those are made")
     parser.add_argument("--each", type=options.positive_int, default=4, metavar="N",
                         help="tasks of each search space of a model (default: 4)")
     parser.add_argument("--candidates", type=options.positive_int, default=12, metavar="N",
@@ -68,13 +74,14 @@ def _prepare(args: argparse.Namespace) -> Outcome:
     from mlc.target import resolve
     from mlc.tuning.learn import note_origin
 
-    models = [m.strip() for m in args.models.split(",")] if args.models else list(BENCHMARK_MODELS)
-    unknown = [name for name in models if name not in MODELS]
+    known = (*MODELS, *quantised.SAMPLED)
+    models = [m.strip() for m in args.models.split(",")] if args.models else [*BENCHMARK_MODELS, *quantised.SAMPLED]
+    unknown = [name for name in models if name not in known]
     if unknown:
-        raise UsageError(f"a model must be one of {', '.join(MODELS)}, got {', '.join(unknown)}")
+        raise UsageError(f"a model must be one of {', '.join(known)}, got {', '.join(unknown)}")
     target, added = resolve(args.target), 0
     for model in models:
-        tasks = tasks_of(model, target)
+        tasks = every_task(quantised.model_or_file(model, args.work / "models"), target)
         chosen = spread(tasks, args.each)
         with TuningLog(args.log) as log:
             added += log.put_workloads(map(Workload.of, chosen))

@@ -28,6 +28,7 @@ from mlc.cli.main import finish
 from mlc.cli.outcome import Outcome
 from mlc.errors import UsageError
 from tuning_logs import quantised
+from tuning_logs.samples import WORK
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quantised", action="store_true", help="the quantised benchmark models instead")
     parser.add_argument("--seconds", type=options.positive_float, default=60.0,
                         help="tuning budget of each model on each target (default: 60)")
-    parser.add_argument("--work", type=Path, default=_ROOT / "build" / "shipped", help="where the working logs are")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the working logs are")
     parser.add_argument("--output", type=Path, default=_ROOT / "tuning_logs", help="the folder to write")
     parser.add_argument("--refresh", action="store_true",
                         help="tune nothing; time what ships in turn with what the spaces begin with by now, and keep "
@@ -203,14 +204,8 @@ def _slug(target: str) -> str:
 
 
 def _model(name: str, work: Path) -> Any:
-    """What :func:`mlc.tune` takes for a model's name; quantised ones are made in a folder beside the working logs."""
-    from mlc.networks.models import model_named
-
-    if name not in quantised.MODELS:
-        return model_named(name)
-    folder = work / "models"
-    folder.mkdir(exist_ok=True)
-    return quantised.quantised(name, folder)
+    """What :func:`mlc.tune` takes for a model's name."""
+    return quantised.model_or_file(name, work / "models")
 
 
 def _one(model: str, target: Target, seconds: float, work: Path, slug: str, file: Path, console: Console) -> int:
