@@ -15,6 +15,9 @@ from quantised_nodes import extremes, imported_numbers, model_of, operators
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
+from mlc.graph.ir.rewrite import bindings, op_name
+from mlc.graph.pipeline import lower
+from mlc.target import resolve
 from mlc.testing.targets import runs
 
 #: a tie between two integers at every step, ends that saturate, and beyond what int32 holds
@@ -221,6 +224,49 @@ def test_a_vector_by_a_quantised_matrix(rank: int) -> None:
     for target in ("native", "x86-64-v3") if runs("x86-64-v3") else ("native",):
         apart = np.abs(mlc.compile(model, target=target, log=False)(a)[0].astype("int32") - wanted)
         assert apart.max() <= 1 and (apart > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize(("scale", "zero_point"), [(6 / 255, 0), (0.04, 20)])
+def test_clipped_convolutions_are_kernels_of_integers(scale: float, zero_point: int) -> None:
+    """The bottleneck of a MobileNet, its ``Clip`` to six before each ``QuantizeLinear``."""
+    rng = np.random.default_rng(14)
+    constants = {"xs": np.float32(0.05), "xz": np.uint8(120), "low": np.float32(0), "six": np.float32(6),
+                 "s": np.float32(scale), "z": np.uint8(zero_point)}
+    nodes, given = [helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["q"])], ["q", "xs", "xz"]
+    for i, shape in enumerate(((16, 8, 1, 1), (16, 1, 3, 3), (8, 16, 1, 1))):
+        constants |= {f"w{i}": extremes(rng, shape, "int8"), f"ws{i}": rng.uniform(2e-3, 6e-3, shape[0]).astype("f")}
+        nodes += [helper.make_node("DequantizeLinear", given, [f"d{i}"]),
+                  helper.make_node("DequantizeLinear", [f"w{i}", f"ws{i}"], [f"v{i}"], axis=0),
+                  helper.make_node("Conv", [f"d{i}", f"v{i}"], [f"c{i}"], group=16 // shape[1] if i == 1 else 1,
+                                   pads=[shape[2] // 2] * 4),
+                  helper.make_node("Clip", [f"c{i}", "low", "six"], [f"r{i}"]),
+                  helper.make_node("QuantizeLinear", [f"r{i}", "s", "z"], [f"q{i}"])]
+        given = [f"q{i}", "s", "z"]
+    x = (3 * rng.standard_normal((1, 8, 14, 14))).astype("float32")
+    model = model_of(nodes, {"x": x}, constants, {"q2": ("uint8", 4)})
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    assert {zero_point, round(6 / scale) + zero_point} <= set(wanted.ravel().tolist()), "both bounds must be met"
+    apart = np.abs(mlc.compile(model, log=False)(x)[0].astype(int) - wanted)
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+    lowered = lower(load_model(model).mod, resolve("native", threads=2)).module
+    calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
+    assert {str(call.ty.dtype) for call in calls} == {"uint8"}, "no kernel may write floats"
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 6.0), (-1.0, 3.3), (0.3, None), (None, 2.0)])
+@pytest.mark.parametrize(("scale", "zero_point"), [(0.05, 3), (0.031, 100)])
+def test_clipping_quantised_numbers_is_exact(bounds: tuple[float, float], scale: float, zero_point: int) -> None:
+    """Of all bytes, on to the same scale and to another."""
+    every = np.arange(256, dtype="uint8").reshape(16, 16)
+    constants = {"s": np.float32(0.05), "z": np.uint8(3), "t": np.float32(scale), "y": np.uint8(zero_point)}
+    constants |= {name: np.float32(bound) for name, bound in zip("lh", bounds, strict=True) if bound is not None}
+    nodes = [helper.make_node("DequantizeLinear", ["x", "s", "z"], ["d"]),
+             helper.make_node("Clip", ["d", *(name if name in constants else "" for name in "lh")], ["c"]),
+             helper.make_node("QuantizeLinear", ["c", "t", "y"], ["q"])]
+    model = model_of(nodes, {"x": every}, constants, {"q": ("uint8", 2)})
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": every})
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(every)[0], wanted)
+    assert len(np.unique(wanted)) > 5
 
 
 _IMAGE = np.zeros((2, 6, 4), "float32")
