@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -140,6 +141,67 @@ def test_integers_of_less_than_8_bits(dtype: str) -> None:
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(imported_numbers(model, {"x": x})[0], wanted, rtol=1e-5, atol=1e-5)
     assert operators(model)[:2] == ["relax.reshape", "relax.astype"], "the weights must stay integers"
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_scale_of_16_bits_for_each_block(dtype: Any, zero: bool) -> None:
+    """Each product is rounded to 16 bits once, whatever the integers' zero points are."""
+    rng = np.random.default_rng(15)
+    x = extremes(rng, (8, 12), "int8")
+    constants = {"x": x, "s": (rng.uniform(0.1, 0.5, (2, 12)) * rng.choice([-1, 1], (2, 12))).astype(dtype)}
+    if zero:
+        constants["z"] = extremes(rng, (2, 12), "int8")
+    node = helper.make_node("DequantizeLinear", list(constants), ["w"], axis=0, block_size=4)
+    whole = helper.make_node("Mul", ["one", "w"], ["y"])
+    model = model_of([node, whole], {"one": np.ones((8, 12), dtype)}, constants, {"y": (np.dtype(dtype).name, 2)})
+    feeds = {"one": np.ones((8, 12), dtype)}
+    zeros = np.repeat(constants["z"], 4, axis=0) if zero else np.zeros((8, 12))
+    wanted = (x.astype("float64") - zeros) * np.repeat(constants["s"], 4, axis=0).astype("float64")
+    np.testing.assert_array_equal(imported_numbers(model, feeds)[0], wanted.astype(dtype))
+
+
+def _weights_of_4_bits(kind: Any, dtype: Any, axis: int, block: int) -> tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+    """A product with weights of 4 bits, its data, and the result in float64; ``block`` 0 is a scale for each column."""
+    rng, info = np.random.default_rng(16), ml_dtypes.iinfo(kind)
+    shape = (512, 256) if axis == 0 else (256, 512)
+    of_columns = [1 if i == axis else extent for i, extent in enumerate(shape)]
+    scales = [extent // block if i == axis else extent for i, extent in enumerate(shape)] if block else of_columns
+    weights = rng.integers(info.min, info.max, shape, endpoint=True).astype(kind)
+    steps = rng.uniform(0.01, 0.1, scales).astype(dtype)
+    zeros = rng.integers(info.min, info.max, scales, endpoint=True).astype(kind)
+    every = [np.repeat(a.astype("float64"), block or 512, axis=axis) for a in (steps, zeros)]
+    x = rng.standard_normal((3, 512)).astype(dtype)
+    exact = (weights.astype("float64") - every[1]) * every[0]
+    given = {"axis": axis, "block_size": block} if block else {"axis": 1 - axis}
+    constants = {"w": weights, "s": steps if block else steps.ravel(), "z": zeros if block else zeros.ravel()}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], **given),
+             *([helper.make_node("Transpose", ["d"], ["t"])] if axis else []),
+             helper.make_node("MatMul", ["x", "t" if axis else "d"], ["y"])]
+    model = model_of(nodes, {"x": x}, constants, {"y": (np.dtype(dtype).name, 2)}, opset=23)
+    return model, x, x.astype("float64") @ (exact.T if axis else exact)
+
+
+@pytest.mark.parametrize(("kind", "axis", "block"), [("int4", 0, 32), ("uint4", 1, 64), ("int4", 0, 0),
+                                                     ("uint4", 1, 0)])
+def test_weights_of_4_bits_with_scales_of_16_take_4_bits(kind: str, axis: int, block: int, tmp_path: Path) -> None:
+    sizes = []
+    for dtype in (np.float32, np.float16):
+        model, x, wanted = _weights_of_4_bits(getattr(ml_dtypes, kind), dtype, axis, block)
+        exe = mlc.compile(model, log=False)
+        (found,) = exe(x)
+        np.testing.assert_allclose(found.astype("float64"), wanted, rtol=1.01 * 2**-11, atol=1e-4)
+        exe.save(tmp_path / "model.so")
+        sizes.append((tmp_path / "model.so").stat().st_size)
+    assert sizes[1] < sizes[0] + 512 * 256 // 8, "a copy in 16 bits would have four times as many bytes as the integers"
+
+
+def test_weights_of_4_bits_with_blocks_of_bfloat16_take_4_bits() -> None:
+    model, x, wanted = _weights_of_4_bits(ml_dtypes.int4, ml_dtypes.bfloat16, 0, 32)
+    exe = mlc.compile(model, log=False)
+    np.testing.assert_allclose(exe(x)[0].astype("float64"), wanted, rtol=1.01 * 2**-8, atol=1e-4)
+    taken = sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"])
+    assert taken <= 512 * 256 // 2 + 2 * 4 * 512 // 32 * 256
 
 
 def test_weights_that_are_quantised_in_the_model_become_integers() -> None:
