@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from quantised_nodes import extremes, imported_numbers, model_of, operators
+from quantised_nodes import extremes, imported_numbers, model_of, onnxruntime_numbers, operators
 
 import mlc
 from mlc.errors import ModelError
@@ -313,6 +313,44 @@ def test_clipped_convolutions_are_kernels_of_integers(scale: float, zero_point: 
     lowered = lower(load_model(model).mod, resolve("native", threads=2)).module
     calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
     assert {str(call.ty.dtype) for call in calls} == {"uint8"}, "no kernel may write floats"
+
+
+@pytest.mark.parametrize("form", ["pair", "operator", "integers"])
+@pytest.mark.parametrize(("shape", "filters", "attributes"), [
+    ((2, 8, 33), (12, 8, 3), {"pads": [1, 2], "strides": [2]}),
+    ((2, 8, 33), (12, 4, 3), {"group": 2, "dilations": [3]}),
+    ((2, 16, 40), (16, 1, 5), {"group": 16, "pads": [2, 2]}),
+    ((1, 8, 6, 7, 9), (12, 8, 3, 3, 2), {"pads": [1, 1, 0, 1, 2, 1], "strides": [2, 1, 1]}),
+    ((2, 8, 5, 6, 7), (12, 4, 1, 3, 3), {"group": 2}),
+], ids=["line", "groups", "depthwise", "volume", "images"])
+def test_convolutions_of_lines_and_volumes_are_kernels_of_integers(
+    shape: tuple[int, ...], filters: tuple[int, ...], attributes: dict[str, Any], form: str
+) -> None:
+    """As a pair of ``DequantizeLinear`` around ``Conv``, as ``QLinearConv`` and as ``ConvInteger``, with a border of
+    the zero point and a bias."""
+    rng = np.random.default_rng(17)
+    x, w = extremes(rng, shape, "uint8"), extremes(rng, filters, "int8")
+    steps = rng.uniform(0.001, 0.002, filters[0]).astype("float32")
+    constants = {"xs": np.float32(0.02), "xz": np.uint8(117), "w": w, "ws": steps, "wz": np.zeros(filters[0], "int8"),
+                 "ys": np.float32(0.03), "yz": np.uint8(130), "b": rng.integers(-9999, 9999, filters[0], "int32")}
+    if form == "pair":
+        constants["bs"] = constants["xs"] * steps
+        nodes = [helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["d"]),
+                 helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["v"], axis=0),
+                 helper.make_node("DequantizeLinear", ["b", "bs"], ["c"], axis=0),
+                 helper.make_node("Conv", ["d", "v", "c"], ["r"], **attributes),
+                 helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"])]
+    elif form == "operator":
+        nodes = [helper.make_node("QLinearConv", ["x", *constants], ["y"], **attributes)]
+    else:
+        nodes = [helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], **attributes)]
+    model = model_of(nodes, {"x": x}, constants, {"y": ("int32" if form == "integers" else "uint8", len(shape))})
+    (wanted,) = onnxruntime_numbers(model, {"x": x})
+    apart = np.abs(mlc.compile(model, log=False)(x)[0].astype(int) - wanted)
+    assert len(np.unique(wanted)) > 100 and apart.max() <= (form != "integers") and (apart > 0).mean() < 0.01
+    lowered = lower(load_model(model).mod, resolve("native", threads=2)).module
+    calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
+    assert "float32" not in {str(call.ty.dtype) for call in calls}, "no kernel may write floats"
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 6.0), (-1.0, 3.3), (0.3, None), (None, 2.0)])
