@@ -10,6 +10,7 @@ import numpy as np
 
 from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_gather_blocks import gather_block_quantized
 from mlc.frontend.onnx_products import PRODUCTS, integer_to_float, scale_of_product
 
 __all__ = ["MICROSOFT"]
@@ -353,6 +354,7 @@ MICROSOFT: Mapping[str, Expand] = {
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
+    "GatherBlockQuantized": gather_block_quantized,
     "Gelu": _gelu,
     "QAttention": _q_attention,
     "QEmbedLayerNormalization": _q_embed_layer_norm,

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_gather_blocks import unpacked
 from mlc.frontend.onnx_quantised import wrong_scale
 
 __all__ = ["PRODUCTS", "integer_to_float", "scale_of_product"]
@@ -60,13 +61,6 @@ def _matmul_integer_to_float(nodes: Nodes) -> str:
     return integer_to_float(nodes, a, b, scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of ``bits`` bits in each byte, the lowest first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype="uint8")
-    numbers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return numbers.reshape(*packed.shape[:-1], -1)
-
-
 def _matmul_nbits(nodes: Nodes) -> str:
     """``A, B, scales, zero_points, g_idx, bias``: ``A @ transpose(dequantised(B)) + bias``.
 
@@ -96,7 +90,7 @@ def _matmul_nbits(nodes: Nodes) -> str:
     if steps.size != rows * count:
         raise nodes.refused(f"it must have one scale for each of {[rows, count]} blocks, got {list(steps.shape)}; "
                             "quantise the weights again")
-    numbers = _unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
+    numbers = unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
     offsets, shift = _zero_points(nodes, zeros, (rows, count), bits)
     weights = nodes.dequantised(
         nodes.constant((numbers.astype("int16") - middle).astype("int8")),
@@ -131,7 +125,7 @@ def _zero_points(
         if given.size != rows * width:
             raise nodes.refused(f"zero_points must be of {[rows, width]} bytes for {list(shape)} blocks, got "
                                 f"{list(given.shape)}; quantise the weights again")
-        numbers = _unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
+        numbers = unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
     elif given.size != rows * count:
         raise nodes.refused(f"zero_points must be of {list(shape)}, one for each block, got {list(given.shape)}; "
                             "quantise the weights again")
