@@ -477,7 +477,7 @@ def test_an_order_that_is_that_of_the_blocks() -> None:
     load_model(_blocks_model({"g": np.arange(64, dtype="int32") // 32}))
 
 
-@pytest.mark.parametrize("operator", ["DynamicQuantizeLSTM", "QLinearBinary"])
+@pytest.mark.parametrize("operator", ["DynamicQuantizeGRU", "QLinearBinary"])
 def test_others_are_refused(operator: str) -> None:
     x = np.ones((2, 3), "float32")
     model = model_of([helper.make_node(operator, ["x"], ["y"], domain=MICROSOFT)], {"x": x}, {}, {"y": ("float32", 2)})
