@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_decoder import DECODER
+from mlc.frontend.onnx_dynamic_lstm import dynamic_quantize_lstm
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_gather_blocks import gather_block_quantized
 from mlc.frontend.onnx_products import PRODUCTS, integer_to_float, scale_of_product
 
 __all__ = ["MICROSOFT"]
@@ -348,11 +350,13 @@ MICROSOFT: Mapping[str, Expand] = {
     "Attention": _attention,
     "BiasGelu": functools.partial(_gelu, bias=True),
     "DequantizeLinear": functools.partial(_as_standard, operator="DequantizeLinear"),
+    "DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "EmbedLayerNormalization": _embed_layer_norm,
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,
+    "GatherBlockQuantized": gather_block_quantized,
     "Gelu": _gelu,
     "QAttention": _q_attention,
     "QEmbedLayerNormalization": _q_embed_layer_norm,

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_expand import Expand, Nodes
+from mlc.frontend.onnx_gather_blocks import unpacked
 from mlc.frontend.onnx_quantised import wrong_scale
 
 __all__ = ["PRODUCTS", "integer_to_float", "scale_of_product"]
@@ -60,13 +61,6 @@ def _matmul_integer_to_float(nodes: Nodes) -> str:
     return integer_to_float(nodes, a, b, scale_of_product(nodes, a_scale, b_scale), (a_zero, b_zero), bias)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of ``bits`` bits in each byte, the lowest first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype="uint8")
-    numbers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return numbers.reshape(*packed.shape[:-1], -1)
-
-
 def _matmul_nbits(nodes: Nodes) -> str:
     """``A, B, scales, zero_points, g_idx, bias``: ``A @ transpose(dequantised(B)) + bias``.
 
@@ -96,7 +90,7 @@ def _matmul_nbits(nodes: Nodes) -> str:
     if steps.size != rows * count:
         raise nodes.refused(f"it must have one scale for each of {[rows, count]} blocks, got {list(steps.shape)}; "
                             "quantise the weights again")
-    numbers = _unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
+    numbers = unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
     offsets, shift = _zero_points(nodes, zeros, (rows, count), bits)
     weights = nodes.dequantised(
         nodes.constant((numbers.astype("int16") - middle).astype("int8")),
@@ -131,7 +125,7 @@ def _zero_points(
         if given.size != rows * width:
             raise nodes.refused(f"zero_points must be of {[rows, width]} bytes for {list(shape)} blocks, got "
                                 f"{list(given.shape)}; quantise the weights again")
-        numbers = _unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
+        numbers = unpacked(given.reshape(rows, width), bits)[:, :count].astype("float64")
     elif given.size != rows * count:
         raise nodes.refused(f"zero_points must be of {list(shape)}, one for each block, got {list(given.shape)}; "
                             "quantise the weights again")
@@ -144,9 +138,52 @@ def _zero_points(
     return (moved.astype("int8"), None) if whole else (None, moved)
 
 
+#: what the 4 bits of a weight stand for by ``quant_type``: floating-point numbers, and quantiles of normal ones
+_BNB4 = tuple(np.array(table, "float32") for table in (
+    [sign * number for sign in (1, -1) for number in (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)],
+    [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0,
+     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0],
+))
+
+
+def _matmul_bnb4(nodes: Nodes) -> str:
+    """``A, B, absmax``: ``A @ transpose(W)``, or ``A @ W`` with ``transB`` 0, of weights in one of two tables.
+
+    ``W`` has ``N`` rows of ``K`` numbers, in blocks of ``block_size`` that go on from row to row. ``B`` holds two
+    numbers a byte, the first in the high half. No integers times a scale, they become numbers here.
+    """
+    a, b, largest = nodes.inputs(3)
+    attributes = nodes.attributes()
+    rows, columns, block, kind = (int(attributes[name]) for name in ("N", "K", "block_size", "quant_type"))
+    if kind not in (0, 1):
+        raise nodes.refused(f"quant_type must be 0 or 1, got {kind}; quantise the weights again")
+    if block < 16 or block & (block - 1):
+        raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
+    packed, scales, count = nodes.known(b, "B"), nodes.known(largest, "absmax"), rows * columns
+    if packed.dtype != np.uint8 or packed.size != -(-count // 2):
+        raise nodes.refused(f"B must be uint8 of {[-(-count // 2)]} for {rows} rows of {columns} numbers, got "
+                            f"{packed.dtype} of {list(packed.shape)}; quantise the weights again")
+    if scales.size != -(-count // block):
+        raise nodes.refused(f"absmax must be of {[-(-count // block)]}, one for each block, got {list(scales.shape)}; "
+                            "quantise the weights again")
+    wrong = wrong_scale(scales, positive=False)
+    if wrong is not None:
+        raise nodes.refused(f"absmax must be finite, got {wrong:g}; quantise the weights again")
+    codes = unpacked(packed.ravel(), 4).reshape(-1, 2)[:, ::-1].ravel()[:count]
+    weights = _BNB4[kind][codes] * np.repeat(scales.astype("float32").ravel(), block)[:count]
+    matrix = weights.reshape(rows, columns)
+    given = matrix.T if attributes.get("transB", 1) else matrix
+    narrow = scales.dtype if scales.dtype != np.float32 else None  # a type to store, not to multiply in
+    if narrow is not None:
+        a = nodes("Cast", a, to=_FLOAT)
+    result = str(nodes("MatMul", a, nodes.constant(np.ascontiguousarray(given))))
+    return result if narrow is None else nodes.cast(result, narrow)
+
+
 #: operator of ``com.microsoft`` --> what it is made of
 PRODUCTS: Mapping[str, Expand] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
+    "MatMulBnb4": _matmul_bnb4,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "MatMulNBits": _matmul_nbits,
     "QGemm": _gemm,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, emitter, input_at
@@ -71,6 +72,9 @@ def quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
 def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``(x - zero_point) * scale`` in float32, converted to the type of ``scale`` or to ``output_dtype``.
 
+    That conversion is part of the operator where it can be, and no cast as a model has it: where 16-bit floats are
+    only stored, weights stay integers.
+
     The scale of a block may be negative, as onnxruntime's quantiser of weights in 4 bits makes it so that the least
     integer is used, or zero, for a block of zeros. Raises ``ValueError`` as :func:`quantize_linear` does.
     """
@@ -84,10 +88,12 @@ def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     if wanted not in _FLOATS:
         raise ValueError(f"the result must be one of {', '.join(_FLOATS)}, got {wanted}")
     if given.block:
-        result = _dequantised_blocks(bb, x, given)
-    else:
-        result = relax.op.dequantize(x, given.scale, given.zero_point, given.axis, "float32")
-    return result if wanted == "float32" else relax.op.astype(bb.normalize(result), wanted)
+        narrow = wanted == dtype_of(inputs[1]) and _exact(x, given, wanted)
+        result = _dequantised_blocks(bb, x, given, wanted if narrow else "float32")
+    else:  # which relax does not say of bfloat16
+        made = wanted if wanted == "float16" else "float32"
+        result = bb.normalize(relax.op.dequantize(x, given.scale, given.zero_point, given.axis, made))
+    return result if dtype_of(result) == wanted else relax.op.astype(result, wanted)
 
 
 def dynamic_quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -250,8 +256,8 @@ def _blocks(shape: Sequence[int], axis: int, block: int) -> tuple[list[int], lis
     return [*counts, block, *shape[axis + 1:]], [*counts, 1, *shape[axis + 1:]]
 
 
-def _beside(bb: Any, x: Any, given: _Parameters) -> tuple[Any, Any, Any]:
-    """The data, the scale and the zero point (float32) in shapes that broadcast."""
+def _beside(bb: Any, x: Any, given: _Parameters, dtype: str = "float32") -> tuple[Any, Any, Any]:
+    """The data, the scale and the zero point (of ``dtype``) in shapes that broadcast."""
     from tvm import relax
 
     shape = [int(extent) for extent in x.ty.shape]
@@ -264,7 +270,7 @@ def _beside(bb: Any, x: Any, given: _Parameters) -> tuple[Any, Any, Any]:
     else:
         single = []
     for value in (given.scale, given.zero_point):
-        parameters.append(_reshaped(bb, _converted(bb, value, "float32"), single))
+        parameters.append(_reshaped(bb, _converted(bb, value, dtype), single))
     return data, parameters[0], parameters[1]
 
 
@@ -292,11 +298,19 @@ def _quantised_by_parts(bb: Any, x: Any, given: _Parameters, divided: str, wante
     return emit("reshape", result, shape) if given.block else result
 
 
-def _dequantised_blocks(bb: Any, x: Any, given: _Parameters) -> Any:
-    """``reshape((astype(reshape(x)) - zero_point) * scale)``; of weights, ``x`` stays the constant of integers."""
+def _exact(x: Any, given: _Parameters, dtype: str) -> bool:
+    """Whether ``x`` is constant and less its zero points exact in ``dtype``, so that only the product is rounded."""
+    arrays = [array_of(each) for each in (x, given.zero_point)]
+    magnitudes = [np.abs(array.astype("int64")).max(initial=0) for array in arrays if array is not None]
+    return len(magnitudes) == 2 and sum(magnitudes) <= 2 ** (ml_dtypes.finfo(dtype).nmant + 1)
+
+
+def _dequantised_blocks(bb: Any, x: Any, given: _Parameters, dtype: str) -> Any:
+    """``reshape((astype(reshape(x)) - zero_point) * scale)`` in ``dtype``; of weights, ``x`` stays the constant of
+    integers."""
     emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
-    data, scale, zero_point = _beside(bb, x, given)
-    wide = emit("astype", data, "float32")
+    data, scale, zero_point = _beside(bb, x, given, dtype)
+    wide = emit("astype", data, dtype)
     offsets = array_of(zero_point)
     if offsets is None or offsets.any():
         wide = emit("subtract", wide, zero_point)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GenericConst
 
-__all__ = ["array_of", "constant", "scalar_of", "tensor_of"]
+__all__ = ["array_of", "constant", "number_of", "scalar_of", "tensor_of"]
 
 
 def tensor_of(expr: relax.Expr) -> tvm.runtime.Tensor | None:
@@ -33,6 +33,11 @@ def scalar_of(expr: relax.Expr) -> float | None:
     """The value of a constant with one element, whatever its rank."""
     array = array_of(expr)
     return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+def number_of(expr: relax.Expr) -> float | None:
+    """The value of a number that an operator takes as such, as ``clip`` its bounds."""
+    return float(expr.value) if isinstance(expr, tirx.IntImm | tirx.FloatImm) else None
 
 
 def constant(array: np.ndarray, dtype: str | None = None) -> relax.Expr:

@@ -8,15 +8,19 @@ before                                                after
 ``dequantize(q: int8, s, z)``                         ``dequantize(q + 128: uint8, s, z + 128)``, or on GPUs the
                                                       other way round
 ``f(dequantize(q))``, ``f`` moves or picks elements   ``dequantize(f(q))``
-``max_pool(dequantize(q))``, ``relu`` likewise        ``dequantize(max_pool(q))``, ``dequantize(maximum(q, z))``
+``max_pool(dequantize(q))``                           ``dequantize(max_pool(q))``
+``clip(dequantize(q), a, b)``, ``relu`` likewise      ``dequantize(clip(q, k, l))`` where the bounds are what integers
+                                                      ``k`` and ``l`` stand for, or lie beyond them all
 ``concat(dequantize(a), dequantize(b))``, alike       ``dequantize(concat(a, b))``
 ``quantize(concat(a, b))``                            ``concat(quantize(a), quantize(b))``
 ``quantize(dequantize(q, s, z), s, z)``               ``q``
-``quantize(relu(x), s, least)``                       ``quantize(x, s, least)``
+``quantize(clip(x, a, b))``, ``relu`` likewise        ``clip(quantize(x), quantize(a), quantize(b))``; bounds that
+                                                      are the ends of the integers' type vanish
 ====================================================  ========================================================
 
 ``(k * s) / s`` with two roundings of float32 is within half of ``k`` for all integers of 16 bits, so that a pair
-cancels.
+cancels. Quantising never turns the order of two numbers round, whatever it rounds halves to: so the lesser of two
+quantised numbers is the lesser one quantised.
 """
 
 from __future__ import annotations
@@ -25,16 +29,17 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from mlc.graph.ir.constants import array_of, constant
+from mlc.graph.ir.constants import array_of, constant, number_of, scalar_of
 from mlc.graph.ir.movement import permutation
-from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass
-from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised
+from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, is_constant, rewrite_pass, shape_of
+from mlc.graph.precision.affine import Affine, affine_of, dequantised, quantised, spread
 from mlc.operators import relax_where
 
 __all__ = ["MoveQuantisation", "SignedActivations", "UnsignedActivations"]
 
 #: operators that only move elements of their first argument
 _MOVERS = {*relax_where(lambda each: each.movement), "expand_dims", "flatten", "squeeze"} - {"concat", "nn.pad"}
+_BYTES = ("uint8", "int8")
 #: half of what 8 bits tell apart
 _HALF = 128
 
@@ -94,22 +99,54 @@ def after_movement(call: relax.Call, scope: Scope) -> relax.Expr | None:
 def after_maximum(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``max_pool2d(dequantize(q)) --> dequantize(max_pool2d(q))``: scales are positive."""
     found = dequantised(call.args[0], scope)
-    if found is None or not found.affine.single or found.dtype not in ("uint8", "int8"):
+    if found is None or not found.affine.single or found.dtype not in _BYTES:
         return None
     pooled = relax.Call(call.op, [found.data], call.attrs, call.ty_args)
     return _dequantise(scope.emit(pooled), found.affine, found.dtype)
 
 
-def after_rectifier(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``relu(dequantize(q)) --> dequantize(maximum(q, zero))``."""
-    found = dequantised(call.args[0], scope)
-    if found is None or not found.affine.single or found.dtype not in ("uint8", "int8"):
+def _clipped(expr: relax.Expr, scope: Scope) -> tuple[relax.Expr, float, float] | None:
+    """``(x, low, high)`` where ``expr`` is ``x`` of float32, confined to that range of numbers."""
+    call = scope.call(expr, "clip", "maximum", "minimum", "nn.relu")
+    if call is None or dtype_of(call) != "float32":
         return None
-    zero = found.affine.zero.item()
-    data = found.data
-    if zero > np.iinfo(found.dtype).min:
-        data = scope.emit(op.maximum(data, constant(np.array(zero, found.dtype))))
-    return _dequantise(data, found.affine, found.dtype)
+    name, x = str(call.op.name), call.args[0]
+    if name == "relax.nn.relu":
+        return x, 0.0, float("inf")
+    if name == "relax.clip":
+        low, high = map(number_of, call.args[1:])
+        return (x, low, high) if low is not None and high is not None and low <= high else None
+    x, bound = call.args if scalar_of(call.args[1]) is not None else call.args[::-1]
+    number = scalar_of(bound)
+    if number is None or np.isnan(number) or shape_of(x) != shape_of(call):
+        return None
+    return (x, number, float("inf")) if name == "relax.maximum" else (x, float("-inf"), number)
+
+
+def _confined(integers: relax.Expr, low: np.ndarray, high: np.ndarray, scope: Scope) -> relax.Expr:
+    """The integers from ``low`` to ``high``, in shapes that broadcast; the ends of their type bound nothing."""
+    dtype = dtype_of(integers)
+    limits = np.iinfo(dtype)
+    for bound, end, operator in ((low, limits.min, op.maximum), (high, limits.max, op.minimum)):
+        if (bound != end).any():
+            integers = operator(scope.emit(integers), constant(bound, dtype))
+    return integers
+
+
+def after_clip(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``clip(dequantize(q)) --> dequantize(clip(q))`` where that is the same for each of the few integers."""
+    clipped = _clipped(call, scope)
+    found = dequantised(clipped[0], scope) if clipped is not None else None
+    if clipped is None or found is None or not found.affine.single or found.dtype not in _BYTES:
+        return None
+    limits = np.iinfo(found.dtype)
+    integers = np.arange(limits.min, limits.max + 1)
+    numbers = (integers - found.affine.zero.item()).astype(np.float32) * found.affine.scale
+    expected = np.clip(numbers, np.float32(clipped[1]), np.float32(clipped[2]))
+    kept = integers[expected == numbers]
+    if not kept.size or not np.array_equal(numbers[np.clip(integers, kept[0], kept[-1]) - limits.min], expected):
+        return None
+    return _dequantise(scope.emit(_confined(found.data, kept[0], kept[-1], scope)), found.affine, found.dtype)
 
 
 def after_padding(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -161,15 +198,21 @@ def undone(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return before.data if here.same(before.affine) else None
 
 
-def rectified(call: relax.Call, scope: Scope) -> relax.Expr | None:
-    """``quantize(relu(x)) --> quantize(x)`` where zero is the least integer."""
-    here, relu = affine_of(call), scope.call(call.args[0], "nn.relu")
-    dtype = dtype_of(call)
-    if here is None or relu is None or dtype not in ("uint8", "int8"):
+def before_clip(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """``quantize(clip(x, a, b)) --> clip(quantize(x), quantize(a), quantize(b))``; where others read the clipped
+    numbers too, only if nothing is left to clip."""
+    here, clipped, dtype = affine_of(call), _clipped(call.args[0], scope), dtype_of(call)
+    if here is None or clipped is None or dtype not in _BYTES:
         return None
-    if not (here.zero == np.iinfo(dtype).min).all():
+    limits = np.iinfo(dtype)
+    with np.errstate(over="ignore"):
+        low, high = (np.clip(np.rint(np.float32(bound) / here.scale) + here.zero, limits.min, limits.max)
+                     for bound in clipped[1:])
+    if not scope.once(call.args[0]) and ((low != limits.min).any() or (high != limits.max).any()):
         return None
-    return relax.Call(call.op, [relu.args[0], *call.args[1:]], call.attrs, call.ty_args)
+    integers = scope.emit(relax.Call(call.op, [clipped[0], *call.args[1:]], call.attrs, call.ty_args))
+    rank = len(shape_of(call))
+    return _confined(integers, spread(low, here.axis, rank), spread(high, here.axis, rank), scope)
 
 
 def constant_moved(call: relax.Call, scope: Scope) -> relax.Expr | None:
@@ -187,10 +230,10 @@ RULES: Rules = {
     **{f"relax.{name}": (after_movement,) for name in _MOVERS if name != "permute_dims"},
     "relax.permute_dims": (constant_moved, after_movement),
     "relax.nn.max_pool2d": (after_maximum,),
-    "relax.nn.relu": (after_rectifier,),
+    **dict.fromkeys(("relax.clip", "relax.maximum", "relax.minimum", "relax.nn.relu"), (after_clip,)),
     "relax.nn.pad": (after_padding,),
     "relax.concat": (after_concat,),
-    "relax.quantize": (undone, rectified, before_concat),
+    "relax.quantize": (undone, before_clip, before_concat),
 }
 
 MoveQuantisation = rewrite_pass("MoveQuantisation", RULES)

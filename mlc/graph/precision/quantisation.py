@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax
 
@@ -18,9 +20,12 @@ __all__ = ["Quantisation"]
 _CALLS = ("relax.quantize", "relax.dequantize")
 
 
-def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
+def Quantisation(
+    target: Target, options: CompileOptions = DEFAULT_OPTIONS, tidy: Sequence[tvm.transform.Pass] = ()
+) -> tvm.transform.Pass:
     """Module pass: quantising moves and cancels, and products of 8-bit operands add up integers, unless the
-    ``options`` forbid it, where that is priced to be faster. Activations are uint8 on CPUs and int8 on GPUs.
+    ``options`` forbid it, where that is priced to be faster. Activations are uint8 on CPUs and int8 on GPUs. ``tidy``
+    are passes that make convolutions of images, which integer products are for, of others.
 
     Models without a ``quantize`` or ``dequantize`` come back as they are, unsearched: most models have none.
     """
@@ -32,7 +37,7 @@ def Quantisation(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> t
             return mod
         products = (IntegerProducts(priced(target, options)), SpellOutQuantisation, Rescale) if options.integers else ()
         activations = SignedActivations if target.kind == "cuda" else UnsignedActivations
-        for each in (activations, MoveQuantisation, *products):
+        for each in (activations, *tidy, MoveQuantisation, *products):
             mod = each(mod)
         return mod
 

@@ -27,7 +27,7 @@ _INTEGERS = ("uint8", "int8")
 #: from where on a number is not surely an int32, rounding errors of what says so included
 _INT32 = 2.0**31 * 0.999
 #: operators of an epilogue that the scale of what they give moves past, or that stop nothing
-_EPILOGUE = ("add", "clip", "maximum", "minimum", "multiply", "nn.relu", "reshape", "subtract")
+_EPILOGUE = ("add", "clip", "maximum", "minimum", "multiply", "nn.relu", "permute_dims", "reshape", "subtract")
 
 
 def quantise(call: relax.Call, scope: Scope) -> relax.Expr | None:

@@ -178,9 +178,9 @@ class _Widening:
         return self._wide(expr) if isinstance(expr, relax.Var) else expr
 
     def _rounded(self, cast: relax.Call, x: relax.Expr) -> relax.Expr:
-        """A cast that the model has: one to 16 bits rounds."""
+        """A cast that the model has: one to 16 bits rounds, but for integers of 8 bits, which both types hold."""
         dtype = dtype_of(cast)
-        if dtype in _NARROW and dtype_of(cast.args[0]) != dtype:
+        if dtype in _NARROW and dtype_of(cast.args[0]) not in (dtype, "int8", "uint8"):
             return relax.op.astype(self._cast(x, dtype), "float32")
         return relax.op.astype(x, "float32" if dtype in _NARROW else dtype)
 

@@ -10,9 +10,9 @@ After: ``x``.
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+from tvm import relax
 
-from mlc.graph.ir.constants import scalar_of
+from mlc.graph.ir.constants import number_of, scalar_of
 from mlc.graph.ir.rewrite import PROJECTION, Rules, Scope, dtype_of, is_constant, op_name, rewrite_pass, shape_of
 from mlc.graph.kernels.resize import is_exact
 from mlc.operators import OPERATORS, relax_where
@@ -123,16 +123,11 @@ def magnitude(call: relax.Call, scope: Scope) -> relax.Expr | None:
 def clipped_twice(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``clip(clip(x, a, b), c, d) --> clip(x, clip(a, c, d), clip(b, c, d))``."""
     inner = scope.call(call.args[0], "clip")
-    bounds = [_number(bound) for each in (inner, call) if each is not None for bound in each.args[1:]]
+    bounds = [number_of(bound) for each in (inner, call) if each is not None for bound in each.args[1:]]
     numbers = [bound for bound in bounds if bound is not None]
     if inner is None or len(numbers) != 4 or numbers[0] > numbers[1] or numbers[2] > numbers[3]:
         return None
     return relax.op.clip(inner.args[0], *(min(max(bound, numbers[2]), numbers[3]) for bound in numbers[:2]))
-
-
-def _number(expr: relax.Expr) -> float | None:
-    value = getattr(expr, "value", None)
-    return getattr(value, "value", value) if isinstance(value, float | int | tirx.IntImm | tirx.FloatImm) else None
 
 
 def chosen(call: relax.Call, scope: Scope) -> relax.Expr | None:

@@ -10,9 +10,9 @@ before                                         after
 ``image(x[N, H * W, C])``, and back            ``permute_dims(reshape(x, [N, H, W, C]))``
 =============================================  ======================================================
 
-``image`` makes ``[N, C, H, W]`` by a transpose and a reshape after it. Everything that is known about images then holds
-for them: blocked layouts, register tiles along the row. Reshapes are views and move on past elementwise operators
-(:mod:`mlc.graph.simplify.sinking`).
+Kernels are constant, be it as integers that are dequantised. ``image`` makes ``[N, C, H, W]`` by a transpose and a
+reshape after it. Everything that is known about images then holds for them: blocked layouts, register tiles along the
+row. Reshapes are views and move on past elementwise operators (:mod:`mlc.graph.simplify.sinking`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tvm.relax import op
 from mlc.graph.ir.constants import constant
 from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.rewrite import Rules, Scope, rewrite_pass, shape_of
+from mlc.graph.ir.weights import Weight
 
 __all__ = ["LiftToImages"]
 
@@ -45,11 +46,11 @@ def _along_row(pads: Sequence[int]) -> list[int]:
 
 def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``conv1d(x, K) --> reshape(conv2d(reshape(x), K'))`` for constant kernels."""
-    data, attrs, kernel = call.args[0], call.attrs, scope.array(call.args[1])
+    data, attrs, kernel = call.args[0], call.attrs, Weight.of(call.args[1], scope)
     if kernel is None or (attrs.data_layout, attrs.kernel_layout) != ("NCW", "OIW"):
         return None
     image = op.nn.conv2d(
-        _image(data, scope), constant(kernel[:, :, None]), strides=[1, int(attrs.strides[0])],
+        _image(data, scope), kernel.with_elements(kernel.array[:, :, None], scope), strides=[1, int(attrs.strides[0])],
         padding=_along_row(attrs.padding), dilation=[1, int(attrs.dilation[0])], groups=int(attrs.groups),
         out_dtype=attrs.out_dtype,
     )

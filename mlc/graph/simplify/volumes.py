@@ -30,6 +30,7 @@ from tvm.relax import op
 from mlc.graph.ir.constants import constant
 from mlc.graph.ir.movement import permutation
 from mlc.graph.ir.rewrite import Rules, Scope, dtype_of, rewrite_pass, shape_of
+from mlc.graph.ir.weights import Weight
 
 __all__ = ["SliceVolumes"]
 
@@ -108,19 +109,21 @@ def _slice(images: relax.Expr, first: int, depth: _Depth, scope: Scope) -> relax
 
 def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """``conv3d(x, K) --> conv2d(windows of x, K')`` for constant kernels."""
-    attrs, kernel = call.attrs, scope.array(call.args[1])
-    if kernel is None or (attrs.data_layout, attrs.kernel_layout) != ("NCDHW", "OIDHW"):
+    attrs, weight = call.attrs, Weight.of(call.args[1], scope)
+    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCDHW", "OIDHW"):
         return None
+    kernel = weight.array
     depth = _depth(call, kernel.shape[2])
     if not depth.taps:
         return None
     images, groups = _images(call.args[0], scope), int(attrs.groups)
     _, top, left, _, bottom, right = (int(p) for p in attrs.padding)
 
-    def image(data: relax.Expr, weight: np.ndarray) -> relax.Expr:
+    def image(data: relax.Expr, elements: np.ndarray) -> relax.Expr:
         return op.nn.conv2d(
-            data, constant(weight), strides=[int(s) for s in attrs.strides[1:]], padding=[top, left, bottom, right],
-            dilation=[int(d) for d in attrs.dilation[1:]], groups=groups, out_dtype=attrs.out_dtype,
+            data, weight.with_elements(elements, scope), strides=[int(s) for s in attrs.strides[1:]],
+            padding=[top, left, bottom, right], dilation=[int(d) for d in attrs.dilation[1:]], groups=groups,
+            out_dtype=attrs.out_dtype,
         )
 
     windows = _windows(images, depth, 0.0, scope)

@@ -227,6 +227,56 @@ def test_weights_in_blocks_stay_integers() -> None:
     assert str(weights.ty.dtype) == "int8" and weights.value.numpy().min() == -8 and weights.value.numpy().max() == 7
 
 
+#: the numbers of bitsandbytes' two tables, in steps of 1/192 and as the paper on NF4 lists them
+_CODES = (np.array([0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48]) / 192, np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]))
+
+
+def _bnb4_case(kind: int, rows: int, columns: int, turned: int, dtype: Any = np.float32) -> Case:
+    rng, block, size = np.random.default_rng(18), 16, rows * columns
+    codes = rng.permutation(np.resize(np.arange(16), size)).astype("uint8")
+    largest = rng.uniform(0.5, 2, -(-size // block)).astype(dtype)
+    even = np.append(codes, np.zeros(size % 2, "uint8"))
+    weights = (_CODES[kind][codes] * np.repeat(_wide(largest), block)[:size]).reshape(rows, columns)
+    x = rng.standard_normal((2, 3, columns if turned else rows)).astype(dtype)
+    constants = {"b": even[::2] << 4 | even[1::2], "m": largest}
+    return Case("MatMulBnb4", "x b m", {"x": x}, constants, (np.dtype(dtype).name, 3),
+                lambda: _wide(x) @ (weights.T if turned else weights),
+                {"N": rows, "K": columns, "block_size": block, "quant_type": kind, "transB": turned},
+                here=bool(turned) and dtype == np.float32)  # its kernel takes K for N where nothing is turned
+
+
+@pytest.mark.parametrize(("rows", "columns", "turned"), [(6, 32, 1), (7, 40, 1), (3, 5, 1), (6, 40, 0)])
+@pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
+def test_weights_in_tables(kind: int, rows: int, columns: int, turned: int) -> None:
+    """Blocks go on from row to row, and the last may be short."""
+    case = _bnb4_case(kind, rows, columns, turned)
+    np.testing.assert_allclose(_numbers(case), case.wanted(), rtol=1e-5, atol=1e-5)
+    case = _bnb4_case(kind, rows, columns, turned, np.float16)
+    np.testing.assert_allclose(_numbers(case), case.wanted(), rtol=2**-10, atol=1e-3)
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"b": np.zeros(15, "uint8")}, r"B must be uint8 of \[96\] for 6 rows of 32 numbers, got uint8 of \[15\]"),
+    ({"m": np.ones(11, "float32")}, r"absmax must be of \[12\], one for each block, got \[11\]; quantise"),
+    ({"m": np.full(12, np.inf, "float32")}, "absmax must be finite, got inf; quantise the weights again"),
+    ({"quant_type": 2}, "quant_type must be 0 or 1, got 2; quantise the weights again"),
+    ({"block_size": 24}, "block_size must be a power of two of at least 16, got 24; quantise it again"),
+    ({"block_size": None}, "its inputs and attributes must be those of the operator .*; export the model again"),
+])
+def test_tables_that_do_not_fit(changed: Mapping[str, Any], message: str) -> None:
+    case = _bnb4_case(1, 6, 32, 1)
+    constants = {name: changed.get(name, array) for name, array in case.constants.items()}
+    attributes = {name: changed.get(name, value) for name, value in case.attributes.items()}
+    given = {name: value for name, value in attributes.items() if value is not None}
+    node = helper.make_node("MatMulBnb4", ["x", "b", "m"], ["y"], name="lin", domain=MICROSOFT, **given)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(model_of([node], case.feeds, constants, {"y": ("float32", 3)}, opset=17))
+    assert "\n" not in str(caught.value) and "lin" in str(caught.value)
+
+
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("mask", ["", "lengths", "places"])
 def test_attention(mask: str, causal: int) -> None:
@@ -427,7 +477,7 @@ def test_an_order_that_is_that_of_the_blocks() -> None:
     load_model(_blocks_model({"g": np.arange(64, dtype="int32") // 32}))
 
 
-@pytest.mark.parametrize("operator", ["DynamicQuantizeLSTM", "QLinearBinary"])
+@pytest.mark.parametrize("operator", ["DynamicQuantizeGRU", "QLinearBinary"])
 def test_others_are_refused(operator: str) -> None:
     x = np.ones((2, 3), "float32")
     model = model_of([helper.make_node(operator, ["x"], ["y"], domain=MICROSOFT)], {"x": x}, {}, {"y": ("float32", 2)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -10,11 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from quantised_nodes import extremes, imported_numbers, model_of, operators
+from quantised_nodes import extremes, imported_numbers, model_of, onnxruntime_numbers, operators
 
 import mlc
 from mlc.errors import ModelError
 from mlc.frontend import load_model
+from mlc.graph.ir.rewrite import bindings, op_name
+from mlc.graph.pipeline import lower
+from mlc.target import resolve
 from mlc.testing.targets import runs
 
 #: a tie between two integers at every step, ends that saturate, and beyond what int32 holds
@@ -139,6 +143,67 @@ def test_integers_of_less_than_8_bits(dtype: str) -> None:
     assert operators(model)[:2] == ["relax.reshape", "relax.astype"], "the weights must stay integers"
 
 
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_scale_of_16_bits_for_each_block(dtype: Any, zero: bool) -> None:
+    """Each product is rounded to 16 bits once, whatever the integers' zero points are."""
+    rng = np.random.default_rng(15)
+    x = extremes(rng, (8, 12), "int8")
+    constants = {"x": x, "s": (rng.uniform(0.1, 0.5, (2, 12)) * rng.choice([-1, 1], (2, 12))).astype(dtype)}
+    if zero:
+        constants["z"] = extremes(rng, (2, 12), "int8")
+    node = helper.make_node("DequantizeLinear", list(constants), ["w"], axis=0, block_size=4)
+    whole = helper.make_node("Mul", ["one", "w"], ["y"])
+    model = model_of([node, whole], {"one": np.ones((8, 12), dtype)}, constants, {"y": (np.dtype(dtype).name, 2)})
+    feeds = {"one": np.ones((8, 12), dtype)}
+    zeros = np.repeat(constants["z"], 4, axis=0) if zero else np.zeros((8, 12))
+    wanted = (x.astype("float64") - zeros) * np.repeat(constants["s"], 4, axis=0).astype("float64")
+    np.testing.assert_array_equal(imported_numbers(model, feeds)[0], wanted.astype(dtype))
+
+
+def _weights_of_4_bits(kind: Any, dtype: Any, axis: int, block: int) -> tuple[onnx.ModelProto, np.ndarray, np.ndarray]:
+    """A product with weights of 4 bits, its data, and the result in float64; ``block`` 0 is a scale for each column."""
+    rng, info = np.random.default_rng(16), ml_dtypes.iinfo(kind)
+    shape = (512, 256) if axis == 0 else (256, 512)
+    of_columns = [1 if i == axis else extent for i, extent in enumerate(shape)]
+    scales = [extent // block if i == axis else extent for i, extent in enumerate(shape)] if block else of_columns
+    weights = rng.integers(info.min, info.max, shape, endpoint=True).astype(kind)
+    steps = rng.uniform(0.01, 0.1, scales).astype(dtype)
+    zeros = rng.integers(info.min, info.max, scales, endpoint=True).astype(kind)
+    every = [np.repeat(a.astype("float64"), block or 512, axis=axis) for a in (steps, zeros)]
+    x = rng.standard_normal((3, 512)).astype(dtype)
+    exact = (weights.astype("float64") - every[1]) * every[0]
+    given = {"axis": axis, "block_size": block} if block else {"axis": 1 - axis}
+    constants = {"w": weights, "s": steps if block else steps.ravel(), "z": zeros if block else zeros.ravel()}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], **given),
+             *([helper.make_node("Transpose", ["d"], ["t"])] if axis else []),
+             helper.make_node("MatMul", ["x", "t" if axis else "d"], ["y"])]
+    model = model_of(nodes, {"x": x}, constants, {"y": (np.dtype(dtype).name, 2)}, opset=23)
+    return model, x, x.astype("float64") @ (exact.T if axis else exact)
+
+
+@pytest.mark.parametrize(("kind", "axis", "block"), [("int4", 0, 32), ("uint4", 1, 64), ("int4", 0, 0),
+                                                     ("uint4", 1, 0)])
+def test_weights_of_4_bits_with_scales_of_16_take_4_bits(kind: str, axis: int, block: int, tmp_path: Path) -> None:
+    sizes = []
+    for dtype in (np.float32, np.float16):
+        model, x, wanted = _weights_of_4_bits(getattr(ml_dtypes, kind), dtype, axis, block)
+        exe = mlc.compile(model, log=False)
+        (found,) = exe(x)
+        np.testing.assert_allclose(found.astype("float64"), wanted, rtol=1.01 * 2**-11, atol=1e-4)
+        exe.save(tmp_path / "model.so")
+        sizes.append((tmp_path / "model.so").stat().st_size)
+    assert sizes[1] < sizes[0] + 512 * 256 // 8, "a copy in 16 bits would have four times as many bytes as the integers"
+
+
+def test_weights_of_4_bits_with_blocks_of_bfloat16_take_4_bits() -> None:
+    model, x, wanted = _weights_of_4_bits(ml_dtypes.int4, ml_dtypes.bfloat16, 0, 32)
+    exe = mlc.compile(model, log=False)
+    np.testing.assert_allclose(exe(x)[0].astype("float64"), wanted, rtol=1.01 * 2**-8, atol=1e-4)
+    taken = sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"])
+    assert taken <= 512 * 256 // 2 + 2 * 4 * 512 // 32 * 256
+
+
 def test_weights_that_are_quantised_in_the_model_become_integers() -> None:
     rng = np.random.default_rng(5)
     x, w = (rng.standard_normal(shape).astype("float32") for shape in ((2, 8), (8, 3)))
@@ -221,6 +286,87 @@ def test_a_vector_by_a_quantised_matrix(rank: int) -> None:
     for target in ("native", "x86-64-v3") if runs("x86-64-v3") else ("native",):
         apart = np.abs(mlc.compile(model, target=target, log=False)(a)[0].astype("int32") - wanted)
         assert apart.max() <= 1 and (apart > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize(("scale", "zero_point"), [(6 / 255, 0), (0.04, 20)])
+def test_clipped_convolutions_are_kernels_of_integers(scale: float, zero_point: int) -> None:
+    """The bottleneck of a MobileNet, its ``Clip`` to six before each ``QuantizeLinear``."""
+    rng = np.random.default_rng(14)
+    constants = {"xs": np.float32(0.05), "xz": np.uint8(120), "low": np.float32(0), "six": np.float32(6),
+                 "s": np.float32(scale), "z": np.uint8(zero_point)}
+    nodes, given = [helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["q"])], ["q", "xs", "xz"]
+    for i, shape in enumerate(((16, 8, 1, 1), (16, 1, 3, 3), (8, 16, 1, 1))):
+        constants |= {f"w{i}": extremes(rng, shape, "int8"), f"ws{i}": rng.uniform(2e-3, 6e-3, shape[0]).astype("f")}
+        nodes += [helper.make_node("DequantizeLinear", given, [f"d{i}"]),
+                  helper.make_node("DequantizeLinear", [f"w{i}", f"ws{i}"], [f"v{i}"], axis=0),
+                  helper.make_node("Conv", [f"d{i}", f"v{i}"], [f"c{i}"], group=16 // shape[1] if i == 1 else 1,
+                                   pads=[shape[2] // 2] * 4),
+                  helper.make_node("Clip", [f"c{i}", "low", "six"], [f"r{i}"]),
+                  helper.make_node("QuantizeLinear", [f"r{i}", "s", "z"], [f"q{i}"])]
+        given = [f"q{i}", "s", "z"]
+    x = (3 * rng.standard_normal((1, 8, 14, 14))).astype("float32")
+    model = model_of(nodes, {"x": x}, constants, {"q2": ("uint8", 4)})
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    assert {zero_point, round(6 / scale) + zero_point} <= set(wanted.ravel().tolist()), "both bounds must be met"
+    apart = np.abs(mlc.compile(model, log=False)(x)[0].astype(int) - wanted)
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+    lowered = lower(load_model(model).mod, resolve("native", threads=2)).module
+    calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
+    assert {str(call.ty.dtype) for call in calls} == {"uint8"}, "no kernel may write floats"
+
+
+@pytest.mark.parametrize("form", ["pair", "operator", "integers"])
+@pytest.mark.parametrize(("shape", "filters", "attributes"), [
+    ((2, 8, 33), (12, 8, 3), {"pads": [1, 2], "strides": [2]}),
+    ((2, 8, 33), (12, 4, 3), {"group": 2, "dilations": [3]}),
+    ((2, 16, 40), (16, 1, 5), {"group": 16, "pads": [2, 2]}),
+    ((1, 8, 6, 7, 9), (12, 8, 3, 3, 2), {"pads": [1, 1, 0, 1, 2, 1], "strides": [2, 1, 1]}),
+    ((2, 8, 5, 6, 7), (12, 4, 1, 3, 3), {"group": 2}),
+], ids=["line", "groups", "depthwise", "volume", "images"])
+def test_convolutions_of_lines_and_volumes_are_kernels_of_integers(
+    shape: tuple[int, ...], filters: tuple[int, ...], attributes: dict[str, Any], form: str
+) -> None:
+    """As a pair of ``DequantizeLinear`` around ``Conv``, as ``QLinearConv`` and as ``ConvInteger``, with a border of
+    the zero point and a bias."""
+    rng = np.random.default_rng(17)
+    x, w = extremes(rng, shape, "uint8"), extremes(rng, filters, "int8")
+    steps = rng.uniform(0.001, 0.002, filters[0]).astype("float32")
+    constants = {"xs": np.float32(0.02), "xz": np.uint8(117), "w": w, "ws": steps, "wz": np.zeros(filters[0], "int8"),
+                 "ys": np.float32(0.03), "yz": np.uint8(130), "b": rng.integers(-9999, 9999, filters[0], "int32")}
+    if form == "pair":
+        constants["bs"] = constants["xs"] * steps
+        nodes = [helper.make_node("DequantizeLinear", ["x", "xs", "xz"], ["d"]),
+                 helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["v"], axis=0),
+                 helper.make_node("DequantizeLinear", ["b", "bs"], ["c"], axis=0),
+                 helper.make_node("Conv", ["d", "v", "c"], ["r"], **attributes),
+                 helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["y"])]
+    elif form == "operator":
+        nodes = [helper.make_node("QLinearConv", ["x", *constants], ["y"], **attributes)]
+    else:
+        nodes = [helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], **attributes)]
+    model = model_of(nodes, {"x": x}, constants, {"y": ("int32" if form == "integers" else "uint8", len(shape))})
+    (wanted,) = onnxruntime_numbers(model, {"x": x})
+    apart = np.abs(mlc.compile(model, log=False)(x)[0].astype(int) - wanted)
+    assert len(np.unique(wanted)) > 100 and apart.max() <= (form != "integers") and (apart > 0).mean() < 0.01
+    lowered = lower(load_model(model).mod, resolve("native", threads=2)).module
+    calls = [b.value for b in bindings(lowered["main"]) if op_name(b.value) == "relax.call_tir"]
+    assert "float32" not in {str(call.ty.dtype) for call in calls}, "no kernel may write floats"
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 6.0), (-1.0, 3.3), (0.3, None), (None, 2.0)])
+@pytest.mark.parametrize(("scale", "zero_point"), [(0.05, 3), (0.031, 100)])
+def test_clipping_quantised_numbers_is_exact(bounds: tuple[float, float], scale: float, zero_point: int) -> None:
+    """Of all bytes, on to the same scale and to another."""
+    every = np.arange(256, dtype="uint8").reshape(16, 16)
+    constants = {"s": np.float32(0.05), "z": np.uint8(3), "t": np.float32(scale), "y": np.uint8(zero_point)}
+    constants |= {name: np.float32(bound) for name, bound in zip("lh", bounds, strict=True) if bound is not None}
+    nodes = [helper.make_node("DequantizeLinear", ["x", "s", "z"], ["d"]),
+             helper.make_node("Clip", ["d", *(name if name in constants else "" for name in "lh")], ["c"]),
+             helper.make_node("QuantizeLinear", ["c", "t", "y"], ["q"])]
+    model = model_of(nodes, {"x": every}, constants, {"q": ("uint8", 2)})
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": every})
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(every)[0], wanted)
+    assert len(np.unique(wanted)) > 5
 
 
 _IMAGE = np.zeros((2, 6, 4), "float32")

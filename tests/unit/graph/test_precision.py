@@ -46,6 +46,10 @@ def dequantise(b: relax.BlockBuilder, q: relax.Expr, scale: float, zero: int) ->
     return b.emit(op.dequantize(q, relax.const(scale, "float32"), relax.const(zero, dtype_of(q)), 0))
 
 
+#: as float32 holds it
+SCALE = np.float32(0.03)
+
+
 def image(b: relax.BlockBuilder, x: relax.Expr, zero: int = 3, dtype: str = "uint8") -> relax.Expr:
     """``x`` as quantised numbers."""
     return dequantise(b, quantise(b, x, 0.03, zero, dtype), 0.03, zero)
@@ -98,8 +102,32 @@ MOVED: dict[str, tuple[Body, list[str]]] = {
                                       ["negative", "quantize", "quantize", "concat", "dequantize"]),
     "quantised after a rectifier": (lambda b, x: image(b, b.emit(op.nn.relu(x)), 0), ["quantize", "dequantize"]),
     "quantised after a rectifier that counts": (lambda b, x: image(b, b.emit(op.nn.relu(x)), 9),
-                                                ["nn.relu", "quantize", "dequantize"]),
+                                                ["quantize", "maximum", "dequantize"]),
+    "clipped at what integers stand for": (lambda b, x: confined(b, image(b, x, 90), 0.0, 45 * SCALE),
+                                           ["quantize", "maximum", "minimum", "dequantize"]),
+    "clipped beyond what integers stand for": (lambda b, x: confined(b, image(b, x, 0), 0.0, 7.7),
+                                               ["quantize", "dequantize"]),
+    "clipped between what integers stand for": (lambda b, x: confined(b, image(b, x), 0.0, 1.0),
+                                                ["quantize", "maximum", "dequantize", "minimum"]),
+    "quantised after clipping": (lambda b, x: image(b, confined(b, x, -1.0, 3.021), 60),
+                                 ["quantize", "maximum", "minimum", "dequantize"]),
+    "quantised after clipping to its own range": (lambda b, x: image(b, b.emit(op.clip(x, 0, 7.7)), 0),
+                                                  ["quantize", "dequantize"]),
+    "clipped between two": (lambda b, x: image(b, b.emit(op.clip(image(b, x), -0.5, 1.0)), 4),
+                            ["quantize", "dequantize", "quantize", "minimum", "dequantize"]),
+    "clipped for others too": (lambda b, x: clipped_for_two(b, x), ["minimum", "quantize", "dequantize", "add"]),
 }
+
+
+def confined(b: relax.BlockBuilder, x: relax.Expr, low: float, high: float) -> relax.Expr:
+    """As the ONNX importer has ``Clip``; a bound may be on either side."""
+    above = b.emit(op.maximum(x, relax.const(low, "float32")))
+    return b.emit(op.minimum(relax.const(high, "float32"), above))
+
+
+def clipped_for_two(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    six = b.emit(op.minimum(x, relax.const(1.02, "float32")))
+    return b.emit(op.add(image(b, six), six))
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -110,6 +138,30 @@ def test_quantising_moves_and_cancels_bit_for_bit(name: str) -> None:
     assert operators(moved) == expected
     assert_same(mod, moved, numbers(2, 4, 6, 5))
     assert SpellOutQuantisation(moved).same_as(moved), "only the results of products may be rounded otherwise"
+
+
+@pytest.mark.parametrize("bounds", [(-0.125, 0.375), (-0.375, 0.625), (-0.625, 6.0), (-31.8, 40.0), (0.0, 70.0)])
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_clipping_half_way_between_steps_is_rounded_as_the_model_says(
+    dtype: str, channels: bool, bounds: tuple[float, float]
+) -> None:
+    """Bounds and numbers that are ties between two integers, to even, at either parity of the zero point."""
+    zeros = np.array([3, 4, 99] if channels else 3, dtype)
+    scales = np.full(zeros.shape, 0.25, "float32")
+
+    def body(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        other = confined(b, x, *bounds)
+        return b.emit(op.quantize(other, relax.const(scales), relax.const(zeros), 1, dtype))
+
+    mod = network((2, 3, 1024), body)
+    moved = MoveQuantisation(mod)
+    assert operators(moved)[0] == "quantize"
+    x = np.broadcast_to(np.arange(-512, 512, dtype="float32") / 8, (2, 3, 1024)).copy()
+    assert_same(mod, moved, x)
+    wanted = np.rint(np.clip(x, *bounds) / 0.25) + zeros.reshape(-1, 1).astype("float32")
+    limits = np.iinfo(dtype)
+    np.testing.assert_array_equal(evaluate(moved, x)[0], np.clip(wanted, limits.min, limits.max))
 
 
 def test_means_of_integers_that_lie_half_way_are_rounded_as_the_model_says() -> None:
