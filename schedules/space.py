@@ -94,7 +94,8 @@ class Space(abc.ABC):
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
         """Seconds that arithmetic on the machine gives decisions; None for a space that has none but for the order of
-        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so."""
+        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so. Raises
+        :class:`InvalidDecision` for decisions that do not fit the machine."""
         return None
 
     @abc.abstractmethod

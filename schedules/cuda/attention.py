@@ -93,8 +93,10 @@ class Attention(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu, tiles = gpu_machine(target), self.tiles(**decisions)
-        return estimate(tiles, _known(func), gpu, resident) / gpu.hz
+        gpu, tiles, heads = gpu_machine(target), self.tiles(**decisions), _known(func)
+        misfit = _misfit(tiles, heads, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tiles, heads, gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         heads = _known(sch.mod["main"])

@@ -112,6 +112,8 @@ class TiledContraction(CudaSpace):
         if contraction is None:
             return None
         tile = Tile(**{f.name: decisions[f.name] for f in fields(Tile)})
+        misfit = _misfit(tile, contraction, gpu)
+        require(misfit is None, str(misfit))
         return estimate(tile, contraction, gpu, resident) / _LANES / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:

@@ -211,8 +211,10 @@ class TensorCoreGemm(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu = gpu_machine(target)
-        return estimate(WarpTile(**decisions), *_known(func), gpu, resident) / gpu.hz
+        gpu, tile, (contraction, kind) = gpu_machine(target), WarpTile(**decisions), _known(func)
+        misfit = _misfit(tile, contraction, kind, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tile, contraction, kind, gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         contraction, kind = _known(sch.mod["main"])

@@ -90,8 +90,10 @@ class WarpgroupGemm(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu = gpu_machine(target)
-        return estimate(_tile(decisions), bool(decisions["persistent"]), _known(func), gpu, resident) / gpu.hz
+        gpu, tile = gpu_machine(target), _tile(decisions)
+        misfit = _misfit(tile, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tile, bool(decisions["persistent"]), _known(func), gpu, resident) / gpu.hz
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         require(available(target), f"products of warpgroups need sm_90a, got {target.attrs['arch']}")
