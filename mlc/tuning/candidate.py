@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
@@ -159,7 +159,10 @@ class TaskSpace:
         if self.task.target.kind == "llvm":
             return None
         seconds = self.price(candidate.point)
-        return None if seconds is None else SpaceFeatures(seconds, candidate.point)
+        if seconds is None:
+            return None
+        asked = self.space.footprint(self.task.func, self.target, candidate.decisions)
+        return SpaceFeatures(seconds, candidate.point, **(asdict(asked) if asked is not None else {}))
 
     def price(self, point: Point) -> float | None:
         """Seconds that the space gives a point by arithmetic; None where it has no price, or the point does not fit the
