@@ -46,8 +46,12 @@ _DECISIONS = 12
 LOOP_FEATURES = tuple(f"nest{i}.{name}" for i in range(NESTS) for name in _NEST_NAMES) + tuple(
     f"total.{name}" for name in _TOTAL_NAMES
 )
+#: what a space says that a candidate asks of a GPU
+_FOOTPRINT = ("threads", "registers", "shared_bytes", "resident", "occupancy", "under_way", "stages", "cluster",
+              "tensor_cores")
 #: all of them; the others are what the candidate's space says, 0 where nothing is asked of it
-FEATURES = (*LOOP_FEATURES, "space.seconds", *(f"space.decision{i}" for i in range(_DECISIONS)))
+FEATURES = (*LOOP_FEATURES, "space.seconds", *(f"space.decision{i}" for i in range(_DECISIONS)),
+            *(f"space.{name}" for name in _FOOTPRINT))
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,30 @@ class SpaceFeatures:
     """What a candidate's space says of it where the loops do not: products on tensor cores, stages of copies and the
     order of blocks are marks on a loop nest, written out when it is lowered.
 
-    ``seconds`` is the space's price, ``decisions`` its knobs' values in their order.
+    ``seconds`` is the space's price, ``decisions`` its knobs' values in their order. The others are reckoned, 0 where
+    the space says nothing of them: a block's ``threads``, the ``registers`` of each and its ``shared_bytes``, how many
+    blocks are ``resident`` on a multiprocessor and the part of its threads that they are (``occupancy``), the bytes of
+    operands that these have ``under_way`` at most, the ``stages`` of their copies, the blocks of a ``cluster``, and
+    whether ``tensor_cores`` multiply.
     """
 
     seconds: float
     decisions: tuple[int, ...]
+    threads: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
+    resident: int = 0
+    occupancy: float = 0.0
+    under_way: int = 0
+    stages: int = 0
+    cluster: int = 0
+    tensor_cores: bool = False
 
     def vector(self) -> list[float]:
         """The entries of a feature vector."""
         known = [_log(abs(value)) for value in self.decisions[:_DECISIONS]]
-        return [_time(self.seconds), *known, *([0.0] * (_DECISIONS - len(known)))]
+        return [_time(self.seconds), *known, *([0.0] * (_DECISIONS - len(known))),
+                *(_log(getattr(self, name)) for name in _FOOTPRINT)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -164,6 +165,20 @@ class Compilation:
                              lowered.filters)
             lookup = None if log is None else partial(_chosen, log)
             return compile_module(lowered.module, self.target, lookup, meta)
+
+    def stand_in(self, log: LogReader | None = None) -> Executable:
+        """What a GPU computes of the graph that ``log`` makes for it, by this machine's CPU: as exact, and slow.
+
+        Raises what :meth:`build` does, where the CPU has no schedule for a function too.
+        """
+        from mlc.artifact import ModelMeta, compile_module
+        from mlc.artifact.stand_in import for_cpu
+        from mlc.target import resolve
+
+        meta = ModelMeta(self.model.name, self.model.inputs, self.model.outputs, self.model.states)
+        with _one_at_a_time(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is slow
+            return compile_module(for_cpu(self.lowered(log).module, self.target), resolve("native"), None, meta)
 
     def rank(self, log: TuningLog, options: TuneOptions, *, on_event: Listener | None = None) -> TuneReport:
         """Compile promising schedules for a GPU and keep what the compiler says of each in ``log``; nothing is run.

@@ -20,10 +20,11 @@ from schedules.analysis import walk
 from schedules.errors import InvalidDecision
 from schedules.free import deciding, usual_function
 from schedules.lockstep import Lockstep
+from schedules.machine import GpuMachine
 from schedules.reducers import register
 
 __all__ = [
-    "Decisions", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
+    "Decisions", "Footprint", "InvalidDecision", "Knob", "Pick", "Space", "best_seed", "feasible_seeds", "first_seed",
     "schedule_with", "unshared",
 ]
 
@@ -61,6 +62,37 @@ class Pick:
         return int(self._sch.get(rv))
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """What decisions ask of a GPU, reckoned before a compiler has seen them.
+
+    A block has ``threads`` of so many ``registers`` and ``shared_bytes``; ``resident`` blocks fit a multiprocessor,
+    whose threads they are the part ``occupancy`` of. These have at most ``under_way`` bytes of their operands on the
+    way, in ``stages`` of which one is computed with; ``cluster`` blocks share what they copy.
+    """
+
+    threads: int
+    registers: int
+    shared_bytes: int
+    resident: int
+    occupancy: float
+    under_way: int
+    stages: int
+    cluster: int
+    tensor_cores: bool
+
+    @staticmethod
+    def of(
+        gpu: GpuMachine, threads: int, registers: int, shared_bytes: int, stages: int, stage_bytes: int,
+        *, cluster: int = 1, tensor_cores: bool,
+    ) -> Footprint:
+        """Of blocks whose stages have so many bytes; with one stage, these come while nothing is computed."""
+        resident = max(1, gpu.resident(threads, registers, shared_bytes))
+        return Footprint(
+            threads, registers, shared_bytes, resident, resident * threads / gpu.threads_per_multiprocessor,
+            resident * max(1, stages - 1) * stage_bytes, stages, cluster, tensor_cores)
+
+
 class Space(abc.ABC):
     """How one kind of computation may be scheduled on one kind of target.
 
@@ -94,7 +126,14 @@ class Space(abc.ABC):
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
         """Seconds that arithmetic on the machine gives decisions; None for a space that has none but for the order of
-        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so."""
+        its seeds. ``resident`` is how many blocks a multiprocessor holds, where a compiler has said so. Raises
+        :class:`InvalidDecision` for decisions that do not fit the machine."""
+        return None
+
+    def footprint(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions
+    ) -> Footprint | None:
+        """What decisions that fit the machine ask of a GPU; None for a space that says nothing of it."""
         return None
 
     @abc.abstractmethod

@@ -244,12 +244,12 @@ class Executable:
 
     def _run_into(self, into: Callable[..., Any], tensors: Sequence[Any], outs: Sequence[Any], place: Place) -> None:
         result = self._run(into, (*tensors, *outs))
-        for spec, tensor, out in zip(self.outputs, self._made(result), outs, strict=True):
+        for index, (spec, tensor, out) in enumerate(zip(self.outputs, self._made(result), outs, strict=True)):
             if spec.free and tuple(tensor.shape) != tuple(out.shape):
                 raise InputError(f"output {spec.name} must have shape {list(map(int, tensor.shape))} for these inputs, "
                                  f"got {list(map(int, out.shape))}; give an array of that shape")
             if tensor.data_ptr() != out.data_ptr():
-                place.copy(tensor, out)
+                place.copy(index, tensor, out)
 
     def _times(
         self, main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int
@@ -284,7 +284,7 @@ class Executable:
                              "compile the model again")
 
     def _collected(self, result: Any, place: Place) -> list[np.ndarray]:
-        arrays = [place.left(tensor) for tensor in self._made(result)]
+        arrays = place.left(self._made(result))
         if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise self._otherwise()
         return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]

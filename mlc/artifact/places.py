@@ -37,11 +37,11 @@ class Place(Protocol):
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of the code as it is to be called."""
 
-    def left(self, tensor: Any) -> np.ndarray:
-        """An output as an array; it shares the tensor's memory where that is this machine's."""
+    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+        """The outputs as arrays; they share the tensors' memory where that is this machine's."""
 
-    def copy(self, tensor: Any, out: Any) -> None:
-        """Copy an output of the code into a tensor of the caller's, and wait for the end of it."""
+    def copy(self, index: int, tensor: Any, out: Any) -> None:
+        """Copy output ``index`` of the code into a tensor of the caller's, and wait for the end of it."""
 
     def synchronise(self) -> None:
         """Wait until everything that was started has ended."""
@@ -64,10 +64,10 @@ class CpuPlace:
     def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
-    def left(self, tensor: Any) -> np.ndarray:
-        return array_of(tensor)
+    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+        return [array_of(tensor) for tensor in tensors]
 
-    def copy(self, tensor: Any, out: Any) -> None:
+    def copy(self, index: int, tensor: Any, out: Any) -> None:
         runtime.function("runtime.TVMTensorCopyFromTo")(tensor, out)
 
     def synchronise(self) -> None:
@@ -78,9 +78,10 @@ class CudaPlace:
     """Inputs and outputs have buffers on the GPU, the same in each call, which is what a graph of kernels asks for
     (:mod:`mlc.artifact.capture`).
 
-    What lies in this machine's memory goes to the GPU by way of page-locked memory, which copies need not wait for;
-    tensors of the GPU's are copied there. Everything runs on the default stream, after what the caller's current
-    stream (``tvm_ffi.use_torch_stream``) had to do, and is awaited.
+    What lies in this machine's memory goes to the GPU and comes back by way of page-locked memory, which copies need
+    not wait for; tensors of the GPU's are copied there. Everything runs on the default stream, where TVM's copies are.
+    Of a tensor on the GPU, that stream waits for what the caller's current one (``tvm_ffi.use_torch_stream``) has to
+    do; other memory, which that may still write to, is read here, and so it is awaited here. So are results.
 
     Raises :class:`mlc.errors.ArtifactError` where the machine has no GPU that runs code for ``archs``.
     """
@@ -93,30 +94,39 @@ class CudaPlace:
 
         self._device = require_gpu(archs)
         self._buffers: dict[int, Any] = {}
-        self._staged: dict[int, tuple[np.ndarray, Any]] = {}
+        self._staged: dict[tuple[str, int], tuple[np.ndarray, Any]] = {}
         self._weights: list[Any] = []
         self._copy = runtime.function("runtime.TVMTensorCopyFromTo")
+        self._wait = runtime.function("runtime.Device_StreamSyncFromTo")
 
     def entered(self, index: int, tensor: Any) -> Any:
         import tvm_ffi
 
+        there = is_on_gpu(tensor)
         if stream := tvm_ffi.get_raw_stream(self._device):
-            self._device.sync(stream)
+            if there:
+                self._wait(self._device, stream, 0)
+            else:
+                self._device.sync(stream)
         shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
         buffer = self._buffers.get(index)
         if buffer is None or tuple(buffer.shape) != shape:
             buffer = self._buffers[index] = _allocated(shape, dtype, self._device)
-        self._copy(tensor if is_on_gpu(tensor) else self._page_locked(index, tensor), buffer)
+        if not there:
+            array, locked = self._page_locked("input", index, tensor)
+            np.copyto(array, array_of(tensor))  # the call before has ended, and so have its copies
+            tensor = locked
+        self._copy(tensor, buffer)
         return buffer
 
-    def _page_locked(self, index: int, tensor: Any) -> Any:
-        """The same in memory that the GPU reads by itself. The call before has ended, and so have its copies."""
-        staged = self._staged.get(index)
+    def _page_locked(self, kind: str, index: int, tensor: Any) -> tuple[np.ndarray, Any]:
+        """Memory for an input or output that the GPU reads and writes by itself, as an array and as a tensor; the same
+        in each call."""
+        staged = self._staged.get((kind, index))
         if staged is None or tuple(staged[1].shape) != tuple(tensor.shape):
             locked = _allocated(tuple(map(int, tensor.shape)), str(tensor.dtype), page_locked())
-            staged = self._staged[index] = array_of(locked), locked
-        np.copyto(staged[0], array_of(tensor))
-        return staged[1]
+            staged = self._staged[kind, index] = array_of(locked), locked
+        return staged
 
     def weights(self, tensors: Sequence[Any]) -> Sequence[Any]:
         if not self._weights:
@@ -139,15 +149,28 @@ class CudaPlace:
 
         return on_default_stream
 
-    def left(self, tensor: Any) -> np.ndarray:
-        host = empty_tensor(tuple(map(int, tensor.shape)), str(tensor.dtype))
-        self._copy(tensor, host)
+    def left(self, tensors: Sequence[Any]) -> list[np.ndarray]:
+        staged = [self._fetched(index, tensor) for index, tensor in enumerate(tensors)]
+        arrays = [array_of(empty_tensor(tuple(map(int, each.shape)), str(each.dtype))) for each in tensors]
         self.synchronise()
-        return array_of(host)
+        for array, held in zip(arrays, staged, strict=True):
+            np.copyto(array, held)
+        return arrays
 
-    def copy(self, tensor: Any, out: Any) -> None:
-        self._copy(tensor, out)
+    def copy(self, index: int, tensor: Any, out: Any) -> None:
+        if is_on_gpu(out):
+            self._copy(tensor, out)
+            self.synchronise()
+            return
+        held = self._fetched(index, tensor)
         self.synchronise()
+        np.copyto(array_of(out), held)
+
+    def _fetched(self, index: int, tensor: Any) -> np.ndarray:
+        """Where an output is when what was started has ended."""
+        array, locked = self._page_locked("output", index, tensor)
+        self._copy(tensor, locked)
+        return array
 
     def synchronise(self) -> None:
         self._device.sync()

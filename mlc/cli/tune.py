@@ -95,7 +95,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
     document: dict[str, Any] = {
         "model": args.model, "target": target.canonical, "threads": target.threads, "log": str(log),
         "warning": busy, **report.to_json(),
-        **({} if report.untimed else _precision(args, model, target, here and report.reason != "interrupted")),
+        **_precision(args, model, target, report, here and report.reason != "interrupted"),
     }
     if report.reason == "interrupted":
         document["resume"] = resume_command(args)
@@ -105,17 +105,19 @@ def _execute(args: argparse.Namespace) -> Outcome:
     )
 
 
-def _precision(args: argparse.Namespace, model: ModelArgument, target: Target, compiled: bool) -> dict[str, Any]:
+def _precision(
+    args: argparse.Namespace, model: ModelArgument, target: Target, report: TuneReport, compiled: bool
+) -> dict[str, Any]:
     """What the precision costs the model as it is tuned now, if it may be ``compiled`` to see: where this machine has
-    measured it, and nobody waits for the command to end."""
+    measured it, or has not the GPU, and nobody waits for the command to end."""
     from mlc import api
 
     exe = None
-    if args.precision != "f32" and compiled:
+    if args.precision != "f32" and compiled and not report.untimed:
         exe = api.compile(model.source(), target=target, log=args.log, shapes=options.shapes(args),
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
                           integers=args.integers, precision=args.precision)
-    return precision.facts(args, model, target, exe)
+    return precision.facts(args, model, target, exe, wait=compiled)
 
 
 def refuse_nothing(report: TuneReport, log: object) -> None:

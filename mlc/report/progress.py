@@ -17,6 +17,7 @@ from mlc.report import format as fmt
 from mlc.report.session import SessionView, TaskView
 from mlc.report.tables import fitted
 from mlc.tuning.events import (
+    BatchCompiled,
     BatchMeasured,
     Event,
     Finished,
@@ -109,7 +110,8 @@ class LiveTable:
         name = f"> {task.plan.name}" if task.plan.key == self.view.active else f"  {task.plan.name}"
         share = f"{100 * self.view.share(task):.0f}%" if self.view.used(task) else "not used"
         reached = "-" if task.fraction is None else f"{100 * task.fraction:.0f}%"
-        cells = (name, task.plan.weight, task.trials, fmt.seconds(task.best), reached, share, fmt.factor(task.gain),
+        best = f"~ {fmt.seconds(task.expected)}" if task.expected else fmt.seconds(task.best)
+        cells = (name, task.plan.weight, task.trials, best, reached, share, fmt.factor(task.gain),
                  kind)
         return tuple(Text(str(cell), style=_STYLE.get(kind, "")) for cell in cells)
 
@@ -135,6 +137,10 @@ def line(event: Event, view: SessionView) -> str:
             failed = f", failed: {_counts(event.failures)}" if event.failures else ""
             return (f"{fmt.duration(event.elapsed):>7}  {event.name}: trial {event.task_trials}, best "
                     f"{fmt.seconds(event.best_seconds)}{gain}{failed}; {_model(view)}{_left(event.eta)}")
+        case BatchCompiled():
+            refused = f", refused: {sum(event.failures.values())}" if event.failures else ""
+            return (f"{fmt.duration(event.elapsed):>7}  {event.name}: {event.task_trials} compiled, best ~ "
+                    f"{fmt.seconds(event.expected_seconds)}{refused}; {_model(view)}{_left(event.eta)}")
         case TaskStopped(reason="untimed"):
             return f"{'':>7}  {event.name}: untimed, {event.trials} candidates compiled"
         case TaskStopped():

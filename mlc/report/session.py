@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
+from mlc.tuning.events import (
+    BatchCompiled,
+    BatchMeasured,
+    Event,
+    Finished,
+    SessionStarted,
+    TaskConfirmed,
+    TaskPlan,
+    TaskStopped,
+)
 from mlc.tuning.report import TuneReport
 
 __all__ = ["SessionView", "TaskView"]
@@ -13,19 +22,21 @@ __all__ = ["SessionView", "TaskView"]
 
 @dataclass
 class TaskView:
-    """One task as the events have told it. Seconds are of one call, None while unknown."""
+    """One task as the events have told it. Seconds are of one call, None while unknown; ``expected`` are those of
+    arithmetic, where nothing is run."""
 
     plan: TaskPlan
     trials: int = 0
     best: float | None = None
+    expected: float | None = None
     default: float | None = None
     failures: dict[str, int] = field(default_factory=dict)
     state: str = "waiting"
 
     @property
     def cost(self) -> float:
-        """Seconds in one run of the model; the roofline's while nothing is measured."""
-        return self.plan.weight * (self.plan.roofline_seconds if self.best is None else self.best)
+        """Seconds in one run of the model; the roofline's while nothing is known."""
+        return self.plan.weight * (self.best or self.expected or self.plan.roofline_seconds)
 
     @property
     def fraction(self) -> float | None:
@@ -70,6 +81,12 @@ class SessionView:
                 self.spent_trials = event.spent_trials
             case BatchMeasured():
                 self._batch(event)
+                task = self.tasks[event.task]
+                task.best, task.default = event.best_seconds, event.default_seconds
+                self.default_latency = event.default_latency
+            case BatchCompiled():
+                self._batch(event)
+                self.tasks[event.task].expected = event.expected_seconds
             case TaskStopped():
                 self.tasks[event.task].state = event.reason
             case TaskConfirmed():
@@ -145,12 +162,10 @@ class SessionView:
         """The tasks, the model's costliest first, then the alternatives that it does not use."""
         return sorted(self.tasks.values(), key=lambda t: (not self.used(t), -t.cost, t.plan.name))
 
-    def _batch(self, event: BatchMeasured) -> None:
+    def _batch(self, event: BatchMeasured | BatchCompiled) -> None:
         if self.active in self.tasks and self.tasks[self.active].state == "tuning":
             self.tasks[self.active].state = ""  # has had a turn and may have another
         task = self.tasks[event.task]
         task.trials, task.state, task.failures = event.task_trials, "tuning", event.failures
-        task.best, task.default = event.best_seconds, event.default_seconds
-        self.active, self.trials = event.task, event.trials
-        self.latency, self.default_latency = event.latency, event.default_latency
+        self.active, self.trials, self.latency = event.task, event.trials, event.latency
         self.elapsed, self.eta = event.elapsed, event.eta

@@ -15,6 +15,7 @@
 
 using Work = std::function<void()>;
 extern "C" int device_start(void* stream, Work* work);
+extern "C" char* device_block(const void* address, size_t* size);
 
 #ifdef DRIVER
 struct Config {
@@ -52,7 +53,7 @@ int cuGetErrorString(int, const char** text) { *text = "the emulated driver refu
 namespace {
 constexpr int kInvalid = 1, kOutOfMemory = 2, kIllegalInCapture = 900;
 using Graph = std::vector<Work>;
-struct Counts { int64_t started, graphs, replayed, copies, held; } counts;  // `held` bytes
+struct Counts { int64_t started, graphs, replayed, copies, held, pageable, stalls, waits; } counts;  // `held` bytes
 std::map<char*, size_t> blocks;
 void* capturing;  // the stream whose work goes into `graph`
 Graph* graph;
@@ -81,6 +82,8 @@ int copy(void* to, const void* from, size_t size, void* stream) {
   // null is the default stream, which a capture of another must not wait for
   if (capturing && (stream == capturing || !stream)) return kIllegalInCapture;
   counts.copies++;
+  size_t known;
+  counts.pageable += !device_block(to, &known) || !device_block(from, &known);
   std::memmove(to, from, size);
   return 0;
 }
@@ -128,9 +131,10 @@ int cudaStreamCreate(void** stream) { return *stream = stream_handles + streams+
 int cudaStreamCreateWithFlags(void** stream, unsigned) { return cudaStreamCreate(stream); }
 int cudaStreamDestroy(void*) { return 0; }
 int cudaStreamSynchronize(void* stream) {
+  counts.stalls += stream != nullptr;
   return capturing && (stream == capturing || !stream) ? kIllegalInCapture : 0;
 }
-int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cudaStreamWaitEvent(void* stream, void*, unsigned) { return counts.waits += !stream, 0; }
 int cudaStreamBeginCapture(void* stream, int) {
   if (capturing || !stream) return kIllegalInCapture;
   return capturing = stream, graph = new Graph, 0;

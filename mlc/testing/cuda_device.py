@@ -26,13 +26,18 @@ _loaded: list[Any] = []
 
 class Counts(NamedTuple):
     """What happened since the process began: kernels ``started`` one by one, ``graphs`` launched and the kernels
-    ``replayed`` by them, and ``copies`` of memory, of which so many bytes are ``held``."""
+    ``replayed`` by them, and ``copies`` of memory, of which so many bytes are ``held``. ``pageable`` copies have an end
+    in memory that is not CUDA's; ``stalls`` are waits of the host for a stream that is not the default one, ``waits``
+    those of the default stream for an event."""
 
     started: int
     graphs: int
     replayed: int
     copies: int
     held: int
+    pageable: int
+    stalls: int
+    waits: int
 
     def since(self, before: Counts) -> Counts:
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
@@ -58,7 +63,7 @@ def install(folder: Path) -> None:
 
 def counts() -> Counts:
     """What the GPU has done so far."""
-    values = (ctypes.c_int64 * 5)()
+    values = (ctypes.c_int64 * len(Counts._fields))()
     _loaded[0].device_counts(values)
     return Counts(*values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
 from math import prod
@@ -142,7 +142,7 @@ class TaskSpace:
 
     def realise(self, point: Point) -> Candidate | None:
         """The candidate at ``point``, or None where the space cannot carry it out."""
-        decisions = {knob.name: value for knob, value in zip(self.knobs, point, strict=True)}
+        decisions = self._decisions(point)
         try:
             sch = schedule_with(self.space, self.task.func, self.target, decisions)
         except InvalidDecision:
@@ -158,11 +158,22 @@ class TaskSpace:
         price. On CPUs the loops say everything."""
         if self.task.target.kind == "llvm":
             return None
+        seconds = self.price(candidate.point)
+        if seconds is None:
+            return None
+        asked = self.space.footprint(self.task.func, self.target, candidate.decisions)
+        return SpaceFeatures(seconds, candidate.point, **(asdict(asked) if asked is not None else {}))
+
+    def price(self, point: Point) -> float | None:
+        """Seconds that the space gives a point by arithmetic; None where it has no price, or the point does not fit the
+        machine."""
         try:
-            seconds = self.space.price(self.task.func, self.target, candidate.decisions)
+            return self.space.price(self.task.func, self.target, self._decisions(point))
         except InvalidDecision:
             return None
-        return None if seconds is None else SpaceFeatures(seconds, candidate.point)
+
+    def _decisions(self, point: Point) -> dict[str, int]:
+        return {knob.name: value for knob, value in zip(self.knobs, point, strict=True)}
 
     def recall(self, record: Record) -> Candidate | None:
         """The candidate that a record is about, without its schedule; None where it is not of this space."""

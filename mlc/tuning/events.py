@@ -10,8 +10,8 @@ from mlc.measure.fleet import DeviceStatus
 from mlc.tuning.report import Outcome, TuneReport
 
 __all__ = [
-    "BatchMeasured", "Event", "Finished", "FleetChanged", "Listener", "SessionStarted", "TaskConfirmed", "TaskPlan",
-    "TaskStopped",
+    "BatchCompiled", "BatchMeasured", "Event", "Finished", "FleetChanged", "Listener", "SessionStarted",
+    "TaskConfirmed", "TaskPlan", "TaskStopped",
 ]
 
 
@@ -82,6 +82,26 @@ class BatchMeasured(_Json):
 
 
 @dataclass(frozen=True)
+class BatchCompiled(_Json):
+    """Candidates of one task have been compiled for a GPU that is not here, and recorded.
+
+    ``expected_seconds`` are what the best so far takes by arithmetic, ``latency`` the whole model, None while unknown;
+    ``failures`` counts the task's candidates that are refused. The others are as in :class:`BatchMeasured`.
+    """
+
+    task: str
+    name: str
+    task_trials: int
+    trials: int
+    expected_seconds: float | None
+    latency: float | None
+    failures: dict[str, int]
+    elapsed: float
+    eta: float | None
+    best_decisions: dict[str, int]
+
+
+@dataclass(frozen=True)
 class TaskStopped(_Json):
     """No more trials for this task: ``flat`` (batches that gained nothing), ``roofline`` (next to its bound),
     ``beaten`` (an alternative is faster), ``exhausted`` (nothing left to try), ``failing``, ``untimed`` (its candidates
@@ -122,5 +142,5 @@ class Finished:
         return {"event": "Finished", **self.report.to_json()}
 
 
-Event = SessionStarted | BatchMeasured | TaskStopped | TaskConfirmed | FleetChanged | Finished
+Event = SessionStarted | BatchMeasured | BatchCompiled | TaskStopped | TaskConfirmed | FleetChanged | Finished
 Listener = Callable[[Event], None]

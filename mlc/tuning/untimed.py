@@ -1,10 +1,14 @@
 """Tuning for a GPU that is not there: candidates in the order of their analytic price, judged by what the compiler and
 the disassembler say of them.
 
-Each space puts its seeds in order by arithmetic on the machine. That arithmetic guesses what a compiler will make of a
-candidate; here the guess is replaced by what it made. A kernel that spills registers, keeps arrays on the stack, waits
-for each of its products, fits no multiprocessor or lacks the instructions that its space is for is refused, and the
-price of the others is reckoned anew with as many blocks a multiprocessor as their registers and shared memory allow.
+Each space prices its points by arithmetic on the machine (:mod:`mlc.tuning.priced`), or at least puts its seeds in
+order. That arithmetic guesses what a compiler will make of a candidate; here the guess is replaced by what it made. A
+kernel that spills registers, keeps arrays on the stack, waits for each of its products, fits no multiprocessor or lacks
+the instructions that its space is for is refused, and the price of the others is reckoned anew with as many blocks a
+multiprocessor as their registers and shared memory allow.
+
+A run with a number of trials shares them out, the dearest functions first; one with a time goes round the functions
+until it is over, or until no candidate is left whose price is near that of the best.
 
 What comes out was never run: its records are *untimed*, and a build takes one only where no time is known.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import tvm
@@ -31,23 +35,27 @@ from mlc.log.store import TuningLog
 from mlc.measure.measurer import MeasureResult
 from mlc.target import Target
 from mlc.tuning.candidate import Candidate, TaskSpace
-from mlc.tuning.events import Finished, Listener, SessionStarted, TaskPlan, TaskStopped
+from mlc.tuning.events import BatchCompiled, Finished, Listener, SessionStarted, TaskPlan, TaskStopped
 from mlc.tuning.journal import Journal
 from mlc.tuning.options import TuneOptions
-from mlc.tuning.report import TaskReport, TuneReport
+from mlc.tuning.priced import by_price
+from mlc.tuning.report import TaskReport, TuneReport, finite, latency
 from schedules.space import Space
 
 __all__ = ["inspect", "need_compiler", "objection", "rank_tasks"]
 
-#: candidates of a task that are compiled where no budget says how many
+#: candidates of a task that are compiled in its turn where no number of trials says how many; without any budget each
+#: task has one turn
 _USUAL = 4
+#: a candidate whose price is so many times the best one's is not compiled: what a compiler says moves prices by less
+_WORSE = 1.25
 
 
 def rank_tasks(
     tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, on_event: Listener | None = None
 ) -> TuneReport:
     """Compile the most promising candidates of each task, as many as the budget of ``options`` has, the tasks whose
-    bounds are dearest first; every candidate is in ``log`` when an event tells of its task.
+    bounds are dearest first; every candidate is in ``log`` when an event tells of its batch.
 
     Raises what :func:`need_compiler` does.
     """
@@ -64,7 +72,7 @@ def need_compiler(target: Target) -> None:
 
 
 def inspect(candidate: Candidate, target: tvm.target.Target) -> list[Kernel]:
-    """What the compiler makes of a candidate's kernels, for the least of the target's architectures.
+    """What the compiler makes of a candidate's kernels, for each of the target's architectures.
 
     Raises what TVM raises for a candidate that it cannot lower, and :class:`mlc.errors.BuildError` where the compiler
     refuses it.
@@ -80,7 +88,7 @@ def inspect(candidate: Candidate, target: tvm.target.Target) -> list[Kernel]:
 
     with code_generation(target, [shared], keep) as single:
         tvm.compile(tvm.IRModule({"main": func}), target=single, tir_pipeline=pipeline(single))
-    return kernels(sources[-1], architectures(target)[0], shared.bytes)
+    return [each for arch in architectures(target) for each in kernels(sources[-1], arch, shared.bytes)]
 
 
 def objection(found: Sequence[Kernel], space: Space) -> str:
@@ -95,30 +103,59 @@ def objection(found: Sequence[Kernel], space: Space) -> str:
         if not each.blocks:
             return (f"no block of {each.name} fits a multiprocessor: {each.threads} threads of {each.registers} "
                     f"registers, {each.shared_bytes} bytes of shared memory")
-    readable = any(each.instructions for each in found)  # there is a disassembler
-    if readable and space.opcodes and not any(each.count(opcode) for each in found for opcode in space.opcodes):
-        return f"there is no {' or '.join(space.opcodes)} in the machine code"
-    return ""
+    if not space.opcodes or not any(each.instructions for each in found):  # there is no disassembler
+        return ""
+    lacking = {each.arch for each in found} - {
+        each.arch for each in found if any(map(each.count, space.opcodes))}
+    return f"there is no {' or '.join(space.opcodes)} in the machine code for {min(lacking)}" if lacking else ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Ranked:
-    """A task's space, its bound, and what the log has of candidates."""
+    """A task's space, its bound, what the log has of candidates, and what this run adds."""
 
     space: TaskSpace
     bound: Roofline
     known: list[Record]
+    records: list[Record] = field(default_factory=list)
+    seconds: float = 0.0
+    #: why nothing more of it is compiled
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        self._untried = self._candidates()
 
     @property
     def cost(self) -> float:
         """Seconds in one run of the model, at the least."""
         return self.space.task.weight * self.bound.seconds
 
-    def untried(self) -> Iterator[Candidate]:
-        """The space's seeds, best first, that can be scheduled and of which the log has nothing."""
+    @property
+    def expected(self) -> float:
+        """Seconds of the best candidate by the latest reckoning."""
+        best = untimed_of([*self.known, *self.records])
+        return best.expected if best is not None else math.inf
+
+    @property
+    def failures(self) -> dict[str, int]:
+        failed = sum(bool(record.failure) for record in self.records)
+        return {"build": failed} if failed else {}
+
+    def next(self, count: int) -> Iterator[Candidate]:
+        """The next candidates."""
+        return islice(self._untried, count)
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Those whose price is near the best one's, that can be scheduled, of which the log has nothing, and whose code
+        no other has."""
         known = [record.decisions for record in self.known if record.space == self.space.space.name]
-        for candidate in map(self.space.realise, self.space.seeds()):
-            if candidate is not None and candidate.decisions not in known:
+        codes = set[int]()
+        for price, point in by_price(self.space):
+            if price > _WORSE * max(self.expected, self.bound.seconds):
+                continue
+            candidate = self.space.realise(point)
+            if candidate is not None and candidate.decisions not in known and candidate.code not in codes:
+                codes.add(candidate.code)
                 yield candidate
 
     def plan(self) -> TaskPlan:
@@ -126,13 +163,12 @@ class _Ranked:
         return TaskPlan(task.key, task.name, task.weight, space.space.name, len(space.knobs), space.size,
                         self.bound.seconds, len(self.known), task.choice)
 
-    def report(self, records: Sequence[Record], seconds: float, stopped: str) -> TaskReport:
-        task, failed = self.space.task, sum(bool(record.failure) for record in records)
-        best = untimed_of([*self.known, *records])
+    def report(self) -> TaskReport:
+        task = self.space.task
         return TaskReport(
-            task.key, task.name, task.weight, self.space.space.name, len(records), seconds, math.inf, math.inf,
-            self.bound.seconds, {"build": failed} if failed else {}, stopped,
-            "untimed" if best is not None else "unconfirmed", task.choice, best.expected if best else math.inf,
+            task.key, task.name, task.weight, self.space.space.name, len(self.records), self.seconds, math.inf,
+            math.inf, self.bound.seconds, self.failures, self.stopped,
+            "untimed" if math.isfinite(self.expected) else "unconfirmed", task.choice, self.expected,
         )
 
 
@@ -140,7 +176,7 @@ class _Ranking:
     def __init__(
         self, tasks: Sequence[Task], target: Target, log: TuningLog, options: TuneOptions, emit: Listener
     ) -> None:
-        self._emit = emit
+        self._emit, self._options = emit, options
         self._journal = Journal(log, tasks, target, options)
         every = [_Ranked(TaskSpace(task), analyse(task.func, target.tvm),
                          [record for key in reversed(task.keys) for record in log.records(key)]) for task in tasks]
@@ -148,39 +184,70 @@ class _Ranking:
 
     def run(self) -> TuneReport:
         """The whole run; see :func:`rank_tasks`."""
-        journal, reports = self._journal, list[TaskReport]()
+        journal = self._journal
         self._emit(SessionStarted(
             journal.session, tuple(each.plan() for each in self._tasks), journal.trials_left, journal.seconds_left,
             journal.spent_trials, journal.spent_seconds,
         ))
-        reason = "finished"
         try:
-            for place, each in enumerate(self._tasks):
-                reports.append(self._ranked(each, len(self._tasks) - place))
+            reason = self._rank()
         except KeyboardInterrupt:
             reason = "interrupted"
-        else:
-            reason = next((r.stopped for r in reports if r.stopped in ("trials", "seconds")), reason)
+        for each in self._tasks:
+            each.stopped = each.stopped or ("untimed" if each.records else reason)
+            task = each.space.task
+            self._emit(TaskStopped(task.key, task.name, each.stopped, len(each.records), None))
+        reports = tuple(each.report() for each in self._tasks)
         journal.finish(reason, {report.key: report.stopped for report in reports})
-        report = TuneReport(reason, journal.session, journal.trials, journal.elapsed, journal.records, tuple(reports))
+        report = TuneReport(reason, journal.session, journal.trials, journal.elapsed, journal.records, reports)
         self._emit(Finished(report))
         return report
 
-    def _ranked(self, each: _Ranked, left: int) -> TaskReport:
-        """Compile candidates of a task, where ``left`` with it have the rest of the budget."""
-        journal, began = self._journal, time.monotonic()
-        trials = journal.trials_left
-        count = _USUAL if trials is None else math.ceil(trials / left)
-        stopped, records = "untimed" if count else "trials", list[Record]()
-        for candidate in islice(each.untried(), count):
-            if journal.seconds_left is not None and journal.seconds_left <= 0:
-                stopped = "seconds"
+    def _rank(self) -> str:
+        """Give each task its turn, and others as long as the budget has something left; why that ended."""
+        bounded = self._options.trials is not None or self._options.seconds is not None
+        waiting = list(self._tasks)
+        while waiting:
+            for place, each in enumerate(waiting):
+                trials = self._journal.trials_left
+                if spent := self._spent():
+                    return spent
+                count = _USUAL if trials is None else math.ceil(trials / (len(waiting) - place))
+                try:
+                    self._compile(each, count)
+                except Exception as error:  # a defect in a space or in TVM costs this task, not the run
+                    each.stopped = f"broken: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+            waiting = [each for each in waiting if not each.stopped and bounded]
+        return self._spent() or "finished"
+
+    def _spent(self) -> str:
+        """The budget of which nothing is left; empty while there is some."""
+        if self._journal.seconds_left is not None and self._journal.seconds_left <= 0:
+            return "seconds"
+        return "trials" if self._journal.trials_left == 0 else ""
+
+    def _compile(self, each: _Ranked, count: int) -> None:
+        """A task's turn of so many candidates, or of fewer where time is over or no others are left."""
+        began, before = time.monotonic(), len(each.records)
+        for candidate in each.next(count):
+            each.records.append(self._compiled(each, candidate))
+            self._journal.append(each.records[-1:])
+            if self._spent() == "seconds":
                 break
-            records.append(self._compiled(each, candidate))
-            journal.append(records[-1:])
-        task = each.space.task
-        self._emit(TaskStopped(task.key, task.name, stopped, len(records), None))
-        return each.report(records, time.monotonic() - began, stopped)
+        else:
+            each.stopped = "untimed" if len(each.records) < before + count else ""
+        each.seconds += time.monotonic() - began
+        if len(each.records) > before:
+            self._emit(self._event(each))
+
+    def _event(self, each: _Ranked) -> BatchCompiled:
+        task, journal = each.space.task, self._journal
+        best = untimed_of([*each.known, *each.records])
+        model = latency((t.space.task.choice, t.space.task.weight * t.expected) for t in self._tasks)
+        return BatchCompiled(
+            task.key, task.name, len(each.records), journal.trials, finite(each.expected), model, each.failures,
+            journal.elapsed, journal.seconds_left, dict(best.decisions) if best is not None else {},
+        )
 
     def _compiled(self, each: _Ranked, candidate: Candidate) -> Record:
         """The record of a candidate that was compiled and not run; one that is refused has its price too."""

@@ -24,7 +24,7 @@ from schedules.cuda.heads import GROUPS_MARK, MARK, Heads, boxed, grouped, heads
 from schedules.cuda.online import Online, Tiles
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["MOST_FEATURES", "Attention", "ExactAttention", "TensorFloatAttention", "WarpgroupAttention", "available",
            "expanded"]
@@ -93,8 +93,16 @@ class Attention(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu, tiles = gpu_machine(target), self.tiles(**decisions)
-        return estimate(tiles, _known(func), gpu, resident) / gpu.hz
+        gpu, tiles, heads = gpu_machine(target), self.tiles(**decisions), _known(func)
+        misfit = _misfit(tiles, heads, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tiles, heads, gpu, resident) / gpu.hz
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint:
+        gpu, tiles, heads = gpu_machine(target), self.tiles(**decisions), _known(func)
+        stage = tiles.keys * (heads.depth + heads.features) * heads.bits // 8
+        return Footprint.of(gpu, tiles.launched, tiles.launched_registers(heads), tiles.shared_bytes(heads),
+                            tiles.stages, stage, tensor_cores="FFMA" not in self.opcodes)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         heads = _known(sch.mod["main"])

@@ -19,8 +19,8 @@ from tvm import s_tir, tirx
 
 from schedules.cuda.common import CudaSpace, bind_leaves, ceil_div, limits, require
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
-from schedules.machine import GpuMachine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.machine import GpuMachine, gpu_machine
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["Cut", "Tile", "TiledContraction", "TiledGemm", "pad", "parts_cycles", "split_sum"]
 
@@ -112,7 +112,17 @@ class TiledContraction(CudaSpace):
         if contraction is None:
             return None
         tile = Tile(**{f.name: decisions[f.name] for f in fields(Tile)})
+        misfit = _misfit(tile, contraction, gpu)
+        require(misfit is None, str(misfit))
         return estimate(tile, contraction, gpu, resident) / _LANES / gpu.hz
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint | None:
+        contraction = contraction_of(func)
+        if contraction is None:
+            return None
+        tile = Tile(**{f.name: decisions[f.name] for f in fields(Tile)})
+        shared = tile.shared_bytes(contraction.bits)
+        return Footprint.of(gpu_machine(target), tile.threads, tile.registers, shared, 1, shared, tensor_cores=False)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         contraction = contraction_of(sch.mod["main"])

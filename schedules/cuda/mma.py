@@ -39,7 +39,7 @@ from schedules.cuda.contraction import (
 from schedules.cuda.gemm import Cut, pad, parts_cycles, split_sum
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["TensorCoreGemm", "WarpTile", "fills_tiles"]
 
@@ -211,8 +211,15 @@ class TensorCoreGemm(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu = gpu_machine(target)
-        return estimate(WarpTile(**decisions), *_known(func), gpu, resident) / gpu.hz
+        gpu, tile, (contraction, kind) = gpu_machine(target), WarpTile(**decisions), _known(func)
+        misfit = _misfit(tile, contraction, kind, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tile, contraction, kind, gpu, resident) / gpu.hz
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint:
+        gpu, tile, (contraction, kind) = gpu_machine(target), WarpTile(**decisions), _known(func)
+        shared = tile.shared_bytes(kind, _across(contraction), paneled=_in_panels(tile, contraction))
+        return Footprint.of(gpu, tile.threads, tile.registers, shared, tile.stages, tile.stage_bytes, tensor_cores=True)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         contraction, kind = _known(sch.mod["main"])

@@ -25,7 +25,7 @@ from schedules.cuda.product import MARK, Product, marked, plain, product_of
 from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["KNOBS", "WarpgroupGemm", "expanded"]
 
@@ -90,8 +90,15 @@ class WarpgroupGemm(CudaSpace):
     def price(
         self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
     ) -> float | None:
-        gpu = gpu_machine(target)
-        return estimate(_tile(decisions), bool(decisions["persistent"]), _known(func), gpu, resident) / gpu.hz
+        gpu, tile = gpu_machine(target), _tile(decisions)
+        misfit = _misfit(tile, gpu)
+        require(misfit is None, str(misfit))
+        return estimate(tile, bool(decisions["persistent"]), _known(func), gpu, resident) / gpu.hz
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint:
+        gpu, tile = gpu_machine(target), _tile(decisions)
+        return Footprint.of(gpu, tile.threads, tile.registers, tile.shared_bytes, tile.stages, tile.stage_bytes,
+                            cluster=tile.cluster, tensor_cores=True)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         require(available(target), f"products of warpgroups need sm_90a, got {target.attrs['arch']}")

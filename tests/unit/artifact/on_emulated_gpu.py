@@ -121,12 +121,14 @@ def on_device() -> dict[str, Any]:
     copy(out, back)
     facts = {"error": error([runtime.array_of(back)], case.reference(x)), "streams": given.streams, **counts}
     with tvm_ffi.use_raw_stream(GPU, 12345):  # whatever stream is current, the graph runs on the default one
-        facts["other_stream"] = error(exe(there), case.reference(x))
+        facts["other_stream"], after = counted(lambda: error(exe(there), case.reference(x)))
+        _, before = counted(lambda: exe(x))
+        facts |= {f"waits_of_{name}": [n["stalls"], n["waits"]] for name, n in (("gpu", after), ("host", before))}
     flat = runtime.view(there, (24, 5), "float32")
     facts["refused"] = [refusal(lambda: exe(flat)), refusal(lambda: exe.run([there], [there]))]
     host = exe.empty_outputs()
-    exe.run([x], host)
-    facts["host"] = error(host, case.reference(x))
+    _, into = counted(lambda: exe.run([x], host))
+    facts |= {"host": error(host, case.reference(x)), "host_pageable": into["pageable"]}
     facts["profiled"] = sorted(exe.profile(x, repeats=2)) == sorted(f["symbol"] for f in exe.metadata["functions"])
     return facts
 

@@ -58,9 +58,9 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     copy = CpuPlace.copy
 
-    def counted(self: CpuPlace, tensor: Any, out: Any) -> None:
+    def counted(self: CpuPlace, index: int, tensor: Any, out: Any) -> None:
         made.append(tensor.numel())
-        copy(self, tensor, out)
+        copy(self, index, tensor, out)
 
     monkeypatch.setattr(CpuPlace, "copy", counted)
     return made

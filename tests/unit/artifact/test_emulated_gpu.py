@@ -45,6 +45,18 @@ def test_nothing_but_inputs_and_outputs_is_copied(facts: dict[str, Any]) -> None
     assert facts["results"]["calls"][1]["copies"] == 1 + 5
 
 
+def test_copies_need_not_wait_for_this_machine(facts: dict[str, Any]) -> None:
+    """All of them, of arrays in and out, are of page-locked memory; a copy of other memory blocks the host."""
+    for name in PROGRAMS:
+        assert [call["pageable"] for call in facts[name]["calls"][1:]] == [0, 0], name
+    assert facts["device"]["host_pageable"] == 0
+
+
+def test_the_default_stream_waits_for_the_callers(facts: dict[str, Any]) -> None:
+    """This machine does for what it reads itself: a copy that is under way may write to it."""
+    assert (facts["device"]["waits_of_gpu"], facts["device"]["waits_of_host"]) == ([0, 1], [1, 0])
+
+
 def test_tensors_on_the_gpu(facts: dict[str, Any]) -> None:
     """They are read and written there; their producer waits for the default stream, which DLPack calls 1."""
     device = facts["device"]

@@ -11,7 +11,16 @@ from rich.console import Console
 
 from mlc.report.progress import LiveTable, line, listening
 from mlc.report.session import SessionView
-from mlc.tuning.events import BatchMeasured, Event, Finished, SessionStarted, TaskConfirmed, TaskPlan, TaskStopped
+from mlc.tuning.events import (
+    BatchCompiled,
+    BatchMeasured,
+    Event,
+    Finished,
+    SessionStarted,
+    TaskConfirmed,
+    TaskPlan,
+    TaskStopped,
+)
 from mlc.tuning.report import TaskReport, TuneReport
 
 
@@ -164,3 +173,18 @@ def test_the_states_of_tasks_have_colours_and_what_broke_one_stays_short() -> No
     Console(file=out, width=100, force_terminal=True, color_system="standard").print(shown.render())
     assert "\x1b[32mtuned" in out.getvalue() and "\x1b[31mfailing" in out.getvalue()
     assert "broken" in out.getvalue() and "ZeroDivisionError" not in out.getvalue()
+
+
+def test_what_is_compiled_and_not_run() -> None:
+    """By arithmetic, which the best of nothing measured is not."""
+    view, shown = SessionView(), LiveTable(24, lambda: 0.0)
+    event = BatchCompiled("key-conv", "conv", 4, 4, 2e-5, 1e-3, {"build": 1}, 12.0, 48.0, {"stages": 3})
+    for each in (START, event):
+        view.update(each)
+        shown.update(each)
+    assert line(event, view) == "   0:12  conv: 4 compiled, best ~ 20.0 µs, refused: 1; model 1.00 ms, 0:48 left"
+    task = view.tasks["key-conv"]
+    assert (task.best, task.cost, task.trials, view.active, view.done) == (None, 4e-5, 4, "key-conv", 0.2)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(shown.render())
+    assert "~ 20.0 µs" in console.export_text()

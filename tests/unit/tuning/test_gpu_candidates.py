@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
+from dataclasses import asdict
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,15 +18,17 @@ from cost_model.gbt import RankingModel
 from cost_model.model import Sample, sample
 from mlc.graph.task import Task
 from mlc.target import resolve
-from mlc.testing.cuda_cases import product_case
+from mlc.testing.cuda_cases import CASES, product_case
 from mlc.tuning.candidate import Candidate, TaskSpace
+from mlc.tuning.untimed import inspect
+from schedules.machine import gpu_machine
 
 SPACES = {"cuda.mma": "cuda:sm_80", "cuda.wgmma": "cuda:sm_90a"}
 described = pytest.mark.parametrize("name", SPACES)
 
 
-def space_of(name: str) -> TaskSpace:
-    func = product_case("product", (2048, 2048), (2048, 2048), "float16", "float32", transposed=True).func()
+def space_of(name: str, size: int = 2048) -> TaskSpace:
+    func = product_case("product", (size, size), (size, size), "float16", "float32", transposed=True).func()
     found = TaskSpace(Task("product", func, resolve(SPACES[name])))
     assert found.space.name == name
     return found
@@ -57,6 +62,80 @@ def test_each_decision_is_seen(name: str) -> None:
                 assert (vector(space, other) != own).any(), f"{knob.name} {value}"
                 seen.add(knob.name)
     assert {"stages", *({"cluster"} if name == "cuda.wgmma" else {"panel"})} <= seen
+
+
+#: cases and what multiplies in them
+FOOTPRINTS = {"dense_even": False, "conv3x3_odd": False, "mma_bf16": True, "mma_tf32_odd": True, "wgmma_f16_gelu": True,
+              "attention_f32_odd": False, "attention_f16_odd": True, "attention_wgmma_f16_odd": True}
+of_cases = pytest.mark.parametrize("case", FOOTPRINTS)
+
+
+def case_space(case: str) -> TaskSpace:
+    func = next(each for each in CASES if each.name == case).func()
+    return TaskSpace(Task(case, func, resolve("cuda:sm_90a")))
+
+
+@of_cases
+def test_prices_go_by_the_footprint(case: str) -> None:
+    """With as many blocks a multiprocessor as it says, a price is the same."""
+    space = case_space(case)
+    gpu = gpu_machine(space.target)
+    for decisions in space.space.seeds(space.task.func, space.target):
+        found = space.space.footprint(space.task.func, space.target, decisions)
+        assert found is not None and found.tensor_cores == FOOTPRINTS[case]
+        assert found.resident == max(1, gpu.resident(found.threads, found.registers, found.shared_bytes))
+        prices = [space.space.price(space.task.func, space.target, decisions, n) for n in (0, found.resident)]
+        assert prices[0] == prices[1] is not None, decisions
+        assert 0 < found.occupancy <= 1 and found.under_way > 0
+        assert found.stages == decisions.get("stages", 1) and found.cluster == decisions.get("cluster", 1)
+        more = "stages" in decisions and decisions["stages"] > 2
+        assert not more or found.under_way % (found.stages - 1) == 0
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@of_cases
+def test_the_compiler_agrees_with_the_footprint(case: str) -> None:
+    space = case_space(case)
+    candidate = next(c for c in map(space.realise, space.seeds()) if c is not None)
+    found = space.space.footprint(space.task.func, space.target, candidate.decisions)
+    assert found is not None
+    (kernel,) = inspect(candidate, space.target)
+    assert kernel.threads == found.threads
+    most = 1.01 if found.stages > 1 else 1.25  # without stages, rows across ``k`` are padded to more
+    assert 0.9 <= kernel.shared_bytes / found.shared_bytes <= most
+    assert 0.5 <= kernel.registers / found.registers <= 1.5
+
+
+@described
+def test_the_footprint_is_among_the_features(name: str) -> None:
+    space = space_of(name)
+    for candidate in islice(filter(None, map(space.realise, space.seeds())), 2):
+        found = space.space.footprint(space.task.func, space.target, candidate.decisions)
+        assert found is not None and candidate.module is not None
+        own = dict(zip(FEATURES, vector(space, candidate), strict=True))
+        for entry, value in asdict(found).items():
+            assert own[f"space.{entry}"] == pytest.approx(math.log2(1 + value)), entry
+        read = extract(candidate.module, space.target).vector
+        np.testing.assert_array_equal(vector(space, candidate)[:len(LOOP_FEATURES)], read[:len(LOOP_FEATURES)])
+
+
+@described
+def test_what_bytes_under_way_gain_is_learned_across_sizes(name: str) -> None:
+    """Decisions say it together alone, and on a smaller product other ones do."""
+    def speeds(space: TaskSpace) -> tuple[list[Candidate], list[float]]:
+        found = near(space, 24)
+        asked = [space.features_of(c) for c in found]
+        return found, [1e-3 / each.under_way for each in asked if each is not None]
+
+    space, other = space_of(name), space_of(name, 512)
+    candidates, seconds = speeds(space)
+    model = RankingModel()
+    model.fit([sample("product", c.module, space.target, s, (), space.features_of(c))
+               for c, s in zip(candidates, seconds, strict=True) if c.module is not None])
+    candidates, seconds = speeds(other)
+    scores = model.score(other.task.func, other.target, [c.module for c in candidates if c.module is not None], (),
+                         [other.features_of(c) for c in candidates])
+    assert spearmanr(scores, seconds).statistic < -0.6
 
 
 @described

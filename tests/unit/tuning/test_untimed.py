@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,11 @@ from mlc.log.layers import MemoryLog
 from mlc.log.record import Record, untimed_of
 from mlc.target import resolve
 from mlc.testing.cuda_cases import CASES
-from mlc.tuning.candidate import TaskSpace
+from mlc.tuning import TuneOptions, untimed
+from mlc.tuning.candidate import Candidate, TaskSpace
+from mlc.tuning.events import BatchCompiled, Event
+from mlc.tuning.priced import by_price
+from mlc.tuning.report import TuneReport
 from mlc.tuning.untimed import inspect, objection
 from schedules import registry
 from schedules.cuda.mma import TensorCoreGemm
@@ -51,6 +57,13 @@ def record(**fields: object) -> Record:
 def test_what_speaks_against_a_candidate(kernel: Kernel, reason: str) -> None:
     found = objection([kernel], TensorCoreGemm())
     assert reason in found and bool(reason) == bool(found)
+
+
+def test_an_architecture_alone_may_speak_against_a_candidate() -> None:
+    lacking = replace(GOOD, arch="sm_86", instructions=Counter({"FFMA": 64}))
+    assert "machine code for sm_86" in objection([GOOD, lacking], TensorCoreGemm())
+    helper_kernel = replace(lacking, arch="sm_80")
+    assert objection([GOOD, helper_kernel], TensorCoreGemm()) == "", "one kernel of several multiplies"
 
 
 def test_which_untimed_record_counts() -> None:
@@ -95,6 +108,137 @@ def test_prices_order_seeds_as_spaces_do(name: str) -> None:
     prices = [space.price(func, target, seed) for seed in seeds]
     assert prices == sorted(prices) and 1e-7 < prices[0] < 1e-4
     assert all(space.price(func, target, s, 1) >= space.price(func, target, s, 4) for s in seeds)
+
+
+def task_of(name: str, target: str = "cuda:sm_80") -> Task:
+    return Task(name, BY_NAME[name].func(), resolve(target))
+
+
+def every_price(space: TaskSpace) -> dict[tuple[int, ...], float]:
+    return {point: price for point in space.points() if (price := space.price(point)) is not None}
+
+
+@pytest.mark.parametrize("name", ["mma_bf16", "attention_f16_odd", "conv3x3_odd"])
+def test_every_point_is_priced(name: str) -> None:
+    space = TaskSpace(task_of(name))
+    found, seeds, every = by_price(space), list(space.seeds()), every_price(space)
+    others = [price for price, point in found if point not in seeds]
+    assert others == sorted(others) and {price for price, _ in found} == set(every.values())
+    assert found[0] == (min(every.values()), seeds[0])
+    assert all(space.realise(point) is not None for _, point in found[::20])
+
+
+def test_what_fits_no_machine_has_no_price() -> None:
+    """However few cycles it would take."""
+    space = TaskSpace(task_of("wgmma_f16_gelu", "cuda:sm_90a"))
+    priced = every_price(space)
+    others = [point for point in space.points() if point not in priced]
+    assert others and all(space.realise(point) is None for point in others[::200])
+
+
+def test_decisions_that_the_price_does_not_see_are_the_seeds() -> None:
+    space = TaskSpace(task_of("mma_bf16"))
+    panel = [knob.name for knob in space.knobs].index("panel")
+    assert len(space.knobs[panel].values) > 1 and {point[panel] for _, point in by_price(space)} == {8}
+
+
+def test_of_a_large_space_a_sample_is_priced() -> None:
+    space = TaskSpace(task_of("mma_bf16"))
+    found = by_price(space, 50)
+    points = [point for _, point in found]
+    assert set(space.seeds()) <= set(points) and len(points) <= 54 < len(by_price(space))
+    assert found == by_price(TaskSpace(task_of("mma_bf16")), 50)
+
+
+def test_without_a_price_there_are_seeds() -> None:
+    space = TaskSpace(task_of("softmax"))
+    assert [point for _, point in by_price(space)] == list(space.seeds())
+
+
+def ranked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: TuneOptions, *names: str,
+    compiled: Callable[[Candidate], Kernel] = lambda _: GOOD,
+) -> tuple[TuneReport, list[Event], list[Record]]:
+    """Untimed tuning with a compiler that says so of each candidate."""
+    monkeypatch.setattr(untimed, "has_nvcc", lambda: True)
+    monkeypatch.setattr(untimed, "inspect", lambda candidate, _target: [compiled(candidate)])
+    events: list[Event] = []
+    with TuningLog(tmp_path / "log.db") as log:
+        report = untimed.rank_tasks([task_of(name) for name in names], AMPERE, log, options, events.append)
+        return report, events, list(log.records())
+
+
+def test_a_given_time_goes_to_all_that_may_be_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the seeds, function by function in turn, and with progress."""
+    report, events, records = ranked(tmp_path, monkeypatch, TuneOptions(seconds=600.0), "mma_bf16", "attention_f16_odd")
+    space = TaskSpace(task_of("mma_bf16"))
+    assert report.reason == "finished" and {task.stopped for task in report.tasks} == {"untimed"}
+    own = [space.point(each.decisions) for each in records if each.space == space.space.name]
+    assert len(own) == len(set(own)) > len(set(space.seeds())) == 4
+    best = min(every_price(space).values())
+    assert all(space.price(point) <= 1.25 * max(best, report.tasks[0].roofline_seconds) for point in own if point)
+    batches = [event for event in events if isinstance(event, BatchCompiled)]
+    assert [event.name for event in batches[:3]] in (["mma_bf16", "attention_f16_odd", "mma_bf16"],
+                                                     ["attention_f16_odd", "mma_bf16", "attention_f16_odd"])
+    assert batches[-1].trials == len(records) and batches[-1].latency == report.best_latency is not None
+    assert batches[0].latency is None and batches[0].eta is not None and batches[-1].elapsed > 0
+
+
+def test_no_time_is_overdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(_candidate: Candidate) -> Kernel:
+        now[0] += 10.0
+        return GOOD
+
+    report, _, records = ranked(tmp_path, monkeypatch, TuneOptions(seconds=25.0), "mma_bf16", "attention_f16_odd",
+                                compiled=slow)
+    assert report.reason == "seconds" and len(records) == 3
+    assert sorted(task.stopped for task in report.tasks) == ["seconds", "untimed"]
+
+
+def test_trials_that_a_function_leaves_go_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = len(list(TaskSpace(task_of("softmax")).seeds()))
+    report, _, records = ranked(tmp_path, monkeypatch, TuneOptions(trials=2 * few + 2), "softmax", "mma_bf16")
+    assert report.reason == "trials" and len(records) == 2 * few + 2
+    assert {task.name: task.trials for task in report.tasks} == {"softmax": few, "mma_bf16": few + 2}
+
+
+def test_without_a_budget_each_function_has_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _, records = ranked(tmp_path, monkeypatch, TuneOptions(), "mma_bf16", "attention_f16_odd")
+    assert report.reason == "finished" and len(records) == 8
+
+
+def test_when_the_best_by_price_spills_another_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spilling(candidate: Candidate) -> Kernel:
+        return replace(GOOD, spilled_bytes=8 if candidate.decisions["block_m"] == 64 else 0)
+
+    report, events, records = ranked(tmp_path, monkeypatch, TuneOptions(seconds=600.0), "mma_bf16", compiled=spilling)
+    best = untimed_of(records)
+    assert best is not None and best.decisions["block_m"] == 128 and report.tasks[0].expected_seconds == best.expected
+    last = [event for event in events if isinstance(event, BatchCompiled)][-1]
+    assert last.failures["build"] == sum(each.decisions["block_m"] == 64 for each in records) > 4
+    assert last.best_decisions == dict(best.decisions)
+
+
+def test_a_defect_in_a_space_costs_its_function_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(space: TaskSpace, *_rest: object) -> list[tuple[float, tuple[int, ...]]]:
+        if space.task.name == "mma_bf16":
+            raise ZeroDivisionError("of a price")
+        return by_price(space)
+
+    monkeypatch.setattr(untimed, "by_price", broken)
+    report, _, records = ranked(tmp_path, monkeypatch, TuneOptions(), "mma_bf16", "attention_f16_odd")
+    assert len(records) == 4 and {task.name: task.stopped for task in report.tasks} == {
+        "mma_bf16": "broken: ZeroDivisionError: of a price", "attention_f16_odd": "untimed"}
+
+
+@needs_nvcc
+def test_each_architecture_is_compiled_for() -> None:
+    task = task_of("mma_bf16", "cuda:sm_80,sm_86")
+    candidate = TaskSpace(task).default
+    assert candidate is not None and {each.arch for each in inspect(candidate, task.target.tvm)} == {"sm_80", "sm_86"}
 
 
 @needs_nvcc

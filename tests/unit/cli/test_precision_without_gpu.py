@@ -1,0 +1,65 @@
+"""``--precision`` for a GPU that is not here says what it costs all the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mlc.cli import precision
+from mlc.cli.main import main
+from mlc.cli.models import find_model
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> str:
+    weight = np.random.default_rng(0).standard_normal((256, 128)).astype("float32")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])], "dense",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (64, 256))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (64, 128))], [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "dense.onnx")
+    return str(tmp_path / "dense.onnx")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_compile_and_tune_say_it(
+    dense: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlc.gpu.find_gpu", lambda: None)
+    words = [dense, "--target", "cuda:sm_80", "--log", str(tmp_path / "own.db")]
+    assert main(["tune", *words, "--trials", "1", "--precision", "f16"]) == 0
+    text, errors = capsys.readouterr().out, {}
+    for name in ("tf32", "f16", "bf16"):
+        command = ["compile", *words, "-o", str(tmp_path / "x.so"), "--json", "--precision", name]
+        assert main(command) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert not document["ran"] and document["max_rel_err_from"] == "cpu"
+        errors[name] = document["max_rel_err"]
+    assert min(errors.values()) > 1e-5 and max(errors["tf32"], errors["f16"]) < 2e-3
+    assert 2 * errors["f16"] < errors["bf16"] < 2e-2
+    assert f"error against f32 on random inputs {errors['f16']:.2g} of" in text and "as this CPU computes it" in text
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "llvm -mcpu=sapphirerapids"])
+def test_a_figure_that_nothing_gives_is_unknown(
+    dense: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For another CPU, and where the GPU's graph cannot be built here: no command fails for that."""
+    def fails(*_given: object) -> None:
+        raise AssertionError("no schedule fits")
+
+    monkeypatch.setattr("mlc.artifact.stand_in.for_cpu", fails)
+    args = argparse.Namespace(precision="bf16", log=None, shape=[], value=[], winograd=None, substitutions=None,
+                              integers=None)
+    document = precision.facts(args, find_model(dense), target, None)
+    assert document == {"precision": "bf16", "max_rel_err": None}
+    assert "unknown, since it has not run here" in precision.line(document)
+    monkeypatch.setattr("mlc.compilation.Compilation.of", fails)
+    assert precision.facts(args, find_model(dense), target, None, wait=False) == document
