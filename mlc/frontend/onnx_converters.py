@@ -17,6 +17,7 @@ from mlc.frontend.onnx_einsum import as_product
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
+from mlc.frontend.onnx_regions import roi_align
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
 from mlc.frontend.onnx_sizes import as_tensor
@@ -287,6 +288,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "ReduceMax": functools.partial(_truths, operator="max"),
     "ReduceMin": functools.partial(_truths, operator="min"),
     "Resize": resize,
+    "RoiAlign": roi_align,
     "Sinh": functools.partial(elementwise.hyperbolic, sign=-1),
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
