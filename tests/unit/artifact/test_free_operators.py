@@ -60,6 +60,18 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
         s = Shape(x)
         u = Resize<mode="linear", coordinate_transformation_mode="asymmetric">(a, , , s)
         y = Add(u, x) }""", _IMAGES),
+    "linear, smoothed": ((2, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 2", 'mode="linear", antialias=1'), _IMAGES),
+    "linear, smoothed along both": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.6, 0.45", 'mode="linear", antialias=1'),
+                                    _IMAGES),
+    "cubic, smoothed": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 0.6, 0.5", 'mode="cubic", antialias=1, cubic_coeff_a=-0.5, exclude_outside=1'), _IMAGES),
+    "linear, smoothed, of any size to one": ((1, 3, "h", "w"), """<int64[4] s = {1, 3, 5, 4}> {
+        y = Resize<mode="linear", antialias=1>(x, , , s) }""", (*_IMAGES, {"h": 40, "w": 2})),
+    "linear, smoothed, to the size of another": ((1, 4, "h", "w"), """{
+        a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
+        s = Shape(a)
+        u = Resize<mode="linear", antialias=1>(x, , , s)
+        y = Add(u, a) }""", _IMAGES),
     "parts of which several are free": ((31, "n"), """<int64[1] a = {1}> {
         b = Sigmoid(x)
         l = ReduceMax(x, a)
@@ -248,7 +260,8 @@ def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
 
 @pytest.mark.parametrize(("shape", "body", "said"), [
     (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
-    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 2", 'mode="linear", antialias=1'), "must be resized without smoothing"),
+    ((1, 3, "h", "w"), '''<int64[4] s = {1, 3, 8, 8}> {
+        y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(x, , , s) }''', "without a region or an aspect"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
     weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
