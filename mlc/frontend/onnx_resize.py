@@ -122,7 +122,7 @@ def _free(
     new, scales = _enlarged(old, given, attrs)
     changed = [axis for axis in range(len(old)) if not _same(new[axis], old[axis])]
     smooth = [axis for axis in changed if attrs.get("antialias", 0) and method != "nearest"
-              and not (scales[axis] is not None and scales[axis] >= 1)]
+              and ((scale := scales[axis]) is None or scale < 1)]
     known = all(scale is not None and scale.denominator == 1 for scale in (scales[axis] for axis in changed))
     exact = known and mode != "align_corners" if method == "linear" else all(
         scale is None or scale.denominator == 1 for scale in (scales[axis] for axis in changed))
