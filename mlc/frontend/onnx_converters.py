@@ -229,6 +229,32 @@ def _hardmax(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emit("astype", emit("equal", places, emit("argmax", x, axis, True)), dtype_of(x))
 
 
+def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Of each sequence the first elements, as many as it has, in the opposite order. Lengths beyond the axis are its
+    length. Places are of 32 bits: those of 64 would keep the loops from having 32."""
+    from tvm import relax, te, tirx
+
+    x, batch, time = inputs[0], int(attrs.get("batch_axis", 1)), int(attrs.get("time_axis", 0))
+
+    def places(lengths: te.Tensor, whole: Any) -> te.Tensor:
+        def place(row: Any, step: Any) -> Any:
+            now, last = (tirx.Cast("int32", n) for n in (step, whole))
+            count = tirx.max(tirx.min(lengths[row], last), 0)
+            # as numbers that are no sizes, of which TVM would make 64 bits
+            inside = tirx.Cast("float64", step) < tirx.Cast("float64", count)
+            return tirx.Select(inside, count - 1 - now, now)
+
+        return te.compute((lengths.shape[0], whole), place, name="places")
+
+    def turned(data: te.Tensor, found: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda *i: data(*i[:time], found(i[batch], i[time]), *i[time + 1 :]),
+                          name="reverse_sequence")
+
+    short = bb.emit(relax.op.astype(inputs[1], "int32"))
+    found = bb.emit_te(places, short, x.ty.shape[time], primfunc_name_hint="places")
+    return bb.call_te(turned, x, found, primfunc_name_hint="reverse_sequence", primfunc_attrs={"op_pattern": 2})
+
+
 def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Over all axes, of which TVM's operator makes a tensor function without any. Other cases are TVM's.
 
@@ -321,6 +347,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "ReduceMin": functools.partial(_truths, operator="min"),
     "Resize": resize,
     "RoiAlign": roi_align,
+    "ReverseSequence": _reverse_sequence,
     "Sinh": functools.partial(elementwise.hyperbolic, sign=-1),
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),

@@ -30,21 +30,6 @@ def _lp_normalization(nodes: Nodes) -> str:
     return str(nodes("Where", nodes("Equal", norm, zero), zero, nodes("Div", x, norm)))
 
 
-def _reverse_sequence(nodes: Nodes) -> str:
-    """``input, sequence_lens``: of each sequence the first elements, as many as it has, in the opposite order."""
-    (x, lengths), given = nodes.inputs(2), nodes.attributes()
-    rank = nodes.rank_of(x, "input")
-    batch, time = int(given.get("batch_axis", 1)), int(given.get("time_axis", 0))
-    steps = nodes.counted(x, time, rank)
-    count = nodes("Reshape", nodes("Cast", lengths, to=_INT64),
-                  nodes.constant([-1 if axis == batch else 1 for axis in range(rank)]))
-    turned = nodes("Sub", nodes("Sub", count, nodes.constant([1])), steps)
-    index = nodes("Where", nodes("Less", steps, count), turned, steps)
-    shape = nodes.shape_of(x)
-    whole = nodes("Shape", x) if shape is None else nodes.constant(list(shape))
-    return str(nodes("GatherElements", x, nodes("Expand", index, whole), axis=time))
-
-
 def _tensor_scatter(nodes: Nodes) -> str:
     """``past_cache, update, write_indices``: each sequence of a batch has its update from its index on; where it is
     circular, on from the beginning behind the end."""
@@ -239,7 +224,6 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
     "LpNormalization": (_always, _lp_normalization),
     "MaxPool": (_gives(2), _max_pool),
     "RNN": (_takes(4), sequences),
-    "ReverseSequence": (_always, _reverse_sequence),
     "Scan": (_always, scan),
     "TensorScatter": (_always, _tensor_scatter),
 }

@@ -242,6 +242,34 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+@pytest.mark.parametrize(("operator", "batch", "direction"), [
+    ("LSTM", "b", "bidirectional"), ("LSTM", 2, "forward"), ("GRU", "b", "bidirectional"), ("GRU", "b", "reverse"),
+    ("RNN", 3, "reverse"), ("RNN", "b", "forward"),
+])
+def test_sequences_of_several_lengths_of_free_steps(operator: str, batch: int | str, direction: str) -> None:
+    """All results: of each step, and the states at the last one that a sequence has."""
+    rng, ways, gates = np.random.default_rng(5), 1 + (direction == "bidirectional"), _RECURRENT[operator] * 21
+    results = ("y", "h", "c")[: 3 if operator == "LSTM" else 2]
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 19]>
+        g (float[t, {batch}, 6] x, int32[{batch}] l) => ({", ".join(f"float[r, s, p] {name}" for name in results)}) {{
+        {", ".join(results)} = {operator}<hidden_size=21, direction="{direction}">(x, w, r, bias, l) }}""")
+    model.graph.output[0].type.tensor_type.shape.dim.add()
+    for name, shape in (("w", (ways, gates, 6)), ("r", (ways, gates, 21)), ("bias", (ways, 2 * gates))):
+        array = rng.standard_normal(shape).astype("float32") / 5
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    with warnings.catch_warnings():
+        # of a fixed batch, the states at the last steps may be taken by plain loops
+        warnings.simplefilter("error" if batch == "b" else "ignore", UserWarning)
+        executable = mlc.compile(model, log=False)
+    for steps, rows in ((1, 1), (7, 3), (40, 5)):
+        rows = batch if isinstance(batch, int) else rows
+        given = {"x": rng.standard_normal((steps, rows, 6)).astype("float32"),
+                 "l": rng.integers(1, steps + 1, rows).astype("int32")}
+        for found, wanted in zip(executable(**given), session.run(None, given), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrent_layers_after_each_other_of_free_steps() -> None:
     shape, weights = ("n", 2, 6), {"w": (1, 8, 6), "r": (1, 8, 8), "v": (1, 16, 8), "q": (1, 16, 4)}
     body = "{ a, b = RNN<hidden_size=8>(x, w, r) c = Squeeze(a, one) y, d = LSTM<hidden_size=4>(c, v, q) }"
