@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, emitter, input_at, text
+from mlc.sizes import size_of
 
 __all__ = [
     "Converter", "bit_cast", "bit_shift", "chain", "clip", "constant_power", "dropout", "elu", "hyperbolic",
@@ -182,12 +183,17 @@ def elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gam
 
 
 def prelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, tensors without channels, and
-    slopes that are not known to be finite, by which it multiplies 0 as well."""
+    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, tensors without channels, slopes
+    that are neither one nor one for each channel, and those that are not known to be finite, by which it multiplies 0
+    as well."""
     (x, slope), emit = inputs, emitter(bb, dtype_of(inputs[0]))
-    known = array_of(slope)
-    if dtype_of(x) != "bfloat16" and len(x.ty.shape) > 1 and known is not None and np.isfinite(known).all():
-        return None
+    if dtype_of(slope) != dtype_of(x):
+        raise ValueError(f"its slope must be of the type of its input, {dtype_of(x)}, got {dtype_of(slope)}")
+    known, rank = array_of(slope), len(x.ty.shape)
+    if dtype_of(x) != "bfloat16" and rank > 1 and known is not None and np.isfinite(known).all():
+        channels = [1, size_of(x.ty.shape[1]), *[1] * (rank - 2)]
+        if known.size == 1 or [1] * (rank - known.ndim) + list(known.shape) == channels:
+            return None
     return emit("where", emit("less", x, 0.0), emit("multiply", x, slope), x)
 
 

@@ -224,3 +224,21 @@ def test_the_first_of_numbers_without_a_sign(dtype: str) -> None:
     values, indices = mlc.compile(model, log=False)(x)
     np.testing.assert_array_equal(indices, [[1, 3, 0, 4]])
     np.testing.assert_array_equal(values, x[:, [1, 3, 0, 4]])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1,), (5,), (4, 5), (3, 1, 5)], ids=str)
+def test_slopes_below_zero(shape: tuple[int, ...]) -> None:
+    """Those of other axes than the channels' were refused by an assertion of TVM's."""
+    rng = np.random.default_rng(9)
+    x, slope = rng.standard_normal((2, 3, 4, 5)).astype("float32"), rng.standard_normal(shape).astype("float32")
+    _assert_like_onnxruntime(_node("PRelu", x, {"slope": slope}), x)
+
+
+@pytest.mark.parametrize(("slope", "said"), [
+    (np.ones((7, 1, 1), "float32"), "PRelu|PRELU"), (np.ones(2, "int64"), "PRelu|PRELU|type"),
+], ids=["number", "type"])
+def test_slopes_that_do_not_fit(slope: np.ndarray, said: str) -> None:
+    x = np.zeros((2, 3, 4, 5), "float32")
+    with pytest.raises(ModelError, match=said) as caught:
+        mlc.compile(_node("PRelu", x, {"slope": slope}))
+    assert "\n" not in str(caught.value) and "AssertionError" not in str(caught.value)
