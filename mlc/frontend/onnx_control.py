@@ -25,7 +25,7 @@ def branches(nodes: Nodes) -> list[str]:
     """
     condition, given = nodes.node.input[0], nodes.attributes()
     for output in filter(None, nodes.node.output):
-        nodes.known_shape(output, "output in both branches")  # known where it is the same in both
+        nodes.check_sizes(output, "output in both branches")  # known where it is the same in both
     both = [_copied(nodes, given[name], {}, name) for name in ("then_branch", "else_branch")]
     return [str(nodes("Where", condition, one, other)) for one, other in zip(*both, strict=True)]
 

@@ -17,6 +17,7 @@ from mlc.frontend.onnx_einsum import as_product
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
+from mlc.frontend.onnx_regions import roi_align
 from mlc.frontend.onnx_resize import resize
 from mlc.frontend.onnx_signal import dft, stft
 from mlc.frontend.onnx_sizes import as_tensor
@@ -200,6 +201,60 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emit("where", emit("equal", wrapped, relax.const(classes)), relax.const(on), relax.const(off))
 
 
+def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Of a type of its own; else TVM's."""
+    from onnx import helper
+    from tvm import relax
+
+    if "dtype" not in attrs:
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(int(attrs["dtype"]))).name
+    shape = [size_of(extent) for extent in inputs[0].ty.shape]
+    row, column = (emitter(bb)("arange", 0, getattr(n, "expr", n), 1, "int64") for n in shape)
+    ahead = emitter(bb)("add", emitter(bb)("expand_dims", row, 1), relax.const(int(attrs.get("k", 0)), "int64"))
+    return emitter(bb)("astype", emitter(bb)("equal", ahead, column), dtype)
+
+
+def _hardmax(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Along a free axis, of which TVM's operator wants a number: 1 at the first of the largest. Before opset 13 it
+    goes over all axes from one on."""
+    x, emit = inputs[0], emitter(bb)
+    axis = int(attrs.get("axis", -1)) % len(x.ty.shape)
+    extent = size_of(x.ty.shape[axis])
+    if not isinstance(extent, Size) or attrs["tvm_custom"]["opset"] < 13:
+        return None
+    places = emit("arange", 0, extent.expr, 1, "int64")
+    for each in range(len(x.ty.shape)):
+        places = places if each == axis else emit("expand_dims", places, 0 if each < axis else -1)
+    return emit("astype", emit("equal", places, emit("argmax", x, axis, True)), dtype_of(x))
+
+
+def _reverse_sequence(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Of each sequence the first elements, as many as it has, in the opposite order. Lengths beyond the axis are its
+    length. Places are of 32 bits: those of 64 would keep the loops from having 32."""
+    from tvm import relax, te, tirx
+
+    x, batch, time = inputs[0], int(attrs.get("batch_axis", 1)), int(attrs.get("time_axis", 0))
+
+    def places(lengths: te.Tensor, whole: Any) -> te.Tensor:
+        def place(row: Any, step: Any) -> Any:
+            now, last = (tirx.Cast("int32", n) for n in (step, whole))
+            count = tirx.max(tirx.min(lengths[row], last), 0)
+            # as numbers that are no sizes, of which TVM would make 64 bits
+            inside = tirx.Cast("float64", step) < tirx.Cast("float64", count)
+            return tirx.Select(inside, count - 1 - now, now)
+
+        return te.compute((lengths.shape[0], whole), place, name="places")
+
+    def turned(data: te.Tensor, found: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda *i: data(*i[:time], found(i[batch], i[time]), *i[time + 1 :]),
+                          name="reverse_sequence")
+
+    short = bb.emit(relax.op.astype(inputs[1], "int32"))
+    found = bb.emit_te(places, short, x.ty.shape[time], primfunc_name_hint="places")
+    return bb.call_te(turned, x, found, primfunc_name_hint="reverse_sequence", primfunc_attrs={"op_pattern": 2})
+
+
 def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Over all axes, of which TVM's operator makes a tensor function without any. Other cases are TVM's.
 
@@ -245,8 +300,10 @@ def _top_k(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     keys, dtype = x, dtype_of(x)
     if dtype in ("int8", "int16", "uint8", "uint16", "bfloat16"):  # TVM's sort knows other numbers only
         keys = emit("astype", x, "float32" if dtype == "bfloat16" else "int32")
-    elif not dtype.startswith(("float", "int")):
-        raise ValueError(f"the elements must be floating-point numbers or signed or short integers, got {dtype}")
+    elif dtype == "uint32":
+        keys = emit("astype", x, "int64")
+    elif dtype == "uint64":  # the least becomes the least that is signed
+        keys = emit("bitwise_xor", emit("astype", x, "int64"), relax.const(np.iinfo("int64").min, "int64"))
     order = emit("argsort", keys, axis, bool(attrs.get("largest", 1)), "int64")
     indices = emit("strided_slice", order, axes=[axis], begin=[0], end=[k])
     return relax.Tuple([emit("gather_elements", x, indices, axis), indices])
@@ -266,10 +323,12 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Dropout": elementwise.dropout,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "Einsum": _einsum,
+    "EyeLike": _eye_like,
     "Elu": functools.partial(elementwise.elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "Hardmax": _hardmax,
     "IsInf": elementwise.is_inf,
     "LRN": _lrn,
     "LSTM": lstm,
@@ -287,6 +346,8 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "ReduceMax": functools.partial(_truths, operator="max"),
     "ReduceMin": functools.partial(_truths, operator="min"),
     "Resize": resize,
+    "RoiAlign": roi_align,
+    "ReverseSequence": _reverse_sequence,
     "Sinh": functools.partial(elementwise.hyperbolic, sign=-1),
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),

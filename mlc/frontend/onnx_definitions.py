@@ -30,21 +30,6 @@ def _lp_normalization(nodes: Nodes) -> str:
     return str(nodes("Where", nodes("Equal", norm, zero), zero, nodes("Div", x, norm)))
 
 
-def _reverse_sequence(nodes: Nodes) -> str:
-    """``input, sequence_lens``: of each sequence the first elements, as many as it has, in the opposite order."""
-    (x, lengths), given = nodes.inputs(2), nodes.attributes()
-    rank = nodes.rank_of(x, "input")
-    batch, time = int(given.get("batch_axis", 1)), int(given.get("time_axis", 0))
-    steps = nodes.constant(_along(np.arange(nodes.fixed_size(x, time, "input")), time, rank))
-    count = nodes("Reshape", nodes("Cast", lengths, to=_INT64),
-                  nodes.constant([-1 if axis == batch else 1 for axis in range(rank)]))
-    turned = nodes("Sub", nodes("Sub", count, nodes.constant([1])), steps)
-    index = nodes("Where", nodes("Less", steps, count), turned, steps)
-    shape = nodes.shape_of(x)
-    whole = nodes("Shape", x) if shape is None else nodes.constant(list(shape))
-    return str(nodes("GatherElements", x, nodes("Expand", index, whole), axis=time))
-
-
 def _tensor_scatter(nodes: Nodes) -> str:
     """``past_cache, update, write_indices``: each sequence of a batch has its update from its index on; where it is
     circular, on from the beginning behind the end."""
@@ -131,9 +116,10 @@ def _max_pool(nodes: Nodes) -> list[str]:
     """With the place of each maximum among the input's elements, the first of equal ones: the taps of the window are
     compared one after the other."""
     (x,), given = nodes.inputs(1), nodes.attributes()
-    shape, result = nodes.known_shape(x, "input"), nodes.known_shape(nodes.node.output[0], "output")
     kernel = given["kernel_shape"]
     rank = len(kernel)
+    shape, result = ([0, *(nodes.fixed_size(value, axis, what) for axis in range(1, 2 + rank))]
+                     for value, what in ((x, "input"), (nodes.node.output[0], "output")))  # any number of images
     strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
     reach = [(n - 1) * s + (k - 1) * d + 1
              for n, s, k, d in zip(result[2:], strides, kernel, dilations, strict=True)]
@@ -160,9 +146,11 @@ def _max_pool(nodes: Nodes) -> list[str]:
             larger = nodes("Greater", value, best)
             best, where = str(nodes("Where", larger, value, best)), str(nodes("Where", larger, place, where))
         else:
-            best, where = str(value), str(nodes("Expand", place, nodes.constant(list(result))))
-    image = np.arange(shape[0] * shape[1]).reshape(*shape[:2], *[1] * rank) * int(np.prod(shape[2:]))
-    return [best, str(nodes("Add", where, nodes.constant(image)))]
+            best, where = str(value), str(place)
+    pixels = int(np.prod(shape[2:]))
+    channel = nodes.constant(_along(np.arange(shape[1]) * pixels, 1, 2 + rank))
+    image = nodes("Mul", nodes.counted(x, 0, 2 + rank), nodes.constant([shape[1] * pixels]))
+    return [best, str(nodes("Add", nodes("Add", where, channel), image))]
 
 
 def _deform_conv(nodes: Nodes) -> str:
@@ -170,30 +158,31 @@ def _deform_conv(nodes: Nodes) -> str:
     all is 0. The samples of all taps are channels of a convolution of 1x1."""
     x, weight, offset, bias, mask = nodes.inputs(5)
     given = nodes.attributes()
-    (batch, channels, *image), shape = nodes.known_shape(x, "input"), nodes.known_shape(weight, "weight")
-    if len(image) != 2:
-        raise nodes.refused(f"its images must have two dimensions, got {len(image)}")
-    kernel, result = shape[2:], nodes.known_shape(offset, "offset")[2:]
+    shape, rank = nodes.known_shape(weight, "weight"), nodes.rank_of(x, "input")
+    if rank != 4:
+        raise nodes.refused(f"its images must have two dimensions, got {rank - 2}")
+    channels, *image = (nodes.fixed_size(x, axis, "input") for axis in (1, 2, 3))  # any number of images
+    kernel, result = shape[2:], [nodes.fixed_size(offset, axis, "offset") for axis in (2, 3)]
     taps, groups = int(np.prod(kernel)), int(given.get("offset_group", 1))
     strides, dilations = (given.get(name, [1, 1]) for name in ("strides", "dilations"))
     pads = given.get("pads", [0] * 4)
     # where each tap lies without its offset: (2, taps, height, width), rows and columns
     tap, place = np.indices(kernel).reshape(2, taps, 1, 1), np.indices(result)[:, None]
     start = np.stack([place[i] * strides[i] + tap[i] * dilations[i] - pads[i] for i in range(2)])
-    moved = nodes("Add", nodes("Reshape", offset, nodes.constant([batch * groups, taps, 2, *result])),
+    moved = nodes("Add", nodes("Reshape", offset, nodes.constant([-1, taps, 2, *result])),
                   nodes.constant(start.transpose(1, 0, 2, 3).astype(nodes.dtype_of(x))))
     # GridSample wants columns before rows, from -1 at an image's edge to 1
     turned = nodes("Transpose", nodes("Gather", moved, nodes.constant([1, 0]), axis=2), perm=[0, 1, 3, 4, 2])
     size = np.array(image[::-1], nodes.dtype_of(x))
     grid = nodes("Sub", nodes("Mul", turned, nodes.constant(2 / size)), nodes.constant(1 - 1 / size))
-    flat = nodes("Reshape", grid, nodes.constant([batch * groups, taps * result[0], result[1], 2]))
-    grouped = nodes("Reshape", x, nodes.constant([batch * groups, channels // groups, *image]))
+    flat = nodes("Reshape", grid, nodes.constant([-1, taps * result[0], result[1], 2]))
+    grouped = nodes("Reshape", x, nodes.constant([-1, channels // groups, *image]))
     mode = "linear" if nodes.opset >= 20 else "bilinear"
     samples = nodes("GridSample", grouped, flat, mode=mode, padding_mode="zeros", align_corners=0)
     if mask:
-        share = nodes("Reshape", mask, nodes.constant([batch * groups, 1, taps * result[0], result[1]]))
+        share = nodes("Reshape", mask, nodes.constant([-1, 1, taps * result[0], result[1]]))
         samples = nodes("Mul", samples, share)
-    columns = nodes("Reshape", samples, nodes.constant([batch, channels * taps, *result]))
+    columns = nodes("Reshape", samples, nodes.constant([-1, channels * taps, *result]))
     filters = nodes("Reshape", weight, nodes.constant([shape[0], shape[1] * taps, 1, 1]))
     inputs = [columns, filters, *([bias] if bias else [])]
     return str(nodes("Conv", *inputs, kernel_shape=[1, 1], group=int(given.get("group", 1))))
@@ -235,7 +224,6 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
     "LpNormalization": (_always, _lp_normalization),
     "MaxPool": (_gives(2), _max_pool),
     "RNN": (_takes(4), sequences),
-    "ReverseSequence": (_always, _reverse_sequence),
     "Scan": (_always, scan),
     "TensorScatter": (_always, _tensor_scatter),
 }

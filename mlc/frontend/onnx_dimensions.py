@@ -15,7 +15,7 @@ from mlc.shapes import DEFAULT_RANGE, Linear, Range, Shape
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Agreed", "AtLeast", "Place", "make_one", "ranges_that_begin"]
+__all__ = ["Agreed", "AtLeast", "Place", "make_one", "ranges_that_begin", "without_symbols"]
 
 #: an input by its name, and an axis of it
 Place = tuple[str, int]
@@ -79,3 +79,17 @@ def _symbol(dims: Mapping[Place, Any], place: Place) -> str:
             name += "_"
         dim.dim_param = name
     return str(dim.dim_param)
+
+
+def without_symbols(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node, whose branches and bodies say no names of sizes: inference would take what is called the same in both
+    branches for the same."""
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for value in (*graph.output, *graph.value_info):
+                for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                    if dim.dim_param:
+                        dim.ClearField("dim_param")
+            for inner in graph.node:
+                without_symbols(inner)
+    return node

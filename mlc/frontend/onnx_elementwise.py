@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, emitter, input_at, text
+from mlc.sizes import size_of
 
 __all__ = [
     "Converter", "bit_cast", "bit_shift", "chain", "clip", "constant_power", "dropout", "elu", "hyperbolic",
@@ -71,10 +72,39 @@ def power(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         found = constant_power(bb, base, float(values.reshape(())))
         if found is not None:
             return found
-    if dtype == dtype_of(exponent):
+    if dtype == dtype_of(exponent) and dtype.startswith(("float", "bfloat")):
         return None
-    common = np.promote_types(dtype, dtype_of(exponent)).name
-    return emit("astype", emit("power", *(emit("astype", value, common) for value in inputs)), dtype)
+    common = dtype if dtype == dtype_of(exponent) else np.promote_types(dtype, dtype_of(exponent)).name
+    both = [emit("astype", value, common) for value in inputs]
+    whole = np.dtype(common).kind in "iu"
+    return emit("astype", _whole_power(bb, *both) if whole else emit("power", *both), dtype)
+
+
+def _whole_power(bb: Any, base: Any, exponent: Any) -> Any:
+    """The power of whole numbers: the product of the squares that the exponent's bits name. A negative exponent leaves
+    something of 1 and -1 alone; of others more than 63 leave nothing of 64 bits."""
+    from tvm import relax
+
+    emit, dtype = emitter(bb), dtype_of(base)
+
+    def number(value: int) -> Any:
+        return relax.const(value, dtype)
+
+    bits = 6
+    size = exponent if dtype.startswith("uint") else emit("abs", exponent)
+    odd = emit("mod", size, number(2))  # which -1 hangs on
+    left = emit("minimum", size, emit("add", number(62), odd))
+    result, square = number(1), base
+    for bit in range(bits):
+        taken = emit("equal", emit("mod", left, number(2)), number(1))
+        result = emit("where", taken, emit("multiply", result, square), result)
+        if bit < bits - 1:
+            left, square = emit("floor_divide", left, number(2)), emit("multiply", square, square)
+    if dtype.startswith("uint"):
+        return result
+    own = emit("equal", emit("multiply", base, base), number(1))
+    kept = emit("logical_or", emit("greater_equal", exponent, number(0)), own)
+    return emit("where", kept, result, number(0))
 
 
 def constant_power(bb: Any, base: Any, exponent: float) -> Any:
@@ -153,12 +183,17 @@ def elu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], alpha: float, gam
 
 
 def prelu(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
-    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, tensors without channels, and
-    slopes that are not known to be finite, by which it multiplies 0 as well."""
+    """``where(x < 0, slope * x, x)`` of what TVM's operator does not take: bfloat16, tensors without channels, slopes
+    that are neither one nor one for each channel, and those that are not known to be finite, by which it multiplies 0
+    as well."""
     (x, slope), emit = inputs, emitter(bb, dtype_of(inputs[0]))
-    known = array_of(slope)
-    if dtype_of(x) != "bfloat16" and len(x.ty.shape) > 1 and known is not None and np.isfinite(known).all():
-        return None
+    if dtype_of(slope) != dtype_of(x):
+        raise ValueError(f"its slope must be of the type of its input, {dtype_of(x)}, got {dtype_of(slope)}")
+    known, rank = array_of(slope), len(x.ty.shape)
+    if dtype_of(x) != "bfloat16" and rank > 1 and known is not None and np.isfinite(known).all():
+        channels = [1, size_of(x.ty.shape[1]), *[1] * (rank - 2)]
+        if known.size == 1 or [1] * (rank - known.ndim) + list(known.shape) == channels:
+            return None
     return emit("where", emit("less", x, 0.0), emit("multiply", x, slope), x)
 
 

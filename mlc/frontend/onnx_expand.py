@@ -121,6 +121,12 @@ class Nodes:
             raise self.refused(f"axis {axis} of its {what} must be a number; export the model with that fixed")
         return size
 
+    def check_sizes(self, name: str, what: str) -> None:
+        """Raise :class:`ModelError` where a size is neither a number nor a free one."""
+        shape = self._ranked_shape(name)
+        if shape is None or None in shape:
+            raise self.refused(f"the shape of its {what} must be known; run onnx's shape inference on the model")
+
     def rank_of(self, name: str, what: str) -> int:
         shape = self._ranked_shape(name)
         if shape is None:
@@ -140,6 +146,14 @@ class Nodes:
     def size(self, name: str, axis: int) -> str:
         """A size as a value without axes, for what is free; a number where it is known."""
         return str(self("Gather", self("Shape", name), self.constant(np.array(axis)), axis=0))
+
+    def counted(self, name: str, axis: int, rank: int) -> str:
+        """The numbers from 0 along an axis of a value, as many as it is long, of ``rank`` axes."""
+        shape, size = [-1 if i == axis else 1 for i in range(rank)], self.size_of(name, axis)
+        if size is not None:
+            return self.constant(np.arange(size).reshape(shape))
+        zero, one = self.constant(np.array(0)), self.constant(np.array(1))
+        return str(self("Reshape", self("Range", zero, self.size(name, axis), one), self.constant(shape)))
 
     def refused(self, reason: str) -> ModelError:
         domain = "" if self.node.domain in ("", "ai.onnx") else f"{self.node.domain}."

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlc.errors import ModelError, UsageError
 from mlc.frontend.model import merge_shapes
-from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin
+from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin, without_symbols
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
@@ -151,7 +151,7 @@ def _take_apart(given: Model) -> Graph:
     return Graph(
         inputs=[_copy(i) for i in model.graph.input if i.name not in weights],
         outputs=[_copy(o) for o in model.graph.output],
-        nodes=[_copy(node) for node in model.graph.node],
+        nodes=[without_symbols(_copy(node)) for node in model.graph.node],
         weights=weights,
         opsets={o.domain: o.version for o in model.opset_import},
         functions=list(model.functions),
@@ -322,10 +322,12 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int | str | No
         reason = " ".join(str(error).split())
         raise ModelError(f"the shapes of {name} must fit together, but: {reason}; check the input shapes") from None
     found = {}
+    free = {dim for value in graph.inputs for dim in _dims(value) or () if isinstance(dim, str)}
     for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
         dims = _dims(value) if value.type.HasField("tensor_type") else None
         if dims is not None:
-            found[value.name] = (value.type.tensor_type.elem_type, dims)
+            known = tuple(dim if isinstance(dim, int) or dim in free else None for dim in dims)
+            found[value.name] = (value.type.tensor_type.elem_type, known)
     return found
 
 

@@ -22,7 +22,6 @@ _SHUT = 1e4
 #: of an LSTM's gates (input, output, forget, cell), what the further feature adds
 _KEEPS = (-_SHUT, 0.0, _SHUT, 0.0)
 _INPUTS = 8
-_INT64 = 7  # onnx.TensorProto.INT64
 #: the opset from which Squeeze and Unsqueeze have their axes as an input
 _AXES_AS_INPUT = 13
 
@@ -33,14 +32,14 @@ def sequences(nodes: Nodes) -> list[str]:
     lengths = inputs[4]
     inputs[4] = ""
     time = 1 if given.get("layout", 0) else 0
-    steps = nodes.fixed_size(inputs[0], time, "input")
-    known = nodes.constant_of(lengths)
-    if known is not None and (known == steps).all():
+    steps, known = nodes.size_of(inputs[0], time), nodes.constant_of(lengths)
+    if known is not None and steps is not None and (known == steps).all():
         return list(nodes(operator, *inputs, outputs=3 if operator == "LSTM" else 2, **given))
-    if known is not None and (known.min() < 0 or known.max() > steps):
-        raise nodes.refused(f"sequence_lens must be from 0 to the number of steps, {steps}, but are "
+    if known is not None and (known.min() < 0 or (steps is not None and known.max() > steps)):
+        most = f", {steps}" if steps is not None else ""
+        raise nodes.refused(f"sequence_lens must be from 0 to the number of steps{most}, but are "
                             f"{known.min()} to {known.max()}; correct the model")
-    layer = _Lengths(nodes, lengths, time, steps)
+    layer = _Lengths(nodes, lengths, time)
     ways = _directions(nodes, given)
     results = [layer.run(operator, layer.of(way, inputs, len(ways)), {**given, **own}, backwards)
                for way, (backwards, own) in enumerate(ways)]
@@ -66,9 +65,8 @@ def _directions(nodes: Nodes, given: dict[str, Any]) -> list[tuple[bool, dict[st
 class _Lengths:
     """Nodes that know how long each sequence is."""
 
-    def __init__(self, nodes: Nodes, lengths: str, time: int, steps: int) -> None:
-        self._nodes, self._lengths, self._time, self._steps = nodes, lengths, time, steps
-        self._batch = 1 - time
+    def __init__(self, nodes: Nodes, lengths: str, time: int) -> None:
+        self._nodes, self._lengths, self._time, self._batch = nodes, lengths, time, 1 - time
 
     def of(self, way: int, inputs: list[str], ways: int) -> list[str]:
         """A direction's own part of the inputs."""
@@ -108,25 +106,24 @@ class _Lengths:
     @cached_property
     def _inside(self) -> str:
         """Which steps a sequence has: ``[steps, batch, 1]``, or ``[batch, steps, 1]``."""
-        shape = [1, 1, 1]
-        shape[self._time] = self._steps
-        return str(self._nodes("Less", self._nodes.constant(np.arange(self._steps).reshape(shape)), self._count))
+        nodes = self._nodes
+        steps = nodes.cast(nodes.counted(nodes.node.input[0], self._time, 3), np.dtype("int32"))
+        return str(nodes("Less", steps, self._count))
 
     @cached_property
     def _count(self) -> str:
         """The lengths, along the axis of the batch."""
         shape = [1, 1, 1]
         shape[self._batch] = -1
-        return str(self._nodes("Reshape", self._nodes("Cast", self._lengths, to=_INT64), self._nodes.constant(shape)))
+        count = self._nodes.cast(self._lengths, np.dtype("int32"))
+        return str(self._nodes("Reshape", count, self._nodes.constant(shape)))
 
     def _last(self, every: str, initial: str) -> str:
         """The result at each sequence's last step, ``[1, batch, hidden]`` or ``[batch, 1, hidden]``; the initial state
         of one that has none."""
         nodes, time, zero = self._nodes, self._time, self._nodes.constant([0])
-        empty = nodes("Equal", self._count, zero)
-        index = nodes("Where", empty, zero, nodes("Sub", self._count, nodes.constant([1])))
-        step = nodes("Slice", every, zero, nodes.constant([1]), nodes.constant([time]))
-        found = nodes("GatherElements", every, nodes("Expand", index, nodes("Shape", step)), axis=time)
+        empty = nodes("Equal", self._count, nodes.constant(np.array(0, "int32")))
+        found = nodes("Slice", self._turned(every), zero, nodes.constant([1]), nodes.constant([time]))
         return str(nodes("Where", empty, initial or nodes.constant(0.0, every), found))
 
     def _kept(self, data: str, weights: str, given: dict[str, Any]) -> tuple[str, str]:

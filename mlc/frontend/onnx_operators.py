@@ -92,8 +92,6 @@ def _wrongly_converted(node: onnx.NodeProto) -> str:
         return "BatchNormalization in training mode"
     if node.op_type == "LayerNormalization" and len(used_outputs) > 1:
         return "LayerNormalization with its mean and deviation"
-    if node.op_type == "RoiAlign" and "mode" in attributes and attributes["mode"].s == b"max":
-        return "RoiAlign with mode max"
     if "keepdims" in attributes and attributes["keepdims"].i not in (0, 1):  # TVM takes any number for 1, ONNX for 0
         return f"{node.op_type} with keepdims {attributes['keepdims'].i}"
     return ""

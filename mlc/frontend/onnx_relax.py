@@ -243,6 +243,7 @@ def _importer_class() -> Any:
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             finish: onnx_same.Finish | None = None
+            attrs["tvm_custom"]["opset"] = opset
             try:
                 if self._free:
                     onnx_agreement.check(op_name, inputs, attrs)

@@ -108,30 +108,33 @@ def _free(
     """``Resize`` of free sizes, or to them: as one image operator where the scale is that of the sizes for all of them,
     else axis by axis, of which each element's place is computed by the call.
 
-    Raises ``ValueError`` for what depends on a region, on smoothing or on the aspect ratio.
+    Raises ``ValueError`` for what depends on a region or on the aspect ratio.
     """
     from tvm import relax
 
     method, mode, rounding = how
-    plain = text(attrs, "keep_aspect_ratio_policy", "stretch") == "stretch" and not attrs.get("antialias", 0)
+    plain = text(attrs, "keep_aspect_ratio_policy", "stretch") == "stretch"
     if method not in ("nearest", "linear", "cubic") or mode not in (*_MODES, "half_pixel_symmetric") or not plain:
-        raise ValueError(f"an image of free size must be resized without smoothing, a region or an aspect ratio, got "
-                         f"mode {method} and {mode}; fix the size, as in --shape NAME=1,3,224,224")
+        raise ValueError("an image of free size must be resized without a region or an aspect ratio, got mode "
+                         f"{method} and {mode}; fix the size, as in --shape NAME=1,3,224,224")
     if method != "nearest" and not str(x.ty.dtype).startswith("float"):
         raise ValueError(f"elements must be of a float type to lie between two pixels, got {x.ty.dtype}")
     new, scales = _enlarged(old, given, attrs)
     changed = [axis for axis in range(len(old)) if not _same(new[axis], old[axis])]
+    smooth = [axis for axis in changed if attrs.get("antialias", 0) and method != "nearest"
+              and ((scale := scales[axis]) is None or scale < 1)]
     known = all(scale is not None and scale.denominator == 1 for scale in (scales[axis] for axis in changed))
     exact = known and mode != "align_corners" if method == "linear" else all(
         scale is None or scale.denominator == 1 for scale in (scales[axis] for axis in changed))
-    if len(old) == 4 and set(changed) <= {2, 3} and exact and method != "cubic" and mode in _MODES:
+    if len(old) == 4 and set(changed) <= {2, 3} and exact and method != "cubic" and mode in _MODES and not smooth:
         size = relax.ShapeExpr([n.expr if isinstance(n, Size) else int(n) for n in new[2:]])
         return relax.op.image.resize2d(
             x, size, roi=(0.0,) * 4, layout="NCHW", method="nearest_neighbor" if method == "nearest" else method,
             coordinate_transformation_mode=mode, rounding_method=rounding,
         )
     for axis in changed:
-        x = _along(bb, x, axis, (old[axis], new[axis]), scales[axis], how, attrs)
+        resized = _smoothed if axis in smooth else _along
+        x = resized(bb, x, axis, (old[axis], new[axis]), scales[axis], how, attrs)
     return x
 
 
@@ -209,6 +212,71 @@ def _along(
 
     sizes = [each.expr if isinstance(each, Size) else tirx.const(int(each), "int64") for each in extents]
     return bb.emit_te(resized, x, *sizes, primfunc_name_hint="resize")
+
+
+def _smoothed(
+    bb: Any, x: Any, axis: int, extents: tuple[Any, Any], scale: Fraction | None, how: tuple[str, str, str],
+    attrs: Mapping[str, Any],
+) -> Any:
+    """As :func:`_along`, with a kernel that is as much wider as the axis shrinks, if it does: a sum over as many
+    elements as the call's sizes say."""
+    from tvm import te, tirx
+
+    method, mode, _ = how
+    dtype = str(x.ty.dtype)
+    wide = dtype if dtype == "float64" else "float32"
+    reach, outside = 1 if method == "linear" else 2, bool(attrs.get("exclude_outside", 0))
+
+    def resized(tensor: te.Tensor, old: Any, new: Any) -> te.Tensor:
+        step, start, whole = _steps(old, new, scale, mode)
+        n, d = (new, old) if scale is None else (tirx.const(m, "int64") for m in (scale.numerator, scale.denominator))
+        d = tirx.max(n, d)
+        half = tirx.floordiv(reach * d + n - 1, n)
+        squeeze = tirx.Cast(wide, n) / tirx.Cast(wide, d)
+
+        def near(i: Any, tap: Any) -> Any:
+            return tirx.floordiv(i * step + start - 1, whole) + 1 - half + tap  # of a place, the next below
+
+        def part(i: Any, tap: Any) -> Any:
+            place = near(i, tap)
+            off = tirx.Cast(wide, place * whole - (i * step + start)) / tirx.Cast(wide, whole)
+            found = _kernel(tirx.abs(off) * squeeze, method, float(attrs.get("cubic_coeff_a", -0.75)), wide)
+            return tirx.Select(tirx.all(place >= 0, place < old), found, tirx.const(0.0, wide)) if outside else found
+
+        def taken(*index: Any) -> Any:
+            inside = tirx.max(tirx.min(near(index[axis], tap), old - 1), 0)
+            value = tensor(*index[:axis], inside, *index[axis + 1 :]).astype(wide)
+            return te.sum(value * parts(index[axis], tap), axis=tap)
+
+        def divided(*index: Any) -> Any:
+            total = totals(index[axis])
+            one = tirx.const(1.0, wide)
+            return (sums(*index) / tirx.Select(tirx.EQ(total, tirx.const(0.0, wide)), one, total)).astype(dtype)
+
+        shape = [*tensor.shape[:axis], new, *tensor.shape[axis + 1 :]]
+        tap, other = (te.reduce_axis((tirx.const(0, "int64"), 2 * half), name=name) for name in ("tap", "other"))
+        parts = te.compute((new, 2 * half), part, name="parts")
+        totals = te.compute((new,), lambda i: te.sum(parts(i, other), axis=other), name="totals")
+        sums = te.compute(shape, taken, name="sums")
+        return te.compute(shape, divided, name="resize")
+
+    sizes = [each.expr if isinstance(each, Size) else tirx.const(int(each), "int64") for each in extents]
+    return bb.emit_te(resized, x, *sizes, primfunc_name_hint="resize")
+
+
+def _kernel(distance: Any, method: str, a: float, dtype: str) -> Any:
+    """What an element at a distance gives."""
+    from tvm import tirx
+
+    def number(value: float) -> Any:
+        return tirx.const(value, dtype)
+
+    if method == "linear":
+        return tirx.max(number(1.0) - distance, number(0.0))
+    inner = (number(a + 2) * distance - number(a + 3)) * distance * distance + number(1.0)
+    outer = ((number(a) * distance - number(5 * a)) * distance + number(8 * a)) * distance - number(4 * a)
+    beyond = tirx.Select(distance < number(2.0), outer, number(0.0))
+    return tirx.Select(distance <= number(1.0), inner, beyond)
 
 
 def _steps(old: Any, new: Any, scale: Fraction | None, mode: str) -> tuple[Any, Any, Any]:

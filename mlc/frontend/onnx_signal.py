@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc.frontend.onnx_values import constant_at, dtype_of
+from mlc.frontend.onnx_values import array_of, constant_at, dtype_of, input_at
 
 __all__ = ["dft", "stft"]
 
@@ -54,7 +54,7 @@ def stft(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``STFT(signal, step, window, length)`` of real signals ``(batch, n, 1)`` as a convolution whose filters are the
     windowed waves: ``(batch, frames, bins, 2)``.
 
-    Raises ``ValueError`` where anything but the signal is not constant, and for complex signals.
+    Raises ``ValueError`` where the step or the length is not constant, and for complex signals.
     """
     from tvm import relax
 
@@ -63,12 +63,15 @@ def stft(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     if parts != 1:
         raise ValueError("the signal must be real")
     step, length = _scalar(inputs, 1, "frame_step"), _scalar(inputs, 3, "frame_length")
-    window = constant_at(inputs, 2, "window")
-    length = length or (n if window is None else len(window))
+    window = input_at(inputs, 2)
+    length = length or (n if window is None else int(window.ty.shape[0]))
     waves = _matrix(length, length, 1, False, bool(attrs.get("onesided", 1)))
-    if window is not None:
-        waves = waves * window[:, None]
+    known = array_of(window)
+    if known is not None:
+        waves = waves * known[:, None]
     filters = relax.const(np.ascontiguousarray(waves.T[:, None]).astype(dtype_of(x)))
+    if window is not None and known is None:
+        filters = bb.normalize(relax.op.multiply(filters, window))
     signal = bb.normalize(relax.op.reshape(x, (batch, 1, n)))
     waved = bb.normalize(relax.op.nn.conv1d(signal, filters, strides=step))
     frames = int(waved.ty.shape[2])

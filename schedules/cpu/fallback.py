@@ -74,7 +74,8 @@ def _outer(sch: s_tir.Schedule, block: SBlockRV, machine: CpuMachine, vector: in
         return
     amount = prod(loop.extent for loop in nest.loops)
     *outer, last = leading
-    innermost = len(leading) == len(nest.loops)
+    # memory of the block's own is one for all lanes
+    innermost = len(leading) == len(nest.loops) and not sch.get(block).alloc_buffers
     if outer and parallel and machine.cores > 1 and work(amount, nest.expensive) >= parallel_work(machine):
         attempt(lambda: sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0]))
     if innermost:

@@ -62,8 +62,8 @@ def _wide_values(func: tirx.PrimFunc) -> bool:
 
 
 class _Counts:
-    """Numbers made of indices and free sizes alone that become floats: what a mean divides by, or how many elements a
-    window has inside an image."""
+    """Numbers made of indices and free sizes alone that become floats or have 32 bits: what a mean divides by, how many
+    elements a window has inside an image, a place that is compared with data."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self._analyzer, self._known = tvm.sym.Analyzer(), set(in_scope())
@@ -86,7 +86,7 @@ class _Counts:
 
     def hold(self, cast: tirx.Cast) -> bool:
         """Whether a conversion is of such a number, one that 32 bits hold."""
-        if not str(cast.ty).startswith("float"):
+        if not str(cast.ty).startswith(("float", "int32")):
             return False
         inside: list[Any] = []
         walk(cast.value, (TensorLoad, inside.append), (Call, inside.append), (tirx.Var, inside.append))

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 import mlc
 from mlc.errors import MlcError
@@ -60,6 +61,38 @@ CASES: dict[str, tuple[Sequence[int | str], str, Sequence[Mapping[str, int]]]] =
         s = Shape(x)
         u = Resize<mode="linear", coordinate_transformation_mode="asymmetric">(a, , , s)
         y = Add(u, x) }""", _IMAGES),
+    "linear, smoothed": ((2, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 2", 'mode="linear", antialias=1'), _IMAGES),
+    "linear, smoothed along both": ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.6, 0.45", 'mode="linear", antialias=1'),
+                                    _IMAGES),
+    "cubic, smoothed": ((1, 3, "h", "w"), _RESIZE % (
+        "1, 1, 0.6, 0.5", 'mode="cubic", antialias=1, cubic_coeff_a=-0.5, exclude_outside=1'), _IMAGES),
+    "linear, smoothed, of any size to one": ((1, 3, "h", "w"), """<int64[4] s = {1, 3, 5, 4}> {
+        y = Resize<mode="linear", antialias=1>(x, , , s) }""", (*_IMAGES, {"h": 40, "w": 2})),
+    "linear, smoothed, to the size of another": ((1, 4, "h", "w"), """{
+        a = MaxPool<kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1]>(x)
+        s = Shape(a)
+        u = Resize<mode="linear", antialias=1>(x, , , s)
+        y = Add(u, a) }""", _IMAGES),
+    "largest and where they are": (("n", 3, 9, 8), """{
+        v, i = MaxPool<kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], ceil_mode=1, storage_order=1>(x)
+        f = Cast<to=1>(i)
+        y = Concat<axis=0>(v, f) }""", _ROWS),
+    "a branch of two": (("n", "m"), """{
+        s = ReduceSum<keepdims=0>(x)
+        z = Sub(s, s)
+        c = Greater(s, z)
+        y = If(c) <then_branch = one () => (float[a, b] u) { u = Exp(x) },
+                   else_branch = other () => (float[c, d] v) { v = Neg(x) }> }""",
+                        ({"n": 4, "m": 2}, {"n": 1, "m": 1}, {"n": 2, "m": 5})),
+    "a sequence backwards": (("n", "m", 3), """{
+        s = Shape<start=1, end=2>(x)
+        o = ConstantOfShape<value = int64[1] {1}>(s)
+        y = ReverseSequence(x, o) }""", ({"n": 4, "m": 2}, {"n": 1, "m": 1}, {"n": 9, "m": 5})),
+    "the largest of a row as 1": (("n", "m"), "{ y = Hardmax(x) }", ({"n": 4, "m": 2}, {"n": 1, "m": 1})),
+    "ones beside the diagonal": (("n", "m"), """{
+        e = EyeLike<dtype=6, k=1>(x)
+        f = Cast<to=1>(e)
+        y = Mul(f, x) }""", ({"n": 4, "m": 2}, {"n": 1, "m": 1}, {"n": 2, "m": 5})),
     "parts of which several are free": ((31, "n"), """<int64[1] a = {1}> {
         b = Sigmoid(x)
         l = ReduceMax(x, a)
@@ -209,6 +242,34 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
+@pytest.mark.parametrize(("operator", "batch", "direction"), [
+    ("LSTM", "b", "bidirectional"), ("LSTM", 2, "forward"), ("GRU", "b", "bidirectional"), ("GRU", "b", "reverse"),
+    ("RNN", 3, "reverse"), ("RNN", "b", "forward"),
+])
+def test_sequences_of_several_lengths_of_free_steps(operator: str, batch: int | str, direction: str) -> None:
+    """All results: of each step, and the states at the last one that a sequence has."""
+    rng, ways, gates = np.random.default_rng(5), 1 + (direction == "bidirectional"), _RECURRENT[operator] * 21
+    results = ("y", "h", "c")[: 3 if operator == "LSTM" else 2]
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 19]>
+        g (float[t, {batch}, 6] x, int32[{batch}] l) => ({", ".join(f"float[r, s, p] {name}" for name in results)}) {{
+        {", ".join(results)} = {operator}<hidden_size=21, direction="{direction}">(x, w, r, bias, l) }}""")
+    model.graph.output[0].type.tensor_type.shape.dim.add()
+    for name, shape in (("w", (ways, gates, 6)), ("r", (ways, gates, 21)), ("bias", (ways, 2 * gates))):
+        array = rng.standard_normal(shape).astype("float32") / 5
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    with warnings.catch_warnings():
+        # of a fixed batch, the states at the last steps may be taken by plain loops
+        warnings.simplefilter("error" if batch == "b" else "ignore", UserWarning)
+        executable = mlc.compile(model, log=False)
+    for steps, rows in ((1, 1), (7, 3), (40, 5)):
+        rows = batch if isinstance(batch, int) else rows
+        given = {"x": rng.standard_normal((steps, rows, 6)).astype("float32"),
+                 "l": rng.integers(1, steps + 1, rows).astype("int32")}
+        for found, wanted in zip(executable(**given), session.run(None, given), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrent_layers_after_each_other_of_free_steps() -> None:
     shape, weights = ("n", 2, 6), {"w": (1, 8, 6), "r": (1, 8, 8), "v": (1, 16, 8), "q": (1, 16, 4)}
     body = "{ a, b = RNN<hidden_size=8>(x, w, r) c = Squeeze(a, one) y, d = LSTM<hidden_size=4>(c, v, q) }"
@@ -246,9 +307,39 @@ def test_recurrent_layers_of_free_steps_and_batch(operator: str) -> None:
     _check(_model(shape, body, weights), shape, ({"n": 4, "b": 1}, {"n": 1, "b": 3}, {"n": 33, "b": 9}))
 
 
+def test_lengths_that_a_call_gives() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 19]> g (float[t, b, 3] x, int64[b] l) => (float[t, b, 3] y) {
+        y = ReverseSequence(x, l) }"""
+    model, rng = parser.parse_model(text), np.random.default_rng(2)
+    session, executable = onnxruntime.InferenceSession(model.SerializeToString()), mlc.compile(model, log=False)
+    for steps, batch in ((1, 1), (7, 3), (20, 2)):
+        given = {"x": rng.standard_normal((steps, batch, 3)).astype("float32"), "l": rng.integers(1, steps + 1, batch)}
+        np.testing.assert_array_equal(executable(**given)[0], session.run(None, given)[0])
+
+
+def test_samples_between_the_pixels_of_a_free_batch() -> None:
+    rng = np.random.default_rng(3)
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
+        g (float[n, 4, 7, 6] x, float[n, 36, 7, 6] o, float[n, 18, 7, 6] m) => (float[n, 3, 7, 6] y) {
+        y = DeformConv<kernel_shape=[3, 3], pads=[1, 1, 1, 1], offset_group=2>(x, k, o, , m) }""")
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((3, 4, 3, 3)).astype("float32"), "k"))
+    executable, reference = mlc.compile(model, log=False), ReferenceEvaluator(model)
+    for batch in (1, 3):
+        given = {name: rng.standard_normal((batch, size, 7, 6)).astype("float32")
+                 for name, size in (("x", 4), ("o", 36), ("m", 18))}
+        np.testing.assert_allclose(executable(**given)[0], reference.run(None, given)[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("shape", "body", "said"), [
+    (("n", 3), """<int64[1] b = {0}, int64[1] e = {1}> {
+        s = ReduceSum<keepdims=0>(x)
+        z = Sub(s, s)
+        c = Greater(s, z)
+        y = If(c) <then_branch = one () => (float[a, d] u) { u = Slice(x, b, e) },
+                   else_branch = other () => (float[a, d] v) { v = Neg(x) }> }""", "both branches must be known"),
     (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
-    ((1, 3, "h", "w"), _RESIZE % ("1, 1, 0.5, 2", 'mode="linear", antialias=1'), "must be resized without smoothing"),
+    ((1, 3, "h", "w"), '''<int64[4] s = {1, 3, 8, 8}> {
+        y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(x, , , s) }''', "without a region or an"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
     weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}

@@ -191,3 +191,54 @@ def test_positions_of_extremes(
         exe = mlc.compile(model, target=target, log=False)
         assert not any(function["replaced"] for function in exe.metadata["functions"])
         np.testing.assert_array_equal(exe(x)[0], expected)
+
+
+@pytest.mark.parametrize(("base", "exponent"), [
+    ("int32", "int32"), ("int64", "int64"), ("int32", "int8"), ("int64", "uint32"), ("int32", "int64"),
+])
+def test_powers_of_whole_numbers(base: str, exponent: str) -> None:
+    """Of negative exponents, what is left of a fraction: 0, but for 1 and -1."""
+    x, y = (a.reshape(-1) for a in np.meshgrid([-3, -2, -1, 1, 2, 7], [-2, -1, 0, 1, 2, 5, 10]))
+    y = np.abs(y) if exponent.startswith("u") else y
+    x, y = np.append(x, [-1, -1, 0]).astype(base), np.append(y, [100, 101, 3]).astype(exponent)
+    wanted = np.trunc(np.power(x.astype("float64"), y.astype("float64"))).astype(base)
+    graph = helper.make_graph(
+        [helper.make_node("Pow", ["x", "y"], ["z"])], "power",
+        [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+         for name, a in (("x", x), ("y", y))],
+        [helper.make_tensor_value_info("z", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=8)
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(x=x, y=y)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
+def test_the_first_of_numbers_without_a_sign(dtype: str) -> None:
+    x = np.array([[3, np.iinfo(dtype).max, 0, np.iinfo(dtype).max // 2 + 1, 3]], dtype)
+    graph = helper.make_graph(
+        [helper.make_node("TopK", ["x", "k"], ["values", "indices"])], "top",
+        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)],
+        [helper.make_tensor_value_info(name, t, [None, None])
+         for name, t in (("values", helper.np_dtype_to_tensor_dtype(x.dtype)), ("indices", 7))],
+        [numpy_helper.from_array(np.array([4]), "k")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    values, indices = mlc.compile(model, log=False)(x)
+    np.testing.assert_array_equal(indices, [[1, 3, 0, 4]])
+    np.testing.assert_array_equal(values, x[:, [1, 3, 0, 4]])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1,), (5,), (4, 5), (3, 1, 5)], ids=str)
+def test_slopes_below_zero(shape: tuple[int, ...]) -> None:
+    """Those of other axes than the channels' were refused by an assertion of TVM's."""
+    rng = np.random.default_rng(9)
+    x, slope = rng.standard_normal((2, 3, 4, 5)).astype("float32"), rng.standard_normal(shape).astype("float32")
+    _assert_like_onnxruntime(_node("PRelu", x, {"slope": slope}), x)
+
+
+@pytest.mark.parametrize(("slope", "said"), [
+    (np.ones((7, 1, 1), "float32"), "PRelu|PRELU"), (np.ones(2, "int64"), "PRelu|PRELU|type"),
+], ids=["number", "type"])
+def test_slopes_that_do_not_fit(slope: np.ndarray, said: str) -> None:
+    x = np.zeros((2, 3, 4, 5), "float32")
+    with pytest.raises(ModelError, match=said) as caught:
+        mlc.compile(_node("PRelu", x, {"slope": slope}))
+    assert "\n" not in str(caught.value) and "AssertionError" not in str(caught.value)
