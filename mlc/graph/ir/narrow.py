@@ -85,7 +85,9 @@ class _Counts:
                 self._analyzer.bind(var, tvm.ir.Range(tirx.const(low, str(var.ty)), tirx.const(high + 1, str(var.ty))))
 
     def hold(self, cast: tirx.Cast) -> bool:
-        """Whether a conversion is of such a number, one that 32 bits hold."""
+        """Whether a conversion is of such a number, one that 32 bits hold, or of a truth value."""
+        if str(cast.value.ty) == "bool":
+            return True
         if not str(cast.ty).startswith(("float", "int32")):
             return False
         inside: list[Any] = []
