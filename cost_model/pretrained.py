@@ -29,7 +29,7 @@ _FORMAT = 2
 _PRIOR_PART = 0.5
 #: a candidate this many times slower than its task's fastest is as bad as any slower one
 _WORST = 8.0
-_MEMBERS, _ROUNDS = 4, 120
+_MEMBERS, _ROUNDS = 4, 190
 _TASK_WEIGHT = 24.0  # what the candidates of one task weigh together
 
 
