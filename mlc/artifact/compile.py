@@ -20,6 +20,7 @@ from mlc.config import get
 from mlc.errors import CodeGenerationError
 from mlc.frontend.model import TensorSpec, imported
 from mlc.graph.algorithms.filters import TRANSFORMED, Filters, transform_weight
+from mlc.graph.ir.printed import as_script
 from mlc.graph.tasks import called_functions
 from mlc.shapes import to_json
 from mlc.target import Target
@@ -146,4 +147,4 @@ def _dump(name: str, mod: tvm.IRModule) -> None:
     if get("MLC_DUMP_DIR"):
         folder = Path(get("MLC_DUMP_DIR"))
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"build_{name}.py").write_text(mod.script(show_meta=False), encoding="utf-8")
+        (folder / f"build_{name}.py").write_text(as_script(mod), encoding="utf-8")

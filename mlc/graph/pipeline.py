@@ -17,6 +17,7 @@ from mlc.graph import precision, simplify
 from mlc.graph.algorithms.filters import Filters
 from mlc.graph.algorithms.registry import check_options
 from mlc.graph.ir.origins import NodeGraph, Origins, without_merged
+from mlc.graph.ir.printed import as_script
 from mlc.graph.ir.rewrite import check_straight_line
 from mlc.graph.layout.blocked import BlockedLayouts
 from mlc.graph.layout.channels_last import ChannelsLast
@@ -229,4 +230,4 @@ def optimise(
 
 def _dump(mod: tvm.IRModule, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(mod.script(show_meta=False))
+    path.write_text(as_script(mod), encoding="utf-8")
