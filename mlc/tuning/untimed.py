@@ -124,6 +124,12 @@ class _Ranked:
 
     def __post_init__(self) -> None:
         self._untried = self._candidates()
+        self.best = untimed_of(self.known)
+
+    def add(self, record: Record) -> None:
+        """Take note of a candidate; the best one is found here, since each price is compared with it."""
+        self.records.append(record)
+        self.best = untimed_of([*self.known, *self.records])
 
     @property
     def cost(self) -> float:
@@ -133,8 +139,7 @@ class _Ranked:
     @property
     def expected(self) -> float:
         """Seconds of the best candidate by the latest reckoning."""
-        best = untimed_of([*self.known, *self.records])
-        return best.expected if best is not None else math.inf
+        return self.best.expected if self.best is not None else math.inf
 
     @property
     def failures(self) -> dict[str, int]:
@@ -230,7 +235,7 @@ class _Ranking:
         """A task's turn of so many candidates, or of fewer where time is over or no others are left."""
         began, before = time.monotonic(), len(each.records)
         for candidate in each.next(count):
-            each.records.append(self._compiled(each, candidate))
+            each.add(self._compiled(each, candidate))
             self._journal.append(each.records[-1:])
             if self._spent() == "seconds":
                 break
@@ -241,8 +246,7 @@ class _Ranking:
             self._emit(self._event(each))
 
     def _event(self, each: _Ranked) -> BatchCompiled:
-        task, journal = each.space.task, self._journal
-        best = untimed_of([*each.known, *each.records])
+        task, journal, best = each.space.task, self._journal, each.best
         model = latency((t.space.task.choice, t.space.task.weight * t.expected) for t in self._tasks)
         return BatchCompiled(
             task.key, task.name, len(each.records), journal.trials, finite(each.expected), model, each.failures,
