@@ -7,18 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlc.frontend.onnx_expand import Nodes
-from mlc.frontend.onnx_quantised import wrong_scale
+from mlc.frontend.onnx_quantised import unpacked, wrong_scale
 
-__all__ = ["gather_block_quantized", "unpacked"]
+__all__ = ["gather_block_quantized"]
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
-
-
-def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of ``bits`` bits in each byte, the lowest first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype="uint8")
-    numbers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
-    return numbers.reshape(*packed.shape[:-1], -1)
 
 
 def _packed(numbers: np.ndarray, bits: int) -> np.ndarray:

@@ -8,8 +8,7 @@ import numpy as np
 
 from mlc.frontend.accuracy import allow
 from mlc.frontend.onnx_expand import Expand, Nodes
-from mlc.frontend.onnx_gather_blocks import unpacked
-from mlc.frontend.onnx_quantised import wrong_scale
+from mlc.frontend.onnx_quantised import unpacked, wrong_scale
 
 __all__ = ["PRODUCTS", "integer_to_float", "scale_of_product"]
 

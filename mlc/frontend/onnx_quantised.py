@@ -16,7 +16,7 @@ import numpy as np
 
 from mlc.frontend.onnx_values import array_of, dtype_of, emitter, input_at
 
-__all__ = ["dequantize_linear", "dynamic_quantize_linear", "quantize_linear", "wrong_scale"]
+__all__ = ["dequantize_linear", "dynamic_quantize_linear", "quantize_linear", "unpacked", "wrong_scale"]
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -29,6 +29,13 @@ def wrong_scale(scale: np.ndarray, positive: bool = True) -> float | None:
     wide = scale.astype("float64").ravel()
     wrong = wide[~np.isfinite(wide) | ((wide <= 0) & positive)]
     return float(wrong[0]) if wrong.size else None
+
+
+def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The numbers of ``bits`` bits in each byte, the lowest first, along the last axis."""
+    shifts = np.arange(0, 8, bits, dtype="uint8")
+    numbers = (packed[..., None] >> shifts) & ((1 << bits) - 1)
+    return numbers.reshape(*packed.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
