@@ -336,12 +336,10 @@ def test_samples_between_the_pixels_of_a_free_batch() -> None:
         c = Greater(s, z)
         y = If(c) <then_branch = one () => (float[a, d] u) { u = Slice(x, b, e) },
                    else_branch = other () => (float[a, d] v) { v = Neg(x) }> }""", "both branches must be known"),
-    (("n", 1, 6), "{ c = Concat<axis=0>(x, x) y, last = RNN<hidden_size=8>(c, w, r) }", "a free size itself, got n"),
     ((1, 3, "h", "w"), '''<int64[4] s = {1, 3, 8, 8}> {
         y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(x, , , s) }''', "without a region or an"),
 ])
 def test_what_must_not_be_free_is_said(shape: Sequence[int | str], body: str, said: str) -> None:
-    weights = {"w": (1, 8, 6), "r": (1, 8, 8)} if "RNN" in body else {}
     with pytest.raises(MlcError, match=said) as caught:
-        mlc.compile(_model(shape, body, weights), log=False)
+        mlc.compile(_model(shape, body), log=False)
     assert "\n" not in str(caught.value)
