@@ -96,8 +96,8 @@ class _Layer:
         parts = _parts(target, steps, batch, len(backwards), self._gates * units * units)
         self._steps, self._batch = steps, batch
         shares = _shares(target, units, len(backwards) * parts)
-        self._inside, self._given = _own_sizes(steps, batch)
-        self._sizes = Recurrence(*self._inside, units, backwards, parts, shares)
+        (inside, rows), self._given = _own_sizes(steps, batch)
+        self._sizes = Recurrence(inside, rows, units, backwards, parts, shares)
         self._states = [self._start(state) for state in ((hidden, cell) if operator == "LSTM" else (hidden,))]
 
     def emitted(self) -> relax.Expr:

@@ -1,4 +1,4 @@
-"""Recurrent layers whose steps or rows are what follows from a free size, against onnxruntime at both ends of ranges."""
+"""Recurrent layers whose steps or rows follow from a free size, against onnxruntime at both ends of ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _STRIDED = """{
     y, last = %s<hidden_size=21, direction="%s">(t, w, r, bias) }"""
 
 
-def _model(shape: Sequence[int | str], body: str, weights: Mapping[str, Sequence[int]], results: str) -> onnx.ModelProto:
+def _model(
+    shape: Sequence[int | str], body: str, weights: Mapping[str, Sequence[int]], results: str
+) -> onnx.ModelProto:
     dims = ", ".join(map(str, shape))
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g (float[{dims}] x) => ({results}) {body}')
     rng = np.random.default_rng(1)
