@@ -90,6 +90,11 @@ def _check_borders(graph: Graph, name: str) -> None:
     """Raise :class:`ModelError` for inputs and outputs of types that no array has: inside, bytes hold such numbers."""
     from onnx import helper
 
+    for value in graph.outputs:
+        if value.type.WhichOneof("value") in ("sequence_type", "optional_type"):
+            held = str(value.type.WhichOneof("value")).removesuffix("_type")
+            raise ModelError(f"every output must be a tensor, but {value.name} of {name} is a {held}; take the tensors "
+                             "out of it inside the model")
     for value in (*graph.inputs, *graph.outputs):
         kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
         dtype = helper.tensor_dtype_to_np_dtype(kind).name if kind else "float32"
