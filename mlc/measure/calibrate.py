@@ -50,7 +50,8 @@ _PATIENCE = 120.0
 _MOST_BYTES = 512 << 20
 #: parallel loops started in one call of a round; and single ones that find the threads asleep, with the seconds before
 _STARTS, _WAKES, _ASLEEP = 300, 4, 0.2
-#: dot products of 8-bit integers and of bfloat16 by LLVM's feature that has them and the bytes of their vectors
+#: dot products of 8-bit integers and of bfloat16, and products of pairs of rows, by LLVM's feature that has them and
+#: the bytes of their vectors
 _DOTS = {
     "dot": {
         ("avx512vnni", 64): "llvm.x86.avx512.vpdpbusd.512", ("avxvnni", 32): "llvm.x86.avx512.vpdpbusd.256",
@@ -59,11 +60,12 @@ _DOTS = {
     "bfloat": {
         ("avx512bf16", 64): "llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", 16): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
     },
+    "matrix": {("i8mm", 16): "llvm.aarch64.neon.smmla.v4i32.v16i8"},
 }
 #: products of a matrix unit's tiles by LLVM's feature that has them, and how many sums are added to in turn
 _TILES, _SUMS = {"amx-int8": "tdpbusd", "amx-bf16": "tdpbf16ps"}, 4
 #: types of what they multiply and of their sums; bfloat16 by its bits, as :mod:`schedules.lowering` has it
-_DOT_TYPES = {"dot": ("int8", "int32"), "bfloat": ("uint16", "float32")}
+_DOT_TYPES = {"dot": ("int8", "int32"), "bfloat": ("uint16", "float32"), "matrix": ("int8", "int32")}
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,9 @@ class Kernels:
         return bool(self._named[kind])
 
     def dots(self, kind: str) -> tuple[float, bool]:
-        """Dot products of whole vectors that a core begins in a second, of 8-bit integers (``dot``) or of bfloat16
-        (``bfloat``), and whether a second round confirms that; the target must have them."""
+        """Dot products of whole vectors that a core begins in a second, of 8-bit integers (``dot``), of bfloat16
+        (``bfloat``) or of pairs of rows of the former (``matrix``), and whether a second round confirms that; the
+        target must have them."""
         seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
 

@@ -39,8 +39,10 @@ from mlc.graph.precision.integer_gpu import priced_on_gpu
 from mlc.options import CompileOptions
 from mlc.sizes import usual_size
 from mlc.target import Target
+from schedules.cpu.gemm_matrix import pays as pairs_pay
 from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import QUADS
+from schedules.intrin.matrix import BYTE_PAIRS
 
 __all__ = ["IntegerProducts", "is_integer_product", "is_signed_product", "priced"]
 
@@ -173,6 +175,9 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         rows, columns = (1, 1, *shape)[-2:]  # a vector is one row
         tiles = tiles_pay(rows, columns, -(-depth // STEP), QUADS, target.tvm)
         rate = _TILES_REACHED * estimate.machine.tiles if tiles else estimate.machine.dot
+        fixed = all(isinstance(extent, int) for extent in shape_of(call))
+        if fixed and pairs_pay(rows, columns, depth, BYTE_PAIRS, target.tvm):
+            rate = max(rate, estimate.machine.pairs)
         integers = estimate.kernel(operations / rate, float(weight), float(data + result))
         if not constant:  # which is packed, and both are added up
             integers += estimate.copy(2.0 * weight) + estimate.copy(weight) + estimate.copy(data)
