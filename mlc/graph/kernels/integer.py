@@ -27,6 +27,7 @@ from schedules.intrin.matrix import BYTE_PAIRS
 __all__ = [
     "STEP", "conv2d_nchwc_integer", "conv2d_nchwc_tiles", "dense_integer", "depthwise_nchwc_integer",
     "depthwise_nchwc_taps", "dot_form", "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
+    "widened",
 ]
 
 #: what every sum's length is a multiple of: whole steps of any form
@@ -99,7 +100,7 @@ def _packed(weight: np.ndarray, form: str) -> np.ndarray:
     return np.ascontiguousarray(weight.astype(dtype).reshape(*others, inner // size, size, lanes).swapaxes(-1, -2))
 
 
-def _widened(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+def widened(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """The activations as the instruction takes them that reads this weight."""
     if str(weight.dtype) != "int16":
         return data
@@ -116,14 +117,14 @@ def conv2d_nchwc_integer(
     ``pads`` is ``(top, left, bottom, right)``, filled with ``zero``, the activation's zero point. With groups, a
     group's channels fill whole blocks on both sides.
     """
-    padded = _widened(pad_spatial(data, pads, zero), weight)
+    padded = widened(pad_spatial(data, pads, zero), weight)
     return conv2d_nchwc_stepped(padded, weight, strides, dilation, groups, "int32", "conv2d_nchwc_integer")
 
 
 def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """Product of uint8 ``[..., M, K]``, ``K`` whole steps of the weight's, with a weight of :func:`pack_dense` or of
     :func:`packed_operand` to int32 ``[..., M, N]``, ``N`` whole panels."""
-    return dense_stepped(_widened(data, weight), weight, "int32", "dense_integer")
+    return dense_stepped(widened(data, weight), weight, "int32", "dense_integer")
 
 
 def conv2d_nchwc_tiles(

@@ -19,8 +19,9 @@ _SAVED, _SPARSE, _ADDED = 1 / 3, 2.5, 16.0
 #: The same that is saved where one unit multiplies both (45 products a nanosecond over 40 on a Zen 2), by how many
 #: products of 8-bit integers such a machine does in the time of one of float32 at most
 _SAVED_ALONE, _ALONE = 1 / 9, 1.0
-#: products of 16-bit numbers in the time of one of float32, where they are 1.6 at best; bytes that are moved in the time in which one of the
-#: activations, which the remainder reads across, is; and what must be saved for each second that this takes
+#: Products of 16-bit numbers in the time of one of float32, where they are 1.6 at best; bytes that are moved in the
+#: time in which one of the activations, which the remainder reads across, is; and what must be saved for each second
+#: that this takes
 _WORDS, _TURNED, _MARGIN = 1.37, 8.0, 1.5
 
 
