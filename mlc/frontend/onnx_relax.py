@@ -59,8 +59,9 @@ def import_onnx(
     with scope(free):
         if attrs := {**(attributes(free) if free else {}), **allowed(graph.nodes)}:
             mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attrs))
-    outputs = dict.fromkeys([*(o.name for o in graph.outputs), *(each for _, each in lengths.values())])
-    found = imported(mod, name, [i.name for i in graph.inputs], list(outputs), lengths)
+    outputs = [o.name for o in graph.outputs]
+    counts = dict.fromkeys(each for _, each in lengths.values() if each not in outputs)
+    found = imported(mod, name, [i.name for i in graph.inputs], [*outputs, *counts], lengths)
     return replace(found, nodes=origins(own, graph.nodes))
 
 
