@@ -17,7 +17,7 @@ from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.maxima import at_least_zero, never_zero
 from mlc.substitution.check.parts import apart, implied
-from mlc.substitution.check.play import AtLeast, Steps, Within
+from mlc.substitution.check.play import Steps
 from mlc.substitution.check.terms import (
     Term,
     collected,
@@ -147,7 +147,7 @@ class Cover(Steps):
         term, facts, _ = self.at(i)
         [atom] = term.atoms
         need(p == 0 and atom[0] == "call", "only a function is of something")
-        argument = collected(self.rewritten(term.names, facts, atom[2], steps, Within))
+        argument = collected(self.rewritten(term.names, facts, atom[2], steps))
         self.terms[i] = term._replace(atoms=(("call", atom[1], argument),))
 
     def do_divisor_inside(self, j: int, steps: Any) -> None:
@@ -169,8 +169,7 @@ class Cover(Steps):
         [atom] = term.atoms
         need(atom[0] == "call", "a read is not defined by a sign")
         if atom[1] == "sqrt":
-            AtLeast(self.sizes, [*self.context, *term.names], facts, self.divisors, atom[2], (), self.depth + 1).run(
-                steps)
+            self.at_least(term.names, facts, atom[2], (), steps)
         else:
             j, mapping, guards = given
             self.above_known(term.names, facts, atom[2], j, mapping, guards, steps)
