@@ -16,6 +16,7 @@ from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_inside import settle_defined
 from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_merge import TOOLS, equal_atoms, plausible
+from mlc.substitution.goal_nonzero import find_defined
 from mlc.substitution.goal_reduce import reduce_demands, settle_above
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
@@ -64,8 +65,8 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
 
 def _last(goal: Goal) -> bool:
     """What is tried when nothing else is left."""
-    return (settle_void(goal) or settle_above(goal, TOOLS) or reduce_demands(goal, TOOLS)
-            or by_cases(goal, prove_defined))
+    return (settle_void(goal) or find_defined(goal, TOOLS) or settle_above(goal, TOOLS)
+            or reduce_demands(goal, TOOLS) or by_cases(goal, prove_defined))
 
 
 def _settle(goal: Goal, number: int, splitting: bool) -> bool:

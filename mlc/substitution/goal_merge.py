@@ -18,6 +18,7 @@ from mlc.substitution.goal_divide import multiply_one
 from mlc.substitution.goal_inside import settle_inside
 from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_largest import bounds, choose_largest, lower_one, rewrite_largest, turn_odd
+from mlc.substitution.goal_nonzero import find_nonzero
 from mlc.substitution.goal_reduce import reduce_one
 from mlc.substitution.goal_simplify import nested_guards, settle_context, simplify_all
 from mlc.substitution.goal_tools import Tools, kept, restored
@@ -87,13 +88,28 @@ def _reduced(goal: Goal) -> list[list[Any]]:
         if not goal.terms:
             return goal.steps
         if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
-                goal, prove_at_least):
+                goal, prove_at_least) or find_nonzero(goal, TOOLS):
             continue
         with suppress(Stuck):
             return [*goal.steps, *_search(branched(goal))]
         if not by_cases(goal, _reduced):
             break
     raise Stuck("no cases are left")
+
+
+def _equal(goal: Goal) -> list[list[Any]]:
+    """The steps that show the terms to be 0; raises :class:`Stuck`."""
+    if goal.depth > _DEPTH:
+        raise Stuck("functions are nested too deeply")
+    settle_context(goal)
+    for _ in range(_MERGES):
+        while simplify_all(goal):
+            settle_context(goal)
+        if not goal.terms:
+            return goal.steps
+        if not reduce_one(goal, TOOLS):
+            return [*goal.steps, *_search(branched(goal))]
+    raise Stuck("too many steps")
 
 
 def prove_at_least(goal: Goal) -> list[list[Any]]:
@@ -308,4 +324,4 @@ def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:
     return found
 
 
-TOOLS = Tools(merge_equal, prove_at_least, choose_largest)
+TOOLS = Tools(merge_equal, prove_at_least, choose_largest, _equal)

@@ -162,6 +162,45 @@ class Cover(Steps):
         self.above_zero(i, self.terms[i].atoms[0], k, mapping, guards)
         del self.terms[i]
 
+    def do_ratio(self, i: int, p: int, over: Any, under: Any, factor: str, steps: Any) -> None:
+        """What the reciprocal is of is a quotient of what is not 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.quotient(i, p, over, under, factor, steps)
+        del self.terms[i]
+
+    def do_some(self, i: int, p: int, *words: Any) -> None:
+        """What the reciprocal is of is a sum of what is at least 0, and not 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.some(i, p, *words)
+        del self.terms[i]
+
+    def do_larger(self, j: int, p: int, k: int) -> None:
+        """So the logarithm of that member is defined where the source is."""
+        super().do_larger(j, p, k)
+        self.given(1)
+
+    def do_rooted(self, j: int) -> None:
+        """So the logarithm of what the root is of is defined where the source is."""
+        super().do_rooted(j)
+        self.given(1)
+
+    def do_groups(self, j: int) -> None:
+        """So the reciprocals of the sums are defined where the source is."""
+        before = len(self.divisors)
+        super().do_groups(j)
+        self.given(len(self.divisors) - before)
+
+    def do_common(self, j: int, proofs: Any) -> None:
+        """So the reciprocal of the common factor is defined where the source is."""
+        super().do_common(j, proofs)
+        self.given(1)
+
+    def given(self, count: int) -> None:
+        """The last divisors, among what is defined where the source is."""
+        for divisor in self.divisors[len(self.divisors) - count:]:
+            self.terms[self.next] = divisor
+            self.next += 1
+
     def do_above(self, i: int, given: Any, steps: Any) -> None:
         """What a root is of is at least 0; what a reciprocal or a logarithm is of is above 0."""
         need(i in self.wanted, "only what the target demands is to be shown")

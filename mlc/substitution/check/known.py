@@ -10,21 +10,30 @@ from mlc.substitution.check.integers import Expr, need
 from mlc.substitution.check.maxima import VANISHING, at_least_zero, never_zero, vanishes
 from mlc.substitution.check.parts import apart, implied, part_at
 from mlc.substitution.check.terms import (
+    Member,
     Term,
     collected,
     divisor_of,
+    free_names,
     inequalities,
     is_size,
+    make_term,
     negated,
+    reciprocal,
     refreshed,
     substituted,
+    times,
 )
 from mlc.substitution.check.witness import Reader
+from mlc.substitution.codec import parse_fraction
 
 __all__ = ["NOT_NEGATIVE", "NOT_ZERO", "Known"]
 
 #: of which functions what they are of is not 0, and is at least 0, where they are defined; of the empty name by cases
 NOT_ZERO, NOT_NEGATIVE = frozenset({"1/", "log"}), frozenset({"log", "sqrt", ""})
+_ANY = NOT_ZERO | NOT_NEGATIVE
+#: sums that are multiplied with each other, and terms of their product
+_FACTORS, _TERMS = 4, 200
 
 
 class Known:
@@ -48,6 +57,15 @@ class Known:
     def rewritten(self, names: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term], steps: Any
                   ) -> tuple[Term, ...]:
         """The same sum for all values of ``names`` that the facts admit, by steps."""
+        raise NotImplementedError
+
+    def equal(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term], steps: Any
+              ) -> None:
+        """Shows by steps that two sums are equal for all values of ``names`` that the facts admit."""
+        raise NotImplementedError
+
+    def put(self, i: int, atoms: Sequence[Any], sums: Sequence[Term]) -> None:
+        """Term i with a sum beside ``atoms``, which are all that it keeps."""
         raise NotImplementedError
 
     def at_least(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term],
@@ -135,3 +153,137 @@ class Known:
         """What is known not to be 0 is 0, at some values: that cannot be, so nothing is to be shown."""
         need(not collected(self.known(j, NOT_ZERO, mapping, guards, self.facts, self.reader())), "it must be 0")
         self.terms.clear()
+
+    # --- what else is not 0 ------------------------------------------------------------------------------------------
+
+    def quotient(self, i: int, p: Any, over: Any, under: Any, factor: str, steps: Any) -> list[Term]:
+        """What atom p of term i, a reciprocal ``1/g``, is as a quotient: ``g`` times the sums that divisors ``over``
+        are of is ``factor`` times those that ``under`` are of, none of which is 0. So ``g`` is not 0 either."""
+        term, facts, read = self.at(i)
+        argument = self.divided_by(i, p)
+        need(len(over) + len(under) <= _FACTORS, f"at most {_FACTORS} sums are multiplied")
+        tops = [self.known(j, _ANY, mapping, guards, facts, read) for j, mapping, guards in over]
+        bottoms = [self.known(j, NOT_ZERO, mapping, guards, facts, read) for j, mapping, guards in under]
+        number = parse_fraction(factor)
+        need(number != 0, "a factor must not be 0")
+        self.equal(term.names, facts, product([argument, *tops]), product([_number(number), *bottoms]), steps)
+        return product([_number(1 / number), *tops, *map(reciprocal, bottoms)])
+
+    def divided_by(self, i: int, p: Any) -> tuple[Term, ...]:
+        """What atom p of term i, a reciprocal, is of."""
+        atoms = self.terms[i].atoms
+        need(type(p) is int and 0 <= p < len(atoms) and atoms[p][:2] == ("call", "1/"), "there is no such reciprocal")
+        return tuple(atoms[p][2])
+
+    def do_ratio(self, i: int, p: int, over: Any, under: Any, factor: str, steps: Any) -> None:
+        """A reciprocal as a quotient of what is known."""
+        found = self.quotient(i, p, over, under, factor, steps)
+        atoms = self.terms[i].atoms
+        self.put(i, [*atoms[:p], *atoms[p + 1:]], found)
+
+    def some(self, i: int, p: int, j: Any, mapping: Any, guards: Any, signs: Any, meets: Any) -> None:
+        """What atom p of term i, a reciprocal, is of is not 0: none of its products is ever below 0, so that all are 0
+        if the sum is; and then every product of divisor j is."""
+        term, facts, read = self.at(i)
+        argument = self.divided_by(i, p)
+        need(len(signs) == len(argument), "no product may be below 0")
+        for each, steps in zip(map(refreshed, argument), signs, strict=True):
+            inner = [*term.names, *each.names], [*facts, *inequalities(each.guards)]
+            self.at_least(*inner, (each._replace(names=(), guards=()),), (), steps)
+        other = collected(self.known(j, NOT_ZERO, mapping, guards, facts, read))
+        need(len(meets) == len(other), "every product of the divisor must be 0")
+        for one, (k, values, witnesses) in zip(map(refreshed, other), meets, strict=True):
+            need(type(k) is int and 0 <= k < len(argument), "there is no such product")
+            there, inside = refreshed(argument[k]), self.reader([*term.names, *one.names])
+            moved = substituted(there._replace(names=()), dict(zip(there.names, map(inside, values), strict=True)))
+            implied(moved.guards, witnesses, [*facts, *inequalities(one.guards)], inside)
+            need(moved.factor != 0 and all(never_zero(_alone(a)) or any(vanishes((_alone(b),), a) for b in one.atoms)
+                                           for a in moved.atoms), "the product must be 0 where that one is")
+
+    def do_some(self, i: int, p: int, *words: Any) -> None:
+        """A sum of what is at least 0 that is not 0: a divisor more."""
+        self.some(i, p, *words)
+        term = self.terms[i]
+        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+
+    def do_larger(self, j: int, p: int, k: int) -> None:
+        """A maximum is not 0 and not below 0, and its members but k are not above 0: so member k is above 0. A divisor
+        more, of which that is known."""
+        divisor = self.divisor(j, NOT_ZERO)
+        [term] = collected(divisor.atoms[0][2])
+        need(not term.names and type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max",
+             "it must have a maximum for a factor")
+        members = term.atoms[p][1]
+        need(type(k) is int and 0 <= k < len(members) and not members[k].names and not members[k].guards,
+             "the member must have one value")
+        rest = [m for place, m in enumerate(members) if place != k]
+        need(all(map(_at_most_zero, rest)) and any(at_least_zero(_kept(m.body)) for m in rest),
+             "the others must be at most 0, and one must be 0")
+        self.divisors.append(divisor._replace(guards=(*divisor.guards, *term.guards),
+                                              atoms=(("call", "log", members[k].body),)))
+
+    def do_rooted(self, j: int) -> None:
+        """A root is not 0: what it is of is above 0. A divisor more, of which that is known."""
+        divisor = self.divisor(j, NOT_ZERO)
+        [term] = collected(divisor.atoms[0][2])
+        need(term == Term(term.factor, (), (), term.atoms) and [a[:2] for a in term.atoms] == [("call", "sqrt")],
+             "it must be of a root")
+        self.divisors.append(divisor._replace(atoms=(("call", "log", term.atoms[0][2]),)))
+
+    def do_groups(self, j: int) -> None:
+        """A sum of products over variables that no factor and no guard has together is a product of sums, none of which
+        is 0: each a divisor more."""
+        divisor = self.divisor(j, NOT_ZERO)
+        _, rest = apart(divisor.atoms[0][2])
+        outer = [g for g in rest.guards if g.expr.names.isdisjoint(rest.names)]
+        for names in _groups(rest):
+            inside = tuple(n for n in rest.names if n in names)
+            part = make_term(Fraction(1), inside, [g for g in rest.guards if g in outer or g.expr.names & names],
+                             [a for a in rest.atoms if free_names(a) & names])
+            self.divisors.append(divisor._replace(atoms=(("call", "1/", (part,)),)))
+
+    def do_common(self, j: int, proofs: Any) -> None:
+        """Every product of what divisor j is of has the same sum for a factor, which is not 0 either: a divisor
+        more."""
+        divisor = self.divisor(j, NOT_ZERO)
+        facts = [*self.facts, *inequalities(divisor.guards)]
+        first, *others = [apart((each,))[1] for each in collected(divisor.atoms[0][2])]
+        for other, steps in zip(others, proofs, strict=True):
+            self.equal(divisor.names, facts, (refreshed(first),), (refreshed(other),), steps)
+        self.divisors.append(divisor._replace(atoms=(("call", "1/", (first,)),)))
+
+
+def product(sums: Sequence[Sequence[Term]]) -> list[Term]:
+    """The sums multiplied out."""
+    found = [Term(Fraction(1), (), (), ())]
+    for each in sums:
+        need(len(found) * len(each) <= _TERMS, f"a product must have at most {_TERMS} terms")
+        found = [times(refreshed(a), refreshed(b)) for a in found for b in each]
+    return found
+
+
+def _number(value: Fraction) -> tuple[Term, ...]:
+    return (Term(value, (), (), ()),)
+
+
+def _alone(atom: Any) -> Term:
+    return Term(Fraction(1), (), (), (atom,))
+
+
+def _kept(body: Sequence[Term]) -> list[Term]:
+    """A sum without products of which a factor is a function of 0 that is 0."""
+    return [t for t in body if not any(a[0] == "call" and a[1] in VANISHING and not a[2] for a in t.atoms)]
+
+
+def _at_most_zero(member: Member) -> bool:
+    return at_least_zero(negated(_kept(member.body)))
+
+
+def _groups(term: Term) -> list[set[str]]:
+    """The variables that a product is summed over, those together that a factor or a guard depends on together."""
+    found: list[set[str]] = [{name} for name in term.names]
+    for used in [*(set(g.expr.names) for g in term.guards), *map(free_names, term.atoms)]:
+        met = [group for group in found if group & used]
+        if len(met) > 1:
+            found = [group for group in found if group not in met] + [set().union(*met)]
+    return found

@@ -206,6 +206,11 @@ class Steps(Known):
         inner.run(steps)
         return tuple(inner.terms.values())
 
+    def equal(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term], steps: Any
+              ) -> None:
+        """Shows that two sums are equal."""
+        Play(self.sizes, [*self.context, *names], facts, self.divisors, one, other, self.depth + 1).run(steps)
+
     def at_least(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term],
                  steps: Any) -> None:
         """Shows that a sum is at least another one."""
@@ -528,7 +533,8 @@ class Within(Play):
 
     WORDS = frozenset({"drop", "division", "divide variable", "guard", "split", "fix", "count", "merge", "unit", "odd",
                        "nonzero", "positive", "absorb", "square", "largest", "inside", "divisor inside", "insert",
-                       "extract", "value", "lose", "parts", "negate", "loosen", "part", "climb"})
+                       "extract", "value", "lose", "parts", "negate", "loosen", "part", "climb", "ratio", "some",
+                       "larger", "rooted", "groups", "common"})
 
     def run(self, steps: Sequence[Any]) -> None:
         need(all(isinstance(step[0], str) and step[0] in self.WORDS for step in steps), "that is no step within atoms")
