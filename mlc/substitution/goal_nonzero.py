@@ -145,7 +145,10 @@ def _following(goal: Goal, place: int, divisor: Term, argument: Normal, tools: T
                         atoms=(Function("log", atom.members[k].body),))]
         if term == Term(term.factor, atoms=term.atoms) and len(term.atoms) == 1:
             [root] = term.atoms
-            if isinstance(root, Function) and root.name == "sqrt":
+            kind = divisor.atoms[0].name if isinstance(divisor.atoms[0], Function) else ""
+            if isinstance(root, Function) and (root.name == "sqrt" or (
+                    kind == "log" and term.factor > 0 and root.name in LAWS and LAWS[root.name].zero
+                    and LAWS[root.name].grows_continued)):
                 yield ["rooted", place], [dataclasses.replace(divisor, atoms=(Function("log", root.arg),))]
         _, rest = apart(argument)
         groups = _groups(rest)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, need
-from mlc.substitution.check.maxima import VANISHING, at_least_zero, never_zero, vanishes
+from mlc.substitution.check.maxima import GROWING, VANISHING, at_least_zero, never_zero, vanishes
 from mlc.substitution.check.parts import apart, implied, part_at
 from mlc.substitution.check.terms import (
     Member,
@@ -223,12 +223,17 @@ class Known:
                                               atoms=(("call", "log", members[k].body),)))
 
     def do_rooted(self, j: int) -> None:
-        """A root is not 0: what it is of is above 0. A divisor more, of which that is known."""
+        """A root is not 0, or an f(x) is above 0 where f grows and f(0) is 0: what it is of is above 0. A divisor more,
+        of which that is known."""
         divisor = self.divisor(j, NOT_ZERO)
-        [term] = collected(divisor.atoms[0][2])
-        need(term == Term(term.factor, (), (), term.atoms) and [a[:2] for a in term.atoms] == [("call", "sqrt")],
-             "it must be of a root")
-        self.divisors.append(divisor._replace(atoms=(("call", "log", term.atoms[0][2]),)))
+        [(_, kind, argument)] = divisor.atoms
+        [term] = collected(argument)
+        need(term == Term(term.factor, (), (), term.atoms) and [a[0] for a in term.atoms] == ["call"],
+             "it must be of a function")
+        [(_, function, inner)] = term.atoms
+        need(function == "sqrt" or (kind == "log" and term.factor > 0 and function in GROWING & VANISHING),
+             "that is not known of it")
+        self.divisors.append(divisor._replace(atoms=(("call", "log", inner),)))
 
     def do_groups(self, j: int) -> None:
         """A sum of products over variables that no factor and no guard has together is a product of sums, none of which

@@ -589,6 +589,20 @@ class AtLeast(Play):
                         (*over.guards, *term.guards), term.atoms)
             self.add(-1, refreshed(less))
 
+    def do_sizes(self, places: Any, witness: Any) -> None:
+        """Less products of sizes and indices whose sum, an integer, is witnessed to be at least 0."""
+        need(isinstance(places, list) and len(set(places)) == len(places), "terms must be named once")
+        total = Expr({})
+        for i in places:
+            term = self.terms.pop(i)
+            need(not term.names and not term.guards and term.factor.denominator == 1
+                 and all(a[0] == "number" and not a[2] for a in term.atoms), "only of products of sizes is that known")
+            value = Expr({(): term.factor.numerator})
+            for _, number, _ in term.atoms:
+                value = value * number
+            total = total + value
+        check_witness(witness, total, self.facts, self.reader())
+
     def do_grow(self, i: int, steps: Any) -> None:
         """A multiple of f(x) is at least that of f(0), where f grows and x is at least 0, or for a negative multiple at
         most 0."""
