@@ -147,9 +147,9 @@ def _vanishes(one: Atom, atom: Atom) -> bool:
         return zero and vanishes(one.arg, atom)
     if not isinstance(one, Largest):
         return False
-    zero = [vanishes(m.body, atom) for m in one.members]
-    return any(zero) and all(z or not_negative(dataclasses.replace(t, factor=-t.factor) for t in m.body)
-                             for z, m in zip(zero, one.members, strict=True))
+    gone = [vanishes(m.body, atom) for m in one.members]
+    return any(gone) and all(z or not_negative(dataclasses.replace(t, factor=-t.factor) for t in m.body)
+                             for z, m in zip(gone, one.members, strict=True))
 
 
 def replace_term(goal: Goal, number: int, atoms: Sequence[Atom], sums: Iterable[Term]) -> None:
