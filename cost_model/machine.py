@@ -49,6 +49,8 @@ class Machine:
     bfloat: float = 2.0
     #: the same of a matrix unit with tiles, of 8-bit integers, and half as many of bfloat16 (0: there is none)
     tiles: float = 0.0
+    #: the same of instructions that multiply two rows by two columns
+    pairs: float = 0.0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements in one vector register (1 on a GPU, whose vectors are threads)."""
@@ -92,9 +94,10 @@ def _cpu(on: CpuMachine) -> Machine:
         ),
         launch_seconds=on.launch_seconds, call_seconds=on.call_seconds, described=on,
         # four with a dot product of bytes; two with one of 16-bit numbers and an addition, which takes 5/4 of the time
-        dot=4.0 * on.dot_per_cycle / on.fma_per_cycle if on.dot_per_cycle else 1.6,
+        dot=(4.0 * on.dot_per_cycle if on.dot_per_cycle else 1.6 * (on.words_per_cycle or on.fma_per_cycle))
+        / on.fma_per_cycle,
         bfloat=2.0 * (on.bfloat_per_cycle or on.fma_per_cycle) / on.fma_per_cycle,
-        tiles=on.tile_macs_per_cycle("int8") / on.macs_per_cycle(),
+        tiles=on.tile_macs_per_cycle("int8") / on.macs_per_cycle(), pairs=8.0 * on.matrix_per_cycle / on.fma_per_cycle,
     )
 
 

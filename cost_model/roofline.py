@@ -77,7 +77,8 @@ def _peak(nest: Nest, on: Machine) -> float:
         widened = max(1.0, (nest.arithmetic + nest.special) / 2)
         return max(on.flops, on.described.tensor_flops(8 * max(operands)) * widened)
     # over that of float32, by the bytes of an operand
-    rates = {1: max(on.dot, on.tiles), 2: max(on.bfloat, on.tiles / 2)}
+    most = max(on.tiles, on.pairs)
+    rates = {1: max(on.dot, most), 2: max(on.bfloat, most / 2)}
     return on.flops * rates.get(nest.short, 1.0)
 
 

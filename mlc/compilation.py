@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from mlc.tuning.events import Listener
 
 __all__ = ["Compilation", "tune_together"]
+
+_LOG = logging.getLogger("mlc.build")
 
 _SEARCH_WORK = 1.2e6  # for other graphs of a model that no tuning run has decided about: some 12 s of a core at most
 _TUNED_SEARCH_WORK = 4 * _SEARCH_WORK  # and for those that are tuned
@@ -97,6 +100,7 @@ class Compilation:
                                     integers=integers)
         check_precision(options, resolved)
         with _one_at_a_time():
+            _LOG.info("importing the model")
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
         return cls(imported, resolved, options)
 
@@ -143,6 +147,7 @@ class Compilation:
 
         rules = self._rules(_SEARCH_WORK, log, on_decision)
         with _one_at_a_time(), _one_line(self.model.name, self.target):
+            _LOG.info("optimising the graph")
             return lower(self.model.taken() if last else self.model.mod, self.target, self.prices(log), self.options,
                          substitutions=rules)
 

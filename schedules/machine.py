@@ -40,7 +40,9 @@ class CpuMachine:
     ``l1_rate`` to ``l3_rate`` are bytes a cycle that one core reads from each level, ``core_rate`` and ``memory_rate``
     bytes a second that one core and all cores together read from memory. ``fma_per_cycle`` counts multiply-adds of
     whole vectors that begin in a cycle, ``dot_per_cycle`` likewise instructions that add four products of 8 bits to
-    each 32-bit lane, ``bfloat_per_cycle`` those that add two products of bfloat16 (0: there are none).
+    each 32-bit lane, ``bfloat_per_cycle`` those that add two products of bfloat16 (0: there are none), and
+    ``matrix_per_cycle`` those of two rows by two columns, of twice as many products each. ``words_per_cycle`` counts
+    those that multiply 16-bit numbers and add two products (0: as many as multiply-adds).
     ``tile_per_cycle`` counts rows of a matrix unit's tile, of 16 sums to each of which it adds 64 bytes of products
     (0: there is no such unit), and ``tile_latency`` is when a tile of 16 rows can be added to again.
     """
@@ -62,6 +64,8 @@ class CpuMachine:
     fma_latency: float = 4.0  # cycles until the next one that needs the result can begin
     dot_per_cycle: float = 0.0
     bfloat_per_cycle: float = 0.0
+    matrix_per_cycle: float = 0.0
+    words_per_cycle: float = 0.0
     tile_per_cycle: float = 0.0
     tile_latency: float = 52.0  # cycles (Intel's optimisation manual, instructions of AMX)
     l3_latency: float = 60.0  # cycles that a read waits which comes from the third level
@@ -129,6 +133,8 @@ FACTS: Mapping[str, Fact] = {
     "latency": Fact("latency of a multiply-add", "fma_latency", "cycles"),
     "dot": Fact("8-bit dot products", "dot_per_cycle", "vectors/cycle"),
     "bfloat": Fact("bfloat16 dot products", "bfloat_per_cycle", "vectors/cycle"),
+    "matrix": Fact("8-bit products of pairs of rows", "matrix_per_cycle", "vectors/cycle"),
+    "words": Fact("16-bit products of pairs", "words_per_cycle", "vectors/cycle"),
     "l1rate": Fact("reading level 1, a core", "l1_rate", "bytes/cycle"),
     "l2rate": Fact("reading level 2, a core", "l2_rate", "bytes/cycle"),
     "l3rate": Fact("reading level 3, a core", "l3_rate", "bytes/cycle"),
@@ -177,10 +183,13 @@ _ARM: Mapping[str, Mapping[str, float]] = {
 }
 
 #: What families of CPUs have beside the default of their vectors' width, by LLVM's name and that width in bytes. Where
-#: vectors are twice as wide as the units, each takes two passes; client cores have one unit of 512 bits.
+#: vectors are twice as wide as the units, each takes two passes; client cores have one unit of 512 bits. The first two
+#: Zens have one unit that multiplies 16-bit numbers beside two for floats (Agner Fog's tables; measured on a Zen 2, 40
+#: products of ``pmaddwd`` a nanosecond, 45 of ``pmaddubsw``, 52 of float32).
 _FAMILIES: Mapping[tuple[str, int], Mapping[str, float]] = {
-    ("znver1", 32): {"fma_per_cycle": 1.0, "l1_rate": 32.0, "l2_rate": 32.0},
-    **{(name, 32): {"l2_rate": 32.0} for name in ("znver2", "znver3", "znver4")},
+    ("znver1", 32): {"fma_per_cycle": 1.0, "words_per_cycle": 0.5, "l1_rate": 32.0, "l2_rate": 32.0},
+    ("znver2", 32): {"words_per_cycle": 1.0, "l2_rate": 32.0},
+    **{(name, 32): {"l2_rate": 32.0} for name in ("znver3", "znver4")},
     ("znver4", 64): {"fma_per_cycle": 1.0, "l1_rate": 64.0, "l2_rate": 32.0},
     **{  # a dot product of bfloat16 begins in every other cycle (measured on a Xeon with AMX), at any width
         (name, 64): {"hz": 3.0e9, "l1_bytes": 48 << 10, "l2_bytes": 2 << 20, "bfloat_per_cycle": 0.5}
@@ -242,10 +251,11 @@ def _reference(target_json: str) -> CpuMachine:
             found = replace(found, fma_per_cycle=1.0)  # a multiplication and an addition take the two units
         dots = feature("avx512vnni") if width == 64 else feature("avxvnni") or feature("dotprod")
         bfloats = feature("avx512bf16") if width == 64 else feature("neon") and feature("bf16")
+        pairs = feature("neon") and feature("i8mm")
         rate = found.fma_per_cycle  # dot products are issued like multiply-adds
         tiles = feature("amx-tile") and (feature("amx-int8") or feature("amx-bf16"))
         return replace(found, dot_per_cycle=rate if dots else 0.0, bfloat_per_cycle=rate if bfloats else 0.0,
-                       tile_per_cycle=float(tiles))
+                       matrix_per_cycle=rate if pairs else 0.0, tile_per_cycle=float(tiles))
 
 
 @lru_cache(maxsize=64)
@@ -255,7 +265,7 @@ def _machine(target_json: str) -> CpuMachine:
     model = str(target.attrs.get("model", ""))
     caches = {f"l{level}_bytes": size for level, size in sizes_in(model).items()}
     facts: dict[str, Any] = {**family, **_facts(model), **caches}
-    for rate in ("dot_per_cycle", "bfloat_per_cycle"):
+    for rate in ("dot_per_cycle", "bfloat_per_cycle", "matrix_per_cycle"):
         if "fma_per_cycle" in family and getattr(found, rate):
             facts.setdefault(rate, family["fma_per_cycle"])
     if "core_rate" in facts and "memory_rate" in facts:  # fewer cores than were measured draw less

@@ -6,7 +6,8 @@ the place of the cut may lie before the loop or behind it, and the pass takes th
 the loop from a negative index on. Such a condition is written so that the pass cannot solve it. So are several that
 cut one loop at free sizes, as of the parts that a concatenation puts together: which cut comes first is simplified
 without end. And so is one by a free size inside of the place that is read, as of a border that mirrors an image: cut
-there, the last tile reads elsewhere.
+there, the last tile reads elsewhere. What lies before the first cut and behind the last overlaps where an image is so
+small that the last comes first, and both are run: a sum must not be cut by such conditions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def hidden_masks(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for var, (low, high, _) in zip(variables(func), func.attrs[SIZES], strict=True):
             ranges[var] = tvm.ir.Range(tirx.const(int(low), str(var.ty)), tirx.const(int(high) + 1, str(var.ty)))
     masks = _Masks(ranges)
-    masks.visit(func.body, ranges, {}, [])
+    masks.visit(func.body, ranges, {}, [], [])
     return func.with_body(masks.hidden(func.body)) if masks.found else func
 
 
@@ -67,36 +68,38 @@ class _Masks:
 
     def visit(
         self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
-        marked: list[tirx.For],
+        marked: list[tirx.For], tests: list[Any],
     ) -> None:
         """Look through ``statement``: ``ranges`` are those of the sizes and of the loops around it, ``values`` what the
-        iterators of blocks around it are of these, ``marked`` the loops around it that are to be cut."""
+        iterators of blocks around it are of these, ``marked`` the loops around it that are to be cut, ``tests`` the
+        predicates of the blocks."""
         if isinstance(statement, tirx.For):
             inside = {**ranges, statement.loop_var: tvm.ir.Range.from_min_extent(statement.min, statement.extent)}
             own = [statement] if HINT in statement.annotations else []
-            self.visit(statement.body, inside, values, [*marked, *own])
+            self.visit(statement.body, inside, values, [*marked, *own], tests)
         elif isinstance(statement, tirx.SeqStmt):
             for part in statement.seq:
-                self.visit(part, ranges, values, marked)
+                self.visit(part, ranges, values, marked, tests)
         elif isinstance(statement, s_tir.SBlockRealize):
             block = statement.block
             mine = {each.var: replaced(value, values)
                     for each, value in zip(block.iter_vars, statement.iter_values, strict=True)}
             for part in (block.init, block.body):
                 if part is not None:
-                    self.visit(part, ranges, {**values, **mine}, marked)
+                    self.visit(part, ranges, {**values, **mine}, marked,
+                               [*tests, *_comparisons(replaced(statement.predicate, values))])
         elif isinstance(statement, tirx.IfThenElse | tirx.AttrStmt):
             parts = [statement.body] if isinstance(statement, tirx.AttrStmt) else [
                 statement.then_case, statement.else_case]
             for part in parts:
                 if part is not None:
-                    self.visit(part, ranges, values, marked)
+                    self.visit(part, ranges, values, marked, tests)
         elif marked:
-            self._look(statement, ranges, values, marked)
+            self._look(statement, ranges, values, marked, tests)
 
     def _look(
         self, statement: Any, ranges: Mapping[tirx.Var, tvm.ir.Range], values: Mapping[tirx.Var, Any],
-        marked: list[tirx.For],
+        marked: list[tirx.For], tests: list[Any],
     ) -> None:
         comparisons = [(each, replaced(each, values)) for each in _comparisons(statement)]
         places = [each for load in loads(statement) for index in load.indices for each in _comparisons(index)]
@@ -110,6 +113,11 @@ class _Masks:
         for comparison, plain in comparisons:
             if any(not _cuts_inside(plain, loop, ranges, self._sizes) for loop in marked):
                 self.found.append(comparison)
+        for loop in marked:
+            if _adds_up(statement, loop):
+                kept = [(each, plain) for each, plain in comparisons
+                        if not any(tvm_ffi.structural_equal(each, one) for one in self.found)]
+                self.found += _overlapping(kept, tests, loop, ranges)
 
     def hidden(self, body: Any) -> Any:
         def hide(comparison: Any) -> Any:
@@ -152,22 +160,60 @@ def _cuts_inside(
     loops = [var for var in around if var not in sizes]
     if not uses(comparison, [loop.loop_var]) or not uses(comparison, loops):
         return True  # nothing to cut by, or a cut at a number or a size, which the loop's own extent follows
-    inside = {var: r for var, r in ranges.items() if var not in around and not var.same_as(loop.loop_var)}
-    known, relaxed = ({var: _interval(r) for var, r in each.items()} for each in (around, inside))
     analyzer = tvm.sym.Analyzer()
     for var, r in around.items():
         analyzer.bind(var, r)
     opposite = _OPPOSITE.get(type(comparison))
     for each in (comparison, *([opposite(comparison.a, comparison.b)] if opposite else [])):
-        held = tvm.sym.deduce_bound(loop.loop_var, each, known, relaxed)
-        if not isinstance(held, tvm.sym.IntervalSet):
+        held = _held(each, loop, ranges)
+        if held is None:
             continue
-        first, last = held.min_value, held.max_value
+        first, last = held
         if _is_number(last) and not analyzer.can_prove(last >= loop.min - 1):
             return False
         if _is_number(first) and not analyzer.can_prove(first <= loop.min + loop.extent):
             return False
     return True
+
+
+def _adds_up(statement: Any, loop: tirx.For) -> bool:
+    """Whether a statement adds to what was there before the loop: to run an iteration twice changes the sum."""
+    if not isinstance(statement, tirx.BufferStore):
+        return False
+    buffer = statement.buffer
+    stores: list[Any] = []
+    begun: list[Any] = []
+    walk(loop.body, (tirx.BufferStore, stores.append),
+         (s_tir.SBlock, lambda block: begun.extend(each.source for each in block.writes if block.init is not None)))
+    begun += [each.buffer for each in stores if not _reads(each, each.buffer)]
+    return _reads(statement, buffer) and not any(each.same_as(buffer) for each in begun)
+
+
+def _reads(statement: Any, buffer: Any) -> bool:
+    return any(load.source.same_as(buffer) for load in loads(statement))
+
+
+def _overlapping(
+    comparisons: list[tuple[Any, Any]], tests: list[Any], loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]
+) -> list[Any]:
+    """The comparisons that may begin to hold behind the place where another one, or one of ``tests``, has ceased to."""
+    analyzer = tvm.sym.Analyzer()
+    for var, r in _around(loop, ranges).items():
+        analyzer.bind(var, r)
+    found = [(each, _held(plain, loop, ranges)) for each, plain in [*comparisons, *((None, test) for test in tests)]
+             if uses(plain, [loop.loop_var])]
+    lasts = [held[1] for _, held in found if held is not None and _is_number(held[1])]
+    return [each for each, held in found if each is not None and held is not None and _is_number(held[0])
+            and not all(analyzer.can_prove(held[0] <= last + 1) for last in lasts)]
+
+
+def _held(comparison: Any, loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]) -> tuple[Any, Any] | None:
+    """The first and the last iteration of a loop in which a comparison holds whatever the loops inside are at."""
+    around = _around(loop, ranges)
+    inside = {var: r for var, r in ranges.items() if var not in around and not var.same_as(loop.loop_var)}
+    known, relaxed = ({var: _interval(r) for var, r in each.items()} for each in (around, inside))
+    held = tvm.sym.deduce_bound(loop.loop_var, comparison, known, relaxed)
+    return (held.min_value, held.max_value) if isinstance(held, tvm.sym.IntervalSet) else None
 
 
 def _around(loop: tirx.For, ranges: Mapping[tirx.Var, tvm.ir.Range]) -> dict[tirx.Var, tvm.ir.Range]:

@@ -91,7 +91,8 @@ def _generate(scheduled: tvm.IRModule, twins: Mapping[str, str], target: Target)
 
 def _border(meta: ModelMeta, aliased: Sequence[bool]) -> dict[str, Any]:
     def entry(spec: TensorSpec) -> dict[str, Any]:
-        return {"name": spec.name, "shape": to_json(spec.shape), "dtype": spec.dtype}
+        length = {"length": list(spec.length)} if spec.length is not None else {}
+        return {"name": spec.name, "shape": to_json(spec.shape), "dtype": spec.dtype, **length}
 
     return {
         "name": meta.name,

@@ -21,6 +21,7 @@ import numpy as np
 from mlc import threads
 from mlc.artifact import artifact, runtime
 from mlc.artifact import metadata as description
+from mlc.artifact.counted import counted, cut
 from mlc.artifact.features import missing_features
 from mlc.artifact.inputs import Fit, InputSlot, OutputSlot, check_apart, check_sizes, in_order
 from mlc.artifact.narrow import rooms, transformed, transformed_bytes
@@ -52,9 +53,10 @@ class Executable:
         transform, which is done once, when the code is loaded."""
         self.metadata = metadata
         self.inputs = _specs(metadata["inputs"])
-        self.outputs = _specs(metadata["outputs"])
+        self._all = _specs(metadata["outputs"])
+        self.outputs = counted(self._all)
         self._code, self._weights = code, weights
-        self._results = [Fit(spec) for spec in self.outputs]
+        self._results = [Fit(spec) for spec in self._all]
         self._copied = [bool(entry["aliased"]) for entry in metadata["outputs"]]
         self._threads = min(int(metadata["threads"]), physical_cores())
         self._lock = threading.Lock()
@@ -98,6 +100,9 @@ class Executable:
 
         Raises :class:`mlc.errors.InputError` before anything is written, and :class:`mlc.errors.ArtifactError`.
         """
+        if len(self._all) > len(self.outputs):
+            raise InputError(f"the shapes of all outputs must follow from those of inputs, but the numbers decide some "
+                             f"of {self._name}; call it instead")
         values = _in_order(self.inputs, inputs, "input")
         targets = _in_order(self.outputs, outputs, "output")
         with self._lock:
@@ -177,7 +182,7 @@ class Executable:
         check_machine(self.metadata)
         place = place_of(self.metadata)
         self._machine, main = self.machine(place)  # kept, since `main` does not keep it
-        if not self._free and (outs := place.outputs(self.outputs)) and self._machine.implements_function(_INTO):
+        if not self._free and (outs := place.outputs(self._all)) and self._machine.implements_function(_INTO):
             into = self._entry(self._machine, _INTO, place)
             main = partial(_into_same, into, outs)
         self._running = main, place
@@ -274,8 +279,8 @@ class Executable:
 
     def _made(self, result: Any) -> Sequence[Any]:
         """The tensors that compiled code returns, as many as there are outputs."""
-        tensors: Sequence[Any] = [result] if len(self.outputs) == 1 and hasattr(result, "__dlpack__") else result
-        if len(tensors) != len(self.outputs):
+        tensors: Sequence[Any] = [result] if len(self._all) == 1 and hasattr(result, "__dlpack__") else result
+        if len(tensors) != len(self._all):
             raise self._otherwise()
         return tensors
 
@@ -287,7 +292,8 @@ class Executable:
         arrays = place.left(self._made(result))
         if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise self._otherwise()
-        return [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+        arrays = [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
+        return cut(arrays, self._all) if len(self._all) > len(self.outputs) else arrays
 
 
 class Bundle(Executable):
@@ -357,7 +363,8 @@ def _check_options(**options: Any) -> None:
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"]) for entry in entries)
+    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"],
+                            tuple(entry["length"]) if "length" in entry else None) for entry in entries)
 
 
 _loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them

@@ -24,7 +24,7 @@ class Fit:
 
     def __init__(self, spec: TensorSpec) -> None:
         self._shape, self._dtype = spec.shape, array_type(spec.dtype)
-        self._ranges = spec.free and tuple(s.range if isinstance(s, Free) else Range.of(s) for s in spec.shape)
+        self._ranges = spec.free and tuple(s.range if isinstance(s, Free) else Range(s, s) for s in spec.shape)
 
     def takes(self, array: np.ndarray) -> bool:
         return array.dtype == self._dtype and self.takes_shape(array.shape)

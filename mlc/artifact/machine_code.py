@@ -7,8 +7,9 @@ linker has them together again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from mlc.errors import CodeGenerationError, MlcError
 from mlc.target import Target
 
 __all__ = ["generated", "object_names"]
+
+_LOG = logging.getLogger("mlc.build")
 
 #: the most modules that the functions are dealt to, and how many for each core, so that none waits long for the last
 _PARTS, _EACH = 64, 3
@@ -48,9 +51,11 @@ def generated(mod: tvm.IRModule, target: Target, folder: Path) -> tuple[relax.VM
     with ThreadPoolExecutor(physical_cores(), "mlc-code") as pool:
         others = [pool.submit(_object, *each, target) for each in zip(parts[1:], objects, strict=True)]
         try:
+            _LOG.info("generating code")
             first = _library(parts[0], target) if parts else None
-            for other in others:
+            for place, other in enumerate(as_completed(others), 2):
                 other.result()
+                _LOG.info("generating code, part %d of %d done", place, len(parts))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     try:

@@ -93,6 +93,16 @@ def _filters(entry: Mapping[str, Any], place: str) -> None:
     _must(whole and entry["dtype"] == "float32", place, "float32 filters of whole blocks", shape)
 
 
+def _length(entry: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> None:
+    """The axis of which a call says how many there are, and the name of the output that says it."""
+    place, length = f"length of {entry['name']}", entry["length"]
+    _must(isinstance(length, list) and len(length) == 2, place, "an axis and an output", length)
+    _whole(0, len(entry["shape"]) - 1)(length[0], place)
+    counts = any(each["name"] == length[1] and each["shape"] == [1] and each["dtype"] == "int64" and
+                 "length" not in each for each in outputs)
+    _must(counts, place, "an output of one int64", length[1])
+
+
 def _item_bytes(dtype: str) -> int:
     found = _DTYPE.fullmatch(dtype)
     return 1 if found is None else (int(found[1]) + 7) // 8  # none for bool
@@ -106,6 +116,9 @@ def check_model(metadata: Mapping[str, Any]) -> None:
         names = [entry["name"] for entry in metadata[side]]
         twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
         _must(twice is None, f"names of {side}", "distinct", twice)
+    for entry in metadata["outputs"]:
+        if "length" in entry:
+            _length(entry, metadata["outputs"])
     attrs = metadata["target_attrs"]
     try:
         place = json.loads(attrs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ from schedules.pieces import Piece, pieces_of, with_pieces
 from schedules.space import InvalidDecision, Space, first_seed
 
 __all__ = ["BuiltFunction", "Lookup", "Origins", "last_line", "ready", "schedule_functions"]
+
+_LOG = logging.getLogger("mlc.build")
 
 #: the log's best record of a task, or None
 Lookup = Callable[[Task], Record | None]
@@ -90,7 +93,9 @@ def schedule_functions(
     scheduled = tvm.IRModule(mod.functions, attrs=mod.attrs)
     built: list[BuiltFunction] = []
     twins: dict[str, str] = {}
-    for found in called_functions(mod, target):
+    called = called_functions(mod, target)
+    for place, found in enumerate(called, 1):
+        _LOG.info("scheduling function %d of %d", place, len(called))
         (symbol, *others), task = found.symbols, found.task
         twins.update(dict.fromkeys(others, symbol))
         func, nodes = mod[symbol], _nodes(found, origins or {})

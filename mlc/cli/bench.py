@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlc.cli import options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import UsageError
+from mlc.report.building import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,7 +243,7 @@ def progress(console: Console) -> Iterator[Callable[[BenchEvent], None]]:
     if status is None:
         yield listener
         return
-    with status:
+    with status, steps(lambda step: status.update(f"building: {step} ...")):
         yield listener
 
 

@@ -51,6 +51,8 @@ def _execute(args: argparse.Namespace) -> Outcome:
     from mlc.artifact import Bundle
     from mlc.artifact.trial import save_tried
     from mlc.cli.models import find_model
+    from mlc.report.building import building
+    from mlc.report.console import stderr_console
     from mlc.target import several
 
     if len(several(args.target)) > 1 and (args.report or args.explain):
@@ -70,7 +72,7 @@ def _execute(args: argparse.Namespace) -> Outcome:
         check_folder(args.explain)
     decisions: list[Decision] = []
     started = time.perf_counter()
-    with _dumping(args.report):
+    with _dumping(args.report), building(stderr_console(), f"compiling {model.stem}"):
         exe = api.compile(model.source(), target=args.target, log=args.log, shapes=options.shapes(args),
                           values=options.values(args), winograd=args.winograd, substitutions=args.substitutions,
                           precision=args.precision, integers=args.integers,

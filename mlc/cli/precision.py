@@ -56,6 +56,8 @@ def _without_gpu(args: argparse.Namespace, model: ModelArgument, target: str | T
     schedule for a function of the GPU's."""
     from mlc.compilation import Compilation
     from mlc.log import layered
+    from mlc.report.building import building
+    from mlc.report.console import stderr_console
     from mlc.target import several
 
     gpu = next((each for each in several(target) if each.kind == "cuda"), None)
@@ -65,7 +67,8 @@ def _without_gpu(args: argparse.Namespace, model: ModelArgument, target: str | T
         compilation = Compilation.of(model.source(), gpu, shapes=options.shapes(args), values=options.values(args),
                                      winograd=args.winograd, substitutions=args.substitutions,
                                      precision=args.precision, integers=args.integers)
-        with layered(args.log, gpu) as log:
+        doing = f"compiling {model.stem} for this CPU, with the GPU's rounding"
+        with layered(args.log, gpu) as log, building(stderr_console(), doing):
             exe = compilation.stand_in(log)
         return _error(args, model, "native", exe, log=False)
     except Exception:  # whatever TVM raises: a figure for the report is not worth a build
@@ -79,12 +82,16 @@ def _error(
     from mlc import api
     from mlc.bench.run import output_error
     from mlc.networks.inputs import random_inputs
+    from mlc.report.building import building
+    from mlc.report.console import stderr_console
 
-    exact = api.compile(model.source(), target=target, log=args.log if log is None else log,
-                        shapes=options.shapes(args), values=options.values(args), winograd=args.winograd,
-                        substitutions=args.substitutions, integers=args.integers)
-    inputs = random_inputs(exe.inputs)
-    (_, relative), wrong = output_error(exe(**inputs), exact(**inputs))
+    with building(stderr_console(), f"compiling {model.stem} in float32 to compare with"):
+        exact = api.compile(model.source(), target=target, log=args.log if log is None else log,
+                            shapes=options.shapes(args), values=options.values(args), winograd=args.winograd,
+                            substitutions=args.substitutions, integers=args.integers)
+    with building(stderr_console(), f"running {model.stem} in {args.precision} and in float32"):
+        inputs = random_inputs(exe.inputs)
+        (_, relative), wrong = output_error(exe(**inputs), exact(**inputs))
     return None if wrong else relative
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,14 @@ def array_type(name: str) -> np.dtype[Any]:
 class TensorSpec:
     """A tensor at the model's border. ``dtype`` is numpy's name: ``float32``, ``int64``, ``bool``, or ``bfloat16``.
 
-    Sizes that a call decides are :class:`mlc.shapes.Free`.
+    Sizes that a call decides are :class:`mlc.shapes.Free`. Of an output of as many as its numbers say, ``length`` is
+    the axis, of which the size is the most there may be, and the name of the output that says how many there are.
     """
 
     name: str
     shape: tuple[int | Free, ...]
     dtype: str
+    length: tuple[int, str] | None = None
 
     @cached_property
     def nbytes(self) -> int:
@@ -100,9 +102,11 @@ class ImportedModel:
 
 
 def imported(
-    mod: tvm.IRModule, name: str, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None
+    mod: tvm.IRModule, name: str, input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None,
+    lengths: Mapping[str, tuple[int, str]] | None = None,
 ) -> ImportedModel:
-    """Check ``mod`` and read its specifications; names left out come from the parameters, and ``output_0, …``."""
+    """Check ``mod`` and read its specifications; names left out come from the parameters, and ``output_0, …``.
+    ``lengths`` are those of outputs, by name."""
     free = _free_sizes(mod)
     check_static(mod, name, free)
     function = mod["main"]
@@ -113,7 +117,8 @@ def imported(
     if output_names is None:
         output_names = [f"output_{i}" for i in range(len(types))]
     inputs = tuple(_spec(n, p.ty, free) for n, p in zip(input_names, params, strict=True))
-    outputs = tuple(_spec(n, t, free) for n, t in zip(output_names, types, strict=True))
+    outputs = tuple(replace(_spec(n, t, free), length=(lengths or {}).get(n))
+                    for n, t in zip(output_names, types, strict=True))
     for what, names in (("inputs", [s.name for s in inputs]), ("outputs", [s.name for s in outputs])):
         twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:

@@ -205,6 +205,13 @@ def _never_larger(part: Any, whole: Any) -> bool:
         return False
 
 
+def _boxes(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
+    boxes, scores = dims[:2]
+    if boxes and scores:
+        yield boxes[0], scores[0]
+        yield boxes[1], scores[2]
+
+
 def _split(dims: Sequence[Dims], attrs: Mapping[str, Any]) -> Pairs:
     """Into equal parts, unless their sizes are given."""
     count = int(attrs["tvm_custom"]["num_outputs"])
@@ -224,6 +231,6 @@ _DEMANDS: dict[str, Callable[[Sequence[Dims], Mapping[str, Any]], Pairs]] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
     "Attention": _attention, "BatchNormalization": _of_channels, "Concat": _concat, "Conv": _convolution,
     "ConvTranspose": _transposed, "Einsum": _einsum, "GatherElements": _at_places, "Gemm": _gemm,
-    "InstanceNormalization": _of_channels, "MatMul": _matmul, "MatMulInteger": _matmul,
+    "InstanceNormalization": _of_channels, "MatMul": _matmul, "MatMulInteger": _matmul, "NonMaxSuppression": _boxes,
     "ScatterElements": _at_places, "Split": _split,
 }

@@ -12,7 +12,7 @@ from mlc.frontend.onnx_expand import Nodes
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["branches", "loop", "scan"]
+__all__ = ["branches", "copied", "loop", "scan", "stacked"]
 
 #: of all steps together; a graph of more is refused in any case
 _MOST_NODES = 20_000
@@ -26,7 +26,7 @@ def branches(nodes: Nodes) -> list[str]:
     condition, given = nodes.node.input[0], nodes.attributes()
     for output in filter(None, nodes.node.output):
         nodes.check_sizes(output, "output in both branches")  # known where it is the same in both
-    both = [_copied(nodes, given[name], {}, name) for name in ("then_branch", "else_branch")]
+    both = [copied(nodes, given[name], {}, name) for name in ("then_branch", "else_branch")]
     return [str(nodes("Where", condition, one, other)) for one, other in zip(*both, strict=True)]
 
 
@@ -49,19 +49,19 @@ def loop(nodes: Nodes) -> list[str]:
     for step in range(steps):
         names = {index: nodes.constant(np.array(step)), inner: going}
         names.update(zip((value.name for value in body.input[2:]), states, strict=True))
-        _, *results = _copied(nodes, body, names, str(step))
+        _, *results = copied(nodes, body, names, str(step))
         states, found = results[:len(states)], results[len(states):]
         given.append(found)
     if not steps and len(body.output) > 1 + len(states):
         raise nodes.refused("it takes no step, so that what its steps give has no shape")
-    return [*states, *(_stacked(nodes, parts, 0) for parts in zip(*given, strict=True))]
+    return [*states, *(stacked(nodes, parts, 0) for parts in zip(*given, strict=True))]
 
 
 def scan(nodes: Nodes) -> list[str]:
-    """``Scan`` (opset 9 on): states, and tensors of which each step takes a slice; the results are the last states and
-    what each step gives, stacked."""
+    """``Scan``: states, and tensors of which each step takes a slice; the results are the last states and what each
+    step gives, stacked."""
     if nodes.opset < 9:
-        raise nodes.refused("it must be of opset 9 or later; convert the model")
+        return _scan_of_batch(nodes)
     given = nodes.attributes()
     body, count = given["body"], int(given["num_scan_inputs"])
     first = len(nodes.node.input) - count
@@ -79,12 +79,45 @@ def scan(nodes: Nodes) -> list[str]:
         slices = [str(nodes("Gather", name, nodes.constant(np.array(steps - 1 - step if turn else step)), axis=axis))
                   for name, axis, turn in zip(scanned, axes, backward, strict=True)]
         names = dict(zip((value.name for value in body.input), [*states, *slices], strict=True))
-        results = _copied(nodes, body, names, str(step))
+        results = copied(nodes, body, names, str(step))
         states = results[:first]
         parts.append(results[first:])
-    stacked = [_stacked(nodes, each[::-1] if turn else each, axis)
-               for each, axis, turn in zip(zip(*parts, strict=True), places, reversed_, strict=True)]
-    return [*states, *stacked]
+    given_back = [stacked(nodes, each[::-1] if turn else each, axis)
+                  for each, axis, turn in zip(zip(*parts, strict=True), places, reversed_, strict=True)]
+    return [*states, *given_back]
+
+
+def _scan_of_batch(nodes: Nodes) -> list[str]:
+    """``Scan`` of opset 8: ``sequence_lens`` first, all tensors with an axis of the batch before that of the steps, and
+    a body for one of the batch."""
+    given = nodes.attributes()
+    body, count = given["body"], int(given["num_scan_inputs"])
+    lengths, *rest = nodes.node.input
+    states, scanned = rest[:len(rest) - count], rest[len(rest) - count:]
+    backward = given.get("directions", [0] * count)
+    (batch, steps), *others = {nodes.known_shape(name, "scanned input")[:2] for name in scanned}
+    if others:
+        raise nodes.refused(f"its scanned inputs must be of one batch and length, got {[(batch, steps), *others]}")
+    if lengths and np.any(nodes.known(lengths, "sequence_lens") != steps):
+        raise nodes.refused(f"sequence_lens must all be the number of steps, {steps}; leave it out")
+    _check_length(nodes, body, steps * batch)
+
+    def at(name: str, number: int) -> str:
+        return str(nodes("Gather", name, nodes.constant(np.array(number)), axis=0))
+
+    results = []
+    for row in range(batch):
+        held, parts = [at(name, row) for name in states], list[list[str]]()
+        tensors = [at(name, row) for name in scanned]
+        for step in range(steps):
+            slices = [at(name, steps - 1 - step if turn else step)
+                      for name, turn in zip(tensors, backward, strict=True)]
+            names = dict(zip((value.name for value in body.input), [*held, *slices], strict=True))
+            made = copied(nodes, body, names, f"{row}/{step}")
+            held = made[:len(states)]
+            parts.append(made[len(states):])
+        results.append([*held, *(stacked(nodes, each, 0) for each in zip(*parts, strict=True))])
+    return [stacked(nodes, each, 0) for each in zip(*results, strict=True)]
 
 
 def _goes_on(body: onnx.GraphProto) -> bool:
@@ -107,7 +140,7 @@ def _check_length(nodes: Nodes, body: onnx.GraphProto, steps: int) -> None:
                             "fewer steps")
 
 
-def _copied(nodes: Nodes, body: onnx.GraphProto, names: Mapping[str, str], label: str) -> list[str]:
+def copied(nodes: Nodes, body: onnx.GraphProto, names: Mapping[str, str], label: str) -> list[str]:
     """Add the body's nodes; its outputs. ``names`` are what its inputs are; values of its own are named anew, those
     of the graph around it stay."""
     from onnx import numpy_helper
@@ -142,7 +175,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     return copied
 
 
-def _stacked(nodes: Nodes, parts: Sequence[str], axis: int) -> str:
+def stacked(nodes: Nodes, parts: Sequence[str], axis: int) -> str:
     """Tensors side by side along a new axis."""
     if nodes.opset >= 13:
         wide = [str(nodes("Unsqueeze", part, nodes.constant([axis]))) for part in parts]

@@ -51,13 +51,15 @@ def _tensor_scatter(nodes: Nodes) -> str:
 
 
 def _compress(nodes: Nodes) -> str:
-    """``input, condition``, of which the condition must be known: it says how many elements are left."""
+    """``input, condition``: what lies at the places where the condition holds."""
     x, condition = nodes.inputs(2)
     axis = nodes.attributes().get("axis")
     if axis is None:
         x, axis = str(nodes("Reshape", x, nodes.constant([-1]))), 0
-    chosen = np.flatnonzero(nodes.known(condition, "condition"))
-    return str(nodes("Gather", x, nodes.constant(chosen), axis=int(axis)))
+    known = nodes.constant_of(condition)
+    places = nodes.constant(np.flatnonzero(known)) if known is not None else \
+        nodes("Reshape", nodes("NonZero", condition), nodes.constant([-1]))
+    return str(nodes("Gather", x, places, axis=int(axis)))
 
 
 def _batch_norm(nodes: Nodes) -> list[str]:

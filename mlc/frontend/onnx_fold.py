@@ -25,6 +25,7 @@ from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, range
 from mlc.frontend.onnx_expand import Nodes, expanded
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
+from mlc.frontend.onnx_sequences import resolved
 from mlc.frontend.onnx_weights import Model, Weight
 from mlc.shapes import Free, Linear, Shape, parse_shape
 
@@ -356,11 +357,20 @@ def _fold(graph: Graph, name: str) -> None:
     """Fold until nothing changes: folding a reshape's argument lets inference see further."""
     _drop_dead(graph)
     while True:
-        before = (len(graph.nodes), len(graph.folded))
-        _fold_once(graph, _known(_infer(graph, name)))
+        before = len(graph.folded), [node.op_type for node in graph.nodes]
+        inferred = _infer(graph, name)
+        _fold_once(graph, _known(inferred))
+        _resolve_sequences(graph, inferred)
         _drop_dead(graph)
-        if (len(graph.nodes), len(graph.folded)) == before:
+        if (len(graph.folded), [node.op_type for node in graph.nodes]) == before:
             return
+
+
+def _resolve_sequences(graph: Graph, inferred: Mapping[str, tuple[int, tuple[int | str | None, ...]]]) -> None:
+    known = _known(inferred)
+    graph.nodes, constants = resolved(
+        graph.nodes, lambda node: Nodes(node, graph.opset, graph.constant_or_none, known, inferred))
+    graph.folded.update(constants)
 
 
 def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:

@@ -91,6 +91,8 @@ def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     if dtype_of(x) not in (*_INTEGERS, "int32"):
         raise ValueError(f"what is dequantised must be integers of at most 16 bits or int32, got {dtype_of(x)}")
     given = _parameters(bb, x, inputs, attrs, dtype_of(x), positive=not attrs.get("block_size"))
+    if dtype_of(inputs[1]) == "bfloat16":
+        given = _as_blocks(x, given)
     wanted = _type_named(attrs["output_dtype"]) if attrs.get("output_dtype") else dtype_of(inputs[1])
     if wanted not in _FLOATS:
         raise ValueError(f"the result must be one of {', '.join(_FLOATS)}, got {wanted}")
@@ -310,6 +312,21 @@ def _exact(x: Any, given: _Parameters, dtype: str) -> bool:
     arrays = [array_of(each) for each in (x, given.zero_point)]
     magnitudes = [np.abs(array.astype("int64")).max(initial=0) for array in arrays if array is not None]
     return len(magnitudes) == 2 and sum(magnitudes) <= 2 ** (ml_dtypes.finfo(dtype).nmant + 1)
+
+
+def _as_blocks(x: Any, given: _Parameters) -> _Parameters:
+    """Of a constant matrix with a scale for each index of an axis: the same as one block along the other axis, so that
+    it stays integers where relax has no dequantised numbers of the scale's type."""
+    scale, zero_point = array_of(given.scale), array_of(given.zero_point)
+    if given.block or array_of(x) is None or scale is None or zero_point is None:
+        return given
+    if scale.size < 2 or len(x.ty.shape) != 2:
+        return given
+    from tvm import relax
+
+    other = 1 - given.axis
+    scale, zero_point = (relax.const(np.expand_dims(each, other)) for each in (scale, zero_point))
+    return _Parameters(scale, zero_point, other, int(x.ty.shape[other]))
 
 
 def _dequantised_blocks(bb: Any, x: Any, given: _Parameters, dtype: str) -> Any:

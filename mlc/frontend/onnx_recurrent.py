@@ -211,10 +211,6 @@ def _converted(operator: str, bb: Any, inputs: Sequence[Any], attrs: dict[str, A
     if not long or dtype_of(data) != "float32":
         _fixed(steps, "the number of steps of other than float32")
         return unrolled(operator, bb, inputs, attrs)
-    for size, what in ((steps, "number of steps"), (batch, "batch")):
-        if isinstance(size, Size) and "Var" not in type(size.expr).__name__:
-            raise ValueError(f"the {what} must be a number or a free size itself, got {size}; fix it, as in "
-                             "--shape NAME=32,1,64")
     return _long(operator, bb, inputs, attrs)
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mlc.errors import MlcError, ModelError
-from mlc.frontend import onnx_agreement, onnx_same, onnx_sizes
+from mlc.frontend import onnx_agreement, onnx_ragged, onnx_same, onnx_selection, onnx_sizes
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
 from mlc.frontend.onnx_converters import CONVERTERS
@@ -54,20 +54,22 @@ def import_onnx(
     check_model(model, name)
     own = list(walk_nodes(model.proto.graph.node))
     model = replace(model, proto=with_values(model.proto, values or {}, name))
-    graph, mod = _with_sizes_agreed(model, name, shapes or {})
+    graph, mod, lengths = _with_sizes_agreed(model, name, shapes or {})
     free = graph.free
     with scope(free):
         if attrs := {**(attributes(free) if free else {}), **allowed(graph.nodes)}:
             mod.update_func(mod.get_global_var("main"), mod["main"].with_attrs(attrs))
-    found = imported(mod, name, [i.name for i in graph.inputs], [o.name for o in graph.outputs])
+    outputs = dict.fromkeys([*(o.name for o in graph.outputs), *(each for _, each in lengths.values())])
+    found = imported(mod, name, [i.name for i in graph.inputs], list(outputs), lengths)
     return replace(found, nodes=origins(own, graph.nodes))
 
 
 def _with_sizes_agreed(
     model: Model, name: str, shapes: Mapping[str, Shape]
-) -> tuple[Graph, tvm.IRModule]:
+) -> tuple[Graph, tvm.IRModule, dict[str, tuple[int, str]]]:
     """The graph and its module; free dimensions that some node needs to be equal are one, or the number they must be,
-    and those that were given no range begin where every node has a result."""
+    and those that were given no range begin where every node has a result. Of outputs that a call decides the size of:
+    their axis and the output that says how many there are."""
     agreed: list[Agreed | AtLeast] = []
     while True:
         graph = make_static(model, shapes, name, agreed)
@@ -76,7 +78,7 @@ def _with_sizes_agreed(
         check_supported(graph.nodes)
         try:
             with scope(graph.free):
-                return graph, _to_relax(graph, name)
+                return graph, *_to_relax(graph, name)
         except onnx_agreement.SizesMustAgreeError as need:
             agreed.append(Agreed(graph.place(need.name),
                                  need.other if isinstance(need.other, int) else graph.place(need.other)))
@@ -88,6 +90,11 @@ def _check_borders(graph: Graph, name: str) -> None:
     """Raise :class:`ModelError` for inputs and outputs of types that no array has: inside, bytes hold such numbers."""
     from onnx import helper
 
+    for value in graph.outputs:
+        if value.type.WhichOneof("value") in ("sequence_type", "optional_type"):
+            held = str(value.type.WhichOneof("value")).removesuffix("_type")
+            raise ModelError(f"every output must be a tensor, but {value.name} of {name} is a {held}; take the tensors "
+                             "out of it inside the model")
     for value in (*graph.inputs, *graph.outputs):
         kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
         dtype = helper.tensor_dtype_to_np_dtype(kind).name if kind else "float32"
@@ -96,7 +103,7 @@ def _check_borders(graph: Graph, name: str) -> None:
                              f"{dtype}; cast it inside the model")
 
 
-def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
+def _to_relax(graph: Graph, name: str) -> tuple[tvm.IRModule, dict[str, tuple[int, str]]]:
     from onnx import helper
 
     proto = helper.make_graph(graph.nodes, name, graph.inputs, graph.outputs)
@@ -112,7 +119,7 @@ def _to_relax(graph: Graph, name: str) -> tvm.IRModule:
             if isinstance(error, (MlcError, *_NEEDS)):
                 raise
             raise ModelError(f"{name} must be importable, but TVM failed: {_last_line(error)}") from error
-    return fold_shapes(mod)
+    return fold_shapes(mod), importer.lengths
 
 
 def _free_shapes(graph: Graph) -> dict[str, list[Any]]:
@@ -222,6 +229,10 @@ def _importer_class() -> Any:
             self.bb = Builder()
             self.bb.begin("")
             self._outer: Any = None
+            self._rows: dict[str, onnx_ragged.Rows] = {}
+            self._given: list[onnx_ragged.Rows | None] = []
+            self._found: list[onnx_ragged.Rows | None] = []
+            self.lengths: dict[str, tuple[int, str]] = {}
             self._nodes.update((name, relax.const(tensor_of(array))) for name, array in constants)
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
@@ -234,12 +245,28 @@ def _importer_class() -> Any:
             self._outer = graph
             for place, node in enumerate(graph.node):
                 self.bb.begin(variable_name(place, node.op_type))
+                self._given, self._found = [self._rows.get(name) for name in node.input], []
                 super()._construct_nodes(SimpleNamespace(node=[node]))
+                self._rows.update((name, rows) for name, rows in zip(node.output, self._found, strict=False) if rows)
                 for output in node.output:
                     value = self._nodes.get(output)
                     if isinstance(value, relax.Call) and isinstance(value.ty, relax.TensorType):
                         self._nodes[output] = self.bb.emit(value)
             self.bb.begin("")
+            self._count_outputs(graph)
+
+        def _count_outputs(self, graph: Any) -> None:
+            """Outputs of which the numbers say how many there are come with one that says it."""
+            named: dict[Any, str] = {}
+            for name in [output.name for output in graph.output]:
+                rows = self._rows.get(name)
+                if rows is None:
+                    continue
+                if rows.count not in named:
+                    named[rows.count] = f"{name}/length"
+                    self._nodes[named[rows.count]] = rows.count
+                    graph.output.add(name=named[rows.count])
+                self.lengths[name] = rows.axis, named[rows.count]
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
             finish: onnx_same.Finish | None = None
@@ -248,6 +275,10 @@ def _importer_class() -> Any:
                 if self._free:
                     onnx_agreement.check(op_name, inputs, attrs)
                     inputs, attrs, finish = onnx_same.padded(self.bb, op_name, inputs, attrs)
+                if any(self._given):
+                    inputs = onnx_ragged.inside(self.bb, op_name, inputs, self._given)
+                elif op_name in onnx_selection.SELECTIONS:
+                    return self._selected(op_name, inputs, attrs)
                 ours = onnx_sizes.convert(self.bb, op_name, inputs, attrs) if self._free else None
                 if ours is None and op_name in CONVERTERS:
                     ours = CONVERTERS[op_name](self.bb, inputs, attrs)
@@ -258,6 +289,9 @@ def _importer_class() -> Any:
                 made = made if finish is None else finish(made)
                 if self._free:
                     onnx_agreement.check_result(op_name, made)
+                if any(self._given):
+                    types = getattr(made.ty, "fields", None) or [made.ty]
+                    self._found = onnx_ragged.follow(op_name, list(zip(inputs, self._given, strict=True)), attrs, types)
                 return made
             except _NEEDS:
                 raise
@@ -267,6 +301,14 @@ def _importer_class() -> Any:
                     f"every node must be importable, but {op_name} ({node}) is not: {_last_line(error)}; replace it "
                     "in the model or export it with another opset"
                 ) from error
+
+        def _selected(self, op_name: str, inputs: Any, attrs: dict[str, Any]) -> Any:
+            convert, axis = onnx_selection.SELECTIONS[op_name]
+            given = [onnx_sizes.as_tensor(self.bb, each.values.reshape(-1)[0]) if isinstance(each, onnx_sizes.Sizes)
+                     else each for each in inputs]
+            made, count = convert(self.bb, given, attrs)
+            self._found = [onnx_ragged.Rows(axis, self.bb.emit(count), op_name)]
+            return self.bb.emit(made)
 
     return Importer
 

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import tirx
 
 from mlc.frontend.onnx_resize import resize
+from mlc.frontend.onnx_selection import PLACES
 from mlc.frontend.onnx_values import array_of
 from mlc.sizes import Size, UndecidedSizeError, bounds_of, size_of
 
@@ -426,7 +427,8 @@ def _gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 
 #: operators that make no negative number of numbers that are not
 _NATURAL = frozenset(f"relax.{name}" for name in ("add", "broadcast_to", "concat", "expand_dims", "maximum", "minimum",
-                                                 "multiply", "permute_dims", "reshape", "squeeze", "strided_slice"))
+                                                 "multiply", "permute_dims", "reshape", "squeeze", "strided_slice",
+                                                 "take", "where"))
 
 
 def _natural(bb: Any, expr: Any) -> bool:
@@ -439,12 +441,17 @@ def _natural(bb: Any, expr: Any) -> bool:
     value = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
     if isinstance(value, relax.Tuple):
         return all(_natural(bb, field) for field in value.fields)
+    if isinstance(value, relax.TupleGetItem):
+        made = bb.lookup_binding(value.tuple_value) if isinstance(value.tuple_value, relax.Var) else value.tuple_value
+        return isinstance(made, relax.Call) and str(getattr(made.args[0], "name_hint", "")).startswith(PLACES)
     name = getattr(getattr(value, "op", None), "name", "")
     if name == "relax.arange":
         return True  # of sizes, from a number that _range has seen, or of constants that were folded
     arguments = [a for a in value.args if not isinstance(a, relax.ShapeExpr)] if name in _NATURAL else []
-    if name == "relax.strided_slice":
+    if name in ("relax.strided_slice", "relax.take"):
         arguments = arguments[:1]
+    if name == "relax.where":
+        arguments = arguments[1:]
     return bool(arguments) and all(_natural(bb, argument) for argument in arguments)
 
 

@@ -112,8 +112,8 @@ def _rate(space: str, on: Machine) -> float:
     found = by_name(space, "llvm")
     if found is None or not found.tensorizes:
         return 1.0
-    rates = (on.dot, on.bfloat, on.tiles) if found.tensorizes.startswith("tiles_") else (on.dot, on.bfloat)
-    return max(1.0, *rates)
+    special = {"tiles_": on.tiles, "matrix_": on.pairs}.get(found.tensorizes, 0.0)
+    return max(1.0, on.dot, on.bfloat, special)
 
 
 def is_shipped(record: Record) -> bool:

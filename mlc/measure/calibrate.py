@@ -50,7 +50,8 @@ _PATIENCE = 120.0
 _MOST_BYTES = 512 << 20
 #: parallel loops started in one call of a round; and single ones that find the threads asleep, with the seconds before
 _STARTS, _WAKES, _ASLEEP = 300, 4, 0.2
-#: dot products of 8-bit integers and of bfloat16 by LLVM's feature that has them and the bytes of their vectors
+#: Dot products of 8-bit integers and of bfloat16, and products of pairs of rows, by LLVM's feature that has them and
+#: the bytes of their vectors; and pairs of 16-bit products, which add to no sums
 _DOTS = {
     "dot": {
         ("avx512vnni", 64): "llvm.x86.avx512.vpdpbusd.512", ("avxvnni", 32): "llvm.x86.avx512.vpdpbusd.256",
@@ -59,11 +60,18 @@ _DOTS = {
     "bfloat": {
         ("avx512bf16", 64): "llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", 16): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
     },
+    "words": {
+        ("avx512bw", 64): "llvm.x86.avx512.pmaddw.d.512", ("avx2", 32): "llvm.x86.avx2.pmadd.wd",
+        ("sse2", 16): "llvm.x86.sse2.pmadd.wd",
+    },
+    "matrix": {("i8mm", 16): "llvm.aarch64.neon.smmla.v4i32.v16i8"},
 }
 #: products of a matrix unit's tiles by LLVM's feature that has them, and how many sums are added to in turn
 _TILES, _SUMS = {"amx-int8": "tdpbusd", "amx-bf16": "tdpbf16ps"}, 4
 #: types of what they multiply and of their sums; bfloat16 by its bits, as :mod:`schedules.lowering` has it
-_DOT_TYPES = {"dot": ("int8", "int32"), "bfloat": ("uint16", "float32")}
+_DOT_TYPES = {
+    "dot": ("int8", "int32"), "bfloat": ("uint16", "float32"), "words": ("int16", "int32"), "matrix": ("int8", "int32"),
+}
 
 
 @dataclass(frozen=True)
@@ -179,8 +187,9 @@ class Kernels:
         return bool(self._named[kind])
 
     def dots(self, kind: str) -> tuple[float, bool]:
-        """Dot products of whole vectors that a core begins in a second, of 8-bit integers (``dot``) or of bfloat16
-        (``bfloat``), and whether a second round confirms that; the target must have them."""
+        """Dot products of whole vectors that a core begins in a second, of 8-bit integers (``dot``), of bfloat16
+        (``bfloat``), of 16-bit integers (``words``, without the addition) or of pairs of rows of 8-bit ones
+        (``matrix``), and whether a second round confirms that; the target must have them."""
         seconds, confirmed = steady(self._dots(self._many, kind))
         return self._many * _STEPS / seconds, confirmed
 
@@ -262,6 +271,11 @@ class Kernels:
         lanes, name, (operand, total) = self._lanes, self._named[kind], _DOT_TYPES[kind]
         vector, width = f"{total}x{lanes}", self._on.lanes(operand)
 
+        def added(sums: tirx.Expr, values: tirx.Expr) -> tirx.Expr:
+            operands = [sums, values, values] if kind != "words" else [
+                tirx.reinterpret(f"{operand}x{width}", sums), values]
+            return tirx.call_llvm_pure_intrin(vector, name, *operands)
+
         @T.prim_func(s_tir=True)
         def main(a: T.handle, b: T.handle) -> None:
             x = T.match_buffer(a, (width,), operand)
@@ -272,9 +286,8 @@ class Kernels:
                     sums[T.Ramp(i * lanes, 1, lanes)] = T.Broadcast(T.Cast(total, 0), lanes)
                 for _ in T.serial(_STEPS):
                     for i in T.unroll(chains):
-                        sums[T.Ramp(i * lanes, 1, lanes)] = T.call_llvm_pure_intrin(
-                            vector, name, sums[T.Ramp(i * lanes, 1, lanes)], x[T.Ramp(0, 1, width)],
-                            x[T.Ramp(0, 1, width)])
+                        sums[T.Ramp(i * lanes, 1, lanes)] = added(
+                            sums[T.Ramp(i * lanes, 1, lanes)], x[T.Ramp(0, 1, width)])
                 for i in T.unroll(chains):
                     y[T.Ramp(i * lanes, 1, lanes)] = sums[T.Ramp(i * lanes, 1, lanes)]
 

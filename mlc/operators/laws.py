@@ -27,6 +27,7 @@ class Laws:
     - ``contracts``: ``f(x) <= max(x, 0)``; hence ``max(x, relu(f(x))) = relu(x)``.
       Where it is not defined it is taken as 0.
     - ``exceeds``: ``f(x) >= x``; hence ``min(x, f(x)) = x``.
+    - ``gentle``: ``f(x) - f(y) <= max(x - y, 0)``; hence ``max(x - f(x), y - f(y))`` is that of the larger.
     - ``at_most_one``: ``f(x) <= 1``; hence ``f(x) <= sqrt(f(x))``, where a root of less than 0 is taken as 0.
 
     ``domain`` says where it is defined: everywhere (empty), where its argument is ``>= 0``, or ``> 0``. (A reciprocal
@@ -43,6 +44,7 @@ class Laws:
     zero: bool = False
     contracts: bool = False
     exceeds: bool = False
+    gentle: bool = False
     at_most_one: bool = False
     domain: str = ""
 

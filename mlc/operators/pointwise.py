@@ -104,14 +104,14 @@ function(
 )
 function(
     "sigmoid", _sigmoid,
-    Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls", monotone=True, nonnegative=True, positive=True,
-         at_most_one=True),
+    Laws("1 / (1 + exp(-x)) is positive and grows as exp(-x) falls; the derivative, itself times 1 less itself, is at "
+         "most 1/4", monotone=True, nonnegative=True, positive=True, gentle=True, at_most_one=True),
     relax="sigmoid", tame=True,
 )
 function(
     "tanh", np.tanh,
     Laws("sinh is odd, cosh even; the derivative 1 / cosh^2 is positive and at most 1", monotone=True, odd=True,
-         zero=True, contracts=True, at_most_one=True),
+         zero=True, contracts=True, gentle=True, at_most_one=True),
     relax="tanh", tame=True,
 )
 function(

@@ -33,10 +33,12 @@ def mappings(one: Term, other: Term) -> Iterator[tuple[dict[str, Poly], tuple[in
     """
     if len(one.variables) != len(other.variables) or len(one.atoms) != len(other.atoms):
         return
-    for pairing in _pairings(one.atoms, other.atoms):
-        equations = [e for i, j in enumerate(pairing) for e in _equations(one.atoms[j], other.atoms[i])]
-        for mapping in _solutions(equations, one.variables, other.variables):
-            yield mapping, pairing
+    maxima = any(isinstance(a, Largest) for a in one.atoms)
+    for crossed in (False, True) if maxima and one.variables else (False,):  # members may be in another order
+        for pairing in _pairings(one.atoms, other.atoms):
+            equations = [e for i, j in enumerate(pairing) for e in _equations(one.atoms[j], other.atoms[i], crossed)]
+            for mapping in _solutions(equations, one.variables, other.variables):
+                yield mapping, pairing
 
 
 def _pairings(ones: Sequence[Atom], others: Sequence[Atom]) -> Iterator[tuple[int, ...]]:
@@ -56,18 +58,20 @@ def _pairings(ones: Sequence[Atom], others: Sequence[Atom]) -> Iterator[tuple[in
         yield tuple(pairing)
 
 
-def _equations(one: Atom, other: Atom) -> list[Poly]:
-    """Differences of indices that vanish if the atoms are equal; hints only."""
+def _equations(one: Atom, other: Atom, crossed: bool = False) -> list[Poly]:
+    """Differences of indices that vanish if the atoms are equal; hints only. ``crossed`` is whether members of maxima
+    that stand at different places are compared."""
     if isinstance(one, Read) and isinstance(other, Read):
         return [a - b for a, b in zip(one.indices, other.indices, strict=True)]
     if isinstance(one, Number) and isinstance(other, Number):
         return [one.value - other.value]
     if isinstance(one, Function) and isinstance(other, Function):
         # terms in their order first: what they tell is not told by others any more
-        pairs = sorted(product(enumerate(one.arg), enumerate(other.arg)), key=lambda pair: pair[0][0] != pair[1][0])
-        return [e for (_, s), (_, t) in pairs for e in _inner(s, t)]
+        terms = sorted(product(enumerate(one.arg), enumerate(other.arg)), key=lambda pair: pair[0][0] != pair[1][0])
+        return [e for (_, s), (_, t) in terms for e in _inner(s, t)]
     if isinstance(one, Largest) and isinstance(other, Largest):
-        return [e for a, b in zip(one.members, other.members, strict=False)
+        pairs = product(one.members, other.members) if crossed else zip(one.members, other.members, strict=False)
+        return [e for a, b in pairs
                 for s, t in zip(a.body, b.body, strict=False) for e in _inner(s, t)
                 if e.symbols.isdisjoint((*a.variables, *b.variables))]
     return []

@@ -26,6 +26,8 @@ class Expander:
         self.work = 0
         #: whether more is tried than what mostly suffices, and how many bounds and steps were
         self.thorough, self.bounds, self.steps = False, 0, 0
+        #: whether maxima are looked at as the values of their members
+        self.attains = False
 
     def fresh(self) -> str:
         return f"$v{next(self._names)}"

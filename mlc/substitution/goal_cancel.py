@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import islice, product
 from typing import Any
 
-from mlc.operators.index import Poly
+from mlc.operators.index import Condition, Poly, Symbol
 from mlc.substitution.goal import Goal
 from mlc.substitution.goal_divide import add_divisors, add_positive, guesses, kind_of, replace_term
 from mlc.substitution.goal_tools import Tools, kept, restored
@@ -56,6 +57,8 @@ def _cancelled(goal: Goal, number: int, term: Term, place: int, atom: Function, 
         places = _matched(term, place, part)
         if places is None:
             continue
+        if part.variables and not _goes(term, places):
+            places = next((each for each in _others(term, place, part) if _goes(term, each)), places)
         left = [a for k, a in enumerate(term.atoms) if k not in places]
         free = set[str]().union(*map(free_names, left))
         gone = [v for v in term.variables if v not in free and any(v in free_names(term.atoms[k]) for k in places)]
@@ -66,9 +69,12 @@ def _cancelled(goal: Goal, number: int, term: Term, place: int, atom: Function, 
         rest = make_term(term.factor / part.factor, [v for v in term.variables if v not in gone],
                          [g for g in term.guards if g not in using], left)
         known = goal.known(rest.guards)
-        for guess in guesses(goal, rest, len(gone)):
-            moved = [substituted(Term(Fraction(1), guards=(g,)), dict(zip(gone, guess, strict=True))) for g in using]
-            guards = [g for t in moved for g in t.guards]
+        plain, ends = [*guesses(goal, rest, len(gone))], [*_ends(gone, using)]
+        for place_of, guess in enumerate((*plain, *ends)):
+            at = dict(zip(gone, guess, strict=True))
+            moved = [substituted(Term(Fraction(1), guards=(g,)), at) for g in using]
+            guards = [g for t in moved for g in t.guards] if place_of < len(plain) else [
+                Condition(g.poly.substitute(at), g.relation) for g in using]  # those that hold anyway, too
             witnesses = [known.holds(g) for g in guards]
             if len(guards) != len(using) or any(w is None for w in witnesses):
                 continue
@@ -90,6 +96,27 @@ def _matched(term: Term, place: int, part: Term) -> list[int] | None:
         found.append(one)
         left.remove(one)
     return found
+
+
+def _goes(term: Term, places: list[int]) -> bool:
+    """Whether a variable is of the atoms at these places alone."""
+    left = set[str]().union(*(free_names(a) for k, a in enumerate(term.atoms) if k not in places))
+    return any(v not in left and any(v in free_names(term.atoms[k]) for k in places) for v in term.variables)
+
+
+def _ends(gone: Sequence[str], guards: Sequence[Condition]) -> Iterator[tuple[Poly, ...]]:
+    """The least values that guards leave variables."""
+    ends = [[Poly.symbol(v) - g.poly for g in guards if dict(g.poly.terms).get((Symbol(v),)) == 1
+             and v not in (g.poly - Poly.symbol(v)).symbols] for v in gone]
+    yield from islice(product(*ends), _UNITS)
+
+
+def _others(term: Term, place: int, part: Term) -> Iterator[list[int]]:
+    """More places of such atoms."""
+    fits = [[k for k, a in enumerate(term.atoms) if k != place and kind_of(a) == kind_of(each)] for each in part.atoms]
+    for found in islice(product(*fits), _UNITS):
+        if len(set(found)) == len(found):
+            yield [place, *found]
 
 
 def _replaced(goal: Goal, number: int, places: list[int], gone: list[int], rest: Term, atom: Function,
@@ -137,7 +164,7 @@ def _units(goal: Goal, rest: Term, atom: Function) -> Iterator[tuple[int, tuple[
         assert isinstance(function, Function)
         if function.name not in ("1/", "log") or kind_of(Function("1/", function.arg)) != kind_of(atom):
             continue
-        for guess in guesses(goal, rest, len(divisor.variables)):
+        for guess in (*guesses(goal, rest, len(divisor.variables)), *_ends(divisor.variables, divisor.guards)):
             moved = substituted(dataclasses.replace(divisor, variables=()),
                                 dict(zip(divisor.variables, guess, strict=True)))
             if any(known.holds(guard) is None for guard in moved.guards):

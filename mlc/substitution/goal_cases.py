@@ -26,7 +26,7 @@ from mlc.substitution.normal import (
     refreshed_member,
 )
 
-__all__ = ["branched", "by_cases"]
+__all__ = ["branched", "by_cases", "by_guard"]
 
 #: cases inside each other, and maxima that are tried at one stand
 _CASES, _TRIES = 4, 2
@@ -38,14 +38,8 @@ def by_cases(goal: Goal, prove: Proves) -> bool:
     """Ends the goal by cases, each of which is proved; False where none are found."""
     if goal.cases >= _CASES:
         return False
-    guard = next(_guards(goal), None)
-    if guard is not None:
-        found = _proved(goal, prove, [(case, ()) for case in ((guard,), *negations([guard]))])
-        if found is not None:
-            goal.step("case", *goal.guard_text(guard, ()), found)
-            goal.terms.clear()
-            return True
-        return False
+    if next(_guards(goal), None) is not None:
+        return by_guard(goal, prove)
     for path, guards, atom, k in [*_choices(goal)][:_TRIES]:
         known = goal.known()
         witnesses = [known.holds(g) for g in guards]
@@ -59,6 +53,17 @@ def by_cases(goal: Goal, prove: Proves) -> bool:
             goal.terms.clear()
             return True
     return False
+
+
+def by_guard(goal: Goal, prove: Proves) -> bool:
+    """The same by a guard on the context alone."""
+    guard = next(_guards(goal), None) if goal.cases < _CASES else None
+    found = None if guard is None else _proved(goal, prove, [(case, ()) for case in ((guard,), *negations([guard]))])
+    if guard is None or found is None:
+        return False
+    goal.step("case", *goal.guard_text(guard, ()), found)
+    goal.terms.clear()
+    return True
 
 
 def branched(goal: Goal) -> Goal:

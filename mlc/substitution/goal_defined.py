@@ -65,7 +65,7 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
 
 def _last(goal: Goal) -> bool:
     """What is tried when nothing else is left."""
-    return (settle_void(goal) or find_defined(goal, TOOLS) or settle_above(goal, TOOLS)
+    return (_plain(goal) or settle_void(goal) or find_defined(goal, TOOLS) or settle_above(goal, TOOLS)
             or reduce_demands(goal, TOOLS) or by_cases(goal, prove_defined))
 
 
@@ -157,7 +157,21 @@ def _by_sign(atom: Atom) -> bool:
     return not_negative(atom.arg) and (from_zero or any(map(_above_zero, atom.arg)))
 
 
-def _above_zero(term: Term) -> bool:
+def _above_zero(term: Term, roots: bool = False) -> bool:
+    """Whether a term is plainly above 0; ``roots`` is whether roots and reciprocals of what is count."""
     return term.factor > 0 and not term.variables and not term.guards and all(
         positive(translated(a.value)) if isinstance(a, Number)
-        else isinstance(a, Function) and a.name in LAWS and LAWS[a.name].positive for a in term.atoms)
+        else isinstance(a, Function) and ((a.name in LAWS and LAWS[a.name].positive) or (
+            roots and a.name in ("sqrt", "1/") and not_negative(a.arg) and any(_above_zero(t, True) for t in a.arg)))
+        for a in term.atoms)
+
+
+def _plain(goal: Goal) -> bool:
+    """Takes one demand away that is of what is plainly above 0, roots and reciprocals of such among it."""
+    for number in sorted(goal.terms.keys() - goal.new):
+        [atom] = goal.terms[number].atoms
+        if isinstance(atom, Function) and not_negative(atom.arg) and any(_above_zero(t, True) for t in atom.arg):
+            goal.step("sign", number)
+            del goal.terms[number]
+            return True
+    return False

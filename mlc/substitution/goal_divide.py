@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.laws import LAWS
+from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import skeleton
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.goal import Goal
@@ -31,7 +32,7 @@ from mlc.substitution.normal import (
 )
 
 __all__ = ["NOT_ZERO", "above_zero", "add_divisors", "add_positive", "guesses", "kind_of", "kinds_of", "multiply_one",
-           "never_zero", "replace_term", "vanishes"]
+           "named", "never_zero", "replace_term", "vanishes"]
 
 #: products with 1 in a goal, values of a divisor's variables that are looked at for one, divisors that are added
 NOT_ZERO = ("1/", "log")
@@ -112,7 +113,7 @@ def add_positive(goal: Goal) -> None:
         for place, atom in enumerate(term.atoms):
             known = (each for divisor in goal.divisors for each in divisor.atoms)
             if isinstance(atom, Function) and atom.name == "1/" and (
-                    _named(atom) not in set(map(_named, known)) if goal.expander.thorough
+                    named(atom) not in set(map(named, known)) if goal.expander.thorough
                     else kind_of(atom) not in set(map(kind_of, known))):
                 found = above_zero(goal, term, atom)
                 if found is not None:
@@ -161,9 +162,24 @@ def replace_term(goal: Goal, number: int, atoms: Sequence[Atom], sums: Iterable[
 
 
 def guesses(goal: Goal, term: Term, count: int) -> Iterator[tuple[Poly, ...]]:
-    """Values that as many variables may have where the term stands."""
+    """Values that as many variables may have where the term stands; where maxima are, the last ones first."""
     values = [*map(Poly.symbol, (*term.variables, *goal.context)), Poly({})]
+    if goal.expander.attains:
+        scope = {*term.variables, *goal.context}
+        read = [i for each in goal.terms.values() for a in each.atoms for i in _indices(a)]
+        values = [*dict.fromkeys(i for i in (*read, *map(Poly.symbol, reversed(goal.context)), *values)
+                                 if all(n in scope or n[0] not in "$@" for n in i.symbols))]
     return islice(product(values, repeat=count), _GUESSES)
+
+
+def _indices(atom: Atom) -> Iterator[Poly]:
+    """Where elements are read that an atom is of, but for plain variables."""
+    if isinstance(atom, Read):
+        yield from (i for i in atom.indices if len(i.terms) > 1)
+    bodies = [atom.arg] if isinstance(atom, Function) else (
+        [m.body for m in atom.members] if isinstance(atom, Largest) else [])
+    for inner in (a for body in bodies for t in body for a in t.atoms):
+        yield from _indices(inner)
 
 
 class _Way(NamedTuple):
@@ -230,7 +246,7 @@ def kinds_of(term: Term) -> Counter[str]:
     return Counter(map(kind_of, term.atoms))
 
 
-def _named(atom: Atom) -> str:
+def named(atom: Atom) -> str:
     """A text that atoms share which differ in the names that they bind."""
     names = (f"$b{k}" for k in count())
     return str(refreshed(Term(Fraction(1), atoms=(atom,)), lambda: next(names)).atoms)

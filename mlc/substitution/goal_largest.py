@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.laws import BELOW, LAWS, VALUES
+from mlc.substitution.change_of_variables import covers
 from mlc.substitution.goal import Goal, inequalities
 from mlc.substitution.goal_divide import guesses, kinds_of, replace_term
 from mlc.substitution.maxima import largest, made
@@ -237,14 +238,18 @@ def _given(goal: Goal, place: int, factor: Fraction, over: int) -> bool:
     stand = Term(Fraction(1)) if over < 0 else refreshed(replace(goal.terms[over], atoms=()), fresh)
     known, ways = goal.known(stand.guards), list[tuple[bool, int, Any]]()
     atoms = [t.atoms for t in goal.terms.values()]
-    for guess in guesses(goal, stand, len(divisor.variables)):
+    for guess in (*guesses(goal, stand, len(divisor.variables)), *_matches(goal, divisor)):
         moved = substituted(replace(divisor, variables=()), dict(zip(divisor.variables, guess, strict=True)))
         witnesses = [known.holds(guard) for guard in moved.guards]
         if any(each is None for each in witnesses):
             continue
         [function] = moved.atoms
         assert isinstance(function, Function)
-        ways.append((not any(t.atoms in atoms for t in function.arg), len(ways), (guess, witnesses, function)))
+        strange = not any(t.atoms in atoms for t in function.arg)
+        if not goal.expander.attains or any(t.atoms == term.atoms and t.factor * term.factor > 0
+                                            for t in collected(function.arg)
+                                            for term in goal.terms.values()):
+            ways.append((strange, len(ways), (guess, witnesses, function)))
     for _, _, (guess, witnesses, function) in sorted(ways, key=lambda way: way[:2]):
         goal.step("given", None if over < 0 else over, place, [goal.text(each, stand.variables) for each in guess],
                   [[goal.witness_text(w, stand.variables) for w in each or ()] for each in witnesses], str(factor))
@@ -254,6 +259,21 @@ def _given(goal: Goal, place: int, factor: Fraction, over: int) -> bool:
             goal.append(-1, refreshed(less, fresh))
         return True
     return False
+
+
+def _matches(goal: Goal, divisor: Term) -> Iterator[tuple[Poly, ...]]:
+    """Values at which a divisor may be of what a term is, where maxima are looked at closely."""
+    [function] = divisor.atoms
+    if not goal.expander.attains or not divisor.variables or not isinstance(function, Function):
+        return
+    scope = set(goal.context)
+    for term in goal.terms.values():
+        for part in function.arg:
+            if len(term.atoms) == len(part.atoms) == 1 and not term.variables and kinds_of(term) == kinds_of(part):
+                for found in covers(replace(term, guards=()), replace(divisor, guards=(), atoms=part.atoms)):
+                    values = tuple(found[v] for v in divisor.variables)
+                    if all(n in scope or n[0] not in "$@" for each in values for n in each.symbols):
+                        yield values
 
 
 def _grow(goal: Goal, number: int, at_least: AtLeast) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -13,13 +13,14 @@ from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
 from mlc.substitution.entailment import Facts, quotients
 from mlc.substitution.goal import Goal, inequalities
-from mlc.substitution.goal_cases import branched, by_cases
-from mlc.substitution.goal_divide import multiply_one
+from mlc.substitution.goal_attained import attain, by_bounds, each_member, gentle, rises, turned
+from mlc.substitution.goal_cases import branched, by_cases, by_guard
+from mlc.substitution.goal_divide import multiply_one, named
 from mlc.substitution.goal_inside import settle_inside
 from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_largest import bounds, choose_largest, lower_one, rewrite_largest, turn_odd
 from mlc.substitution.goal_nonzero import find_nonzero
-from mlc.substitution.goal_reduce import reduce_one
+from mlc.substitution.goal_reduce import loosen, reduce_one
 from mlc.substitution.goal_simplify import nested_guards, settle_context, simplify_all
 from mlc.substitution.goal_tools import Tools, kept, restored
 from mlc.substitution.maxima import not_negative
@@ -42,7 +43,7 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
         raise Stuck("functions are nested too deeply")
     if goal.depth or goal.expander.thorough:
         return _search(goal)
-    again = branched(goal)
+    again, last = branched(goal), branched(goal)
     try:
         return _search(goal)
     except Stuck as stuck:
@@ -52,9 +53,28 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
         try:
             return _reduced(again)
         except Stuck:
+            pass
+        finally:
+            goal.expander.thorough = False
+        if not any(isinstance(a, Largest) for t in last.terms.values() for a in _atoms(t)):
+            raise
+        goal.expander.work, goal.expander.bounds, goal.expander.steps = _WORK - _MORE_WORK, 0, 0
+        goal.expander.thorough = True
+        try:
+            return _attained(last)
+        except Stuck:
             raise stuck from None
         finally:
             goal.expander.thorough = False
+
+
+def _atoms(term: Term) -> Iterator[Atom]:
+    """The atoms of a term, and those within them."""
+    for atom in term.atoms:
+        yield atom
+        bodies = [atom.arg] if isinstance(atom, Function) else (
+            [m.body for m in atom.members] if isinstance(atom, Largest) else [])
+        yield from (inner for body in bodies for t in body for inner in _atoms(t))
 
 
 def _search(goal: Goal) -> list[list[Any]]:
@@ -112,6 +132,26 @@ def _equal(goal: Goal) -> list[list[Any]]:
     raise Stuck("too many steps")
 
 
+def _attained(goal: Goal) -> list[list[Any]]:
+    """The same by bounds from both sides, and by which member a maximum is."""
+    settle_context(goal)
+    for _ in range(_MERGES):
+        if goal.expander.work > _WORK or goal.expander.bounds > _ALL_BOUNDS:
+            break
+        while simplify_all(goal):
+            settle_context(goal)
+        if not goal.terms:
+            return goal.steps
+        if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
+                goal, prove_at_least):
+            continue
+        with suppress(Stuck):
+            return [*goal.steps, *_search(branched(goal))]
+        if not (by_guard(goal, _attained) or by_bounds(goal, TOOLS) or attain(goal, _attained, TOOLS, False)):
+            break
+    raise Stuck("no bounds are left")
+
+
 def prove_at_least(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
     if goal.depth > _DEPTH:
@@ -126,7 +166,7 @@ def prove_at_least(goal: Goal) -> list[list[Any]]:
 def _at_least(goal: Goal, depth: int) -> None:
     """Takes the terms down to what is plainly at least 0, by one bound after another, at most ``depth`` of them."""
     for _ in range(_MERGES):
-        while simplify_all(goal):
+        while simplify_all(goal) or (goal.expander.attains and loosen(goal)):
             settle_context(goal)
         if not_negative(goal.terms.values()):
             return
@@ -136,7 +176,11 @@ def _at_least(goal: Goal, depth: int) -> None:
             break
     else:
         raise Stuck("too many cases")
-    for bound in (lower_one, *bounds(goal, prove_at_least)) if goal.expander.thorough else (lower_one,):
+    if goal.expander.attains and (by_guard(goal, prove_at_least) or each_member(goal, prove_at_least)
+                                  or _by_member(goal, True)):
+        return
+    tries = (lower_one, *bounds(goal, prove_at_least)) if goal.expander.thorough else (lower_one,)
+    for bound in (*rises(goal, TOOLS), *gentle(goal), *tries, *turned(goal)) if goal.expander.attains else tries:
         state = kept(goal)
         goal.expander.bounds += 1
         if depth < 1 or goal.expander.bounds > _ALL_BOUNDS:
@@ -146,7 +190,18 @@ def _at_least(goal: Goal, depth: int) -> None:
                 _at_least(goal, depth - 1 if goal.expander.thorough else depth)
                 return
         restored(goal, state)
+    if goal.expander.attains and _by_member(goal, False):
+        return
     raise Stuck("it may be below 0")
+
+
+def _by_member(goal: Goal, nested: bool) -> bool:
+    """Ends the goal by which member a maximum is; leaves it as it was where that shows nothing."""
+    state = kept(goal)
+    with suppress(Stuck):
+        return attain(goal, prove_at_least, TOOLS, nested)
+    restored(goal, state)
+    return False
 
 
 def _merge_one(goal: Goal) -> None:
@@ -155,12 +210,19 @@ def _merge_one(goal: Goal) -> None:
     for i in sorted(goal.terms):
         shape = sorted(map(skeleton, goal.terms[i].atoms))
         for j in sorted(goal.terms):
-            if j <= i or sorted(map(skeleton, goal.terms[j].atoms)) != shape:
+            if j <= i or sorted(map(skeleton, goal.terms[j].atoms)) != shape or (
+                    goal.expander.attains and not _alike(goal.terms[i], goal.terms[j])):
                 continue
             if _merge(goal, i, j):
                 return
         reason = reason or goal.show(goal.terms[i])
     raise Stuck(f"no other term cancels {reason}")
+
+
+def _alike(one: Term, other: Term) -> bool:
+    """Whether the terms differ in names alone, or have no maxima: others are compared by their members."""
+    names = [sorted(map(named, t.atoms)) for t in (one, other)]
+    return names[0] == names[1] or not any(isinstance(a, Largest) for t in (one, other) for a in _atoms(t))
 
 
 def merge_equal(goal: Goal, i: int, j: int) -> bool:
@@ -304,7 +366,12 @@ def _covered(goal: Goal, member: Member, other: Largest, context: list[str], bas
 
 
 def _zero(goal: Goal, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:
-    return prove_goal(Goal(goal.expander, context, facts, terms, others, goal.divisors, goal.depth + 1))
+    expander, before = goal.expander, goal.expander.attains
+    expander.attains = False
+    try:
+        return prove_goal(Goal(expander, context, facts, terms, others, goal.divisors, goal.depth + 1))
+    finally:
+        expander.attains = before
 
 
 def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:

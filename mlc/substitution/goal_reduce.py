@@ -34,7 +34,7 @@ from mlc.substitution.normal import (
     times,
 )
 
-__all__ = ["reduce_demands", "reduce_one", "settle_above"]
+__all__ = ["loosen", "reduce_demands", "reduce_one", "settle_above"]
 
 #: rounds within one sum, and how deep sums within sums are looked at
 _ROUNDS, _DEPTH = 12, 6
@@ -47,7 +47,7 @@ def reduce_one(goal: Goal, tools: Tools) -> bool:
 
 
 def _simple(goal: Goal, tools: Tools) -> bool:
-    return _zero(goal) or _value(goal) or _loosen(goal) or climb(goal, tools) or take_apart(goal)
+    return _zero(goal) or _value(goal) or loosen(goal) or climb(goal, tools) or take_apart(goal)
 
 
 def _zero(goal: Goal) -> bool:
@@ -241,7 +241,7 @@ def _extract(goal: Goal) -> bool:
     return False
 
 
-def _loosen(goal: Goal) -> bool:
+def loosen(goal: Goal) -> bool:
     """Leaves out a guard on the context that holds anyway."""
     for number in sorted(goal.terms):
         term = goal.terms[number]

@@ -102,17 +102,20 @@ class _Defined:
         proofs: dict[str, Any] = {}
         for group in sorted({_group(t) for t in wanted} - set(self.whole)):
             theirs, ours = (tuple(t for t in terms if _group(t) == group) for terms in (wanted, given))
-            for tightens, thorough in ((False, False), (True, False), (True, True)):
+            for tightens, thorough, attains in ((False, False, False), (True, False, False), (True, True, False),
+                                                (True, True, True)):
                 if thorough and (group or not self.thorough):
                     continue
-                expander.thorough = thorough
+                expander.thorough, expander.attains = thorough, attains
+                if attains:
+                    expander.work = expander.bounds = expander.steps = 0
                 goal = Goal(expander, context, facts, theirs, ours, divisors_of(given), counts=False,
                             tightens=tightens)
                 try:
                     proofs[group] = prove_defined(goal)
                     break
                 except Stuck:
-                    if tightens and not group and (thorough or not self.thorough):
+                    if tightens and not group and (attains or not self.thorough):
                         raise
             else:
                 self.whole.append(group)

@@ -192,15 +192,16 @@ def spoiling(rule: Rule, tries: int = 8) -> tuple[set[str], set[str]]:
 def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
     """Small integers of both signs but 0, positive ones for functions that are defined there alone, few with many zeros
     among them, where reciprocals are not defined, quarters about 0, where functions cross that do not among integers,
-    and each tensor of zeros alone beside positive ones."""
+    eighths nearer to it, where erf is steeper than 1, and each tensor of zeros alone beside positive ones."""
     for low, high, zero in ((-4, 5, 3), (1, 5, 3), (-1, 3, 0)):
         rng = np.random.default_rng((seed, low + 4))
         drawn = {name: rng.integers(low, high, shape) for name, shape in shapes.items()}
         yield {name: np.where(v == 0, zero, v).astype(float) for name, v in drawn.items()}
         if low == 1:
             positive = {name: v.astype(float) for name, v in drawn.items()}
-    rng = np.random.default_rng((seed, 1))
-    yield {name: rng.integers(-7, 8, shape) / 4 for name, shape in shapes.items()}
+    for steps, of in ((8, 4), (4, 8)):
+        rng = np.random.default_rng((seed, 1))
+        yield {name: rng.integers(1 - steps, steps, shape) / of for name, shape in shapes.items()}
     if sum(v.size for v in positive.values()) <= _FEW:
         for name, value in positive.items():
             yield {**positive, name: np.zeros_like(value)}

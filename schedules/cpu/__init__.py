@@ -11,6 +11,7 @@ from schedules.cpu.elementwise import ELEMENTWISE
 from schedules.cpu.fallback import FALLBACK
 from schedules.cpu.gemm import GEMM, GEMM_BFLOAT, GEMM_BYTES, GEMM_INTEGER
 from schedules.cpu.gemm_digits import GEMM_DIGITS
+from schedules.cpu.gemm_matrix import GEMM_MATRIX
 from schedules.cpu.gemm_rounded import GEMM_ROUNDED
 from schedules.cpu.gemm_tiles import GEMM_TILES
 from schedules.cpu.gemm_weight_only import GEMM_WEIGHT_ONLY
@@ -26,5 +27,6 @@ __all__ = ["SPACES"]
 SPACES: tuple[Space, ...] = (
     ATTENTION_FEW, ATTENTION, RECURRENT, REMAINDER, CONV2D, CONV2D_INTEGER, CONV2D_BYTES, CONV2D_BFLOAT,
     DEPTHWISE_INTEGER, WINOGRAD, WINOGRAD_INTEGER, GEMM_WEIGHT_ONLY, GEMM_ROUNDED, GEMM_DIGITS, GEMM, GEMM_TILES,
-    GEMM_INTEGER, GEMM_BYTES, GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE, FALLBACK,
+    GEMM_MATRIX, GEMM_INTEGER, GEMM_BYTES, GEMM_BFLOAT, DEPTHWISE, POOLING, CONTRACTION, REDUCTION, ELEMENTWISE,
+    FALLBACK,
 )

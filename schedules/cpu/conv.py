@@ -16,10 +16,9 @@ import tvm
 from tvm import s_tir, tirx
 
 from schedules.cpu.conv_seeds import MAX_GROUPS, chunk_rows, seeds, tile_columns, tile_rows
-from schedules.cpu.conv_shape import BFLOAT, BYTES, FLOATS, INTEGER, PHASES, TAPS, Shape, block_of, shape_of
+from schedules.cpu.conv_shape import BFLOAT, BYTES, FLOATS, INTEGER, INTEGER_PHASES, TAPS, Shape, block_of, shape_of
 from schedules.cpu.steps import has_dot, with_dots
 from schedules.cpu.tiling import (
-    OP_ANNOTATION,
     accumulate,
     check_tile,
     consumers_inlined,
@@ -88,7 +87,7 @@ class Conv2d(Space):
         lanes = cpu_machine(target).lanes()
         pad = staged_input(sch, block) if shape.padded else None
         out = consumers_inlined(sch, block)
-        if str(sch.get(block).annotations[OP_ANNOTATION]) == PHASES:
+        if shape.phased:
             _by_phase(sch, block, out, shape)
         ow_tile, oh_tile, oc_tile = pick("ow"), pick("oh"), pick("oc")
         rows, groups, unroll, order, pad_at = pick("rows"), pick("groups"), pick("ic"), pick("order"), pick("pad")
@@ -133,13 +132,13 @@ class Conv2d(Space):
 
 
 class IntegerConv2d(Conv2d):
-    """The same for blocks annotated ``"conv2d_nchwc_integer"``, whose sums run over data and packed weights of the
-    forms of :mod:`schedules.intrin.dot`: uint8 and int8 ``[OC/c, IC/c, KH, KW, c/4, c, 4]``, or what a block has made
-    int16 and int16 ``[OC/c, IC/c, KH, KW, c/2, c, 2]``. ``ic`` counts steps."""
+    """The same for blocks annotated ``"conv2d_nchwc_integer"`` or ``"conv2d_phases_integer"``, whose sums run over data
+    and packed weights of the forms of :mod:`schedules.intrin.dot`: uint8 and int8 ``[OC/c, IC/c, KH, KW, c/4, c, 4]``,
+    or what a block has made int16 and int16 ``[OC/c, IC/c, KH, KW, c/2, c, 2]``. ``ic`` counts steps."""
 
     name = "cpu.conv2d_integer"
     tensorizes = "dot_"
-    ops = (INTEGER,)
+    ops: tuple[str, ...] = (INTEGER, INTEGER_PHASES)
 
 
 class ByteConv2d(IntegerConv2d):

@@ -10,13 +10,13 @@ from schedules.analysis import BlockInfo, analyse, remembered
 from schedules.cpu.steps import FLOAT, SATURATING, TAPPED, Step, step_of
 from schedules.intrin.dot import WORDS
 
-__all__ = ["BFLOAT", "BYTES", "FLOATS", "INTEGER", "PHASES", "TAPS", "Shape", "block_of", "shape_of"]
+__all__ = ["BFLOAT", "BYTES", "FLOATS", "INTEGER", "INTEGER_PHASES", "PHASES", "TAPS", "Shape", "block_of", "shape_of"]
 
-PHASES = "conv2d_phases"
+PHASES, INTEGER_PHASES = "conv2d_phases", "conv2d_phases_integer"
 INTEGER, BYTES, BFLOAT = "conv2d_nchwc_integer", "conv2d_nchwc_bytes", "conv2d_nchwc_bfloat"
 TAPS = "depthwise_nchwc_taps"
 FLOATS = ("conv2d_nchwc", PHASES)
-ALL = (*FLOATS, INTEGER, BYTES, BFLOAT, TAPS)
+ALL = (*FLOATS, INTEGER, INTEGER_PHASES, BYTES, BFLOAT, TAPS)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Shape:
 def shape_of(func: tirx.PrimFunc) -> Shape | None:
     """What a function's block of a direct convolution is made of; None where it has no such block."""
     block = block_of(func)
-    extra = 2 if block is not None and block.annotation == PHASES else 0
+    extra = 2 if block is not None and block.annotation in (PHASES, INTEGER_PHASES) else 0
     if block is None or len(block.extents) < 9 + extra:
         return None
     n, oc_blocks, oh, ow, oc, ic_blocks, kh, kw, ic = (block.extents[0], *block.extents[1 + extra :][:8])

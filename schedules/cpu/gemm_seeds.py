@@ -15,8 +15,6 @@ __all__ = [
     "chunks", "columns", "gemm_seeds", "packable", "packs", "padded", "rows", "sum_blocks", "sum_chains", "sum_parts",
 ]
 
-#: bytes of a step of the sum, of either operand
-_WORD = 4
 #: rows of the first operand from which a copy of the second one is cheap beside the product
 _PACKED_ROWS = 256
 #: rows from which a copy pays where vectors could not run along its columns otherwise
@@ -77,13 +75,14 @@ def rows(shape: GemmShape) -> list[int]:
     """Tile heights: those that divide the rows, and for each number of tiles the lowest, so that the last tile is the
     least ragged."""
     lowest = {-(-shape.m // tiles) for tiles in range(-(-shape.m // _MAX_ROWS), shape.m + 1)}
-    return sorted({*divisors(shape.m, _MAX_ROWS), *lowest, *({6, 8, 12} if shape.m >= 64 else ())})
+    found = sorted({*divisors(shape.m, _MAX_ROWS), *lowest, *({6, 8, 12} if shape.m >= 64 else ())})
+    return [m for m in found if m % shape.step.rows == 0]
 
 
 def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """Into how many parts the sum may be cut that run in parallel: equal ones, since TVM's ``rfactor`` drops the
     predicate of a ragged one."""
-    if machine.cores < 2 or shape.batch * shape.m * shape.n > _SMALL_RESULT:
+    if machine.cores < 2 or shape.batch * shape.m * shape.n > _SMALL_RESULT or shape.step.rows > 1:
         return (1,)
     return tuple(p for p in divisors(shape.k, 4 * machine.cores) if p == 1 or shape.k // p >= _SHORTEST_SUM)
 
@@ -91,7 +90,7 @@ def sum_parts(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """How many sums a register tile may hold for each element: more than one where it has few elements."""
     busy = shape.step.accumulators(machine)
-    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= busy:
+    if shape.m * -(-shape.n // machine.lanes(shape.dtype)) >= busy or shape.step.rows > 1:
         return (1,)
     return tuple(c for c in (1, 2, 4, 8) if shape.k % c == 0 and (c == 1 or shape.k // c >= busy))
 
@@ -99,7 +98,7 @@ def sum_chains(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
 def sum_blocks(shape: GemmShape, machine: CpuMachine) -> tuple[int, ...]:
     """Into how many blocks a chunk may cut the sum: several where three vectors of columns overflow the second cache
     and are used often enough."""
-    if shape.m < 16 or shape.k * 3 * machine.vector_bytes <= machine.l2_bytes:
+    if shape.m < 16 or shape.k * 3 * machine.vector_bytes <= machine.l2_bytes or shape.step.rows > 1:
         return (1,)
     return tuple(b for b in divisors(shape.k, 128) if b == 1 or _SHORTEST_SUM <= shape.k // b <= 4096)
 
@@ -123,7 +122,7 @@ def gemm_seeds(shape: GemmShape, machine: CpuMachine) -> Iterator[Decisions]:
     several = {name for split in splits for name, value in split.items() if value > 1}
     for _, m, n, pairs, layouts in scored[:6]:
         split = dict(pairs)
-        k = _unrolled(shape.k // (split["parts"] * split["chains"] * split["kb"]))
+        k = _unrolled(shape, shape.k // (split["parts"] * split["chains"] * split["kb"]))
         for _, mb, nb, order, inner in layouts:
             ahead = split["kb"] == 1 and (inner == 1 or nb == 1)
             prefetch = int(ahead and _fetched_ahead(shape, machine, m * mb, m, n, k))
@@ -150,12 +149,13 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     def steps(height: int) -> float:
         """Multiply-adds in the time of one step of the sum of a tile with so many rows."""
         products = max(float(height * vectors), busy / chains)
-        return products * step.multiply + products / vectors * broadcast + streamed * vectors
+        each = broadcast + step.joined
+        return products * step.multiply + products / vectors * each + streamed * vectors * step.rows
 
     full, left = divmod(shape.m, m)
     cost = (full * steps(m) + (steps(left) if left else 0.0)) / (shape.m * vectors)
     cost *= -(-shape.n // n) * n / shape.n * vectors * lanes / n * (_RAGGED if left else 1.0)
-    if not (shape.transposed[0] or apart(machine, m, shape.k * _WORD)):
+    if not (shape.transposed[0] or apart(machine, m, shape.k * step.bytes)):
         cost *= SHARED_SET
     spare = machine.vector_registers - (m * chains + 1) * vectors - 1
     if m > 1 and spare < (2 if machine.vector_registers >= 32 else 1):
@@ -165,17 +165,20 @@ def _tile_cost(shape: GemmShape, machine: CpuMachine, m: int, n: int, chains: in
     return cost * (1 + 0.01 * (chains - 1))
 
 
-def _unrolled(depth: int) -> int:
-    """How many steps of a sum a loop body holds: four, or where they leave a rest the most of up to eight."""
+def _unrolled(shape: GemmShape, depth: int) -> int:
+    """How many steps of a sum a loop body holds: four, or where they leave a rest the most of up to eight. Of pairs of
+    rows two at most: of four LLVM spills 6 x 16 (counted, bfloat16 for Neoverse V1)."""
+    if shape.step.rows > 1:
+        return max(divisors(depth, 2))
     return 4 if depth % 4 == 0 else max(divisors(depth, 8))
 
 
 def _fetched_ahead(shape: GemmShape, machine: CpuMachine, height: int, m: int, n: int, k: int) -> bool:
     """Whether the weight is worth fetching ahead: too large to wait in the second cache, read by several row tiles of
     a chunk of ``height`` rows, and in columns of which two fit that cache."""
-    if shape.weight < 0 or n % shape.packed:
+    if shape.weight < 0 or n % shape.packed or shape.step.rows > 1:
         return False
-    column = shape.k * n * _WORD
+    column = shape.k * n * shape.step.bytes
     lines, steps = column // LINE_BYTES, -(-height // m) * (shape.k // k)
     large = shape.n // n * column > machine.l2_bytes
     return large and column < machine.l2_bytes and lines_per_step(lines, steps) == 1
@@ -190,7 +193,8 @@ def chunks(
     the chunks should be a multiple of the cores with at least two for each.
     """
     options = []
-    row, column, depth = _WORD, _WORD, shape.k // parts
+    row = column = shape.step.bytes
+    depth = shape.k // parts
     tile_flops = m * n * depth
     room = machine.l2_bytes * (0.5 if kb == 1 else 0.75)
     products = shape.batch * shape.m * shape.n * shape.k * shape.step.multiply
@@ -213,7 +217,7 @@ def chunks(
             cost = idle * (1 + few) + 8 * traffic + 0.05 * min(overflow, 4) + grain + launch + passes
             # the smaller operand of a chunk stays in the first cache while the larger one streams past it; a weight
             # that comes from memory is fetched ahead, a column of tiles at a time
-            fetched = parts == 1 and streams and _fetched_ahead(shape, machine, mb * m, m, n, _unrolled(depth))
+            fetched = parts == 1 and streams and _fetched_ahead(shape, machine, mb * m, m, n, _unrolled(shape, depth))
             inner = 1 if nb * n > mb * m or kb > 1 or fetched else 0
             order = 1 if shape.n > shape.m else 0
             options.append((cost, mb, nb, order, inner))

@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 from schedules.analysis import BlockInfo
 from schedules.intrin import select, use
 from schedules.intrin.dot import BFLOATS, BYTES, QUADS, TAPS, WORDS, dot
+from schedules.intrin.matrix import BFLOAT_PAIRS, BYTE_PAIRS, DEPTHS, ROWS
 from schedules.machine import CpuMachine
 from schedules.space import InvalidDecision
 
@@ -28,7 +29,9 @@ class Step:
     lie within a step.
 
     ``multiply`` is the time of the vector units for each accumulator. ``held`` are the registers for what a step makes
-    of its operands, ``busy`` the accumulators that hide the latency (0: those of a multiply-add).
+    of its operands, ``busy`` the accumulators that hide the latency (0: those of a multiply-add). ``bytes`` are those
+    that it takes of a row, and of a column. Of several ``rows`` an accumulator holds as many columns the fewer, and
+    ``joined`` is the time of putting their operands together for each row.
     """
 
     form: str = ""
@@ -36,6 +39,9 @@ class Step:
     multiply: float = 1.0
     held: int = 0
     busy: int = 0
+    bytes: int = 4
+    rows: int = 1
+    joined: float = 0.0
 
     def accumulators(self, machine: CpuMachine) -> float:
         """Vectors of independent sums that keep the units busy."""
@@ -48,6 +54,8 @@ class Step:
         of the peak, 5 x 2, which spills two vectors, at 0.78, 6 x 2 at 0.66. With 32 registers LLVM hoists five loads
         of later steps.
         """
+        if self.rows > 1:  # operands of all rows for two steps, and a vector of columns at a time (counted)
+            return accumulators + accumulators // vectors + 2 <= machine.vector_registers
         free = machine.vector_registers - (5 if machine.vector_registers >= 32 else 0)
         return not self.held or accumulators + vectors + self.held <= free
 
@@ -62,10 +70,17 @@ TAPPED = Step(TAPS, axes=1)
 _WORDS = Step(WORDS, axes=1, multiply=1.25, held=5, busy=4)
 #: two multiplications and an addition of four products, whose rate the two units of the former bound: 1.04 cycles each
 SATURATING = Step(BYTES, axes=1, multiply=2.1, held=5, busy=4)
+#: A product of 2 x 2 elements, of twice the products of a dot product in the same time. A load of half a register takes
+#: a vector unit beside the one that loads
+_PAIRS = {form: Step(form, axes=1, bytes=8, rows=ROWS, joined=0.5) for form in (BYTE_PAIRS, BFLOAT_PAIRS)}
 
 
 def step_of(weight: tirx.Buffer) -> Step:
-    """The step of a block that reads weights of this type."""
+    """The step of a block that reads weights of this type, so many of each column at once."""
+    pairs = next((form for form, (kind, depth) in DEPTHS.items()
+                  if (kind, depth) == (str(weight.dtype), int(weight.shape[-1]))), "")
+    if pairs:
+        return _PAIRS[pairs]
     return {"int8": _QUADS, "int16": _WORDS, "bfloat16": _BFLOATS}.get(str(weight.dtype), FLOAT)
 
 

@@ -17,39 +17,21 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import TensorLoad
 
-from schedules.analysis import branches, loads, remembered, uses, walk, widest_run
-from schedules.cuda.common import (
-    CudaSpace,
-    Leaf,
-    ceil_div,
-    inline_injective,
-    leaves,
-    limits,
-    loop_kinds,
-    require,
-    scratch,
-    uniform,
-)
-from schedules.cuda.reduction import follows, own_order
+from schedules.analysis import loads, uses
+from schedules.cuda.column_shape import PIECE, TYPES, Shape, bits_of, guards, neighbours, shape_of
+from schedules.cuda.common import CudaSpace, Leaf, ceil_div, inline_injective, leaves, limits, require
 from schedules.machine import GpuMachine
 from schedules.space import Decisions, InvalidDecision, Knob, Pick
 
 __all__ = ["Columns"]
 
-#: bytes of the widest access
-_PIECE = 16
-#: numbers of 32 bits that one takes, and banks of shared memory of as many bits each
+#: numbers of 32 bits that the widest access takes, and banks of shared memory of as many bits each
 _WIDE, _BANKS = 4, 32
 #: bytes of memory that are fetched at once, at least
 _SECTOR = 32
 #: terms of a thread that are under way at once, at most
 _DEPTH = 8
-
-
-#: what TVM writes vectors of
-_TYPES = frozenset({"float32", "float16", "bfloat16", "int32"})
 #: threads along terms, and blocks that share a sum, at most
 _MOST_TOGETHER, _MOST_PARTS = 64, 64
 _SEEDS = 6
@@ -59,30 +41,6 @@ _LATENCY, _TOLD = 0.7e-6, 1.2e-6
 _PORT = 32
 #: cycles that a thread takes to add up a vector of what another has left in shared memory
 _JOIN = 12
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """``results``, of which ``columns`` lie side by side, of so many ``terms`` each, ``run`` of them in a row;
-    ``vector`` neighbours are fetched at once, ``bits`` each, and ``stored`` at once. ``last`` numbers the iterator
-    along them of the reduction, ``out`` that of what is done to results, if anything is. ``guarded`` says that terms
-    lie on a border that is not there."""
-
-    results: int
-    columns: int
-    terms: int
-    run: int
-    vector: int
-    bits: int
-    stored: int
-    last: int
-    out: int
-    guarded: bool
-
-    @property
-    def pieces(self) -> int:
-        """Vectors of results."""
-        return self.results // self.vector
 
 
 @dataclass(frozen=True)
@@ -98,114 +56,16 @@ class _Tile:
         return self.lanes * self.together
 
 
-@remembered
-def _shape(func: tirx.PrimFunc) -> _Shape | None:
-    found = leaves(sch := scratch(func))
-    if not uniform(leaf.info for leaf in found):
-        return None
-    guarded = bool(_guarded(found))
-    found = inline_injective(sch, found)
-    if not found or len(found) > 2 or found[0].info.kind != "reduction" or not own_order(found[0].info):
-        return None
-    main, *rest = found
-    if len(main.info.writes) != 1 or loop_kinds(sch, main) is None or main.intermediate != bool(rest):
-        return None
-    if rest and not follows(main, rest[0]):
-        return None
-    last, out = _last(main), _last(rest[0]) if rest else 0
-    if last is None or out is None or (rest and not _same_column(main, last, rest[0], out)):
-        return None
-    fetched = _moving(main, last)
-    bits = max((_bits(load) for load in fetched), default=8 * _PIECE)
-    vector = _run(main, last, fetched, _PIECE * 8 // bits)
-    if vector == 1 or any(str(load.source.dtype) not in _TYPES for load in fetched):
-        return None
-    stored = _stored(rest[0], out, vector) if rest else _fitting(main.info.writes[0], vector)
-    results = main.info.outputs
-    run = [extent for extent, reduced in zip(main.info.extents, main.info.reduces, strict=True) if reduced][-1]
-    return _Shape(results, main.info.extents[last], main.info.elements // results, run, vector, bits, stored, last, out,
-                  guarded)
-
-
-def _guarded(found: Sequence[Leaf]) -> list[Leaf]:
-    """Leaves that a reduction reads, which are something else, or nothing, on a border."""
-    mains = [leaf for leaf in found if leaf.info.kind == "reduction"]
-    read = [region.source for main in mains for region in main.info.block.reads]
-    return [leaf for leaf in found if leaf.intermediate and leaf.info.kind == "injective"
-            and any(leaf.writes_to(buffer) for buffer in read) and _is_guard(leaf)]
-
-
-def _is_guard(leaf: Leaf) -> bool:
-    body = leaf.info.block.body
-    return isinstance(body, tirx.BufferStore) and branches(body.value) is not None
-
-
-def _last(leaf: Leaf) -> int | None:
-    """The last data-parallel iterator that has several points."""
-    return next((i for i in reversed(leaf.info.spatial) if leaf.info.extents[i] > 1), None)
-
-
-def _same_column(main: Leaf, last: int, rest: Leaf, out: int) -> bool:
-    """Whether what follows the reduction has results side by side as the reduction has."""
-    loaded = [load for load in loads(rest.info.block.body) if main.writes_to(load.source)]
-    stores: list[Any] = []
-    walk(main.info.block.body, (tirx.BufferStore, stores.append))
-    places = {n for store in stores for n, index in enumerate(store.indices)
-              if uses(index, [main.info.variables[last]])}
-    return len(places) == 1 and all(
-        bool(uses(index, [rest.info.variables[out]])) == (n in places)
-        for load in loaded for n, index in enumerate(load.indices))
-
-
-def _moving(leaf: Leaf, position: int) -> list[TensorLoad]:
-    """What a leaf reads, of what itself does not write, along an iterator."""
-    variable = leaf.info.variables[position]
-    return [load for load in loads(leaf.info.block.body) if not leaf.writes_to(load.source) and uses(load, [variable])]
-
-
-def _fitting(written: tirx.Buffer, vector: int) -> int:
-    """How many neighbours of a buffer one access may take, of so many."""
-    if str(written.dtype) not in _TYPES:
-        return 1
-    return min(vector, 8 * _PIECE // int(tvm.runtime.DataType(str(written.dtype)).bits))
-
-
-def _bits(load: TensorLoad) -> int:
-    return int(tvm.runtime.DataType(str(load.source.dtype)).bits)
-
-
-def _run(leaf: Leaf, position: int, accesses: Sequence[TensorLoad], most: int) -> int:
-    """How many neighbours along an iterator all accesses may take at once."""
-    widths = [w for w in (8, 4, 2) if w <= most]
-    return min((widest_run(each, leaf.info.variables, leaf.info.extents, position, widths) for each in accesses),
-               default=1)
-
-
-def _stored(rest: Leaf, out: int, vector: int) -> int:
-    """How many neighbours one access of what is done to results may take: eight of 16 bits are computed in halves
-    (:mod:`schedules.cuda.halves`)."""
-    stores: list[Any] = []
-    walk(rest.info.block.body, (tirx.BufferStore, stores.append))
-    written = [tirx.BufferLoad(store.buffer, store.indices) for store in stores]
-    accesses = [*written, *_moving(rest, out)]
-    if any(str(each.source.dtype) not in _TYPES for each in accesses):
-        return 1
-    if vector == 8 and all(_bits(each) == 16 for each in written) and _run(rest, out, accesses, 8) == 8:
-        return 8
-    whole = all(str(each.source.dtype) != "bfloat16" for each in accesses)
-    return _run(rest, out, accesses, min(vector, 4)) if whole else 1
-
-
 class Columns(CudaSpace):
     """One reduction whose neighbouring results lie side by side in all that moves with them."""
 
     name = "cuda.columns"
 
     def recognises(self, func: tirx.PrimFunc) -> bool:
-        return _shape(func) is not None
+        return shape_of(func) is not None
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
-        shape = _shape(func)
+        shape = shape_of(func)
         assert shape is not None, "knobs are asked only of a space that matches"
         lanes = {*_divisors(shape.columns // shape.vector, 256), *_divisors(shape.pieces, 256), 32, 64, 128, 256}
         return (
@@ -214,7 +74,7 @@ class Columns(CudaSpace):
         )
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
-        shape = _shape(func)
+        shape = shape_of(func)
         assert shape is not None, "seeds are asked only of a space that matches"
         gpu = limits(target)
         tiles = [_Tile(*choice) for choice in product(*(knob.values for knob in self.knobs(func, target)))]
@@ -228,16 +88,16 @@ class Columns(CudaSpace):
             yield asdict(tile)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
-        shape = _shape(sch.mod["main"])
+        shape = shape_of(sch.mod["main"])
         if shape is None:
             raise InvalidDecision("the function must hold one reduction with neighbouring results side by side")
         tile = _Tile(pick("lanes"), pick("together"), pick("parts"))
         misfit = _misfit(tile, shape, limits(target))
         require(misfit is None, str(misfit))
         found = leaves(sch)
-        guards = _guarded(found)
-        kept = [replace(leaf, intermediate=False) if leaf in guards else leaf for leaf in found]
-        main, *rest = inline_injective(sch, kept)[len(guards):]
+        borders = guards(found)
+        kept = [replace(leaf, intermediate=False) if leaf in borders else leaf for leaf in found]
+        main, *rest = inline_injective(sch, kept)[len(borders):]
         column = shape.out if rest else main.info.spatial.index(shape.last)
         following = rest[0].rv if rest else None
         if tile.together == 1:
@@ -255,7 +115,7 @@ def _kept(sch: s_tir.Schedule, block: Any, following: Any, scope: str) -> Any:
     return following
 
 
-def _alone(sch: s_tir.Schedule, main: Leaf, out: Any, column: int, shape: _Shape, tile: _Tile) -> None:
+def _alone(sch: s_tir.Schedule, main: Leaf, out: Any, column: int, shape: Shape, tile: _Tile) -> None:
     """Each thread adds up all terms of its results."""
     block, lanes = _deal(sch, out, column, shape.vector)
     block, thread = sch.split(block, [None, tile.lanes])
@@ -270,7 +130,7 @@ def _alone(sch: s_tir.Schedule, main: Leaf, out: Any, column: int, shape: _Shape
     _accumulate(sch, main.rv, terms, own[shape.last], main, shape)
 
 
-def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shape: _Shape, tile: _Tile) -> None:
+def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shape: Shape, tile: _Tile) -> None:
     """Threads of a block, and blocks, each add up some of the terms.
 
     Before: ``for n, k: s[n] += f(n, k)``, ``for n: out(s[n])``. After, for the threads of a block: ``for k: r[n] +=
@@ -295,7 +155,7 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     block = _blocks(sch, total, out, column, shape, tile)
     shared = sch.cache_write(sums, 0, "local")
     sch.set_scope(shared, 0, "shared")
-    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * _PIECE // _WIDE:
+    if shape.vector == 2 * _WIDE and _held_bits(sch, shared) == 8 * PIECE // _WIDE:
         _apart(sch, shared, own + 1, tile, rows=True)
         if not exact:
             _apart(sch, main.rv, own, tile, rows=False)
@@ -304,7 +164,7 @@ def _together(sch: s_tir.Schedule, main: Leaf, following: Any, column: int, shap
     lane, held = sch.split(others[own], [tile.lanes, shape.vector])
     sch.bind(first, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    _vectors(sch, held, shape.vector, min(shape.vector, 8 * _PIECE // _held_bits(sch, shared)))
+    _vectors(sch, held, shape.vector, min(shape.vector, 8 * PIECE // _held_bits(sch, shared)))
     sch.compute_at(sums, lane, preserve_unit_loops=True)
     kinds = _reduced(sch, sums)
     inner = sch.get_loops(sums)[-len(kinds):]
@@ -329,7 +189,7 @@ def _deal(sch: s_tir.Schedule, block: Any, column: int, width: int) -> tuple[Any
     return sch.fuse(*loops[:column], pieces, *loops[column + 1:]), inner
 
 
-def _blocks(sch: s_tir.Schedule, total: Any, out: Any, column: int, shape: _Shape, tile: _Tile) -> Any:
+def _blocks(sch: s_tir.Schedule, total: Any, out: Any, column: int, shape: Shape, tile: _Tile) -> Any:
     """Deal results out to blocks of threads; the loop over these, in which ``total`` is."""
     block, _ = _deal(sch, out, column, tile.lanes * shape.vector)
     sch.bind(block, "blockIdx.x")
@@ -362,7 +222,7 @@ def _apart(sch: s_tir.Schedule, block: Any, column: int, tile: _Tile, *, rows: b
         sch.storage_align(block, 0, axis=0, factor=_BANKS, offset=_WIDE * tile.lanes % _BANKS)
 
 
-def _join(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, tile: _Tile) -> None:
+def _join(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: Shape, tile: _Tile) -> None:
     """Let a block's threads add up what ``total`` is the sum of, each of equally many neighbours, and store them."""
     wide = shape.vector // tile.together
     terms, held, lane = _share(sch, total, own, tile, wide)
@@ -378,7 +238,7 @@ def _join(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, ti
     sch.decompose_reduction(total, terms[0])
 
 
-def _join_shared(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: _Shape, tile: _Tile) -> None:
+def _join_shared(sch: s_tir.Schedule, total: Any, out: Any, own: int, shape: Shape, tile: _Tile) -> None:
     """Let a block's threads add up single results, as many as there are, and those of the first terms store vectors."""
     terms, _, _ = _share(sch, total, own, tile, 1)
     sch.decompose_reduction(total, terms[0])
@@ -406,7 +266,7 @@ def _share(sch: s_tir.Schedule, total: Any, own: int, tile: _Tile, wide: int) ->
 
 
 def _accumulate(
-    sch: s_tir.Schedule, block: Any, terms: Sequence[Any], column: Any, main: Leaf, shape: _Shape
+    sch: s_tir.Schedule, block: Any, terms: Sequence[Any], column: Any, main: Leaf, shape: Shape
 ) -> None:
     """Add up in registers what is fetched before each step of the last loop over terms but one, as vectors."""
     sch.reorder(*terms, column)
@@ -432,15 +292,15 @@ def _accumulate(
     sch.decompose_reduction(block, terms[0])
 
 
-def _width(main: Leaf, source: tirx.Buffer, shape: _Shape) -> int:
+def _width(main: Leaf, source: tirx.Buffer, shape: Shape) -> int:
     """How many elements of a buffer are fetched at once: neighbouring columns, or where they are of none, terms."""
     found = [load for load in loads(main.info.block.body) if load.source.same_as(source)]
     if any(uses(load, [main.info.variables[shape.last]]) for load in found):
         return shape.vector
     terms = [i for i, reduced in enumerate(main.info.reduces) if reduced]
-    if len(terms) != 1 or not found or str(source.dtype) not in _TYPES:
+    if len(terms) != 1 or not found or str(source.dtype) not in TYPES:
         return 1
-    return _run(main, terms[0], found, 8 * _PIECE // _bits(found[0]))
+    return neighbours(main, terms[0], found, 8 * PIECE // bits_of(found[0]))
 
 
 def _vectors(sch: s_tir.Schedule, loop: Any, extent: int, width: int) -> None:
@@ -456,12 +316,12 @@ def _divisors(number: int, most: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, most + 1) if number % n == 0)
 
 
-def _depth(shape: _Shape, tile: _Tile) -> int:
+def _depth(shape: Shape, tile: _Tile) -> int:
     """How many terms a thread fetches before it adds them up."""
     return max(n for n in _divisors(shape.terms // (tile.parts * tile.together), _DEPTH) if shape.run % n == 0)
 
 
-def _misfit(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> str | None:
+def _misfit(tile: _Tile, shape: Shape, gpu: GpuMachine) -> str | None:
     """Why a tile can't run on a GPU, or None."""
     if not gpu.warp <= tile.threads <= gpu.threads_per_block:
         return f"a block must have {gpu.warp} to {gpu.threads_per_block} threads, got {tile.threads}"
@@ -479,7 +339,7 @@ def _misfit(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> str | None:
     return None
 
 
-def _seconds(tile: _Tile, shape: _Shape, gpu: GpuMachine) -> float:
+def _seconds(tile: _Tile, shape: Shape, gpu: GpuMachine) -> float:
     """Time of a tile, reckoned: as many bytes are fetched as are under way in the time that a fetch takes, but no more
     than the memory gives; then threads' sums meet, and blocks'."""
     blocks = ceil_div(shape.pieces, tile.lanes) * tile.parts

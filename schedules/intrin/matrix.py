@@ -2,6 +2,9 @@
 
 ``bytes``    2 x 8 by 2 x 8 of aarch64's ``smmla``, ``ummla`` and, for unsigned ``A``, ``usmmla``: exact in int32
 ``bfloats``  2 x 4 by 2 x 4 of ``bfmmla``: float32 sums
+
+The two rows of ``A`` lie anywhere, and are put together in a register; those of ``B``, which is packed, and of ``C``
+lie one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from tvm.script import tirx as T
 
 from schedules.intrin import PREFIX, Intrinsic, declare
 
-__all__ = ["matrix"]
+__all__ = ["BFLOAT_PAIRS", "BYTE_PAIRS", "COLUMNS", "DEPTHS", "ROWS", "matrix", "product"]
+
+#: rows of ``A`` and of ``B``, which are columns of the product
+ROWS = COLUMNS = 2
+#: Forms of packed weights, as those of :mod:`schedules.intrin.dot`: uint8 by int8, and bfloat16. By each of them the
+#: weight's type, and how many of a column are multiplied at once
+BYTE_PAIRS, BFLOAT_PAIRS = "byte_pairs", "bfloat_pairs"
+DEPTHS = {BYTE_PAIRS: ("int8", 8), BFLOAT_PAIRS: ("bfloat16", 4)}
 
 #: of four products and four additions, each rounded
 _ROUNDED = 1e-6
@@ -25,12 +35,17 @@ def matrix(left: str, right: str) -> str:
     return f"matrix_{left}_{right}"
 
 
+def product(form: str) -> str:
+    """What an intrinsic computes that multiplies operands of a form."""
+    return matrix("uint8", "int8") if form == BYTE_PAIRS else matrix("bfloat16", "bfloat16")
+
+
 def _description(types: tuple[str, str, str], depth: int) -> tirx.PrimFunc:
     left, right, total = types
 
     @T.prim_func(s_tir=True)
     def description(x: T.handle, y: T.handle, z: T.handle) -> None:
-        a = T.match_buffer(x, (2, depth), left, offset_factor=1)
+        a = T.match_buffer(x, (2, depth), left, strides=[T.int32(), 1], offset_factor=1)
         b = T.match_buffer(y, (2, depth), right, offset_factor=1)
         c = T.match_buffer(z, (2, 2), total, offset_factor=1, scope="local")
         with T.sblock("root"):
@@ -46,14 +61,13 @@ def _description(types: tuple[str, str, str], depth: int) -> tirx.PrimFunc:
 
 def _implementation(instruction: str, description: tirx.PrimFunc) -> tirx.PrimFunc:
     block = description.body.block
-    sums, *operands = (region.source for region in block.reads)
-    total = f"{sums.dtype}x4"
-    values = []
-    for operand in operands:
-        lanes = 2 * int(operand.shape[1])
-        vector = operand.vload([0, 0], f"{operand.dtype}x{lanes}")
-        # bfloat16 is words until schedules.lowering hands them to the instruction
-        values.append(tirx.reinterpret("uint16x8" if lanes == 8 else "int8x16", vector))
+    sums, left, right = (region.source for region in block.reads)
+    total, depth = f"{sums.dtype}x4", int(left.shape[1])
+    halves = [left.vload([row, 0], f"{left.dtype}x{depth}") for row in range(ROWS)]
+    # bfloat16 is words until schedules.lowering hands them to the instruction
+    half, whole = ("int8x8", "int8x16") if depth == 8 else ("uint16x4", "uint16x8")
+    rows = tirx.Shuffle([tirx.reinterpret(half, each) for each in halves], list(range(ROWS * depth)))
+    values = [rows, tirx.reinterpret(whole, right.vload([0, 0], f"{right.dtype}x{ROWS * depth}"))]
     index = [0, tirx.Ramp(0, 1, 4)]  # both rows
     result = tirx.call_llvm_pure_intrin(total, instruction, tirx.BufferLoad(sums, index), *values)
     body = s_tir.SBlock([], block.reads, block.writes, "root", tirx.BufferStore(sums, result, index))

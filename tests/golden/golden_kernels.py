@@ -20,6 +20,7 @@ from mlc.graph.task import normalise
 from mlc.options import DEFAULT_OPTIONS
 from mlc.target import Target, resolve
 from mlc.testing.cuda_cases import CASES
+from schedules.intrin.matrix import BYTE_PAIRS
 from schedules.registry import find
 
 __all__ = ["CPU_TARGETS", "CUDA_TARGET", "NEEDS", "function_of", "target_named"]
@@ -30,6 +31,7 @@ CUDA_TARGET = "cuda:sm_80"
 #: spaces for instructions that none of those has, with a CPU or a GPU that does
 NEEDS = {
     **dict.fromkeys(("cpu.conv2d_bfloat", "cpu.depthwise_integer", "cpu.gemm_bfloat"), "llvm -mcpu=znver4"),
+    "cpu.gemm_matrix": "aarch64:neoverse-v1",
     "cpu.gemm_tiles": "llvm -mcpu=sapphirerapids",
     "cuda.attention_wgmma": "cuda:sm_90a",
     "cuda.wgmma": "cuda:sm_90a",
@@ -65,6 +67,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_digits": _product_of_digits(),
         "cpu.gemm_integer": _integer_product(form),
+        "cpu.gemm_matrix": _integer_product(BYTE_PAIRS),
         "cpu.gemm_rounded": _rounded_product(),
         "cpu.gemm_tiles": _tiled_convolution(),
         "cpu.gemm_weight_only": _weight_only_product(),

@@ -33,11 +33,12 @@ def has_bfloat_dot(target: Target | tvm.target.Target) -> bool:
     return any(select(dot.dot(dot.BFLOATS, lanes), on) for lanes in (4, 8, 16))
 
 
-def pack_dense(weight: np.ndarray) -> np.ndarray:
-    """``[K, N]`` as ``[N/16, K/2, 16, 2]`` bfloat16, both extents padded with zeros to whole panels and steps."""
+def pack_dense(weight: np.ndarray, step: int = STEP) -> np.ndarray:
+    """``[K, N]`` as ``[N/16, K/2, 16, 2]`` bfloat16, or with another ``step`` than 2, both extents padded with zeros to
+    whole panels and steps."""
     depth, columns = weight.shape
-    weight = np.pad(weight.astype(ml_dtypes.bfloat16), ((0, -depth % STEP), (0, -columns % PANEL)))
-    steps = weight.reshape(-(-depth // STEP), STEP, -(-columns // PANEL), PANEL)
+    weight = np.pad(weight.astype(ml_dtypes.bfloat16), ((0, -depth % step), (0, -columns % PANEL)))
+    steps = weight.reshape(-(-depth // step), step, -(-columns // PANEL), PANEL)
     return np.ascontiguousarray(steps.transpose(2, 0, 3, 1))
 
 
@@ -49,8 +50,8 @@ def pack_conv(weight: np.ndarray) -> np.ndarray:
 
 
 def dense_bfloat(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """Product of bfloat16 ``[..., M, K]``, ``K`` even, with a weight of :func:`pack_dense` to float32 ``[..., M, N]``,
-    ``N`` whole panels."""
+    """Product of bfloat16 ``[..., M, K]``, ``K`` whole steps, with a weight of :func:`pack_dense` to float32
+    ``[..., M, N]``, ``N`` whole panels."""
     return dense_stepped(data, weight, "float32", "dense_bfloat")
 
 

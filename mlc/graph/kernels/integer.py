@@ -22,10 +22,12 @@ from mlc.graph.kernels.stepped import conv2d_nchwc_stepped, dense_stepped
 from mlc.graph.kernels.windows import gathered, in_blocks, outputs
 from mlc.target import Target
 from schedules.intrin import dot, select
+from schedules.intrin.matrix import BYTE_PAIRS
 
 __all__ = [
     "STEP", "conv2d_nchwc_integer", "conv2d_nchwc_tiles", "dense_integer", "depthwise_nchwc_integer",
     "depthwise_nchwc_taps", "dot_form", "has_taps", "pack_conv", "pack_dense", "pack_taps", "packed_operand",
+    "widened",
 ]
 
 #: what every sum's length is a multiple of: whole steps of any form
@@ -38,12 +40,13 @@ def dot_form(target: Target | tvm.target.Target) -> str:
 
 
 def pack_dense(weight: np.ndarray, form: str) -> np.ndarray:
-    """``[K, N]`` int8 as ``[N/16, K/4, 16, 4]`` int8 for quads, ``[N/16, K/2, 16, 2]`` int16 for words.
+    """``[K, N]`` int8 as ``[N/16, K/4, 16, 4]`` int8 for quads, ``[N/16, K/2, 16, 2]`` int16 for words, and
+    ``[N/16, K/8, 16, 8]`` int8 for pairs of bytes' rows.
 
-    Both extents are padded with zeros, ``K`` to a multiple of 4 and ``N`` to whole panels.
+    Both extents are padded with zeros, ``K`` to a multiple of 4, or 8, and ``N`` to whole panels.
     """
     depth, columns = weight.shape
-    weight = np.pad(weight, ((0, -depth % STEP), (0, -columns % PANEL)))
+    weight = np.pad(weight, ((0, -depth % max(STEP, _step(form)[0])), (0, -columns % PANEL)))
     return _packed(weight.reshape(-1, -(-columns // PANEL), PANEL).transpose(1, 0, 2), form)
 
 
@@ -69,24 +72,25 @@ def pack_conv(weight: np.ndarray, inner: int, outer: int, groups: int, form: str
 def packed_operand(data: te.Tensor, form: str) -> te.Tensor:
     """int8 ``[..., K, N]`` as :func:`pack_dense` packs constants, with the dimensions before the last two in front."""
     *batch, depth, columns = data.shape
-    whole, panels = -(-depth // STEP) * STEP, -(-columns // PANEL)
+    size, dtype = _step(form)
+    multiple = max(STEP, size)
+    whole, panels = -(-depth // multiple) * multiple, -(-columns // PANEL)
 
     def element(outer: Sequence[Any], k: Any, lane: Any, dtype: str) -> tirx.Expr:
         *front, panel = outer
         j = panel * PANEL + lane
-        inside = [condition for condition, ragged in ((k < depth, depth % STEP), (j < columns, columns % PANEL))
+        inside = [condition for condition, ragged in ((k < depth, depth % multiple), (j < columns, columns % PANEL))
                   if ragged]
         value = data[(*front, k, j)].astype(dtype)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)) if inside else value
 
-    size, dtype = _step(form)
     return te.compute((*batch, panels, whole // size, PANEL, size),
                       lambda *i: element(i[:-3], i[-3] * size + i[-1], i[-2], dtype), name="packed")
 
 
 def _step(form: str) -> tuple[int, str]:
     """The products of a step, and the type of their weights."""
-    return (4, "int8") if form == dot.QUADS else (2, "int16")
+    return {dot.QUADS: (4, "int8"), dot.WORDS: (2, "int16"), BYTE_PAIRS: (8, "int8")}[form]
 
 
 def _packed(weight: np.ndarray, form: str) -> np.ndarray:
@@ -96,7 +100,7 @@ def _packed(weight: np.ndarray, form: str) -> np.ndarray:
     return np.ascontiguousarray(weight.astype(dtype).reshape(*others, inner // size, size, lanes).swapaxes(-1, -2))
 
 
-def _widened(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+def widened(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """The activations as the instruction takes them that reads this weight."""
     if str(weight.dtype) != "int16":
         return data
@@ -113,14 +117,14 @@ def conv2d_nchwc_integer(
     ``pads`` is ``(top, left, bottom, right)``, filled with ``zero``, the activation's zero point. With groups, a
     group's channels fill whole blocks on both sides.
     """
-    padded = _widened(pad_spatial(data, pads, zero), weight)
+    padded = widened(pad_spatial(data, pads, zero), weight)
     return conv2d_nchwc_stepped(padded, weight, strides, dilation, groups, "int32", "conv2d_nchwc_integer")
 
 
 def dense_integer(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """Product of uint8 ``[..., M, K]``, ``K`` a multiple of 4, with a weight of :func:`pack_dense` or of
+    """Product of uint8 ``[..., M, K]``, ``K`` whole steps of the weight's, with a weight of :func:`pack_dense` or of
     :func:`packed_operand` to int32 ``[..., M, N]``, ``N`` whole panels."""
-    return dense_stepped(_widened(data, weight), weight, "int32", "dense_integer")
+    return dense_stepped(widened(data, weight), weight, "int32", "dense_integer")
 
 
 def conv2d_nchwc_tiles(

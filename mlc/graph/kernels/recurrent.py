@@ -92,12 +92,12 @@ class Recurrence:
         return step + direction * (last - 2 * step)  # forwards first, then backwards
 
 
-def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
+def recurrent(layer: Recurrence, cell: Cell, sizes: Sequence[Any] = ()) -> tirx.PrimFunc:
     """The function of ``inputs [steps, batch, directions, gates, padded]``, ``weights [directions, padded / panel,
     hidden, gates, panel]`` for the gates of each stage, with extras ``[directions, extras, padded]``, the states
     ``[directions, batch, padded]`` before the first step, to the hidden state after each step, ``[steps, directions,
     batch, padded]``. A cell with a state of its own has it after the last step in one place more of the first
-    dimension."""
+    dimension. ``sizes`` are variables that no shape gives, parameters before the result."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as I
 
@@ -122,6 +122,8 @@ def recurrent(layer: Recurrence, cell: Cell) -> tirx.PrimFunc:
         extra: Any = I.arg("extra", I.buffer((count, cell.extras, width))) if cell.extras else None
         first = [I.arg(f"{name}_first", I.buffer(state)) for name in states]
         slots = layer.steps + len(states) - 1
+        for size in sizes:
+            I.arg(str(size.name), size)
         y = I.arg("y", I.buffer((slots, *state)))
         copies = [I.sblock_alloc_buffer(state) for _ in states]
         # what the last gate's product reads in place of the state, and what else is known before it

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import te, tirx
 
 from mlc.graph.kernels.blocked import pad_spatial
+from mlc.graph.kernels.integer import widened
 
 __all__ = ["Axis", "axes", "conv2d_transpose_nchwc", "phase_weight"]
 
@@ -95,26 +96,41 @@ def conv2d_transpose_nchwc(data: te.Tensor, weight: te.Tensor, rows: Axis, colum
     """Transposed convolution ``[N, IC/i, H, W, i] -> [N, OC/o, OH, OW, o]``, with ``OH`` and ``OW`` rounded up to
     whole phases: rows and columns past :attr:`Axis.out` hold what further outputs would be.
 
-    ``weight`` is ``[SH * SW * OC/o, IC/groups/i, TH, TW, i, o]``, :func:`phase_weight` cut into blocks. With groups, a
-    group's channels fill whole blocks on both sides.
+    ``weight`` is ``[SH * SW * OC/o, IC/groups/i, TH, TW, i, o]``, :func:`phase_weight` cut into blocks, or of integers
+    those blocks as :func:`mlc.graph.kernels.integer.pack_conv` packs them; then data are uint8 and sums int32. With
+    groups, a group's channels fill whole blocks on both sides.
     """
     above, below = rows.padding
     before, after = columns.padding
     padded = pad_spatial(data, (above, before, below, after))
-    blocks, ic_blocks, th, tw, ic, oc = weight.shape
+    blocks, ic_blocks, th, tw = weight.shape[:4]
+    if str(data.dtype) == "uint8":
+        *_, steps, oc, size = weight.shape
+        padded, op = widened(padded, weight), "conv2d_phases_integer"
+        inner = [te.reduce_axis((0, steps), name="rq"), te.reduce_axis((0, size), name="re")]
+    else:
+        *_, ic, oc = weight.shape
+        op, inner = "conv2d_phases", [te.reduce_axis((0, ic), name="rc")]
     sh, sw = rows.stride, columns.stride
     oc_blocks = blocks // (sh * sw)
     per_group = oc_blocks // groups
     rb, rh = te.reduce_axis((0, ic_blocks), name="rb"), te.reduce_axis((0, th), name="rh")
-    rw, rc = te.reduce_axis((0, tw), name="rw"), te.reduce_axis((0, ic), name="rc")
+    rw = te.reduce_axis((0, tw), name="rw")
 
     def product(ni, pi, qi, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
         channel = rb if groups == 1 else (bi // per_group) * ic_blocks + rb
-        value = padded[ni, channel, hi + rh + rows.start(pi), wi + rw + columns.start(qi), rc]
-        return te.sum(value * weight[(pi * sw + qi) * oc_blocks + bi, rb, rh, rw, rc, ci], axis=[rb, rh, rw, rc])
+        pixel = (ni, channel, hi + rh + rows.start(pi), wi + rw + columns.start(qi))
+        block = ((pi * sw + qi) * oc_blocks + bi, rb, rh, rw)
+        if len(inner) > 1:
+            step, each = inner
+            left, right = padded[(*pixel, step * size + each)], weight[(*block, step, ci, each)]
+            factors = left.astype("int32") * right.astype("int32")
+        else:
+            factors = padded[(*pixel, inner[0])] * weight[(*block, inner[0], ci)]
+        return te.sum(factors, axis=[rb, rh, rw, *inner])
 
     shape = (data.shape[0], sh, sw, oc_blocks, rows.steps, columns.steps, oc)
-    phases = te.compute(shape, product, name="conv2d_phases", attrs={"mlc.op": "conv2d_phases"})
+    phases = te.compute(shape, product, name="conv2d_phases", attrs={"mlc.op": op})
 
     def interleaved(ni, bi, hi, wi, ci):  # type: ignore[no-untyped-def]
         row, column = tirx.floormod(hi, sh), tirx.floormod(wi, sw)

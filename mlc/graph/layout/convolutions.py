@@ -40,7 +40,7 @@ def weight_of(call: relax.Call) -> np.ndarray | None:
     if transposed and (any(int(d) > 1 for d in attrs.dilation) or int(attrs.groups) == shape_of(data)[1]):
         return None
     floats = dtype_of(data) == dtype_of(weight) == dtype_of(call) == "float32"
-    if not floats and (transposed or not is_integer_product(call)):
+    if not floats and not is_integer_product(call):
         return None
     return array_of(weight) if plain else None
 
@@ -68,8 +68,13 @@ def convolution(call: relax.Call, inner: ChannelBlocks | None = None, out: Chann
     return Convolution(
         n, inner.lanes if inner else channels, out.lanes if out else filters, (size[0], size[1]),
         (kernel[0], kernel[1]), strides, pads, dilation, groups, inner.size if inner else 1,
-        out.size if out else 1, 1 if is_integer_product(call) else 4,
+        out.size if out else 1, _element(call),
     )
+
+
+def _element(call: relax.Call) -> int:
+    """Bytes of what is multiplied."""
+    return 1 if is_integer_product(call) else 4
 
 
 def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convolution:
@@ -80,7 +85,7 @@ def phases(call: relax.Call, inner: ChannelBlocks, out: ChannelBlocks) -> Convol
     more = [axis.steps + axis.taps - 1 - axis.size for axis in (rows, columns)]
     return Convolution(
         n, inner.lanes, filters, (size[0], size[1]), (rows.taps, columns.taps), (1, 1), (*more, 0, 0), (1, 1), groups,
-        inner.size, out.size,
+        inner.size, out.size, _element(call),
     )
 
 

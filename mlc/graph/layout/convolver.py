@@ -243,7 +243,10 @@ class Convolver:
         phases = phase_weight(array, rows, columns, groups)
         cut = ChannelBlocks(phases.shape[1], groups, out.size).cut(phases, 1)
         cut = ChannelBlocks(array.shape[0] // groups, size=inner.size).cut(cut, 3)  # [P, OC/o, o, IC/i, i, TH, TW]
-        packed = constant(cut.transpose(0, 1, 3, 5, 6, 4, 2).reshape(-1, *(cut.shape[i] for i in (3, 5, 6, 4, 2))))
+        blocks = cut.transpose(0, 1, 3, 5, 6, 4, 2).reshape(-1, *(cut.shape[i] for i in (3, 5, 6, 4, 2)))
+        if is_integer_product(call):
+            blocks = pack_conv(blocks, inner.size, out.size, groups, dot_form(self._target))
+        packed = constant(blocks)
         convolve = partial(conv2d_transpose_nchwc, rows=rows, columns=columns, groups=groups)
         image = self._bb.call_te(convolve, self._values.blocked(data, inner), packed,
                                  primfunc_name_hint="conv2d_transpose")

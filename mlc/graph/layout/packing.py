@@ -23,8 +23,10 @@ from mlc.graph.precision.bfloats import reads_bfloats
 from mlc.graph.precision.integer import is_integer_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
+from schedules.cpu.gemm_matrix import pays as pairs_pay
 from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import BFLOATS, QUADS
+from schedules.intrin.matrix import BFLOAT_PAIRS, BYTE_PAIRS, DEPTHS, ROWS
 from schedules.intrin.tiles import TILE
 
 __all__ = ["PackWeights"]
@@ -35,13 +37,13 @@ _FORMS = {"int8": QUADS, "bfloat16": BFLOATS}
 
 def PackWeights(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
     """Module pass: ``matmul(x, constant [K, N])`` reads its weight as ``[N/16, K, 16]`` on CPU targets, or as
-    :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers. Of products of integers, a second operand that is
-    no constant is packed by a kernel, and where bytes are multiplied with saturation alone, a constant becomes two
-    (:mod:`mlc.graph.kernels.saturating`). Products of float32 with constants read both operands as bfloat16 where the
-    model or the ``options`` say so (:mod:`mlc.graph.precision.bfloats`).
+    :func:`mlc.graph.kernels.integer.pack_dense` packs 8-bit integers, for pairs of rows where that pays. Of products of
+    integers, a second operand that is no constant is packed by a kernel, and where bytes are multiplied with saturation
+    alone, a constant becomes two (:mod:`mlc.graph.kernels.saturating`). Products of float32 with constants read both
+    operands as bfloat16 where the model or the ``options`` say so (:mod:`mlc.graph.precision.bfloats`).
 
     ``N`` that is no multiple of the panel is padded with zero columns, and the result is sliced; so are rows that make
-    no whole tiles of a matrix unit, where that pays.
+    no whole tiles of a matrix unit, or pairs, where that pays.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="PackWeights")
@@ -63,8 +65,8 @@ def _pack(weight: np.ndarray) -> np.ndarray:
 def _kernel(call: relax.Call, packed: relax.Expr) -> tuple[Callable[..., te.Tensor], int]:
     """What computes a product with packed weights, and how many products a step of its sum takes."""
     if is_integer_product(call):
-        return dense_integer, STEP
-    return (bfloat.dense_bfloat, bfloat.STEP) if dtype_of(packed) == "bfloat16" else (dense_packed, 1)
+        return dense_integer, max(STEP, shape_of(packed)[-1])
+    return (bfloat.dense_bfloat, shape_of(packed)[-1]) if dtype_of(packed) == "bfloat16" else (dense_packed, 1)
 
 
 @mutator
@@ -74,7 +76,7 @@ class _Packer(PyExprMutator):
         self._mod, self._target = mod, target
         self._estimate, self._narrow = Estimate(target.tvm, 0.0), reads_bfloats(mod["main"], target, options)
         #: by the address of a weight: unrolled recurrences read one at every step
-        self._packed: dict[tuple[int, tuple[int, ...]], relax.Expr] = {}
+        self._packed: dict[tuple[int, tuple[int, ...], str], relax.Expr] = {}
         self._splits: dict[tuple[int, tuple[int, ...]], Split] = {}
         #: activations as columns, for products of sparse weights
         self._turned: dict[relax.Expr, relax.Expr] = {}
@@ -112,10 +114,12 @@ class _Packer(PyExprMutator):
 
     def _short_rows(self, data: relax.Expr, packed: relax.Expr) -> int:
         """How many rows of zeros are put below the activations, where a matrix unit multiplies whole tiles of them
-        faster than dot products do the rows that there are."""
+        faster than dot products do the rows that there are, or where rows are multiplied in pairs."""
         rows, form = shape_of(data)[-2], _FORMS.get(dtype_of(packed))
         if form is None or not isinstance(rows, int):
             return 0
+        if (dtype_of(packed), shape_of(packed)[-1]) in DEPTHS.values():
+            return -rows % ROWS
         panels, steps = shape_of(packed)[-4:-2]
         return -rows % TILE if tiles_pay(rows, panels * PANEL, steps, form, self._target.tvm) else 0
 
@@ -162,15 +166,25 @@ class _Packer(PyExprMutator):
             return self._packed_operand(data, weight) if integer else None
         if not integer and not array.dtype == dtype_of(data) == "float32":
             return None
-        place = (array.ctypes.data, array.shape)
+        form = self._form(data, array.shape, BYTE_PAIRS if integer else BFLOAT_PAIRS)
+        place = (array.ctypes.data, array.shape, form)
         if place not in self._packed:
-            self._packed[place] = constant(self._pack(array, integer))
+            self._packed[place] = constant(self._pack(array, integer, form))
         return self._packed[place]
 
-    def _pack(self, array: np.ndarray, integer: bool) -> np.ndarray:
+    def _form(self, data: relax.Expr, shape: tuple[int, ...], pairs: str) -> str:
+        """The form of a packed weight: of ``pairs`` where two rows at a time are faster, else of dot products."""
+        rows, (*_, depth, columns) = shape_of(data)[-2], shape
+        if isinstance(rows, int) and pairs_pay(rows, columns, depth, pairs, self._target.tvm):
+            return pairs
+        return BFLOATS if pairs == BFLOAT_PAIRS else dot_form(self._target)
+
+    def _pack(self, array: np.ndarray, integer: bool, form: str) -> np.ndarray:
         if integer:
-            return pack_dense(array, dot_form(self._target))
-        return bfloat.pack_dense(array) if self._narrow(array) else _pack(array)
+            return pack_dense(array, form)
+        if not self._narrow(array):
+            return _pack(array)
+        return bfloat.pack_dense(array, DEPTHS[form][1] if form == BFLOAT_PAIRS else bfloat.STEP)
 
     def _packed_operand(self, data: relax.Expr, weight: relax.Expr) -> relax.Expr | None:
         """Integers that a kernel packs, of one matrix for all of ``data`` or of one for each."""
@@ -178,5 +192,6 @@ class _Packer(PyExprMutator):
         fixed = all(isinstance(extent, int) for extent in (*batch, *shape))
         if len(shape) < 2 or not fixed or shape[:-2] not in ((), batch):
             return None
-        packed = self.builder_.call_te(packed_operand, weight, dot_form(self._target), primfunc_name_hint="pack")
+        form = self._form(data, shape, BYTE_PAIRS)
+        packed = self.builder_.call_te(packed_operand, weight, form, primfunc_name_hint="pack")
         return self.builder_.emit(packed)

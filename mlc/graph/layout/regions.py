@@ -210,10 +210,9 @@ class Planner:
 
     def _plain_seconds(self, var: relax.Var, value: relax.Expr) -> float:
         name = name_of(value)
-        if name == "relax.nn.conv2d" and is_image(var) and is_image(value.args[0]):
-            return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * self._estimate.plain(convolution(value))
-        if name == TRANSPOSED and is_image(var):
-            return self._estimate.plain(with_zeros(value))
+        if name in CONVOLUTIONS and is_image(var) and is_image(value.args[0]):
+            conv = with_zeros(value) if name == TRANSPOSED else convolution(value)
+            return (_PLAIN_INTEGERS if is_integer_product(value) else 1.0) * self._estimate.plain(conv)
         if name in IMAGES and is_image(var):
             between = name == _RESIZE and value.attrs.method != "nearest_neighbor"
             factor = _PLAIN_INTERPOLATION if between else _PLAIN_WINDOWS

@@ -24,7 +24,7 @@ from mlc.graph.ir.patterns import OPAQUE
 from mlc.graph.ir.rewrite import bindings, op_name, rebuilt, shape_of
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
-from mlc.sizes import Size, usual_size
+from mlc.sizes import Size, renamed, usual_size, variables_of
 from mlc.target import Target
 from schedules.machine import cpu_machine
 
@@ -96,18 +96,21 @@ class _Layer:
         parts = _parts(target, steps, batch, len(backwards), self._gates * units * units)
         self._steps, self._batch = steps, batch
         shares = _shares(target, units, len(backwards) * parts)
-        self._sizes = Recurrence(_inside(steps), _inside(batch), units, backwards, parts, shares)
+        (inside, rows), self._given = _own_sizes(steps, batch)
+        self._sizes = Recurrence(inside, rows, units, backwards, parts, shares)
         self._states = [self._start(state) for state in ((hidden, cell) if operator == "LSTM" else (hidden,))]
 
     def emitted(self) -> relax.Expr:
         """``(Y, final states ...)``."""
         sizes, op = self._sizes, relax.op
         cell, extras = self._cell()
-        func = recurrent(sizes, cell).with_attr("op_pattern", OPAQUE).without_attr("global_symbol")
+        own = [var for var, _ in self._given]
+        func = recurrent(sizes, cell, own).with_attr("op_pattern", OPAQUE).without_attr("global_symbol")
         gvar = self._builder.add_func(func, "recurrent")
         state = (self._count, self._batch, sizes.padded)
         slots = self._steps + int(not cell.hidden_before)
-        given = relax.Tuple([self._inputs(), *self._panels(cell), *extras, *self._states])
+        given = relax.Tuple([self._inputs(), *self._panels(cell), *extras, *self._states,
+                             *(size for _, size in self._given)])
         whole = relax.TensorType(tuple(map(_plain, (slots, *state))), "float32")
         made = hidden = self._cut(self._emit(op.call_tir(gvar, given, whole)))
         final = []
@@ -326,9 +329,15 @@ def _plain(size: Any) -> Any:
     return size.expr if isinstance(size, Size) else size
 
 
-def _inside(size: Any) -> Any:
-    """A size as the kernel has it: a variable of 32 bits where it is free."""
-    return tirx.Var(str(size), "int32") if isinstance(size, Size) else size
+def _own_sizes(*sizes: Any) -> tuple[list[Any], list[tuple[tirx.Var, tirx.Var]]]:
+    """Sizes as the kernel has them, and which of its variables are parameters that stand for which outside: shapes give
+    those that are sizes themselves, in 32 bits, but not what ``n`` is where there are ``n // 4`` steps."""
+    free = variables_of(sizes)
+    alone = {size.expr for size in sizes if isinstance(size, Size) and isinstance(size.expr, tirx.Var)}
+    bits = "int32" if alone.issuperset(free) else "int64"
+    own = {var: tirx.Var(str(var.name), bits) for var in free}
+    inside = [renamed(size, own).expr if isinstance(size, Size) else size for size in sizes]
+    return inside, [(own[var], var) for var in free if var not in alone]
 
 
 def _parts(target: Target, steps: Any, batch: Any, count: int, products: int) -> int:

@@ -4,6 +4,7 @@
 before                                                      after
 ==========================================================  ======================================================
 ``conv2d(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(conv2d(q, W) - z * sum(W)) * (s * t)``
+``conv2d_transpose(dequantize(q, s, z), ...)``              the same, ``sum(W)`` over what a pixel sees of it
 ``matmul(dequantize(q, s, z), dequantize(W, t, 0))``        ``float(matmul(q, W) - z * sum(W)) * (s * t)``
 ``matmul(dequantize(q, s, z), dequantize(r, t, y))``        ``float(matmul(q, r) - z * sum(r) - y * sum(q) + K z y)
                                                             * (s * t)``
@@ -18,7 +19,7 @@ the model says, and after quantising within one step of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -27,6 +28,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from mlc.graph.algorithms.direct import DIRECT
 from mlc.graph.algorithms.registry import fastest
 from mlc.graph.algorithms.winograd_integer import seconds
 from mlc.graph.estimate import Convolution, Estimate
@@ -34,13 +36,16 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.rewrite import Rule, Rules, Scope, dtype_of, op_name, rewrite_pass, shape_of
 from mlc.graph.kernels.blocked import PANEL
 from mlc.graph.kernels.integer import STEP
+from mlc.graph.kernels.transposed import axes
 from mlc.graph.precision.affine import Affine, Dequantised, dequantised, spread
 from mlc.graph.precision.integer_gpu import priced_on_gpu
 from mlc.options import CompileOptions
 from mlc.sizes import usual_size
 from mlc.target import Target
+from schedules.cpu.gemm_matrix import pays as pairs_pay
 from schedules.cpu.gemm_tiles import pays as tiles_pay
 from schedules.intrin.dot import QUADS
+from schedules.intrin.matrix import BYTE_PAIRS
 
 __all__ = ["IntegerProducts", "is_integer_product", "is_signed_product", "priced"]
 
@@ -48,6 +53,8 @@ __all__ = ["IntegerProducts", "is_integer_product", "is_signed_product", "priced
 _INT32 = 2**31
 #: part of their peak that tiles of a matrix unit are taken to reach
 _TILES_REACHED = 0.5
+#: numbers of an image of what a zero point adds to a transposed convolution, at most
+_CORRECTIONS = 1 << 18
 #: how far int8 lies below uint8
 _HALF = 128
 #: types of activations: those of CPUs' dot products, and of GPUs' tensor cores
@@ -123,6 +130,51 @@ def convolution(call: relax.Call, scope: Scope) -> relax.Expr | None:
     return _scaled(total, spread(shift, 1, rank), spread(_scales(data.affine, scale), 1, rank), scope)
 
 
+def transposed(call: relax.Call, scope: Scope) -> relax.Expr | None:
+    """A transposed convolution of images. What a zero point adds to a pixel depends on how many inputs it sees, so that
+    it is an image of constants, which only a small one is worth."""
+    attrs, groups = call.attrs, int(call.attrs.groups)
+    if attrs.data_layout != "NCHW" or attrs.kernel_layout != "IOHW" or any(int(d) > 1 for d in attrs.dilation):
+        return None
+    data, weight = _activation(call.args[0], scope), _weight(call.args[1], scope, 1)
+    if data is None or data.dtype != "uint8" or weight is None:
+        return None
+    (integers, scale), zero, (_, filters, *size) = weight, int(data.affine.zero.item()), shape_of(call)
+    if groups > 1 and (len(scale) > 1 or groups == shape_of(call.args[0])[1]):
+        return None  # a scale of each channel of a group, which all groups share; or each channel by itself
+    if np.prod(integers.shape[:1] + integers.shape[2:], dtype=np.int64) * 255 * 128 >= _INT32:
+        return None
+    fixed = all(isinstance(extent, int) for extent in (*shape_of(call.args[0])[2:], *size))
+    if zero and (not fixed or prod((filters, *size)) > _CORRECTIONS):
+        return None
+    strides, padding, extra = ([*map(int, each)] for each in (attrs.strides, attrs.padding, attrs.output_padding))
+    total = scope.emit(op.nn.conv2d_transpose(
+        data.data, constant(integers), strides=strides, padding=padding, output_padding=extra, groups=groups,
+        out_dtype="int32",
+    ))
+    shift = np.zeros(1, np.int64)
+    if zero:
+        shift = -zero * _seen(integers, shape_of(call), strides, padding, extra, groups, shape_of(call.args[0]))[None]
+    rank = len(shape_of(call))
+    return _scaled(total, shift, spread(_scales(data.affine, scale), 1, rank), scope)
+
+
+def _seen(
+    weight: np.ndarray, result: Sequence[int], strides: Sequence[int], padding: Sequence[int], extra: Sequence[int],
+    groups: int, images: Sequence[int],
+) -> np.ndarray:
+    """``[O, OH, OW]``: the sum of the weights ``[I, O/groups, KH, KW]`` that each pixel of a transposed convolution
+    meets an input of the ``images`` with."""
+    summed = weight.reshape(groups, -1, *weight.shape[1:]).sum(axis=1, dtype=np.int64).reshape(-1, *weight.shape[2:])
+    (height, width), (sh, sw), (kh, kw) = images[2:], strides, summed.shape[1:]
+    rows, columns = ((each - 1) * stride + kernel for each, stride, kernel in ((height, sh, kh), (width, sw, kw)))
+    whole = np.zeros((len(summed), rows + extra[0], columns + extra[1]), np.int64)
+    for y, x in np.ndindex(kh, kw):
+        whole[:, y : y + (height - 1) * sh + 1 : sh, x : x + (width - 1) * sw + 1 : sw] += summed[:, y, x, None, None]
+    top, left, *_ = padding
+    return whole[:, top : top + result[2], left : left + result[3]]
+
+
 def product_of_activations(call: relax.Call, scope: Scope) -> relax.Expr | None:
     """A product of two activations, as attention has them."""
     left, right = (_activation(arg, scope) if len(shape_of(arg)) > 1 else None for arg in call.args)
@@ -173,6 +225,9 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         rows, columns = (1, 1, *shape)[-2:]  # a vector is one row
         tiles = tiles_pay(rows, columns, -(-depth // STEP), QUADS, target.tvm)
         rate = _TILES_REACHED * estimate.machine.tiles if tiles else estimate.machine.dot
+        fixed = all(isinstance(extent, int) for extent in shape_of(call))
+        if fixed and pairs_pay(rows, columns, depth, BYTE_PAIRS, target.tvm):
+            rate = max(rate, estimate.machine.pairs)
         integers = estimate.kernel(operations / rate, float(weight), float(data + result))
         if not constant:  # which is packed, and both are added up
             integers += estimate.copy(2.0 * weight) + estimate.copy(weight) + estimate.copy(data)
@@ -188,8 +243,21 @@ def priced(target: Target, options: CompileOptions) -> Worth:
         integers = seconds(replace(conv, element=1), options, estimate)
         return integers, fastest(conv, options, estimate) + estimate.copy(5.0 * prod((n, channels, *size)))
 
+    def of_phases(call: relax.Call) -> tuple[float, float]:
+        (n, channels, *size), (_, _, *kernel), attrs = *map(_usual, call.args), call.attrs
+        strides, pads, extra = ([*map(int, each)] for each in (attrs.strides, attrs.padding, attrs.output_padding))
+        rows, columns = axes(size, kernel, strides, pads, extra)
+        more = [axis.steps + axis.taps - 1 - axis.size for axis in (rows, columns)]
+        conv = Convolution(
+            n, channels, rows.stride * columns.stride * _usual(call)[1], (size[0], size[1]), (rows.taps, columns.taps),
+            (1, 1), (*more, 0, 0), (1, 1), int(attrs.groups), PANEL, PANEL)
+        integers = DIRECT.seconds(replace(conv, element=1), estimate)
+        return integers, DIRECT.seconds(conv, estimate) + estimate.copy(5.0 * prod((n, channels, *size)))
+
+    prices = {"relax.nn.conv2d": of_images, "relax.nn.conv2d_transpose": of_phases, "relax.matmul": of_matrices}
+
     def worth(call: relax.Call) -> bool:
-        integers, floats = (of_images if op_name(call) == "relax.nn.conv2d" else of_matrices)(call)
+        integers, floats = prices[op_name(call)](call)
         return integers <= floats
 
     return worth
@@ -199,7 +267,10 @@ def _usual(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(map(usual_size, shape_of(expr)))
 
 
-_RULES: Rules = {"relax.nn.conv2d": (convolution,), "relax.matmul": (product, product_of_activations)}
+_RULES: Rules = {
+    "relax.nn.conv2d": (convolution,), "relax.nn.conv2d_transpose": (transposed,),
+    "relax.matmul": (product, product_of_activations),
+}
 
 
 def IntegerProducts(worth: Worth = lambda _: True) -> tvm.transform.Pass:

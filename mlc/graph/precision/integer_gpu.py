@@ -37,6 +37,8 @@ def priced_on_gpu(target: Target, options: CompileOptions) -> Callable[[relax.Ca
     rate = gpu.tensor_flops(8 * size) if on_tensor_cores else gpu.flops
 
     def worth(call: relax.Call) -> bool:
+        if op_name(call) == "relax.nn.conv2d_transpose":
+            return False
         rows, columns, depth, groups = _sizes(call)
         if not available or not fills_tiles(rows, columns, depth, _KIND):
             return False

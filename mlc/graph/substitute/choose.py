@@ -8,6 +8,7 @@ either: what goes wrong in it is a warning, and the model's own graph is taken.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 import warnings
@@ -36,6 +37,8 @@ from mlc.target import Target
 
 __all__ = ["MARGIN", "Decided", "Decision", "Substitutions", "choose", "digest", "failed", "find", "own_graph",
            "subject"]
+
+_LOG = logging.getLogger("mlc.build")
 
 #: part of the time that a graph may take at most of what it saves on, where nobody has measured both
 MARGIN = 0.97
@@ -136,7 +139,8 @@ def _chosen(
     else:
         promising = [i for i, c in enumerate(found.candidates) if i
                      and c.estimate < _PROMISING * found.candidates[0].estimate]
-        for i in [0, *promising] if promising else []:
+        for place, i in enumerate([0, *promising] if promising else [], 1):
+            _LOG.info("pricing graph %d of %d", place, 1 + len(promising))
             tasks[i] = extract_tasks(taken(i), target)
             if i:
                 comparisons[i] = compare(tasks[i], tasks[0], price)
@@ -169,6 +173,7 @@ def find(
         costs = Costs(target.tvm, sum(array.nbytes for array in reading.constants), compile_options)
         if gain_bound(own, patterns, costs) < 1.0 - _PROMISING:
             return own_graph(mod, reading, time.monotonic() - started)
+    _LOG.info("searching for other graphs of the model")
     options = rules.options
     if decided is not None:
         options = replace(options, scale=tuple(sorted(decided.scale.items())), work=rules.found_again)

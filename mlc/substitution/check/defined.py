@@ -15,7 +15,7 @@ from mlc.operators.laws import LAWS
 from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
 from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
-from mlc.substitution.check.maxima import at_least_zero, never_zero
+from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
 from mlc.substitution.check.play import Steps
 from mlc.substitution.check.terms import (
@@ -131,8 +131,7 @@ class Cover(Steps):
         [atom] = self.terms[i].atoms
         need(atom[0] == "call", "a read is not defined by a sign")
         need(at_least_zero(atom[2]), "every term must be plainly at least 0")
-        need(atom[1] == "sqrt" or any(not t.names and not t.guards and never_zero(t) for t in atom[2]),
-             "a term must be plainly above 0")
+        need(atom[1] == "sqrt" or above_zero(atom[2]), "a term must be plainly above 0")
         del self.terms[i]
 
 

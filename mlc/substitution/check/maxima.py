@@ -15,8 +15,9 @@ from typing import Any
 from mlc.substitution.check.integers import need, positive, spend
 from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
 
-__all__ = ["AT_MOST_ONE", "BELOW", "CONTRACTING", "EXCEEDING", "GROWING", "IDEMPOTENT", "NONNEGATIVE", "ODD",
-           "POSITIVE", "VALUES", "VANISHING", "ZERO", "at_least_zero", "called", "largest", "never_zero", "vanishes"]
+__all__ = ["AT_MOST_ONE", "BELOW", "CONTRACTING", "EXCEEDING", "GENTLE", "GROWING", "IDEMPOTENT", "NONNEGATIVE",
+           "ODD", "POSITIVE", "VALUES", "VANISHING", "ZERO", "above_zero", "at_least_zero", "called", "largest",
+           "never_zero", "vanishes"]
 
 _MOST_MEMBERS = 48
 _ONE = Term(Fraction(1), (), (), ())
@@ -40,6 +41,8 @@ ODD = frozenset({"tanh", "erf"})
 CONTRACTING = frozenset({"tanh", "log"})
 #: f(x) >= x
 EXCEEDING = frozenset({"exp"})
+#: f(x) - f(y) <= max(x - y, 0)
+GENTLE = frozenset({"tanh", "sigmoid"})
 #: at most 1
 AT_MOST_ONE = frozenset({"erf", "tanh", "sigmoid"})
 #: values
@@ -171,9 +174,17 @@ def _above(body: Sequence[Term], others: Sequence[Member]) -> bool:
 
 
 def never_zero(term: Term) -> bool:
-    """Whether every value of the term is above 0: a product of sizes and of functions that are."""
+    """Whether every value of the term is above 0: a product of sizes, of functions that are, and of roots and
+    reciprocals of what is."""
     return term.factor > 0 and all(
-        positive(a[1]) if a[0] == "number" else a[0] == "call" and a[1] in POSITIVE for a in term.atoms)
+        positive(a[1]) if a[0] == "number" else a[0] == "call" and (
+            a[1] in POSITIVE or (a[1] in ("sqrt", "1/") and above_zero(a[2]))) for a in term.atoms)
+
+
+def above_zero(terms: Sequence[Term]) -> bool:
+    """Whether a sum is plainly above 0: none of its terms is below, and one that is always summed is above."""
+    spend(1 + len(terms))
+    return at_least_zero(terms) and any(not t.names and not t.guards and never_zero(t) for t in terms)
 
 
 def vanishes(terms: Iterable[Term], atom: Any) -> bool:

@@ -7,6 +7,7 @@ from copy import copy
 from fractions import Fraction
 from typing import Any, Self
 
+from mlc.substitution.check.attained import attain, both, each_member, gentle, rise
 from mlc.substitution.check.integers import Expr, Guard, name, need, parse
 from mlc.substitution.check.known import NOT_NEGATIVE, NOT_ZERO, Known
 from mlc.substitution.check.maxima import (
@@ -240,6 +241,9 @@ class Steps(Known):
                 [*map(refreshed, whole), *negated(m.body)])),)) for m in map(renamed, other)]).run(steps)
         self.terms.clear()
 
+    def do_attain(self, path: Any, k: Any, mapping: Any, guards: Any, proofs: Any) -> None:
+        attain(self, path, k, mapping, guards, proofs)
+
     def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
         """The same to show, of which more is known."""
         other = copy(self)
@@ -324,6 +328,9 @@ class Play(Steps):
         zero = any(atom[0] == "call" and atom[1] in VANISHING and not atom[2] for atom in self.terms[i].atoms)
         need(self.terms[i].factor == 0 or zero, f"term {i} is not zero")
         del self.terms[i]
+
+    def do_both(self, forth: Any, back: Any) -> None:
+        both(self, AtLeast, forth, back)
 
     def do_count(self, i: int, k: int, witness: Any) -> None:
         term, _, read = self.at(i)
@@ -557,6 +564,9 @@ class AtLeast(Play):
     def end(self) -> None:
         need(at_least_zero(self.terms.values()), "every term must be plainly at least 0")
 
+    def do_each(self, i: int, p: Any, proofs: Any) -> None:
+        each_member(self, i, p, proofs)
+
     def do_lower(self, i: int, k: int, mapping: Any, guards: Any) -> None:
         """A positive multiple of a maximum is at least that of its member k; one of f(x), where no value of f is below
         its argument, at least that of x."""
@@ -613,6 +623,12 @@ class AtLeast(Play):
         self.at_least(term.names, facts, one, other, steps)
         value = VALUES.get((atom[1], 0))
         self.put(i, (), called(atom[1], ()) if value is None else [Term(value, (), (), ())])
+
+    def do_rise(self, i: int, j: int, steps: Any, above: Any) -> None:
+        rise(self, i, j, steps, above)
+
+    def do_gentle(self, i: int, j: int) -> None:
+        gentle(self, i, j)
 
     def do_bound(self, i: int) -> None:
         """A negative multiple of f(x), where f is at most 1, is at least that of 1."""

@@ -93,3 +93,24 @@ def test_branches_of_different_shapes_are_refused() -> None:
     text = branches("4, 3", "b = Transpose (x)").replace("=> (float[3, 4] y)", "=> (float[n, m] y)")
     with pytest.raises(ModelError, match="output in both branches"):
         mlc.compile(parser.parse_model(HEADER + text), values={})
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+def test_a_scan_of_opset_8_is_of_a_batch(turned: int) -> None:
+    """Against numpy: onnxruntime has none of its length."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 8]>
+        g (float[2, 3] s, float[2, 5, 3] x, float[2, 5, 3] z) => (float[2, 3] last, float[2, 5, 3] all) {
+        last, all = Scan <num_scan_inputs = 2, directions = [TURN, 0], body = step
+            (float[3] before, float[3] here, float[3] other) => (float[3] after, float[3] out) {
+            a = Mul(before, other)
+            after = Add(a, here)
+            out = Neg(after) }> (, s, x, z) }""".replace("TURN", str(turned)))
+    rng = np.random.default_rng(0)
+    s, x, z = (rng.standard_normal(shape).astype("float32") for shape in ((2, 3), (2, 5, 3), (2, 5, 3)))
+    last, every = mlc.compile(model, log=False)(s, x, z)
+    wanted, state = [], s
+    for step in range(5):
+        state = state * z[:, step] + x[:, 4 - step if turned else step]
+        wanted.append(-state)
+    np.testing.assert_allclose(last, state, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(every, np.stack(wanted, 1), rtol=1e-4, atol=1e-5)

@@ -196,8 +196,10 @@ def test_weights_of_4_bits_with_scales_of_16_take_4_bits(kind: str, axis: int, b
     assert sizes[1] < sizes[0] + 512 * 256 // 8, "a copy in 16 bits would have four times as many bytes as the integers"
 
 
-def test_weights_of_4_bits_with_blocks_of_bfloat16_take_4_bits() -> None:
-    model, x, wanted = _weights_of_4_bits(ml_dtypes.int4, ml_dtypes.bfloat16, 0, 32)
+@pytest.mark.parametrize(("kind", "axis", "block"), [("int4", 0, 32), ("int4", 0, 0), ("uint4", 1, 0)])
+def test_weights_of_4_bits_with_scales_of_bfloat16_take_4_bits(kind: str, axis: int, block: int) -> None:
+    """In blocks, and with a scale for each column."""
+    model, x, wanted = _weights_of_4_bits(getattr(ml_dtypes, kind), ml_dtypes.bfloat16, axis, block)
     exe = mlc.compile(model, log=False)
     np.testing.assert_allclose(exe(x)[0].astype("float64"), wanted, rtol=1.01 * 2**-8, atol=1e-4)
     taken = sum(int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"])

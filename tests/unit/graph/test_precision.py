@@ -278,6 +278,25 @@ def test_integers_are_taken_where_they_are_priced_faster() -> None:
     assert products(V3, DEFAULT_OPTIONS, 3, 2) == ["float32"]
 
 
+def test_one_unit_for_integers_multiplies_images_and_leaves_matrices_to_floats() -> None:
+    """Zen 2: layers of quantised ResNets stay integers, those of BERT do not unless few rows read the weight."""
+    def integers(cpu: str, shape: tuple[int, ...], body: Body) -> bool:
+        target = resolve(f"llvm -mcpu={cpu}", threads=2)
+        changed = passed(network(shape, body), MoveQuantisation, IntegerProducts(priced(target, DEFAULT_OPTIONS)))
+        return "int32" in {dtype_of(b.value) for b in bindings(changed["main"])}
+
+    def matrix(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        return b.emit(op.matmul(image(b, x), weights(b, (768, 768), 1)))
+
+    layers = {(1, 64, 56, 56): (256, 64, 1, 1), (1, 256, 14, 14): (256, 256, 3, 3), (1, 512, 7, 7): (512, 512, 3, 3),
+              (1, 24, 56, 56): (144, 24, 1, 1), (1, 1024, 14, 14): (256, 1024, 1, 1)}
+    for shape, filters in layers.items():
+        for cpu in ("znver2", "znver3"):
+            assert integers(cpu, shape, conv(filters, 0, padding=filters[2] // 2)), (cpu, shape)
+    assert [integers(cpu, (128, 768), matrix) for cpu in ("znver1", "znver2", "znver3")] == [False, False, True]
+    assert integers("znver2", (1, 768), matrix), "memory counts, of which bytes take the least"
+
+
 def test_integers_may_be_forbidden() -> None:
     mod = network((2, 8, 9, 7), PRODUCTS["3x3"][1])
     lowered = lower(mod, NATIVE, options=CompileOptions.of(integers=False)).module

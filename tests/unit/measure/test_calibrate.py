@@ -61,7 +61,8 @@ def test_every_figure_is_one_of_a_machine() -> None:
     """Wide bounds, but not those of a kernel that was optimised away or computes something else."""
     bounds = {"ghz": (0.3, 8), "latency": (2, 12), "fma": (0.5, 8), "dot": (0.5, 8), "l1rate": (2, 1024),
               "l2rate": (1, 512), "l3rate": (0.3, 256), "core": (0.3, 1000), "memory": (0.3, 5000),
-              "launch": (0.0, 1e5), "wake": (0.0, 1e6), "tile": (0.25, 8), "tilelatency": (4, 200)}
+              "launch": (0.0, 1e5), "wake": (0.0, 1e6), "tile": (0.25, 8), "tilelatency": (4, 200),
+              "words": (0.25, 8), "matrix": (0.25, 8), "bfloat": (0.25, 8)}
     found = {reading.name: reading for reading in readings(resolve("native", threads=2))}
     assert set(found) <= {*FACTS, "wake"}
     assert all(low < found[name].value <= high for name, (low, high) in bounds.items() if name in found), found

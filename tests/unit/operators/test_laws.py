@@ -14,6 +14,7 @@ from mlc.substitution.check.maxima import (
     AT_MOST_ONE,
     CONTRACTING,
     EXCEEDING,
+    GENTLE,
     GROWING,
     IDEMPOTENT,
     NONNEGATIVE,
@@ -132,6 +133,7 @@ def test_laws_about_a_functions_argument_hold_at_every_number(function: str) -> 
     assert np.all(values <= np.maximum(DENSE, 0)) == LAWS[function].contracts
     assert np.all(values >= DENSE) == LAWS[function].exceeds
     assert np.all(values <= 1) == LAWS[function].at_most_one
+    assert np.all(np.diff(values) <= np.diff(DENSE) + 1e-15) == LAWS[function].gentle
     assert np.all(np.diff(values) >= 0) == LAWS[function].grows_continued
     assert np.array_equal(continued(function, -DENSE), -values) == LAWS[function].odd
 
@@ -153,7 +155,7 @@ def test_checker_grants_what_the_laws_say() -> None:
     """The checker of certificates has facts of its own, so that a slip in the table cannot make it believe a proof."""
     granted = {"grows_continued": GROWING, "at_most_one": AT_MOST_ONE, "idempotent": IDEMPOTENT,
                "nonnegative": NONNEGATIVE, "positive": POSITIVE, "zero": ZERO, "odd": ODD,
-               "contracts": CONTRACTING, "exceeds": EXCEEDING}
+               "contracts": CONTRACTING, "exceeds": EXCEEDING, "gentle": GENTLE}
     for law, functions in granted.items():
         # what relu is, a maximum, is known of it besides
         assert {name for name, laws in LAWS.items() if getattr(laws, law)} - {"relu"} == functions

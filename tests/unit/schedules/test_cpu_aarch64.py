@@ -79,6 +79,7 @@ def test_every_space_has_a_case() -> None:
     # this CPU has no bfloat16, and its dot products of bytes leave nothing to transforms in 16 bits
     others = {"cpu.conv2d_bfloat", "cpu.gemm_bfloat", "cpu.conv2d_winograd_integer",
               "cpu.conv2d_bytes", "cpu.gemm_bytes", "cpu.remainder",  # nor products that saturate
+              "cpu.gemm_matrix",  # nor products of pairs of rows
               "cpu.depthwise_integer",  # nor permutations of bytes across a register of 512 bits
               "cpu.gemm_tiles"}  # nor a matrix unit
     assert {space.name for space, _ in _CASES} == {space.name for space in SPACES} - others

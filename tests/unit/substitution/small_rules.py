@@ -63,6 +63,23 @@ BY_CASES: dict[str, Rule] = {
         ["erf a", "concat a %0 axis=0", "div %1 %1"], ["concat a a axis=0", "div %0 %0"]),
     "(relu(a) - a)/(relu(a) - a) = a/(a - relu(a))": rule(["relu a", "sub %0 a", "div %1 %1"],
                                                           ["relu a", "sub a %0", "div a %1"]),
+    "max(a - tanh(a)) = max(a) - tanh(max(a))": rule(["tanh a", "sub a %0", f"max %1 {SUM}"],
+                                                     [f"max a {SUM}", "tanh %0", "sub %0 %1"]),
+    "sigmoid(min(a, sigmoid(a))) = min(sigmoid(a), sigmoid(sigmoid(a)))": rule(
+        ["sigmoid a", "minimum a %0", "sigmoid %1"], ["sigmoid a", "sigmoid %0", "minimum %0 %1"]),
+    "log(min(a, b)) = min(log(a), log(b))": rule(["minimum a b", "log %0"], ["log a", "log b", "minimum %0 %1"]),
+    "min(a, relu(tanh(a))) = min(a, tanh(a))": rule(["tanh a", "relu %0", "minimum a %1"], ["tanh a", "minimum a %0"]),
+    "max(min(a, c)) = min(max(a), c)": rule(["minimum a c", f"max %0 {SUM}"], [f"max a {SUM}", "minimum %0 c"],
+                                            a=["m", "k"], c=["m", 1]),
+    "sum(relu([a, a])) = sum(relu(a)) + sum(relu(a))": rule(
+        ["concat a a axis=1", "relu %0", f"sum %1 {SUM}"], ["relu a", f"sum %0 {SUM}", "add %1 %1"]),
+    "[0, gelu(a)] = gelu([0, a])": rule(["sub a a", "gelu a", "concat %0 %1 axis=0"],
+                                        ["sub a a", "concat %0 a axis=0", "gelu %1"]),
+    "softmax(a) sum(softmax(a)) = sum(softmax(a))": rule(
+        ["softmax a axis=1", f"sum %0 {SUM}", "matmul %0 %1"], ["softmax a axis=1", f"sum %0 {SUM}"], a=["m", "m"]),
+    "sum([b, softmax(a)]) = sum(b + softmax(b))": rule(
+        ["softmax a axis=1", "concat b %0 axis=1", f"sum %1 {SUM}"],
+        ["softmax b axis=1", "add b %0", f"sum %1 {SUM}"], a=["m", "k"], b=["m", "l"]),
 }
 NEARLY: dict[str, Rule] = {
     "min(relu(a), relu(b)) = relu(min(a, b))": rule(["relu a", "relu b", "minimum %0 %1"], ["maximum a b", "relu %0"]),
@@ -95,4 +112,21 @@ NEARLY: dict[str, Rule] = {
         ["exp a", "concat a %0 axis=0", "div %1 %1"], ["concat a a axis=0", "div %0 %0"]),
     "(relu(a) - a)/(relu(a) - a) = a/(a - relu(a))": rule(["relu a", "sub %0 a", "div %1 %1"],
                                                           ["relu a", "sub %0 a", "div a %1"]),
+    "max(a - tanh(a)) = max(a) - tanh(max(a))": rule(["erf a", "sub a %0", f"max %1 {SUM}"],
+                                                     [f"max a {SUM}", "erf %0", "sub %0 %1"]),
+    "sigmoid(min(a, sigmoid(a))) = min(sigmoid(a), sigmoid(sigmoid(a)))": rule(
+        ["sigmoid a", "minimum a %0", "sigmoid %1"], ["sigmoid a", "sigmoid %0", "maximum %0 %1"]),
+    "log(min(a, b)) = min(log(a), log(b))": rule(["maximum a b", "log %0"], ["log a", "log b", "maximum %0 %1"]),
+    "min(a, relu(tanh(a))) = min(a, tanh(a))": rule(["tanh a", "relu %0", "minimum a %1"], ["relu a", "minimum a %0"]),
+    "max(min(a, c)) = min(max(a), c)": rule(["maximum a c", f"max %0 {SUM}"], [f"max a {SUM}", "minimum %0 c"],
+                                            a=["m", "k"], c=["m", 1]),
+    "sum(relu([a, a])) = sum(relu(a)) + sum(relu(a))": rule(
+        ["concat a a axis=1", "relu %0", f"sum %1 {SUM}"], ["relu a", f"sum a {SUM}", "add %1 %1"]),
+    "[0, gelu(a)] = gelu([0, a])": rule(["sub a a", "exp a", "concat %0 %1 axis=0"],
+                                        ["sub a a", "concat %0 a axis=0", "exp %1"]),
+    "softmax(a) sum(softmax(a)) = sum(softmax(a))": rule(
+        ["softmax a axis=1", f"max %0 {SUM}", "matmul %0 %1"], ["softmax a axis=1", f"max %0 {SUM}"], a=["m", "m"]),
+    "sum([b, softmax(a)]) = sum(b + softmax(b))": rule(
+        ["softmax a axis=1", "concat b %0 axis=1", f"sum %1 {SUM}"], ["add b b", f"sum %0 {SUM}"],
+        a=["m", "k"], b=["m", "l"]),
 }

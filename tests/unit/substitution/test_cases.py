@@ -53,7 +53,7 @@ def steps_in(value):
 
 
 WORDS = ("case", "order", "void", "insert", "extract", "value", "lose", "parts", "loosen", "part", "climb", "given",
-         "grow", "bound", "root", "above", "negate")
+         "grow", "bound", "root", "above", "negate", "attain", "both", "each", "rise", "gentle")
 
 
 def test_every_step_is_used_by_some():

@@ -1,0 +1,195 @@
+"""Models whose numbers say how many results there are, against onnxruntime: for fixed and free sizes, none included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+import mlc
+from mlc.errors import InputError, ModelError
+
+Feeds = Sequence[Mapping[str, np.ndarray]]
+
+
+def _model(text: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in (weights or {}).items())
+    return model
+
+
+def _check(executable: mlc.Executable, model: onnx.ModelProto, feeds: Feeds) -> list[int]:
+    """How many elements the first output of each call has."""
+    session, sizes = onnxruntime.InferenceSession(model.SerializeToString()), []
+    for given in feeds:
+        made = executable(**given)
+        for found, wanted in zip(made, session.run(None, dict(given)), strict=True):
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        sizes.append(made[0].size)
+    return sizes
+
+
+def _sparse(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    x = rng.standard_normal(shape).astype("float32")
+    return np.where(rng.random(shape) < rng.choice([0, 0.3, 0.9, 1]), np.float32(0), x)
+
+
+@pytest.mark.parametrize(("shape", "text"), [
+    ((3, 5), "(int64[q, w] y) { y = NonZero(x) }"),
+    (("n", "h", 5), "(int64[q, w] y) { y = NonZero(x) }"),
+    (("n", "h"), """(float[q] y, int64[r, c] p) {
+        a = Relu(x)
+        z = NonZero(a)
+        p = Transpose<perm=[1, 0]>(z)
+        g = GatherND(x, p)
+        y = Exp(g) }"""),
+    (("n", 6), """(float[q, w] y) <int64 last = {5}, float zero = {0.0}> {
+        s = Gather<axis=1>(x, last)
+        c = Greater(s, zero)
+        z = NonZero(c)
+        i = Reshape(z, row)
+        g = Gather<axis=0>(x, i)
+        m = Softmax<axis=1>(g)
+        y = MatMul(m, k) }"""),
+    (("n", 6), """(float[q, w] y) <int64 last = {5}, float[2] t = {0.1, 0.2}> {
+        s = Gather<axis=1>(x, last)
+        c = Cast<to=9>(s)
+        a, b = Split<axis=1>(x, parts)
+        d = Compress<axis=0>(a, c)
+        e = Compress<axis=1>(d, f)
+        y = Add(e, t) }"""),
+    (("n", 4), """(float[q] y) {
+        c = Cast<to=9>(x)
+        r = Reshape(c, row)
+        y = Compress(x, r) }"""),
+], ids=["fixed", "free", "elements", "rows", "compressed", "all in a row"])
+def test_places_that_are_not_zero(shape: Sequence[int | str], text: str) -> None:
+    rng = np.random.default_rng(1)
+    weights = {"k": rng.standard_normal((6, 4)).astype("float32"), "parts": np.array([4, 2]), "row": np.array([-1]),
+               "f": np.array([True, False, True, False])}
+    model = _model(f"(float[{', '.join(map(str, shape))}] x) => {text}",
+                   {name: each for name, each in weights.items() if f" {name})" in text})
+    executable = mlc.compile(model, log=False)
+    feeds = []
+    for _ in range(16):
+        sizes = {"n": int(rng.integers(1, 10)), "h": int(rng.integers(1, 10))}
+        feeds.append({"x": _sparse(rng, [each if isinstance(each, int) else sizes[each] for each in shape])})
+    feeds.append({"x": np.zeros_like(feeds[0]["x"])})
+    sizes_found = _check(executable, model, feeds)
+    assert sizes_found[-1] == 0
+    assert max(sizes_found) > 0
+
+
+def _boxes(rng: np.random.Generator, images: int, classes: int, count: int) -> dict[str, np.ndarray]:
+    corner = rng.random((images, count, 2)) * 20
+    boxes = np.concatenate([corner, corner + rng.random((images, count, 2)) * 12], -1)
+    return {"boxes": boxes.astype("float32"), "scores": rng.random((images, classes, count)).astype("float32")}
+
+
+@pytest.mark.parametrize(("most", "least", "centres", "shape"), [
+    (5, 0.5, 0, ("b", "n")), (1000, 0.3, 0, (2, "n")), (300, 0.9, 1, ("b", 40)), (0, 0.5, 0, (1, "n")),
+    (3, 2.0, 0, (2, 40)),
+], ids=["few", "all", "centres", "none", "none good enough"])
+def test_boxes_that_overlap(most: int, least: float, centres: int, shape: Sequence[int | str]) -> None:
+    images, count = shape
+    model = _model(f"""(float[{images}, {count}, 4] boxes, float[{images}, 3, {count}] scores) => (int64[q, w] y)
+        <int64[1] m = {{{most}}}, float[1] i = {{0.4}}, float[1] s = {{{least}}}> {{
+        y = NonMaxSuppression<center_point_box={centres}>(boxes, scores, m, i, s) }}""")
+    rng = np.random.default_rng(2)
+    sizes = [(b if images == "b" else int(images), n if count == "n" else 40)
+             for b in (1, 3) for n in (1, 2, 7, 40, 100, 512)]
+    _check(mlc.compile(model, log=False), model, [_boxes(rng, b, 3, n) for b, n in sizes])
+
+
+def test_thresholds_that_a_call_gives() -> None:
+    model = _model("""(float[1, n, 4] boxes, float[1, 2, n] scores, int64[1] m, float[1] i, float[1] s)
+        => (int64[q, w] y) { y = NonMaxSuppression(boxes, scores, m, i, s) }""")
+    rng, executable = np.random.default_rng(3), mlc.compile(model, log=False)
+    feeds = [{**_boxes(rng, 1, 2, n), "m": np.array([most]), "i": np.array([overlap], "float32"),
+              "s": np.array([least], "float32")}
+             for n, most, overlap, least in ((30, 4, 0.2, 0.1), (30, 1000, 0.9, 0.5), (9, 0, 0.5, 0.5), (1, 1, 0.5, 1))]
+    _check(executable, model, feeds)
+
+
+def test_boxes_and_scores_of_one_number_whatever_it_is_called() -> None:
+    model = _model("""(float[a, n, 4] boxes, float[b, 2, m] scores) => (int64[q, w] y)
+        <int64 z = {1}, float[1] i = {0.5}> {
+        d = Shape(boxes)
+        most = Gather<axis=0>(d, z)
+        y = NonMaxSuppression(boxes, scores, most, i) }""")
+    executable, rng = mlc.compile(model, log=False), np.random.default_rng(3)
+    _check(executable, model, [_boxes(rng, b, 2, n) for b, n in ((1, 1), (2, 33), (1, 100))])
+    given = _boxes(rng, 1, 2, 5)
+    with pytest.raises(InputError, match="must agree"):
+        executable(given["boxes"], given["scores"][:, :, :3])
+    with pytest.raises(ModelError, match="boxes must be"):
+        mlc.compile(model, shapes={"boxes": (1, 5, 4), "scores": (1, 2, 3)}, log=False)
+
+
+def _detector() -> onnx.ModelProto:
+    """Boxes and scores of each pixel of a smaller image, and the box, class and score of the best."""
+    rng = np.random.default_rng(4)
+    text = """(float[b, 3, h, w] x) => (float[k, q] found, int64[k, r] chosen)
+        <int64[1] m = {7}, float[1] i = {0.3}, float[1] s = {0.55}, int64[3] flat = {0, 6, -1}, int64[1] zero = {0},
+         int64[1] four = {4}, int64[1] six = {6}, int64[1] one = {1}, int64[2] ends = {0, 2},
+         float[1, 4, 1] sides = {9, 9, 9, 9}, int64[1] middle = {1}> {
+        c = Conv<strides=[2, 2], pads=[1, 1, 1, 1]>(x, k1)
+        a = Relu(c)
+        d = Conv(a, k2)
+        f = Reshape(d, flat)
+        g = Slice(f, zero, four, one)
+        e = Slice(f, four, six, one)
+        u = Mul(g, sides)
+        boxes = Transpose<perm=[0, 2, 1]>(u)
+        scores = Sigmoid(e)
+        chosen = NonMaxSuppression(boxes, scores, m, i, s)
+        pair = Gather<axis=1>(chosen, ends)
+        image_box = GatherND(boxes, pair)
+        score = GatherND(scores, chosen)
+        column = Unsqueeze(score, one)
+        kind = Gather<axis=1>(chosen, middle)
+        number = Cast<to=1>(kind)
+        found = Concat<axis=1>(image_box, number, column) }"""
+    return _model(text, {"k1": rng.standard_normal((8, 3, 3, 3)).astype("float32") / 3,
+                         "k2": rng.standard_normal((6, 8, 1, 1)).astype("float32") / 3})
+
+
+def test_a_detector_of_images_of_any_size(tmp_path: Path) -> None:
+    rng, model = np.random.default_rng(5), _detector()
+    executable = mlc.compile(model, shapes={"x": "1..3,3,1..60,1..40"}, log=False)
+    executable.save(tmp_path / "detector.so")
+    feeds = [{"x": scale * rng.standard_normal((b, 3, h, w)).astype("float32")} for scale, b, h, w in (
+        (1, 1, 1, 1), (1, 3, 60, 40), (1, 1, 60, 1), (1, 2, 1, 40), (0, 1, 8, 8), (1, 2, 17, 23), (1, 1, 33, 39))]
+    for each in (executable, mlc.load(tmp_path / "detector.so")):
+        sizes = _check(each, model, feeds)
+        assert sizes[4] == 0
+        assert max(sizes) > 7
+    assert [str(spec) for spec in executable.outputs] == [
+        "found: float32[0..42,6]", "chosen: int64[0..42,3]"]
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ("z = NonZero(x) y = ReduceSum<keepdims=0>(z)", "ReduceSum .*NonZero counts in each call"),
+    ("z = NonZero(x) y = Shape(z)", "Shape .*NonZero counts in each call"),
+    ("z = NonZero(x) a = Neg(x) w = NonZero(a) y = Add(z, w)", "Add .*NonZero counts them several times"),
+    ("z = NonZero(x) y = Concat<axis=1>(z, z)", "Concat .*NonZero counts in each call"),
+    ("z = NonZero(x) y = Div(z, z)", "Div .*NonZero counts in each call"),
+])
+def test_what_would_mix_what_is_counted_is_refused(body: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        mlc.compile(_model(f"(float[n, 5] x) => (int64[q] y) {{ {body} }}"), log=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_results_of_any_length_do_not_go_into_memory_of_the_caller() -> None:
+    executable = mlc.compile(_model("(float[3, 5] x) => (int64[q, w] y) { y = NonZero(x) }"), log=False)
+    with pytest.raises(InputError, match="call it instead"):
+        executable.run([np.zeros((3, 5), "float32")], [np.zeros((2, 15), "int64")])
+    with pytest.raises(InputError, match="a call decides"):
+        executable.empty_outputs()

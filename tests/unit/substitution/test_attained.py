@@ -1,0 +1,155 @@
+"""Maxima that one of their members is, and bounds from both sides: what such steps must show is asked for."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from functools import cache
+
+import pytest
+
+from mlc.substitution.check import CertificateError, check
+from mlc.substitution.check.integers import Guard, name
+from mlc.substitution.check.maxima import GENTLE, GROWING, never_zero
+from mlc.substitution.check.play import AtLeast, Play
+from mlc.substitution.check.terms import Member, Term
+from mlc.substitution.codec import dump_rule
+from mlc.substitution.prove import certified
+from tests.unit.substitution.small_rules import BY_CASES
+from tests.unit.substitution.test_cases import steps_in
+
+ROWS, SLOPE, ROOT = ("max(min(a, c)) = min(max(a), c)", "max(a - tanh(a)) = max(a) - tanh(max(a))",
+                     "log(min(a, b)) = min(log(a), log(b))")
+ONE = Fraction(1)
+
+
+@cache
+def proved(law):
+    return json.dumps(dump_rule(certified(BY_CASES[law])))
+
+
+def tampered(law, word, change):
+    """The rule with each step of that name changed in turn."""
+    count = sum(step[0] == word for steps in steps_in(json.loads(proved(law))["certificate"]) for step in steps)
+    assert count
+    for place in range(count):
+        data = json.loads(proved(law))
+        found = [(steps, step) for steps in steps_in(data["certificate"]) for step in steps if step[0] == word]
+        change(*found[place])
+        yield data
+
+
+@pytest.mark.parametrize("law, word, change", [
+    (ROWS, "attain", lambda steps, step: step[5].pop()),
+    (ROWS, "attain", lambda steps, step: step[5].append([])),
+    (ROWS, "attain", lambda steps, step: step[5].clear()),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(2, 7)),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(2, -1)),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(3, ["k"])),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(3, [])),
+    (ROWS, "attain", lambda steps, step: step[4].pop()),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(1, [*step[1], 0])),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(1, step[1] * 40)),
+    (ROWS, "attain", lambda steps, step: step.__setitem__(1, [True, False])),
+    (ROWS, "attain", lambda steps, step: steps.remove(step)),
+    (ROWS, "both", lambda steps, step: step.pop()),
+    (ROWS, "both", lambda steps, step: step.__setitem__(1, [])),
+    (ROWS, "both", lambda steps, step: step.__setitem__(2, [])),
+    (ROWS, "both", lambda steps, step: step.__setitem__(1, step[2])),
+    (ROWS, "both", lambda steps, step: step.__setitem__(2, step[1])),
+    (ROWS, "each", lambda steps, step: step[3].pop()),
+    (ROWS, "each", lambda steps, step: step[3].append([])),
+    (ROWS, "each", lambda steps, step: steps.remove(step)),
+    (SLOPE, "gentle", lambda steps, step: step.reverse()),
+    (SLOPE, "gentle", lambda steps, step: step.__setitem__(1, step[2])),
+    (SLOPE, "gentle", lambda steps, step: step.__setitem__(2, 99)),
+    (ROOT, "rise", lambda steps, step: step.__setitem__(4, [])),
+    (ROOT, "rise", lambda steps, step: step.__setitem__(3, [["given", None, 0, [], [], "1"]])),
+    (ROOT, "rise", lambda steps, step: step.__setitem__(2, step[1])),
+])
+def test_what_a_step_leaves_out_is_noticed(law, word, change):
+    for data in tampered(law, word, change):
+        with pytest.raises(CertificateError):
+            check(data)
+
+
+def read(index):
+    return ("read", "a", (index,))
+
+
+def call(function, *atoms, factor=ONE):
+    return Term(factor, (), (), (("call", function, (Term(ONE, (), (), tuple(atoms)),)),))
+
+
+def row(low=0):
+    """The largest a[i] for i from ``low`` to n - 1; that of few rows may be of nothing."""
+    i = name("$i")
+    return ("max", (Member(("$i",), (Guard(i - low, ">="), Guard(name("n") - 1 - i, ">=")),
+                           (Term(ONE, (), (), (read(i),)),)),))
+
+
+def play(kind, *terms, facts=()):
+    return kind(frozenset({"n"}), ["$x", "$y"], [name("n") - 1, *facts], [], terms)
+
+
+X, Y = name("$x"), name("$y")
+
+
+@pytest.mark.parametrize("low, message", [(0, "plainly"), (1, "adds up"), (5, "adds up")])
+def test_a_maximum_that_may_be_of_nothing_is_not_attained(low, message):
+    """Of n rows, there is one; where that is shown, what is left to show is that the largest is at least 0."""
+    with pytest.raises(CertificateError, match=message):
+        play(AtLeast, Term(ONE, (), (), (row(low),))).run(
+            [["attain", [0, 0], 0, [str(low)], [[[["1", [0]]]]], [[]]]])
+
+
+def test_a_maximum_that_depends_on_what_is_summed_over_is_not_attained():
+    members = (Member((), (), (Term(ONE, (), (), (read(name("$s")),)),)), Member((), (), ()))
+    term = Term(ONE, ("$s",), (Guard(name("$s"), ">="), Guard(name("n") - 1 - name("$s"), ">=")), (("max", members),))
+    with pytest.raises(CertificateError, match="of the context"):
+        play(AtLeast, term).run([["attain", [0, 0], 0, [], [], [[], []]]])
+
+
+@pytest.mark.parametrize("function", ["erf", "exp", "sqrt", "log", "1/", ""])
+def test_only_differences_of_gentle_functions_are_bounded(function):
+    assert function not in GENTLE
+    with pytest.raises(CertificateError, match="faster"):
+        play(AtLeast, call(function, read(X), factor=-ONE), call(function, read(Y))).run([["gentle", 0, 1]])
+
+
+def test_a_sum_that_is_added_is_not_bounded_from_below():
+    with pytest.raises(CertificateError, match="taken away"):
+        play(AtLeast, call("tanh", read(X)), call("tanh", read(Y), factor=-ONE)).run([["gentle", 0, 1]])
+    with pytest.raises(CertificateError, match="taken away"):
+        play(AtLeast, call("tanh", read(X), factor=-2 * ONE), call("tanh", read(Y))).run([["gentle", 0, 1]])
+
+
+@pytest.mark.parametrize("function, message", [("1/", "not known to grow"), ("", "not known to grow"),
+                                               ("sigmoid", "plainly"), ("exp", "plainly")])
+def test_what_does_not_grow_or_is_not_larger_does_not_rise(function, message):
+    assert (function in GROWING) == (message == "plainly")
+    with pytest.raises(CertificateError, match=message):
+        play(AtLeast, call(function, read(X)), call(function, read(Y), factor=-ONE)).run([["rise", 0, 1, [], []]])
+
+
+def test_each_member_is_of_a_maximum_that_is_taken_away():
+    for factor, message in ((ONE, "taken away"), (-ONE, "plainly")):
+        with pytest.raises(CertificateError, match=message):
+            play(AtLeast, Term(factor, (), (), (row(),))).run([["each", 0, 0, [[]]]])
+    with pytest.raises(CertificateError, match="at least 0"):  # times a[x], which may be below
+        play(AtLeast, Term(-ONE, (), (), (row(), read(X)))).run([["each", 0, 0, [[]]]])
+
+
+def test_bounds_end_no_rewriting():
+    with pytest.raises(CertificateError):
+        play(Play, call("exp", read(X))).run([["inside", 0, 0, [["both", [], []]]]])
+    with pytest.raises(CertificateError):
+        play(Play, call("exp", read(X))).run([["both", [], []]])  # it is above 0, and not below
+
+
+@pytest.mark.parametrize("function, number, above", [("sqrt", 2, True), ("1/", 2, True), ("sqrt", 0, False),
+                                                     ("sqrt", -2, False), ("1/", -2, False), ("erf", 2, False)])
+def test_roots_and_reciprocals_of_what_is_above_0_are(function, number, above):
+    inner = (Term(Fraction(number), (), (), ()),) if number else ()
+    assert never_zero(Term(ONE, (), (), (("call", function, inner),))) == above
+    assert not never_zero(Term(ONE, (), (), (("call", function, (*inner, Term(ONE, (), (), (read(X),)))),)))
