@@ -37,7 +37,7 @@ from mlc.substitution.normal import (
 __all__ = ["divisors_of", "prove_defined"]
 
 _ROUNDS, _SPLITS = 120, 12
-#: demands that are compared in a second attempt, and pairs of terms within them
+#: changes of variables after which a second attempt compares no more demands
 _COVERS = 500
 
 
@@ -120,7 +120,7 @@ def _factors(goal: Goal, number: int) -> bool:
 
 def _cover(goal: Goal, i: int, j: int, splitting: bool) -> bool:
     if goal.expander.thorough and goal.expander.work > _COVERS:
-        raise Stuck("too many demands to compare")
+        return False  # what is tried at the end needs no comparison
     one = goal.terms[i]
     names = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
     other = replace(substituted(goal.terms[j], names), variables=tuple(f"{v}$" for v in goal.terms[j].variables))

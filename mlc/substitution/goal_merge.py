@@ -28,7 +28,8 @@ from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Num
 
 __all__ = ["TOOLS", "equal_atoms", "plausible", "prove_at_least", "prove_goal"]
 
-_MERGES, _DEPTH = 80, 6
+#: steps, and functions inside of each other: at first, and in a second attempt (the checker allows more)
+_MERGES, _DEPTH, _DEEPER = 80, 6, 9
 #: cases of a member of a maximum inside each other
 _SPLITS = 3
 #: changes of variables that are tried for one output, and in a second attempt
@@ -39,8 +40,7 @@ _BOUNDS, _ALL_BOUNDS = 5, 1_000
 
 def prove_goal(goal: Goal) -> list[list[Any]]:
     """The steps; raises :class:`Stuck`. What is stuck is begun anew with more steps, once."""
-    if goal.depth > _DEPTH:
-        raise Stuck("functions are nested too deeply")
+    _check_depth(goal)
     if goal.depth or goal.expander.thorough:
         return _search(goal)
     again, last = branched(goal), branched(goal)
@@ -66,6 +66,12 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
             raise stuck from None
         finally:
             goal.expander.thorough = False
+
+
+def _check_depth(goal: Goal) -> None:
+    """Raises :class:`Stuck` for a goal that is too deep inside of others."""
+    if goal.depth > (_DEEPER if goal.expander.thorough else _DEPTH):
+        raise Stuck("functions are nested too deeply")
 
 
 def _atoms(term: Term) -> Iterator[Atom]:
@@ -119,8 +125,7 @@ def _reduced(goal: Goal) -> list[list[Any]]:
 
 def _equal(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be 0; raises :class:`Stuck`."""
-    if goal.depth > _DEPTH:
-        raise Stuck("functions are nested too deeply")
+    _check_depth(goal)
     settle_context(goal)
     for _ in range(_MERGES):
         while simplify_all(goal):
@@ -154,8 +159,7 @@ def _attained(goal: Goal) -> list[list[Any]]:
 
 def prove_at_least(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
-    if goal.depth > _DEPTH:
-        raise Stuck("functions are nested too deeply")
+    _check_depth(goal)
     if goal.expander.bounds > _ALL_BOUNDS:
         raise Stuck("too many bounds")
     settle_context(goal)
