@@ -77,12 +77,12 @@ def each_member(play: AtLeast, i: int, p: Any, proofs: Any) -> None:
 def rise(play: AtLeast, i: int, j: int, steps: Any, above: Any) -> None:
     """A positive multiple of f(x) is at least that of f(y), where f grows and x is at least y: what the term j is of,
     which stands in no sum. A logarithm does where y is above 0."""
-    term, other = play.terms[i], play.terms[j]
+    term, facts, _ = play.at(i)
+    other = play.terms[j]
     [atom], [lower] = term.atoms, other.atoms
     need(term.factor > 0, "a negative multiple is not above what is below")
     need(atom[0] == lower[0] == "call" and atom[1] == lower[1], "functions must be the same")
     need(not other.names and not other.guards, "what is below must be of the context")
-    facts = [*play.facts, *inequalities(term.guards)]
     if atom[1] == "log":
         play.above_known(term.names, facts, lower[2], *above)
     else:

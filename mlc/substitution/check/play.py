@@ -41,6 +41,7 @@ from mlc.substitution.check.terms import (
     renamed,
     substituted,
     times,
+    unshared,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import parse_fraction
@@ -87,7 +88,9 @@ class Steps(Known):
         return lambda text: parse(text, values, self.sizes)
 
     def at(self, i: int) -> tuple[Term, list[Expr], Reader]:
-        term = self.terms[i]
+        """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
+        so that no divisor and no other term may bind them: what is known of them there is not of others."""
+        self.terms[i] = term = unshared(self.terms[i])
         return term, [*self.facts, *inequalities(term.guards)], self.reader(term.names)
 
     def add(self, origin: int, term: Term) -> None:
@@ -277,7 +280,7 @@ class Steps(Known):
                 proofs: Any) -> None:
         """Every value of a maximum is one of another maximum's, so that it is at most that."""
         need(len(proofs) == len(ones), "every member of a maximum must be covered")
-        for one, proof in zip(ones, proofs, strict=True):
+        for one, proof in zip(map(renamed, ones), proofs, strict=True):
             self.met(facts, context, one, others, proof)
 
     def met(self, facts: Sequence[Expr], context: Sequence[str], one: Member, others: Sequence[Member], proof: Any,
@@ -362,7 +365,7 @@ class Play(Steps):
         term = self.terms[i]
         need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
         self.above_zero(i, term.atoms[p], k, mapping, guards)
-        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+        self.divisors.append(unshared(Term(Fraction(1), term.names, term.guards, (term.atoms[p],))))
 
     def do_absorb(self, i: int, j: int) -> None:
         """``c * max(x, y) + t`` is ``c * max(x + t/c, y + t/c)``."""
@@ -497,7 +500,7 @@ class Play(Steps):
         members = term.atoms[p][1]
         value = self.member(members, k, mapping, guards, facts, read)
         need(len(proofs) == len(members), "no member of a maximum may be above the largest")
-        for member, steps in zip(members, proofs, strict=True):
+        for member, steps in zip(map(renamed, members), proofs, strict=True):
             inner = [*term.names, *member.names], [*facts, *inequalities(member.guards)]
             self.at_least(*inner, value, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
@@ -508,7 +511,7 @@ class Play(Steps):
         need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
         members = term.atoms[p][1]
         need(type(k) is int and 0 <= k < len(members) and len(members) > 1, "a maximum has no such member")
-        member, rest = members[k], largest(map(renamed, [*members[:k], *members[k + 1:]]))
+        member, rest = renamed(members[k]), largest(map(renamed, [*members[:k], *members[k + 1:]]))
         self.at_least([*term.names, *member.names], [*facts, *inequalities(member.guards)], rest, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], rest)
 

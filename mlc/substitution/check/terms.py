@@ -13,7 +13,7 @@ from mlc.substitution.check.integers import Expr, Guard, name, need, spend
 __all__ = [
     "Member", "Term", "changed", "collected", "divisor_of", "free_names", "fresh_name", "inequalities", "is_size",
     "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "steady", "substituted",
-    "times", "under",
+    "times", "under", "unshared",
 ]
 
 _MOST_ATOMS, _MOST_TERMS = 64, 400
@@ -156,11 +156,19 @@ def renamed(member: Member) -> Member:
                   tuple(substituted(t, to) for t in member.body))
 
 
-def refreshed(term: Term) -> Term:
-    """The term with names that nothing else has for all that it binds, in its atoms as well."""
+def unshared(term: Term) -> Term:
+    """The term with names that nothing else has for what it is summed over."""
+    if not term.names:
+        return term
     apart = renamed(Member(term.names, term.guards, (term._replace(names=(), guards=()),)))
     [body] = apart.body
-    return body._replace(names=apart.names, guards=apart.guards, atoms=tuple(map(_refreshed, body.atoms)))
+    return body._replace(names=apart.names, guards=apart.guards)
+
+
+def refreshed(term: Term) -> Term:
+    """The term with names that nothing else has for all that it binds, in its atoms as well."""
+    apart = unshared(term)
+    return apart._replace(atoms=tuple(map(_refreshed, apart.atoms)))
 
 
 def _refreshed(atom: Any) -> Any:
