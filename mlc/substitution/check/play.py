@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mlc.substitution.check.attained import attain, both, each_member, gentle, rise
-from mlc.substitution.check.integers import Expr, Guard, name, need, parse
+from mlc.substitution.check.integers import Expr, Guard, name, need, parse, positive
 from mlc.substitution.check.known import NOT_NEGATIVE, NOT_ZERO, Known
 from mlc.substitution.check.maxima import (
     AT_MOST_ONE,
@@ -29,6 +29,7 @@ from mlc.substitution.check.terms import (
     Term,
     changed,
     collected,
+    filled,
     free_names,
     fresh_name,
     inequalities,
@@ -346,6 +347,7 @@ class Play(Steps):
              "a counted variable must not be read")
         rest = [g for g in term.guards if g not in using]
         check_witness(witness, extent, [*self.facts, *inequalities(rest)], read)
+        need(positive(extent) or all(map(filled, term.atoms)), "a maximum may be of nothing where none are counted")
         del self.terms[i]
         for monomial, factor in extent.ordered():
             numbers = [("number", Expr({(a,): 1}), False) for a in monomial]

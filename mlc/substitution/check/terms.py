@@ -8,11 +8,11 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from mlc.substitution.check.integers import Expr, Guard, name, need, spend
+from mlc.substitution.check.integers import Expr, Guard, name, need, number, positive, spend
 
 __all__ = [
-    "Member", "Term", "changed", "collected", "divisor_of", "free_names", "fresh_name", "inequalities", "is_size",
-    "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "steady", "substituted",
+    "Member", "Term", "changed", "collected", "divisor_of", "filled", "free_names", "fresh_name", "inequalities",
+    "is_size", "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "substituted",
     "times", "under", "unshared",
 ]
 
@@ -207,13 +207,19 @@ def free_names(atom: Any) -> set[str]:
     return found
 
 
-def steady(atom: Any) -> bool:
-    """Whether no maximum in it goes over a range that depends on variables around it, which may leave it nothing."""
+def filled(atom: Any) -> bool:
+    """Whether the maxima in it are of something whatever is around them: of values where their variables are 0."""
     if atom[0] in ("read", "number"):
         return True
     members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
-    return all(all(s[0] not in "$@" or s in m.names for g in m.guards for s in g.expr.names)
-               and all(map(steady, (a for t in m.body for a in t.atoms))) for m in members)
+    return all(_at_zero(g, m.names) for m in members for g in m.guards) and all(
+        map(filled, (a for m in members for t in m.body for a in t.atoms)))
+
+
+def _at_zero(guard: Guard, names: Iterable[str]) -> bool:
+    """Whether it plainly holds where those variables are 0, for all sizes."""
+    expr = guard.expr.substituted(dict.fromkeys(names, number(0)))
+    return expr.constant == 0 if guard.relation == "==" else positive(expr + 1)
 
 
 def negated(terms: Iterable[Term]) -> list[Term]:
