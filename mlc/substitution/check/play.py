@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mlc.substitution.check.attained import attain, both, each_member, gentle, rise
-from mlc.substitution.check.integers import Expr, Guard, name, need, parse, positive
+from mlc.substitution.check.integers import Expr, Guard, name, need, parse, positive, spend
 from mlc.substitution.check.known import NOT_NEGATIVE, NOT_ZERO, Known
 from mlc.substitution.check.maxima import (
     AT_MOST_ONE,
@@ -63,6 +63,7 @@ class Steps(Known):
         """``divisors`` are terms of one atom each, a function of what is known wherever anything is to be shown: of
         ``1/`` and ``log`` that it is not 0, of ``log``, ``sqrt`` and the empty name that it is at least 0."""
         need(depth <= _DEPTH, "functions are nested too deep")
+        spend(1 + len(terms) + len(divisors))
         self.sizes, self.depth = sizes, depth
         self.context, self.facts, self.divisors = list(context), list(facts), list(divisors)
         self.terms = dict(enumerate(terms))
@@ -250,6 +251,7 @@ class Steps(Known):
 
     def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
         """The same to show, of which more is known."""
+        spend(1 + len(self.terms) + len(self.divisors))
         other = copy(self)
         other.context, other.facts = list(self.context), [*self.facts, *facts]
         other.terms, other.divisors = dict(self.terms), [*self.divisors, *divisors]

@@ -194,6 +194,7 @@ def names_of(atom: Any) -> set[str]:
 
 def free_names(atom: Any) -> set[str]:
     """The sizes and variables around an atom that it depends on, without those that it binds."""
+    spend(1)
     if atom[0] in ("read", "number"):
         return names_of(atom)
     members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
@@ -209,6 +210,7 @@ def free_names(atom: Any) -> set[str]:
 
 def filled(atom: Any) -> bool:
     """Whether the maxima in it are of something whatever is around them: of values where their variables are 0."""
+    spend(1)
     if atom[0] in ("read", "number"):
         return True
     members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
@@ -224,7 +226,9 @@ def _at_zero(guard: Guard, names: Iterable[str]) -> bool:
 
 def negated(terms: Iterable[Term]) -> list[Term]:
     """What is taken away."""
-    return [t._replace(factor=-t.factor) for t in terms]
+    found = [t._replace(factor=-t.factor) for t in terms]
+    spend(len(found))
+    return found
 
 
 def opposites(guards: Sequence[Guard]) -> list[tuple[Guard, ...]]:

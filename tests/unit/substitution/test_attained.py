@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from mlc.substitution.check import CertificateError, check
-from mlc.substitution.check.integers import Guard, name
+from mlc.substitution.check.integers import Guard, bounded, name
 from mlc.substitution.check.maxima import GENTLE, GROWING, never_zero
 from mlc.substitution.check.play import AtLeast, Play
 from mlc.substitution.check.terms import Member, Term
@@ -203,3 +203,18 @@ def test_a_maximum_that_may_be_of_nothing_is_not_counted(extent, taken):
     goal = play(Play, term, facts=[X])
     with pytest.raises(CertificateError, match="are left" if taken else "of nothing"):
         goal.run([["count", 0, 0, [["1", [0]], ["1", []]] if taken else [["1", [0]], ["1", [1]], ["1", []]]]])
+
+
+def test_many_terms_in_many_cases_take_too_long():
+    """Each case has all of the terms again, though its steps are none."""
+    def cases(depth):
+        return [["case", "@0", ">=", [cases(depth - 1)] * 2]] if depth else []
+
+    for depth, taken in ((1, True), (8, False)):
+        with bounded(100_000):
+            goal = play(AtLeast, *[call("exp", read(X))] * 1000)
+            if taken:
+                goal.run(cases(depth))
+                continue
+            with pytest.raises(CertificateError, match="too long"):
+                goal.run(cases(depth))
