@@ -216,6 +216,38 @@ def test_what_is_known_of_a_variable_is_not_known_of_a_divisor_s():
     assert len(goal.terms) == 3
 
 
+def test_a_sum_loses_none_of_its_terms():
+    """The same as a certificate: sum(1/exp(a)) would be the sum without its first term."""
+    made = ["exp %0", "reciprocal %1", f"sum %2 {SUM}"]
+    lines = ["slice a axis=1 begin=1 end=3", *made], ["slice a axis=1 begin=0 end=3", *made]
+    right, wrong = rule(lines[0], lines[0], a=["m", 3]), rule(lines[1], lines[0], a=["m", 3])
+    proof = prove(right, refute=False)
+    assert isinstance(proof, Proved) and isinstance(find_counterexample(wrong), Refuted)
+    text = json.dumps(dict(proof.certificate)["outputs"])
+    same = ["merge", 0, 1, [], [], [], [], [0], [[["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]]]]
+    # what is known: m, @0 and @1 are 1 to 4, then $0 >= 0, 2 - $0 >= 0 and what the step before says of it
+    inside = [["divisor inside", 1, [["split", 0, "@3 - 1", ">="], ["drop", 0, [["1", [8]], ["1", [11]]]]]],
+              ["unit", 0, 2, ["1"], []], ["drop", 1, [["1", [9]]]]]
+    steps = [["positive", 0, 0, 0, [], []], ["split", 0, "$0", "=="], ["inside", 0, 0, inside], ["drop", 4, None],
+             ["drop", 2, [["1", [5]], ["1", [7]]]],
+             ["merge", 3, 1, ["$0-1"], ["$0+1"], [[[["1", [7]]]], [[["1", [6]]]]],
+              [[[["1", [5]], ["1", []]]], [[["1", [6]]]], [[["1", [5]]]]], [0], [[same]]]]
+    reads = ["cover", 0, 1, ["$0+1"], [[[["1", [5]], ["1", []]]], [[["1", [6]]]]], [[[], []], [[], []]]]
+    check(certified_by(right, proof, json.loads(text)))
+    outputs = json.loads(text)
+    outputs[0] |= {"steps": steps, "defined": {**outputs[0]["defined"], "a": [reads]}}
+    with pytest.raises(CertificateError, match="adds up"):
+        check(certified_by(wrong, proof, outputs))
+
+
+def certified_by(found, proof, outputs):
+    """The rule with a proof of another one and these outputs, of which nothing is claimed from right to left."""
+    certificate = json.loads(json.dumps(dict(proof.certificate)))
+    return {**dump_rule(found), "certificate": certificate | {
+        "rule": content_hash(found), "outputs": outputs, "backward": None,
+        "whole": {**certificate["whole"], "backward": []}}}
+
+
 def test_what_is_known_in_a_proof_about_a_divisor_is_not_known_of_it():
     """Products of a sum over x, which is not 0, are compared where x is 0: nothing follows for other x."""
     one, x, n = Fraction(1), name_of("$x"), name_of("n")
