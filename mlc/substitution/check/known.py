@@ -23,6 +23,7 @@ from mlc.substitution.check.terms import (
     refreshed,
     substituted,
     times,
+    unshared,
 )
 from mlc.substitution.check.witness import Reader
 from mlc.substitution.codec import parse_fraction
@@ -143,7 +144,7 @@ class Known:
     def do_divisor_inside(self, j: int, steps: Any) -> None:
         """What divisor j is of, rewritten under its guards: a divisor more."""
         need(type(j) is int and 0 <= j < len(self.divisors), "there is no such divisor")
-        divisor = self.divisors[j]
+        divisor = unshared(self.divisors[j])
         [(_, function, argument)] = divisor.atoms
         facts = [*self.facts, *inequalities(divisor.guards)]
         more = ("call", function, collected(self.rewritten(divisor.names, facts, argument, steps)))
@@ -204,7 +205,7 @@ class Known:
         """A sum of what is at least 0 that is not 0: a divisor more."""
         self.some(i, p, *words)
         term = self.terms[i]
-        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+        self.divisors.append(unshared(Term(Fraction(1), term.names, term.guards, (term.atoms[p],))))
 
     def do_larger(self, j: int, p: int, k: int) -> None:
         """A maximum is not 0 and not below 0, and its members but k are not above 0: so member k is above 0. A divisor
@@ -250,7 +251,7 @@ class Known:
     def do_common(self, j: int, proofs: Any) -> None:
         """Every product of what divisor j is of has the same sum for a factor, which is not 0 either: a divisor
         more."""
-        divisor = self.divisor(j, NOT_ZERO)
+        divisor = unshared(self.divisor(j, NOT_ZERO))
         facts = [*self.facts, *inequalities(divisor.guards)]
         first, *others = [apart((each,))[1] for each in collected(divisor.atoms[0][2])]
         for other, steps in zip(others, proofs, strict=True):

@@ -210,6 +210,7 @@ def at_least_zero(terms: Iterable[Term]) -> bool:
 
 
 def _at_least_zero(term: Term) -> bool:
+    spend(1 + len(term.atoms))
     if _plain(term._replace(factor=-term.factor)):
         return all(at_least_zero(negated(m.body)) for m in term.atoms[0][1])
     left: list[Any] = []

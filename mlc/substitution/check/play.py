@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mlc.substitution.check.attained import attain, both, each_member, gentle, rise
-from mlc.substitution.check.integers import Expr, Guard, name, need, parse
+from mlc.substitution.check.integers import Expr, Guard, name, need, parse, positive, spend
 from mlc.substitution.check.known import NOT_NEGATIVE, NOT_ZERO, Known
 from mlc.substitution.check.maxima import (
     AT_MOST_ONE,
@@ -29,6 +29,7 @@ from mlc.substitution.check.terms import (
     Term,
     changed,
     collected,
+    filled,
     free_names,
     fresh_name,
     inequalities,
@@ -41,6 +42,7 @@ from mlc.substitution.check.terms import (
     renamed,
     substituted,
     times,
+    unshared,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import parse_fraction
@@ -61,6 +63,7 @@ class Steps(Known):
         """``divisors`` are terms of one atom each, a function of what is known wherever anything is to be shown: of
         ``1/`` and ``log`` that it is not 0, of ``log``, ``sqrt`` and the empty name that it is at least 0."""
         need(depth <= _DEPTH, "functions are nested too deep")
+        spend(1 + len(terms) + len(divisors))
         self.sizes, self.depth = sizes, depth
         self.context, self.facts, self.divisors = list(context), list(facts), list(divisors)
         self.terms = dict(enumerate(terms))
@@ -87,7 +90,9 @@ class Steps(Known):
         return lambda text: parse(text, values, self.sizes)
 
     def at(self, i: int) -> tuple[Term, list[Expr], Reader]:
-        term = self.terms[i]
+        """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
+        so that no divisor and no other term may bind them: what is known of them there is not of others."""
+        self.terms[i] = term = unshared(self.terms[i])
         return term, [*self.facts, *inequalities(term.guards)], self.reader(term.names)
 
     def add(self, origin: int, term: Term) -> None:
@@ -246,6 +251,7 @@ class Steps(Known):
 
     def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
         """The same to show, of which more is known."""
+        spend(1 + len(self.terms) + len(self.divisors))
         other = copy(self)
         other.context, other.facts = list(self.context), [*self.facts, *facts]
         other.terms, other.divisors = dict(self.terms), [*self.divisors, *divisors]
@@ -277,7 +283,7 @@ class Steps(Known):
                 proofs: Any) -> None:
         """Every value of a maximum is one of another maximum's, so that it is at most that."""
         need(len(proofs) == len(ones), "every member of a maximum must be covered")
-        for one, proof in zip(ones, proofs, strict=True):
+        for one, proof in zip(map(renamed, ones), proofs, strict=True):
             self.met(facts, context, one, others, proof)
 
     def met(self, facts: Sequence[Expr], context: Sequence[str], one: Member, others: Sequence[Member], proof: Any,
@@ -343,6 +349,7 @@ class Play(Steps):
              "a counted variable must not be read")
         rest = [g for g in term.guards if g not in using]
         check_witness(witness, extent, [*self.facts, *inequalities(rest)], read)
+        need(positive(extent) or all(map(filled, term.atoms)), "a maximum may be of nothing where none are counted")
         del self.terms[i]
         for monomial, factor in extent.ordered():
             numbers = [("number", Expr({(a,): 1}), False) for a in monomial]
@@ -362,7 +369,7 @@ class Play(Steps):
         term = self.terms[i]
         need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
         self.above_zero(i, term.atoms[p], k, mapping, guards)
-        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+        self.divisors.append(unshared(Term(Fraction(1), term.names, term.guards, (term.atoms[p],))))
 
     def do_absorb(self, i: int, j: int) -> None:
         """``c * max(x, y) + t`` is ``c * max(x + t/c, y + t/c)``."""
@@ -497,7 +504,7 @@ class Play(Steps):
         members = term.atoms[p][1]
         value = self.member(members, k, mapping, guards, facts, read)
         need(len(proofs) == len(members), "no member of a maximum may be above the largest")
-        for member, steps in zip(members, proofs, strict=True):
+        for member, steps in zip(map(renamed, members), proofs, strict=True):
             inner = [*term.names, *member.names], [*facts, *inequalities(member.guards)]
             self.at_least(*inner, value, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
@@ -508,7 +515,7 @@ class Play(Steps):
         need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
         members = term.atoms[p][1]
         need(type(k) is int and 0 <= k < len(members) and len(members) > 1, "a maximum has no such member")
-        member, rest = members[k], largest(map(renamed, [*members[:k], *members[k + 1:]]))
+        member, rest = renamed(members[k]), largest(map(renamed, [*members[:k], *members[k + 1:]]))
         self.at_least([*term.names, *member.names], [*facts, *inequalities(member.guards)], rest, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], rest)
 

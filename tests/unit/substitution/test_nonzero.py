@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 
 import pytest
 
 import mlc.substitution.prove as prove_module
 from mlc.substitution.check import CertificateError, check, check_rule
+from mlc.substitution.check.integers import Guard
+from mlc.substitution.check.integers import name as name_of
+from mlc.substitution.check.play import Play
+from mlc.substitution.check.terms import Term
 from mlc.substitution.codec import content_hash, dump_rule
 from mlc.substitution.goal_defined import prove_defined
 from mlc.substitution.normal import Function
@@ -192,6 +197,66 @@ def test_sums_over_the_same_are_no_product_of_sums(forged):
     data = forged(["mul a b", f"sum %0 {SUM}", "reciprocal %1"], [f"sum a {SUM}", "reciprocal %0"], [["groups", 0]])
     with pytest.raises(CertificateError, match="demands of the target are left"):
         check(data)
+
+
+def test_what_is_known_of_a_variable_is_not_known_of_a_divisor_s():
+    """A term that is summed over x adds a divisor for all x; where the term is rewritten for an x that is 0, divisors
+    of other x are not: 1/exp(a[0]) is not 0, which follows if the divisor is a sum of nothing at 1."""
+    one, x, n = Fraction(1), name_of("$x"), name_of("n")
+    exp = ("call", "exp", (Term(one, (), (), (("read", "a", (x,)),)),))
+    term = Term(one, ("$x",), (Guard(x, ">="), Guard(n - 1 - x, ">=")),
+                (("call", "1/", (Term(one, (), (), (exp,)),)),))
+    steps = [["split", 0, "@1 - 1", ">="], ["drop", 0, [["1", [5]], ["1", [8]]]]]  # -x >= 0 and x - 1 >= 0
+    inside = [["divisor inside", 0, steps], ["unit", 0, 1, ["1"], [[[["1", [1]]]]]], ["drop", 1, [["1", [6]]]]]
+    below = ["drop", 1, [["1", [2]], ["1", [4]]]]
+    goal = Play(frozenset({"n"}), [], [n - 1, n - 2], [], [term])
+    with pytest.raises(CertificateError, match="adds up"):
+        goal.run([["positive", 0, 0, 0, [], []], ["split", 0, "$0", "=="], ["inside", 0, 0, inside], ["drop", 3, None],
+                  below])
+    assert len(goal.terms) == 3
+
+
+def test_a_sum_loses_none_of_its_terms():
+    """The same as a certificate: sum(1/exp(a)) would be the sum without its first term."""
+    made = ["exp %0", "reciprocal %1", f"sum %2 {SUM}"]
+    lines = ["slice a axis=1 begin=1 end=3", *made], ["slice a axis=1 begin=0 end=3", *made]
+    right, wrong = rule(lines[0], lines[0], a=["m", 3]), rule(lines[1], lines[0], a=["m", 3])
+    proof = prove(right, refute=False)
+    assert isinstance(proof, Proved) and isinstance(find_counterexample(wrong), Refuted)
+    text = json.dumps(dict(proof.certificate)["outputs"])
+    same = ["merge", 0, 1, [], [], [], [], [0], [[["merge", 0, 1, [], [], [], [], [0], [[[[], []], [[], []]]]]]]]
+    # what is known: m, @0 and @1 are 1 to 4, then $0 >= 0, 2 - $0 >= 0 and what the step before says of it
+    inside = [["divisor inside", 1, [["split", 0, "@3 - 1", ">="], ["drop", 0, [["1", [8]], ["1", [11]]]]]],
+              ["unit", 0, 2, ["1"], []], ["drop", 1, [["1", [9]]]]]
+    steps = [["positive", 0, 0, 0, [], []], ["split", 0, "$0", "=="], ["inside", 0, 0, inside], ["drop", 4, None],
+             ["drop", 2, [["1", [5]], ["1", [7]]]],
+             ["merge", 3, 1, ["$0-1"], ["$0+1"], [[[["1", [7]]]], [[["1", [6]]]]],
+              [[[["1", [5]], ["1", []]]], [[["1", [6]]]], [[["1", [5]]]]], [0], [[same]]]]
+    reads = ["cover", 0, 1, ["$0+1"], [[[["1", [5]], ["1", []]]], [[["1", [6]]]]], [[[], []], [[], []]]]
+    check(certified_by(right, proof, json.loads(text)))
+    outputs = json.loads(text)
+    outputs[0] |= {"steps": steps, "defined": {**outputs[0]["defined"], "a": [reads]}}
+    with pytest.raises(CertificateError, match="adds up"):
+        check(certified_by(wrong, proof, outputs))
+
+
+def certified_by(found, proof, outputs):
+    """The rule with a proof of another one and these outputs, of which nothing is claimed from right to left."""
+    certificate = json.loads(json.dumps(dict(proof.certificate)))
+    return {**dump_rule(found), "certificate": certificate | {
+        "rule": content_hash(found), "outputs": outputs, "backward": None,
+        "whole": {**certificate["whole"], "backward": []}}}
+
+
+def test_what_is_known_in_a_proof_about_a_divisor_is_not_known_of_it():
+    """Products of a sum over x, which is not 0, are compared where x is 0: nothing follows for other x."""
+    one, x, n = Fraction(1), name_of("$x"), name_of("n")
+    reads = [Term(one, (), (), (("read", tensor, (x,)),)) for tensor in "ab"]
+    divisor = Term(one, ("$x",), (Guard(x, ">="), Guard(n - 1 - x, ">=")), (("call", "1/", tuple(reads)),))
+    goal = Play(frozenset({"n"}), [], [n - 1, n - 2], [divisor])
+    inside = ["divisor inside", 0, [["guard", 0, "-@1", ">=", [[["1", [5]]]]]]]  # x <= 0, as is known of the first x
+    with pytest.raises(CertificateError, match="adds up"):
+        goal.run([["common", 0, [[["case", "@0", "==", [[inside], [], []]]]]]])
 
 
 @pytest.mark.parametrize("name", RIGHT)
