@@ -25,6 +25,7 @@ from mlc.substitution.normal import (
     Stuck,
     Term,
     collected,
+    filled,
     free_names,
     mapped_member,
     reciprocal,
@@ -191,24 +192,27 @@ def _begun(goal: Goal) -> Goal:
 
 
 def _maxima(goal: Goal, nested: bool) -> Iterator[tuple[list[int], Largest]]:
-    """Maxima of the context with the place of each, small ones first."""
+    """Maxima of the context with the place of each, small ones first. Those inside of one that stands under guards, or
+    in a sum, must be of something even where the guards do not hold."""
     scope, seen = set(goal.context), set[str]()
 
-    def of(terms: Sequence[tuple[int, Term]], level: int) -> Iterator[tuple[list[int], Largest]]:
+    def of(terms: Sequence[tuple[int, Term]], level: int, always: bool) -> Iterator[tuple[list[int], Largest]]:
         for number, term in terms:
+            here = always and not term.variables and not term.guards
             for place, atom in enumerate(term.atoms):
                 inner: list[tuple[list[int], Normal]] = []
                 if isinstance(atom, Function):
                     inner = [([], atom.arg)]
                 elif isinstance(atom, Largest):
-                    if level or not nested or len(term.atoms) > 1:
+                    if (level or not nested or len(term.atoms) > 1) and (here or all(
+                            map(filled, (a for m in atom.members for t in m.body for a in t.atoms)))):
                         yield [number, place], atom
                     inner = [([k], m.body) for k, m in enumerate(atom.members)]
                 for begin, body in inner:
-                    for path, found in of(list(enumerate(body)), level + 1):
+                    for path, found in of(list(enumerate(body)), level + 1, here):
                         yield [number, place, *begin, *path], found
 
-    for path, atom in sorted(of(sorted(goal.terms.items()), 0), key=lambda each: len(str(each[1]))):
+    for path, atom in sorted(of(sorted(goal.terms.items()), 0, True), key=lambda each: len(str(each[1]))):
         name = named(atom)
         if name not in seen and all(n in scope or n[0] not in "$@" for n in free_names(atom)):
             seen.add(name)

@@ -16,6 +16,7 @@ from mlc.substitution.goal_divide import above_zero, add_divisors
 from mlc.substitution.goal_inside import settle_defined
 from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_merge import TOOLS, equal_atoms, plausible
+from mlc.substitution.goal_nonzero import find_defined
 from mlc.substitution.goal_reduce import reduce_demands, settle_above
 from mlc.substitution.goal_simplify import settle_context, simplify_all
 from mlc.substitution.maxima import not_negative
@@ -36,7 +37,7 @@ from mlc.substitution.normal import (
 __all__ = ["divisors_of", "prove_defined"]
 
 _ROUNDS, _SPLITS = 120, 12
-#: demands that are compared in a second attempt, and pairs of terms within them
+#: changes of variables after which a second attempt compares no more demands
 _COVERS = 500
 
 
@@ -64,8 +65,8 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
 
 def _last(goal: Goal) -> bool:
     """What is tried when nothing else is left."""
-    return (_plain(goal) or settle_void(goal) or settle_above(goal, TOOLS) or reduce_demands(goal, TOOLS)
-            or by_cases(goal, prove_defined))
+    return (_plain(goal) or settle_void(goal) or find_defined(goal, TOOLS) or settle_above(goal, TOOLS)
+            or reduce_demands(goal, TOOLS) or by_cases(goal, prove_defined))
 
 
 def _settle(goal: Goal, number: int, splitting: bool) -> bool:
@@ -119,7 +120,7 @@ def _factors(goal: Goal, number: int) -> bool:
 
 def _cover(goal: Goal, i: int, j: int, splitting: bool) -> bool:
     if goal.expander.thorough and goal.expander.work > _COVERS:
-        raise Stuck("too many demands to compare")
+        return False  # what is tried at the end needs no comparison
     one = goal.terms[i]
     names = {v: Poly.symbol(f"{v}$") for v in goal.terms[j].variables}
     other = replace(substituted(goal.terms[j], names), variables=tuple(f"{v}$" for v in goal.terms[j].variables))

@@ -31,8 +31,8 @@ from mlc.substitution.normal import (
     times,
 )
 
-__all__ = ["above_zero", "add_divisors", "add_positive", "guesses", "kind_of", "kinds_of", "multiply_one", "named",
-           "replace_term"]
+__all__ = ["NOT_ZERO", "above_zero", "add_divisors", "add_positive", "guesses", "kind_of", "kinds_of", "multiply_one",
+           "named", "never_zero", "replace_term", "vanishes"]
 
 #: products with 1 in a goal, values of a divisor's variables that are looked at for one, divisors that are added
 NOT_ZERO = ("1/", "log")
@@ -88,7 +88,7 @@ def above_zero(goal: Goal, term: Term, atom: Function) -> list[Any] | None:
         return None
     known = goal.known(term.guards)
     for k, part in enumerate(atom.arg):
-        if part.factor <= 0 or not all(map(_never_zero, part.atoms)):
+        if part.factor <= 0 or not all(map(never_zero, part.atoms)):
             continue
         whole = dataclasses.replace(part, variables=())
         for guess in guesses(goal, term, len(part.variables)):
@@ -100,7 +100,7 @@ def above_zero(goal: Goal, term: Term, atom: Function) -> list[Any] | None:
     return None
 
 
-def _never_zero(atom: Atom) -> bool:
+def never_zero(atom: Atom) -> bool:
     if isinstance(atom, Number):
         return positive(translated(atom.value))
     return isinstance(atom, Function) and atom.name in LAWS and LAWS[atom.name].positive
@@ -146,7 +146,11 @@ def _vanishes(one: Atom, atom: Atom) -> bool:
     if isinstance(one, Function):
         zero = one.name in ("sqrt", "1/") or (one.name in LAWS and LAWS[one.name].zero)
         return zero and vanishes(one.arg, atom)
-    return isinstance(one, Largest) and all(vanishes(m.body, atom) for m in one.members)
+    if not isinstance(one, Largest):
+        return False
+    gone = [vanishes(m.body, atom) for m in one.members]
+    return any(gone) and all(z or not_negative(dataclasses.replace(t, factor=-t.factor) for t in m.body)
+                             for z, m in zip(gone, one.members, strict=True))
 
 
 def replace_term(goal: Goal, number: int, atoms: Sequence[Atom], sums: Iterable[Term]) -> None:

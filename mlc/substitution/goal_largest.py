@@ -18,6 +18,7 @@ from mlc.substitution.normal import (
     Function,
     Largest,
     Normal,
+    Number,
     Stuck,
     Term,
     collected,
@@ -151,6 +152,10 @@ def lower_one(goal: Goal) -> bool:
 def bounds(goal: Goal, at_least: AtLeast) -> Iterator[Callable[[Goal], bool]]:
     """What else may take the terms down, one bound at a time, most promising first."""
     terms = dict(sorted(goal.terms.items()))
+    numbers = [n for n, t in terms.items() if not t.variables and not t.guards and t.factor.denominator == 1
+               and all(isinstance(a, Number) and not a.inverse for a in t.atoms)]
+    if any(terms[n].factor < 0 for n in numbers):
+        yield partial(_sizes, places=numbers)
     for place, divisor in enumerate(goal.divisors):
         [function] = divisor.atoms
         if isinstance(function, Function) and function.name in ("", "log", "sqrt"):
@@ -196,6 +201,24 @@ def bounds(goal: Goal, at_least: AtLeast) -> Iterator[Callable[[Goal], bool]]:
             for value in _values(goal, term, atom):
                 yield partial(_put, number=number, words=["lower", number, value.k, value.values, value.guards],
                               sums=value.body)
+
+
+def _sizes(goal: Goal, places: list[int]) -> bool:
+    """Takes sizes away whose sum is at least 0."""
+    total = Poly({})
+    for n in places:
+        value = Poly({(): goal.terms[n].factor.numerator})
+        for atom in goal.terms[n].atoms:
+            assert isinstance(atom, Number)
+            value = value * atom.value
+        total = total + value
+    witness = goal.known().entails(total)
+    if witness is None:
+        return False
+    goal.step("sizes", places, goal.witness_text(witness))
+    for n in places:
+        del goal.terms[n]
+    return True
 
 
 def _put(goal: Goal, number: int, words: list[Any], sums: Normal) -> bool:

@@ -19,6 +19,7 @@ from mlc.substitution.goal_divide import multiply_one, named
 from mlc.substitution.goal_inside import settle_inside
 from mlc.substitution.goal_known import settle_void
 from mlc.substitution.goal_largest import bounds, choose_largest, lower_one, rewrite_largest, turn_odd
+from mlc.substitution.goal_nonzero import find_nonzero
 from mlc.substitution.goal_reduce import loosen, reduce_one
 from mlc.substitution.goal_simplify import nested_guards, settle_context, simplify_all
 from mlc.substitution.goal_tools import Tools, kept, restored
@@ -27,7 +28,8 @@ from mlc.substitution.normal import Atom, Function, Largest, Member, Normal, Num
 
 __all__ = ["TOOLS", "equal_atoms", "plausible", "prove_at_least", "prove_goal"]
 
-_MERGES, _DEPTH = 80, 6
+#: steps, and functions inside of each other: at first, and in a second attempt (the checker allows more)
+_MERGES, _DEPTH, _DEEPER = 80, 6, 9
 #: cases of a member of a maximum inside each other
 _SPLITS = 3
 #: changes of variables that are tried for one output, and in a second attempt
@@ -38,8 +40,7 @@ _BOUNDS, _ALL_BOUNDS = 5, 1_000
 
 def prove_goal(goal: Goal) -> list[list[Any]]:
     """The steps; raises :class:`Stuck`. What is stuck is begun anew with more steps, once."""
-    if goal.depth > _DEPTH:
-        raise Stuck("functions are nested too deeply")
+    _check_depth(goal)
     if goal.depth or goal.expander.thorough:
         return _search(goal)
     again, last = branched(goal), branched(goal)
@@ -65,6 +66,12 @@ def prove_goal(goal: Goal) -> list[list[Any]]:
             raise stuck from None
         finally:
             goal.expander.thorough = False
+
+
+def _check_depth(goal: Goal) -> None:
+    """Raises :class:`Stuck` for a goal that is too deep inside of others."""
+    if goal.depth > (_DEEPER if goal.expander.thorough else _DEPTH):
+        raise Stuck("functions are nested too deeply")
 
 
 def _atoms(term: Term) -> Iterator[Atom]:
@@ -107,13 +114,27 @@ def _reduced(goal: Goal) -> list[list[Any]]:
         if not goal.terms:
             return goal.steps
         if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
-                goal, prove_at_least):
+                goal, prove_at_least) or find_nonzero(goal, TOOLS):
             continue
         with suppress(Stuck):
             return [*goal.steps, *_search(branched(goal))]
         if not by_cases(goal, _reduced):
             break
     raise Stuck("no cases are left")
+
+
+def _equal(goal: Goal) -> list[list[Any]]:
+    """The steps that show the terms to be 0; raises :class:`Stuck`."""
+    _check_depth(goal)
+    settle_context(goal)
+    for _ in range(_MERGES):
+        while simplify_all(goal):
+            settle_context(goal)
+        if not goal.terms:
+            return goal.steps
+        if not reduce_one(goal, TOOLS):
+            return [*goal.steps, *_search(branched(goal))]
+    raise Stuck("too many steps")
 
 
 def _attained(goal: Goal) -> list[list[Any]]:
@@ -138,8 +159,7 @@ def _attained(goal: Goal) -> list[list[Any]]:
 
 def prove_at_least(goal: Goal) -> list[list[Any]]:
     """The steps that show the terms to be at least 0; raises :class:`Stuck`."""
-    if goal.depth > _DEPTH:
-        raise Stuck("functions are nested too deeply")
+    _check_depth(goal)
     if goal.expander.bounds > _ALL_BOUNDS:
         raise Stuck("too many bounds")
     settle_context(goal)
@@ -375,4 +395,4 @@ def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:
     return found
 
 
-TOOLS = Tools(merge_equal, prove_at_least, choose_largest)
+TOOLS = Tools(merge_equal, prove_at_least, choose_largest, _equal)

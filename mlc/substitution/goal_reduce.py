@@ -37,7 +37,7 @@ from mlc.substitution.normal import (
 __all__ = ["loosen", "reduce_demands", "reduce_one", "settle_above"]
 
 #: rounds within one sum, and how deep sums within sums are looked at
-_ROUNDS, _DEPTH = 12, 6
+_ROUNDS, _DEPTH = 12, 9
 
 
 def reduce_one(goal: Goal, tools: Tools) -> bool:

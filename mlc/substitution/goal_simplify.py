@@ -15,6 +15,8 @@ from mlc.substitution.normal import (
     Number,
     Stuck,
     Term,
+    filled,
+    holds_at_zero,
     make_term,
     mapped,
     replaced,
@@ -200,7 +202,8 @@ def _count_free(goal: Goal, number: int, term: Term) -> bool:
                                          for p in Term(term.factor, atoms=(a,)).polys()):
             continue
         witness = goal.known(tuple(g for g in term.guards if g not in using)).entails(extent)
-        if witness is None:
+        some = holds_at_zero(Condition(extent - 1, ">="), ()) or all(map(filled, term.atoms))
+        if witness is None or not some:  # a maximum may be of nothing where none are counted
             continue
         place = term.variables.index(name)
         goal.step("count", number, place, goal.witness_text(witness, term.variables))

@@ -13,11 +13,12 @@ __all__ = ["Tools", "kept", "others", "restored"]
 
 class Tools(NamedTuple):
     """What proves: adds two terms up if they are the same, without cases; shows that terms are at least 0; takes a
-    member for a maximum."""
+    member for a maximum; shows that terms are 0."""
 
     merge: Callable[[Goal, int, int], bool]
     at_least: Callable[[Goal], list[list[Any]]]
     choose: Callable[[Goal, Callable[[Goal], list[list[Any]]]], bool]
+    equal: Callable[[Goal], list[list[Any]]]
 
 
 def kept(goal: Goal) -> tuple[Any, ...]:

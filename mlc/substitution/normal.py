@@ -8,18 +8,18 @@ take their normal form (:mod:`mlc.substitution.maxima`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
+from mlc.operators.index import Condition, FloorDiv, Poly, Symbol, as_poly
 from mlc.operators.scalar import Read
 from mlc.substitution.entailment import without_remainders
 
 __all__ = ["Atom", "Function", "Largest", "Member", "Normal", "Number", "Stuck", "Term", "apart", "collected",
-           "divisor_of", "free_names", "is_size", "make_term", "mapped", "mapped_member", "negations", "reciprocal",
-           "refreshed", "refreshed_member", "replaced", "substituted", "times"]
+           "divisor_of", "filled", "free_names", "holds_at_zero", "is_size", "make_term", "mapped", "mapped_member",
+           "negations", "reciprocal", "refreshed", "refreshed_member", "replaced", "substituted", "times"]
 
 
 class Stuck(Exception):
@@ -258,20 +258,29 @@ def free_names(atom: Atom) -> set[str]:
     return found
 
 
-def _steady(atom: Atom) -> bool:
-    """Whether no maximum in it goes over a range that depends on variables around it."""
+def filled(atom: Atom) -> bool:
+    """Whether the maxima in it are of something whatever is around them: of values where their variables are 0."""
     if isinstance(atom, Read | Number):
         return True
     members = (Member((), (), atom.arg),) if isinstance(atom, Function) else atom.members
-    return all(all(n[0] not in "$@" or n in m.variables for g in m.guards for n in g.poly.symbols)
-               and all(map(_steady, (a for t in m.body for a in t.atoms))) for m in members)
+    return all(holds_at_zero(g, m.variables) for m in members for g in m.guards) and all(
+        map(filled, (a for m in members for t in m.body for a in t.atoms)))
+
+
+def holds_at_zero(guard: Condition, variables: Sequence[str]) -> bool:
+    """Whether it plainly holds where those variables are 0, for all sizes."""
+    poly = guard.poly.substitute(dict.fromkeys(variables, as_poly(0)))
+    if guard.relation == "==":
+        return not poly.terms
+    above = poly.substitute({name: Poly.symbol(name) + 1 for name in poly.symbols})
+    return all(c > 0 and all(isinstance(a, Symbol) and a.name[0] not in "$@" for a in m) for m, c in above.terms)
 
 
 def apart(argument: Normal) -> tuple[Term, Term]:
     """The one product that is summed as what does not depend on the variables that it is summed over, and the rest,
     among it maxima that may be of nothing where the guards of the product do not hold."""
     [product] = collected(argument)
-    outer = tuple(a for a in product.atoms if free_names(a).isdisjoint(product.variables) and _steady(a))
+    outer = tuple(a for a in product.atoms if free_names(a).isdisjoint(product.variables) and filled(a))
     return Term(product.factor, atoms=outer), replace(
         product, factor=Fraction(1), atoms=tuple(a for a in product.atoms if a not in outer))
 

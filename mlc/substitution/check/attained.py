@@ -11,6 +11,7 @@ from mlc.substitution.check.terms import (
     Member,
     Term,
     collected,
+    filled,
     free_names,
     inequalities,
     make_term,
@@ -33,9 +34,12 @@ def attain(play: Steps, path: Any, k: Any, mapping: Any, guards: Any, proofs: An
     member of a maximum of the context, of which any values of its variables may be those where it is.
 
     That there are some is shown by values of member ``k``, so that the maximum may stand anywhere: in sums, and where
-    guards are. The claim is about the context that was; the variables that it gets are of that maximum alone.
+    guards are; but there, the maxima inside of it must be of something even where those guards do not hold. The claim
+    is about the context that was; the variables that it gets are of that maximum alone.
     """
-    members = _maximum(play.terms, path)
+    members, always = _maximum(play.terms, path)
+    need(always or all(map(filled, (a for m in members for t in m.body for a in t.atoms))),
+         "a maximum inside of it may be of nothing")
     need(free_names(("max", members)) <= {*play.context, *play.sizes}, "the maximum must be of the context")
     play.member(members, k, mapping, guards, play.facts, play.reader())
     need(isinstance(proofs, list) and len(proofs) == len(members), "every member may be the largest")
@@ -77,12 +81,12 @@ def each_member(play: AtLeast, i: int, p: Any, proofs: Any) -> None:
 def rise(play: AtLeast, i: int, j: int, steps: Any, above: Any) -> None:
     """A positive multiple of f(x) is at least that of f(y), where f grows and x is at least y: what the term j is of,
     which stands in no sum. A logarithm does where y is above 0."""
-    term, other = play.terms[i], play.terms[j]
+    term, facts, _ = play.at(i)
+    other = play.terms[j]
     [atom], [lower] = term.atoms, other.atoms
     need(term.factor > 0, "a negative multiple is not above what is below")
     need(atom[0] == lower[0] == "call" and atom[1] == lower[1], "functions must be the same")
     need(not other.names and not other.guards, "what is below must be of the context")
-    facts = [*play.facts, *inequalities(term.guards)]
     if atom[1] == "log":
         play.above_known(term.names, facts, lower[2], *above)
     else:
@@ -104,14 +108,15 @@ def gentle(play: AtLeast, i: int, j: int) -> None:
     play.put(i, (), called("relu", [*map(refreshed, upper[2]), *map(refreshed, negated(lower[2]))]))
 
 
-def _maximum(terms: Any, path: Any) -> tuple[Member, ...]:
-    """The members of the maximum at a place: numbers of terms, atoms and members in turn."""
+def _maximum(terms: Any, path: Any, always: bool = True) -> tuple[tuple[Member, ...], bool]:
+    """The members of the maximum at a place, numbers of terms, atoms and members in turn; and whether it is evaluated
+    whatever the context's variables are: it stands in no sum and under no guards."""
     need(isinstance(path, list) and len(path) <= _LONGEST and all(type(k) is int and k >= 0 for k in path),
          "a path must be of few numbers")
     term, place, *rest = path
-    atom = terms[term].atoms[place]
+    atom, always = terms[term].atoms[place], always and not terms[term].names and not terms[term].guards
     if atom[0] == "call":
-        return _maximum(atom[2], rest)
+        return _maximum(atom[2], rest, always)
     need(atom[0] == "max", "only of a maximum is one member the largest")
     members: tuple[Member, ...] = atom[1]
-    return _maximum(members[rest[0]].body, rest[1:]) if rest else members
+    return _maximum(members[rest[0]].body, rest[1:], always) if rest else (members, always)

@@ -17,7 +17,7 @@ from mlc.substitution.check.elements import bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
-from mlc.substitution.check.play import AtLeast, Steps, Within
+from mlc.substitution.check.play import Steps
 from mlc.substitution.check.terms import (
     Term,
     collected,
@@ -146,7 +146,7 @@ class Cover(Steps):
         term, facts, _ = self.at(i)
         [atom] = term.atoms
         need(p == 0 and atom[0] == "call", "only a function is of something")
-        argument = collected(self.rewritten(term.names, facts, atom[2], steps, Within))
+        argument = collected(self.rewritten(term.names, facts, atom[2], steps))
         self.terms[i] = term._replace(atoms=(("call", atom[1], argument),))
 
     def do_divisor_inside(self, j: int, steps: Any) -> None:
@@ -161,6 +161,45 @@ class Cover(Steps):
         self.above_zero(i, self.terms[i].atoms[0], k, mapping, guards)
         del self.terms[i]
 
+    def do_ratio(self, i: int, p: int, over: Any, under: Any, factor: str, steps: Any) -> None:
+        """What the reciprocal is of is a quotient of what is not 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.quotient(i, p, over, under, factor, steps)
+        del self.terms[i]
+
+    def do_some(self, i: int, p: int, *words: Any) -> None:
+        """What the reciprocal is of is a sum of what is at least 0, and not 0."""
+        need(i in self.wanted, "only what the target demands is to be shown")
+        self.some(i, p, *words)
+        del self.terms[i]
+
+    def do_larger(self, j: int, p: int, k: int) -> None:
+        """So the logarithm of that member is defined where the source is."""
+        super().do_larger(j, p, k)
+        self.given(1)
+
+    def do_rooted(self, j: int) -> None:
+        """So the logarithm of what the root is of is defined where the source is."""
+        super().do_rooted(j)
+        self.given(1)
+
+    def do_groups(self, j: int) -> None:
+        """So the reciprocals of the sums are defined where the source is."""
+        before = len(self.divisors)
+        super().do_groups(j)
+        self.given(len(self.divisors) - before)
+
+    def do_common(self, j: int, proofs: Any) -> None:
+        """So the reciprocal of the common factor is defined where the source is."""
+        super().do_common(j, proofs)
+        self.given(1)
+
+    def given(self, count: int) -> None:
+        """The last divisors, among what is defined where the source is."""
+        for divisor in self.divisors[len(self.divisors) - count:]:
+            self.terms[self.next] = divisor
+            self.next += 1
+
     def do_above(self, i: int, given: Any, steps: Any) -> None:
         """What a root is of is at least 0; what a reciprocal or a logarithm is of is above 0."""
         need(i in self.wanted, "only what the target demands is to be shown")
@@ -168,8 +207,7 @@ class Cover(Steps):
         [atom] = term.atoms
         need(atom[0] == "call", "a read is not defined by a sign")
         if atom[1] == "sqrt":
-            AtLeast(self.sizes, [*self.context, *term.names], facts, self.divisors, atom[2], (), self.depth + 1).run(
-                steps)
+            self.at_least(term.names, facts, atom[2], (), steps)
         else:
             j, mapping, guards = given
             self.above_known(term.names, facts, atom[2], j, mapping, guards, steps)

@@ -198,7 +198,10 @@ def _vanishes(one: Any, atom: Any) -> bool:
         return True
     if one[0] == "call":
         return one[1] in VANISHING and vanishes(one[2], atom)
-    return one[0] == "max" and all(vanishes(m.body, atom) for m in one[1])
+    if one[0] != "max":
+        return False
+    zero = [vanishes(m.body, atom) for m in one[1]]  # and then no other member is above 0
+    return any(zero) and all(z or at_least_zero(negated(m.body)) for z, m in zip(zero, one[1], strict=True))
 
 
 def at_least_zero(terms: Iterable[Term]) -> bool:
@@ -207,6 +210,7 @@ def at_least_zero(terms: Iterable[Term]) -> bool:
 
 
 def _at_least_zero(term: Term) -> bool:
+    spend(1 + len(term.atoms))
     if _plain(term._replace(factor=-term.factor)):
         return all(at_least_zero(negated(m.body)) for m in term.atoms[0][1])
     left: list[Any] = []

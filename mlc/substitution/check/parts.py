@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.substitution.check.integers import Expr, Guard, name, need
-from mlc.substitution.check.terms import Member, Term, collected, free_names, steady, substituted
+from mlc.substitution.check.terms import Member, Term, collected, filled, free_names, substituted
 from mlc.substitution.check.witness import Reader, check_guard
 
 __all__ = ["apart", "implied", "make_guard", "maximum_at", "member_of", "one_to_one", "part_at"]
@@ -57,7 +57,7 @@ def apart(argument: Sequence[Term]) -> tuple[Term, Term]:
     argument = collected(argument)
     need(len(argument) == 1, "only the reciprocal of one product is taken apart")
     [product] = argument
-    outer = [a for a in product.atoms if free_names(a).isdisjoint(product.names) and steady(a)]
+    outer = [a for a in product.atoms if free_names(a).isdisjoint(product.names) and filled(a)]
     rest = product._replace(factor=Fraction(1), atoms=tuple(a for a in product.atoms if a not in outer))
     return Term(product.factor, (), (), tuple(outer)), rest
 

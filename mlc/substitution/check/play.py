@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mlc.substitution.check.attained import attain, both, each_member, gentle, rise
-from mlc.substitution.check.integers import Expr, Guard, name, need, parse
+from mlc.substitution.check.integers import Expr, Guard, name, need, parse, positive, spend
+from mlc.substitution.check.known import NOT_NEGATIVE, NOT_ZERO, Known
 from mlc.substitution.check.maxima import (
     AT_MOST_ONE,
     BELOW,
@@ -21,20 +22,17 @@ from mlc.substitution.check.maxima import (
     at_least_zero,
     called,
     largest,
-    never_zero,
-    vanishes,
 )
-from mlc.substitution.check.parts import apart, implied, make_guard, maximum_at, member_of, one_to_one, part_at
+from mlc.substitution.check.parts import apart, implied, make_guard, maximum_at, member_of, one_to_one
 from mlc.substitution.check.terms import (
     Member,
     Term,
     changed,
     collected,
-    divisor_of,
+    filled,
     free_names,
     fresh_name,
     inequalities,
-    is_size,
     make_term,
     names_of,
     negated,
@@ -44,6 +42,7 @@ from mlc.substitution.check.terms import (
     renamed,
     substituted,
     times,
+    unshared,
 )
 from mlc.substitution.check.witness import Reader, as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import parse_fraction
@@ -51,11 +50,9 @@ from mlc.substitution.codec import parse_fraction
 __all__ = ["AtLeast", "Play", "Steps", "Within"]
 
 _MOST_STEPS, _DEPTH = 1_000, 12
-#: of which functions what they are of is not 0, and is at least 0, where they are defined; of the empty name by cases
-_NOT_ZERO, _NOT_NEGATIVE = frozenset({"1/", "log"}), frozenset({"log", "sqrt", ""})
 
 
-class Steps:
+class Steps(Known):
     """Terms under facts about the variables of a context, and the steps that keep what each term sums.
 
     Keeping a sum, these keep the instances of the atoms too: for which values of the variables which atom is met.
@@ -66,6 +63,7 @@ class Steps:
         """``divisors`` are terms of one atom each, a function of what is known wherever anything is to be shown: of
         ``1/`` and ``log`` that it is not 0, of ``log``, ``sqrt`` and the empty name that it is at least 0."""
         need(depth <= _DEPTH, "functions are nested too deep")
+        spend(1 + len(terms) + len(divisors))
         self.sizes, self.depth = sizes, depth
         self.context, self.facts, self.divisors = list(context), list(facts), list(divisors)
         self.terms = dict(enumerate(terms))
@@ -92,7 +90,9 @@ class Steps:
         return lambda text: parse(text, values, self.sizes)
 
     def at(self, i: int) -> tuple[Term, list[Expr], Reader]:
-        term = self.terms[i]
+        """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
+        so that no divisor and no other term may bind them: what is known of them there is not of others."""
+        self.terms[i] = term = unshared(self.terms[i])
         return term, [*self.facts, *inequalities(term.guards)], self.reader(term.names)
 
     def add(self, origin: int, term: Term) -> None:
@@ -176,41 +176,6 @@ class Steps:
         check_witness(witness, read(expr), self.facts, read)
         self.facts.append(read(expr))
 
-    def above_zero(self, i: int, atom: Any, k: int, mapping: Any, guards: Any) -> None:
-        """What the atom, a reciprocal, is of is above 0 wherever the guards of term i hold: no product is below 0, and
-        product k is above 0 at values of its variables that meet its guards."""
-        _, facts, read = self.at(i)
-        need(atom[:2] == ("call", "1/"), "only a reciprocal is of what must not be 0")
-        need(at_least_zero(atom[2]), "every term must be plainly at least 0")
-        one = refreshed(atom[2][k])
-        moved = substituted(one._replace(names=()), dict(zip(one.names, map(read, mapping), strict=True)))
-        implied(moved.guards, guards, facts, read)
-        need(never_zero(moved), "the term must be plainly above 0")
-
-    def divisor(self, j: Any, kinds: frozenset[str]) -> Term:
-        """Divisor j, whose function must be one of ``kinds``."""
-        need(type(j) is int and 0 <= j < len(self.divisors), "there is no such divisor")
-        need(self.divisors[j].atoms[0][1] in kinds, "that is not known of it")
-        return self.divisors[j]
-
-    def known(self, j: Any, kinds: frozenset[str], mapping: Any, guards: Any, facts: Sequence[Expr], read: Reader
-              ) -> tuple[Term, ...]:
-        """What divisor j is of, at the values that ``mapping`` gives its variables, which meet its guards."""
-        divisor = refreshed(self.divisor(j, kinds))
-        moved = substituted(divisor._replace(names=()), dict(zip(divisor.names, map(read, mapping), strict=True)))
-        implied(moved.guards, guards, facts, read)
-        [(_, _, argument)] = moved.atoms
-        return tuple(argument)
-
-    def do_nonzero(self, j: int, path: Sequence[Any]) -> None:
-        """What divisor j divides by is 0 where a part of it is, so that this part is not 0 either: a divisor more."""
-        divisor = self.divisor(j, _NOT_ZERO)
-        [(_, _, argument)] = divisor.atoms
-        part = part_at(argument, path)
-        need(vanishes(argument, part), "what is divided by must be 0 where the part is")
-        whole = Term(Fraction(1), (), (), (divisor_of(part) or part,))
-        self.divisors.append(divisor._replace(atoms=(("call", "1/", (whole,)),)))
-
     # --- within atoms ------------------------------------------------------------------------------------------------
 
     def put(self, i: int, atoms: Sequence[Any], sums: Sequence[Term]) -> None:
@@ -226,7 +191,7 @@ class Steps:
         need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
         atom, sums = term.atoms[p], list[Term]()
         if atom[0] == "call":
-            argument = self.rewritten(term.names, facts, atom[2], steps, Within)
+            argument = self.rewritten(term.names, facts, atom[2], steps)
             if atom[1] == "1/":
                 sums = reciprocal(argument)
             elif atom[1]:
@@ -240,53 +205,22 @@ class Steps:
             sums = largest(Member(t.names, t.guards, t.atoms[0][2]) for t in found)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], sums)
 
-    def do_parts(self, j: int) -> None:
-        """A product is not 0: nor are its factors, each a divisor more, nor what a factor is of that is 0 of 0, nor the
-        sum that is left of it."""
-        divisor = self.divisor(j, _NOT_ZERO)
-        whole, rest = apart(divisor.atoms[0][2])
-        found: list[tuple[Term, ...]] = []
-        for atom in whole.atoms:
-            if atom[0] != "number" or not is_size(atom[1]):
-                found.append((Term(Fraction(1), (), (), (divisor_of(atom) or atom,)),))
-            if atom[0] == "call" and atom[1] in VANISHING and atom[2]:
-                found.append(collected(atom[2]))
-        if rest.names or rest.guards:
-            found.append((rest,))
-        self.divisors += [divisor._replace(atoms=(("call", "1/", each),)) for each in found]
-
-    def do_negate(self, j: int) -> None:
-        """What is not 0, negated: a divisor more."""
-        divisor = self.divisor(j, _NOT_ZERO)
-        self.divisors.append(divisor._replace(atoms=(("call", "1/", tuple(negated(divisor.atoms[0][2]))),)))
-
-    def above_known(self, names: Sequence[str], facts: Sequence[Expr], argument: Sequence[Term], j: Any, mapping: Any,
-                    guards: Any, steps: Any) -> None:
-        """A sum is above 0: it is at least something of which the source takes a logarithm, or a root that is not 0."""
-        read = self.reader(names)
-        other = self.known(j, _NOT_ZERO, mapping, guards, facts, read)
-        if self.divisors[j].atoms[0][1] == "1/":
-            [root] = collected(other)
-            need(root == Term(root.factor, (), (), root.atoms) and [a[:2] for a in root.atoms] == [("call", "sqrt")],
-                 "only of a root is it known that what it is of is above 0")
-            other = root.atoms[0][2]
-        AtLeast(self.sizes, [*self.context, *names], facts, self.divisors, argument, other, self.depth + 1).run(steps)
-
-    def do_divisor_inside(self, j: int, steps: Any) -> None:
-        """What divisor j is of, rewritten under its guards: a divisor more."""
-        need(type(j) is int and 0 <= j < len(self.divisors), "there is no such divisor")
-        divisor = self.divisors[j]
-        [(_, function, argument)] = divisor.atoms
-        facts = [*self.facts, *inequalities(divisor.guards)]
-        more = ("call", function, collected(self.rewritten(divisor.names, facts, argument, steps, Within)))
-        self.divisors.append(divisor._replace(atoms=(more,)))
-
     def rewritten(self, names: Sequence[str], facts: Sequence[Expr], terms: Sequence[Term], steps: Any,
-                  kind: type[Play]) -> tuple[Term, ...]:
+                  kind: type[Play] | None = None) -> tuple[Term, ...]:
         """The same sum, or members that are the same one by one, for all values of ``names`` that the facts admit."""
-        inner = kind(self.sizes, [*self.context, *names], facts, self.divisors, terms, (), self.depth + 1)
+        inner = (kind or Within)(self.sizes, [*self.context, *names], facts, self.divisors, terms, (), self.depth + 1)
         inner.run(steps)
         return tuple(inner.terms.values())
+
+    def equal(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term], steps: Any
+              ) -> None:
+        """Shows that two sums are equal."""
+        Play(self.sizes, [*self.context, *names], facts, self.divisors, one, other, self.depth + 1).run(steps)
+
+    def at_least(self, names: Sequence[str], facts: Sequence[Expr], one: Sequence[Term], other: Sequence[Term],
+                 steps: Any) -> None:
+        """Shows that a sum is at least another one."""
+        AtLeast(self.sizes, [*self.context, *names], facts, self.divisors, one, other, self.depth + 1).run(steps)
 
     # --- cases -------------------------------------------------------------------------------------------------------
 
@@ -315,13 +249,9 @@ class Steps:
     def do_attain(self, path: Any, k: Any, mapping: Any, guards: Any, proofs: Any) -> None:
         attain(self, path, k, mapping, guards, proofs)
 
-    def do_void(self, j: int, mapping: Any, guards: Any) -> None:
-        """What is known not to be 0 is 0, at some values: that cannot be, so nothing is to be shown."""
-        need(not collected(self.known(j, _NOT_ZERO, mapping, guards, self.facts, self.reader())), "it must be 0")
-        self.terms.clear()
-
     def branch(self, facts: Sequence[Expr], divisors: Sequence[Term]) -> Self:
         """The same to show, of which more is known."""
+        spend(1 + len(self.terms) + len(self.divisors))
         other = copy(self)
         other.context, other.facts = list(self.context), [*self.facts, *facts]
         other.terms, other.divisors = dict(self.terms), [*self.divisors, *divisors]
@@ -353,7 +283,7 @@ class Steps:
                 proofs: Any) -> None:
         """Every value of a maximum is one of another maximum's, so that it is at most that."""
         need(len(proofs) == len(ones), "every member of a maximum must be covered")
-        for one, proof in zip(ones, proofs, strict=True):
+        for one, proof in zip(map(renamed, ones), proofs, strict=True):
             self.met(facts, context, one, others, proof)
 
     def met(self, facts: Sequence[Expr], context: Sequence[str], one: Member, others: Sequence[Member], proof: Any,
@@ -419,6 +349,7 @@ class Play(Steps):
              "a counted variable must not be read")
         rest = [g for g in term.guards if g not in using]
         check_witness(witness, extent, [*self.facts, *inequalities(rest)], read)
+        need(positive(extent) or all(map(filled, term.atoms)), "a maximum may be of nothing where none are counted")
         del self.terms[i]
         for monomial, factor in extent.ordered():
             numbers = [("number", Expr({(a,): 1}), False) for a in monomial]
@@ -429,7 +360,7 @@ class Play(Steps):
         """The term times ``a * (1/a)``, which is 1: for all values of the term's variables, ``1/a`` is divisor j at the
         values that ``mapping`` gives that one's variables, so that ``a`` is not 0."""
         term, facts, read = self.at(i)
-        argument = self.known(j, _NOT_ZERO, mapping, guards, facts, read)
+        argument = self.known(j, NOT_ZERO, mapping, guards, facts, read)
         inverse = reciprocal(argument)
         self.put(i, term.atoms, [times(a, refreshed(b)) for a in map(refreshed, argument) for b in inverse])
 
@@ -438,7 +369,7 @@ class Play(Steps):
         term = self.terms[i]
         need(type(p) is int and 0 <= p < len(term.atoms), "a product has no such factor")
         self.above_zero(i, term.atoms[p], k, mapping, guards)
-        self.divisors.append(Term(Fraction(1), term.names, term.guards, (term.atoms[p],)))
+        self.divisors.append(unshared(Term(Fraction(1), term.names, term.guards, (term.atoms[p],))))
 
     def do_absorb(self, i: int, j: int) -> None:
         """``c * max(x, y) + t`` is ``c * max(x + t/c, y + t/c)``."""
@@ -573,9 +504,9 @@ class Play(Steps):
         members = term.atoms[p][1]
         value = self.member(members, k, mapping, guards, facts, read)
         need(len(proofs) == len(members), "no member of a maximum may be above the largest")
-        for member, steps in zip(members, proofs, strict=True):
-            inner = [*self.context, *term.names, *member.names], [*facts, *inequalities(member.guards)]
-            AtLeast(self.sizes, *inner, self.divisors, value, member.body, self.depth + 1).run(steps)
+        for member, steps in zip(map(renamed, members), proofs, strict=True):
+            inner = [*term.names, *member.names], [*facts, *inequalities(member.guards)]
+            self.at_least(*inner, value, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], value)
 
     def do_lose(self, i: int, p: int, k: int, steps: Any) -> None:
@@ -584,9 +515,8 @@ class Play(Steps):
         need(type(p) is int and 0 <= p < len(term.atoms) and term.atoms[p][0] == "max", "a product has no such maximum")
         members = term.atoms[p][1]
         need(type(k) is int and 0 <= k < len(members) and len(members) > 1, "a maximum has no such member")
-        member, rest = members[k], largest(map(renamed, [*members[:k], *members[k + 1:]]))
-        inner = [*self.context, *term.names, *member.names], [*facts, *inequalities(member.guards)]
-        AtLeast(self.sizes, *inner, self.divisors, rest, member.body, self.depth + 1).run(steps)
+        member, rest = renamed(members[k]), largest(map(renamed, [*members[:k], *members[k + 1:]]))
+        self.at_least([*term.names, *member.names], [*facts, *inequalities(member.guards)], rest, member.body, steps)
         self.put(i, [*term.atoms[:p], *term.atoms[p + 1:]], rest)
 
     def do_merge(self, i: int, j: int, mapping: Any, inverse: Any, forth: Any, back: Any, pairing: Any, equal: Any
@@ -617,7 +547,8 @@ class Within(Play):
 
     WORDS = frozenset({"drop", "division", "divide variable", "guard", "split", "fix", "count", "merge", "unit", "odd",
                        "nonzero", "positive", "absorb", "square", "largest", "inside", "divisor inside", "insert",
-                       "extract", "value", "lose", "parts", "negate", "loosen", "part", "climb"})
+                       "extract", "value", "lose", "parts", "negate", "loosen", "part", "climb", "ratio", "some",
+                       "larger", "rooted", "groups", "common"})
 
     def run(self, steps: Sequence[Any]) -> None:
         need(all(isinstance(step[0], str) and step[0] in self.WORDS for step in steps), "that is no step within atoms")
@@ -668,12 +599,26 @@ class AtLeast(Play):
         is at least 0, so is the whole."""
         over = Term(Fraction(1), (), (), ()) if i is None else refreshed(self.terms[i]._replace(atoms=()))
         facts = [*self.facts, *inequalities(over.guards)]
-        argument = self.known(j, _NOT_NEGATIVE, mapping, guards, facts, self.reader(over.names))
+        argument = self.known(j, NOT_NEGATIVE, mapping, guards, facts, self.reader(over.names))
         need(parse_fraction(factor) > 0, "what is at least 0 is taken away")
         for term in map(refreshed, argument):
             less = Term(-term.factor * parse_fraction(factor), (*over.names, *term.names),
                         (*over.guards, *term.guards), term.atoms)
             self.add(-1, refreshed(less))
+
+    def do_sizes(self, places: Any, witness: Any) -> None:
+        """Less products of sizes and indices whose sum, an integer, is witnessed to be at least 0."""
+        need(isinstance(places, list) and len(set(places)) == len(places), "terms must be named once")
+        total = Expr({})
+        for i in places:
+            term = self.terms.pop(i)
+            need(not term.names and not term.guards and term.factor.denominator == 1
+                 and all(a[0] == "number" and not a[2] for a in term.atoms), "only of products of sizes is that known")
+            value = Expr({(): term.factor.numerator})
+            for _, number, _ in term.atoms:
+                value = value * number
+            total = total + value
+        check_witness(witness, total, self.facts, self.reader())
 
     def do_grow(self, i: int, steps: Any) -> None:
         """A multiple of f(x) is at least that of f(0), where f grows and x is at least 0, or for a negative multiple at
@@ -682,7 +627,7 @@ class AtLeast(Play):
         [atom] = term.atoms
         need(atom[0] == "call" and atom[1] in GROWING, "it is not known to grow")
         one, other = (atom[2], ()) if term.factor > 0 else ((), atom[2])
-        AtLeast(self.sizes, [*self.context, *term.names], facts, self.divisors, one, other, self.depth + 1).run(steps)
+        self.at_least(term.names, facts, one, other, steps)
         value = VALUES.get((atom[1], 0))
         self.put(i, (), called(atom[1], ()) if value is None else [Term(value, (), (), ())])
 

@@ -8,12 +8,12 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, NamedTuple
 
-from mlc.substitution.check.integers import Expr, Guard, name, need, spend
+from mlc.substitution.check.integers import Expr, Guard, name, need, number, positive, spend
 
 __all__ = [
-    "Member", "Term", "changed", "collected", "divisor_of", "free_names", "fresh_name", "inequalities", "is_size",
-    "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "steady", "substituted",
-    "times", "under",
+    "Member", "Term", "changed", "collected", "divisor_of", "filled", "free_names", "fresh_name", "inequalities",
+    "is_size", "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "substituted",
+    "times", "under", "unshared",
 ]
 
 _MOST_ATOMS, _MOST_TERMS = 64, 400
@@ -156,11 +156,19 @@ def renamed(member: Member) -> Member:
                   tuple(substituted(t, to) for t in member.body))
 
 
-def refreshed(term: Term) -> Term:
-    """The term with names that nothing else has for all that it binds, in its atoms as well."""
+def unshared(term: Term) -> Term:
+    """The term with names that nothing else has for what it is summed over."""
+    if not term.names:
+        return term
     apart = renamed(Member(term.names, term.guards, (term._replace(names=(), guards=()),)))
     [body] = apart.body
-    return body._replace(names=apart.names, guards=apart.guards, atoms=tuple(map(_refreshed, body.atoms)))
+    return body._replace(names=apart.names, guards=apart.guards)
+
+
+def refreshed(term: Term) -> Term:
+    """The term with names that nothing else has for all that it binds, in its atoms as well."""
+    apart = unshared(term)
+    return apart._replace(atoms=tuple(map(_refreshed, apart.atoms)))
 
 
 def _refreshed(atom: Any) -> Any:
@@ -186,6 +194,7 @@ def names_of(atom: Any) -> set[str]:
 
 def free_names(atom: Any) -> set[str]:
     """The sizes and variables around an atom that it depends on, without those that it binds."""
+    spend(1)
     if atom[0] in ("read", "number"):
         return names_of(atom)
     members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
@@ -199,18 +208,27 @@ def free_names(atom: Any) -> set[str]:
     return found
 
 
-def steady(atom: Any) -> bool:
-    """Whether no maximum in it goes over a range that depends on variables around it, which may leave it nothing."""
+def filled(atom: Any) -> bool:
+    """Whether the maxima in it are of something whatever is around them: of values where their variables are 0."""
+    spend(1)
     if atom[0] in ("read", "number"):
         return True
     members = (Member((), (), atom[2]),) if atom[0] == "call" else atom[1]
-    return all(all(s[0] not in "$@" or s in m.names for g in m.guards for s in g.expr.names)
-               and all(map(steady, (a for t in m.body for a in t.atoms))) for m in members)
+    return all(_at_zero(g, m.names) for m in members for g in m.guards) and all(
+        map(filled, (a for m in members for t in m.body for a in t.atoms)))
+
+
+def _at_zero(guard: Guard, names: Iterable[str]) -> bool:
+    """Whether it plainly holds where those variables are 0, for all sizes."""
+    expr = guard.expr.substituted(dict.fromkeys(names, number(0)))
+    return expr.constant == 0 if guard.relation == "==" else positive(expr + 1)
 
 
 def negated(terms: Iterable[Term]) -> list[Term]:
     """What is taken away."""
-    return [t._replace(factor=-t.factor) for t in terms]
+    found = [t._replace(factor=-t.factor) for t in terms]
+    spend(len(found))
+    return found
 
 
 def opposites(guards: Sequence[Guard]) -> list[tuple[Guard, ...]]:

@@ -80,6 +80,12 @@ BY_CASES: dict[str, Rule] = {
     "sum([b, softmax(a)]) = sum(b + softmax(b))": rule(
         ["softmax a axis=1", "concat b %0 axis=1", f"sum %1 {SUM}"],
         ["softmax b axis=1", "add b %0", f"sum %1 {SUM}"], a=["m", "k"], b=["m", "l"]),
+    "softmax(1/sqrt(a/a)) = softmax(a - a)": rule(["div a a", "rsqrt %0", "softmax %1 axis=1"],
+                                                  ["sub a a", "softmax %0 axis=1"]),
+    "softmax(gelu(a/a)) = softmax(a - a)": rule(["div a a", "gelu %0", "softmax %1 axis=1"],
+                                                ["sub a a", "softmax %0 axis=1"]),
+    "log(min(a, log(a))) = min(log(a), log(log(a)))": rule(["log a", "minimum a %0", "log %1"],
+                                                           ["log a", "log %0", "minimum %0 %1"]),
 }
 NEARLY: dict[str, Rule] = {
     "min(relu(a), relu(b)) = relu(min(a, b))": rule(["relu a", "relu b", "minimum %0 %1"], ["maximum a b", "relu %0"]),
@@ -129,4 +135,10 @@ NEARLY: dict[str, Rule] = {
     "sum([b, softmax(a)]) = sum(b + softmax(b))": rule(
         ["softmax a axis=1", "concat b %0 axis=1", f"sum %1 {SUM}"], ["add b b", f"sum %0 {SUM}"],
         a=["m", "k"], b=["m", "l"]),
+    "softmax(1/sqrt(a/a)) = softmax(a - a)": rule(["sub a a", "softmax %0 axis=1"],
+                                                  ["div a a", "rsqrt %0", "softmax %1 axis=1"]),
+    "softmax(gelu(a/a)) = softmax(a - a)": rule(["add a a", "gelu %0", "softmax %1 axis=1"],
+                                                ["sub a a", "softmax %0 axis=1"]),
+    "log(min(a, log(a))) = min(log(a), log(log(a)))": rule(["log a", "maximum a %0", "log %1"],
+                                                           ["log a", "log %0", "maximum %0 %1"]),
 }

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from mlc.substitution.check import CertificateError, check
-from mlc.substitution.check.integers import Guard, name
+from mlc.substitution.check.integers import Guard, bounded, name
 from mlc.substitution.check.maxima import GENTLE, GROWING, never_zero
 from mlc.substitution.check.play import AtLeast, Play
 from mlc.substitution.check.terms import Member, Term
@@ -110,6 +110,34 @@ def test_a_maximum_that_depends_on_what_is_summed_over_is_not_attained():
         play(AtLeast, term).run([["attain", [0, 0], 0, [], [], [[], []]]])
 
 
+def rows_of(low):
+    """The largest, for j from 0 to n - 1, of -1 times the largest a[j, w] for w from ``low`` to n - 1."""
+    j, w = name("$j"), name("$w")
+    inner = ("max", (Member(("$w",), (Guard(w - low, ">="), Guard(name("n") - 1 - w, ">=")),
+                            (Term(ONE, (), (), (("read", "a", (j, w)),)),)),))
+    return ("max", (Member(("$j",), (Guard(j, ">="), Guard(name("n") - 1 - j, ">=")),
+                           (Term(-ONE, (), (), (inner,)),)),))
+
+
+def test_a_maximum_inside_of_it_must_be_of_something_where_guards_do_not_hold():
+    """Where x is n or more, those of a[j, w] from x on are of nothing; of one of them that is taken away, each member
+    is shown to be at most the rest, -1, since there is none. Only guards that do not hold there say that x < n."""
+    never = [["1", [1]], ["1", [4]], ["1", [5]]]
+    steps = [["given", None, 0, ["@2"], [[[["1", [2]]]], [[["1", [3]]]]], "1"], ["drop", 0, [["1", [1]], ["1", [4]]]],
+             ["each", 3, 0, [[["drop", 0, never], ["drop", 1, never], ["drop", 2, never]]]]]
+    term = Term(ONE, (), (Guard(name("n") - 1 - X, ">="),), (rows_of(X),))
+    with pytest.raises(CertificateError, match="of nothing"):
+        play(AtLeast, term, Term(-ONE, (), (), ()), facts=[X - name("n")]).run(
+            [["attain", [0, 0], 0, ["0"], [[[["1", [0]]]]], [steps]]])
+
+
+@pytest.mark.parametrize("low, guards, message", [(X, (), "plainly"), (X, (X,), "of nothing"), (0, (X,), "plainly")])
+def test_a_maximum_inside_of_it_is_of_something_where_it_is_evaluated(low, guards, message):
+    term = Term(ONE, (), tuple(Guard(g, ">=") for g in guards), (rows_of(name("n") * 0 + low),))
+    with pytest.raises(CertificateError, match=message):
+        play(AtLeast, term).run([["attain", [0, 0], 0, ["0"], [[[["1", [0]]]]], [[]]]])
+
+
 @pytest.mark.parametrize("function", ["erf", "exp", "sqrt", "log", "1/", ""])
 def test_only_differences_of_gentle_functions_are_bounded(function):
     assert function not in GENTLE
@@ -153,3 +181,40 @@ def test_roots_and_reciprocals_of_what_is_above_0_are(function, number, above):
     inner = (Term(Fraction(number), (), (), ()),) if number else ()
     assert never_zero(Term(ONE, (), (), (("call", function, inner),))) == above
     assert not never_zero(Term(ONE, (), (), (("call", function, (*inner, Term(ONE, (), (), (read(X),)))),)))
+
+
+def test_a_maximum_that_may_be_of_nothing_is_taken_out_of_no_sum():
+    """1 / (1/max(a[5:]) if n > 5, else 0): where n is at most 5, it is 0, but no product with a largest of nothing, of
+    which each member would be at most -1."""
+    guard = Guard(name("n") - 6, ">=")
+    inner = Term(ONE, (), (guard,), (("call", "1/", (Term(ONE, (), (), (row(5),)),)),))
+    never = [["1", [1]], ["1", [2]], ["1", [3]]]
+    with pytest.raises(CertificateError, match="no such maximum"):
+        play(AtLeast, Term(-ONE, (), (), (("call", "1/", (inner,)),)), Term(-ONE, (), (), ()),
+             facts=[-name("n") + 5]).run(
+            [["extract", 0, 0], ["each", 2, 0, [[["drop", 0, never], ["drop", 1, never]]]]])
+
+
+@pytest.mark.parametrize("extent, taken", [(name("n"), True), (name("n") + X, False)])
+def test_a_maximum_that_may_be_of_nothing_is_not_counted(extent, taken):
+    """The largest of a[x + 1:], as many times as there are s from 0 on: where there are none, it may be of nothing."""
+    s = name("$s")
+    term = Term(ONE, ("$s",), (Guard(s, ">="), Guard(extent - 1 - s, ">=")), (row(X + 1),))
+    goal = play(Play, term, facts=[X])
+    with pytest.raises(CertificateError, match="are left" if taken else "of nothing"):
+        goal.run([["count", 0, 0, [["1", [0]], ["1", []]] if taken else [["1", [0]], ["1", [1]], ["1", []]]]])
+
+
+def test_many_terms_in_many_cases_take_too_long():
+    """Each case has all of the terms again, though its steps are none."""
+    def cases(depth):
+        return [["case", "@0", ">=", [cases(depth - 1)] * 2]] if depth else []
+
+    for depth, taken in ((1, True), (8, False)):
+        with bounded(100_000):
+            goal = play(AtLeast, *[call("exp", read(X))] * 1000)
+            if taken:
+                goal.run(cases(depth))
+                continue
+            with pytest.raises(CertificateError, match="too long"):
+                goal.run(cases(depth))
