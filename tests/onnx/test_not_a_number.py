@@ -46,6 +46,7 @@ def _agree(node: onnx.NodeProto, constants: tuple[float, ...], *inputs: np.ndarr
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)  # Softplus(-20) is 2e-9, and 0 here
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "attributes"), UNARY)
 def test_of_one_tensor(name: str, attributes: dict[str, Any]) -> None:
     _agree(helper.make_node(name, ["x"], ["y"], **attributes), (), VALUES)

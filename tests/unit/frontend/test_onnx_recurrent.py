@@ -202,6 +202,7 @@ def test_initial_states_of_zeros_need_no_product() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lengths", [(3, 3), (3, 2), (1, 3)])
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

@@ -63,6 +63,7 @@ def blocked(array: np.ndarray, size: int) -> np.ndarray:
     return np.ascontiguousarray(array.reshape(n, c // size, size, h, w).transpose(0, 1, 3, 4, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "case"), APPLIED)
 def test_error_stays_well_within_its_bound(name: str, case: str) -> None:
     algorithm, shape = algorithms()[name], CASES[case]

@@ -109,6 +109,7 @@ def test_products_are_dot_products(cpu: str, word: str) -> None:
         assert np.abs(found - expected).max() <= (0 if case is None else 1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("space", "case"), _CASES, ids=[f"{s.name}-{c.name}" for s, c in _CASES])
 def test_seeds_build(space: Space, case: Case, tmp_path: Path) -> None:
     sch, _ = first_seed(space, case.func(), NEON)

@@ -79,6 +79,7 @@ class TestAttention(SpaceContract):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(("heads", "tokens", "depth"), [(2, 64, 64), (1, 41, 32), (1, 32, 80)])
 def test_narrower_vectors(target: str, heads: int, tokens: int, depth: int) -> None:

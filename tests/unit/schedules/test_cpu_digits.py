@@ -78,6 +78,7 @@ def _by_multiply_adds(x: np.ndarray, integers: np.ndarray, scale: np.ndarray) ->
     return build_and_run(sch.mod, [x, words, pack_columns(scale), np.zeros((len(x), integers.shape[1]), "f4")])[-1]
 
 
+@pytest.mark.sampled(2)
 @needs_products
 @pytest.mark.parametrize("block", [16, 32, 256])
 @pytest.mark.parametrize(("kind", "most"), [("normal", 0.9), ("outliers", 1.0), ("many sizes", 1.1)])

@@ -98,6 +98,7 @@ def built_for(name: str) -> Target:
     return target
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_exact(case: str, name: str) -> None:

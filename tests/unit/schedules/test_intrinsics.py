@@ -146,6 +146,7 @@ def emulate(module: tvm.IRModule, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return arrays
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("intrinsic", ENTRIES)
 def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic) -> None:
     if intrinsic.supported(GPU):
@@ -165,6 +166,7 @@ def test_every_intrinsic_computes_its_specification(intrinsic: intrin.Intrinsic)
     assert max(errors) <= intrinsic.tolerance
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("intrinsic", ENTRIES)
 def test_every_intrinsic_becomes_its_instruction(intrinsic: intrin.Intrinsic) -> None:
     """In the assembly of a target that has it, whichever machine this is."""
