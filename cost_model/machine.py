@@ -94,8 +94,9 @@ def _cpu(on: CpuMachine) -> Machine:
         ),
         launch_seconds=on.launch_seconds, call_seconds=on.call_seconds, described=on,
         # four with a dot product of bytes; two with one of 16-bit numbers and an addition, which takes 5/4 of the time
-        dot=(4.0 * on.dot_per_cycle if on.dot_per_cycle else 1.6 * (on.words_per_cycle or on.fma_per_cycle))
-        / on.fma_per_cycle,
+        # where it takes a slot of the multiplications, and none where one unit multiplies and others add
+        dot=4.0 * on.dot_per_cycle / on.fma_per_cycle if on.dot_per_cycle
+        else min(1.6, 2.0 * (on.words_per_cycle or on.fma_per_cycle) / on.fma_per_cycle),
         bfloat=2.0 * (on.bfloat_per_cycle or on.fma_per_cycle) / on.fma_per_cycle,
         tiles=on.tile_macs_per_cycle("int8") / on.macs_per_cycle(), pairs=8.0 * on.matrix_per_cycle / on.fma_per_cycle,
     )

@@ -92,11 +92,6 @@ class Estimate:
         near, last = self.machine.levels[-2:]
         #: whether products of 8-bit integers are those of 16-bit ones, by an instruction for them
         self.words = dot_form(target) == WORDS and any(select(dot(WORDS, lanes), target) for lanes in (4, 8, 16))
-        #: Products of 8-bit integers in convolutions in the time of one of float32. On a CPU with one unit for them
-        #: beside two for floats, matrix products of integers reach 0.8, but convolutions of float32 took 1.00 to 1.50
-        #: times as long as those of integers (13 layers of ResNet-50 and MobileNetV2, quantised at both ends, on a
-        #: loaded Zen 2)
-        self.convolved = max(1.0, self.machine.dot)
         self._cached, self._last = self.machine.cores * near.refill, last.size
         self._weights = _STREAMED * self.machine.bandwidth if weights > last.size / 2 else self._cached
 

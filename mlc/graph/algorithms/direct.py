@@ -60,7 +60,7 @@ class _Dense(_Direct):
     def seconds(self, conv: Convolution, estimate: Estimate) -> float:
         depth = conv.channels // conv.groups * math.prod(conv.kernel)
         products = conv.n * math.prod(conv.out) * conv.filters * depth
-        rate = {1: estimate.convolved, 2: estimate.machine.bfloat}.get(conv.element, 1.0)
+        rate = {1: estimate.machine.dot, 2: estimate.machine.bfloat}.get(conv.element, 1.0)
         element = 2.0 if conv.element == 1 and rate <= 2 else conv.element  # pairs of integers are of 16 bits
         weights = element * conv.filters * depth
         operations = 2.0 * products / rate / _REACHED * _loading(conv, estimate)

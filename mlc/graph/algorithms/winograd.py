@@ -222,7 +222,7 @@ class Winograd(Algorithm):
         inner, outer = self._additions
         additions = vectors * (conv.channels * inner + conv.filters * outer)
         products = vectors * conv.channels * conv.filters
-        rate, element = (estimate.convolved, 2.0) if conv.element == 1 else (1.0, 4.0)
+        rate, element = (estimate.machine.dot, 2.0) if conv.element == 1 else (1.0, 4.0)
         operations = 2.0 * products / rate / _MULTIPLYING + additions / _ADDING
         images = conv.image_bytes
         if max(conv.dilation) > 1:  # the result is read and written once more

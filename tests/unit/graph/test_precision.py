@@ -278,8 +278,8 @@ def test_integers_are_taken_where_they_are_priced_faster() -> None:
     assert products(V3, DEFAULT_OPTIONS, 3, 2) == ["float32"]
 
 
-def test_one_unit_for_integers_multiplies_images_and_leaves_matrices_to_floats() -> None:
-    """Zen 2: layers of quantised ResNets stay integers, those of BERT do not unless few rows read the weight."""
+def test_layers_between_bytes_are_integers_where_one_unit_multiplies_them_too() -> None:
+    """Zen 2 multiplies as many integers as floats; what is bytes at both ends has less to convert and to move."""
     def integers(cpu: str, shape: tuple[int, ...], body: Body) -> bool:
         target = resolve(f"llvm -mcpu={cpu}", threads=2)
         changed = passed(network(shape, body), MoveQuantisation, IntegerProducts(priced(target, DEFAULT_OPTIONS)))
@@ -293,8 +293,8 @@ def test_one_unit_for_integers_multiplies_images_and_leaves_matrices_to_floats()
     for shape, filters in layers.items():
         for cpu in ("znver2", "znver3"):
             assert integers(cpu, shape, conv(filters, 0, padding=filters[2] // 2)), (cpu, shape)
-    assert [integers(cpu, (128, 768), matrix) for cpu in ("znver1", "znver2", "znver3")] == [False, False, True]
-    assert integers("znver2", (1, 768), matrix), "memory counts, of which bytes take the least"
+    for cpu in ("znver1", "znver2", "znver3"):
+        assert integers(cpu, (128, 768), matrix) and integers(cpu, (1, 768), matrix), cpu
 
 
 def test_integers_may_be_forbidden() -> None:
