@@ -12,6 +12,7 @@ from mlc.frontend.onnx_attention import attention
 from mlc.frontend.onnx_control import branches, loop, scan
 from mlc.frontend.onnx_expand import Expand, Nodes
 from mlc.frontend.onnx_lengths import sequences
+from mlc.frontend.onnx_unique import unique
 
 if TYPE_CHECKING:
     import onnx
@@ -233,6 +234,7 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
     "RNN": (_takes(4), sequences),
     "Scan": (_always, scan),
     "TensorScatter": (_always, _tensor_scatter),
+    "Unique": (_always, unique),
 }
 
 

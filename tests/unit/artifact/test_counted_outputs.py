@@ -194,6 +194,30 @@ def test_boxes_and_scores_of_one_number_whatever_it_is_called() -> None:
         mlc.compile(model, shapes={"boxes": (1, 5, 4), "scores": (1, 2, 3)}, log=False)
 
 
+@pytest.mark.parametrize(("shape", "attributes", "outputs", "opset"), [
+    ((3, 5), "sorted=1", "y, i, v, c", 17), ((3, 5), "sorted=0", "y, i, v, c", 11),
+    ((2, 7, 2), "axis=1", "y, i, v, c", 18), ((2, 7, 2), "sorted=0, axis=-2", "y, i, v, c", 13),
+    ((1, 3), "axis=0", "y, i", 17), ((6,), "sorted=1", "y", 17),
+], ids=["elements", "as they come", "along an axis", "as they come along an axis", "one", "no places"])
+def test_what_is_there_once(shape: Sequence[int], attributes: str, outputs: str, opset: int) -> None:
+    results = {"y": f"float[{', '.join('qwe'[:len(shape) if 'axis' in attributes else 1])}] y", "i": "int64[k] i",
+               "v": "int64[l] v", "c": "int64[m] c"}
+    names = outputs.split(", ")
+    model = _model(f"""(float[{', '.join(map(str, shape))}] x) => ({', '.join(results[each] for each in names)})
+        {{ {outputs} = Unique<{attributes}>(x) }}""", opset=opset)
+    rng, executable = np.random.default_rng(10), mlc.compile(model, log=False)
+    sizes = _check(executable, model, [{"x": rng.integers(-most, most + 1, shape).astype("float32")}
+                                       for most in (0, 1, 1, 1, 3, 90)])
+    assert sizes[0] <= sizes[-1]
+
+
+def test_what_is_there_once_is_found_in_fixed_sizes() -> None:
+    with pytest.raises(ModelError, match="axis 0 of its input must be a number"):
+        mlc.compile(_model("(float[n, 2] x) => (float[q] y) { y = Unique(x) }"), log=False)
+    with pytest.raises(ModelError, match="at most 64 numbers, got 100"):
+        mlc.compile(_model("(float[3, 100] x) => (float[q, w] y) { y = Unique<axis=0>(x) }"), log=False)
+
+
 def _detector() -> onnx.ModelProto:
     """Boxes and scores of each pixel of a smaller image, and the box, class and score of the best."""
     rng = np.random.default_rng(4)
