@@ -16,6 +16,7 @@ from onnx import numpy_helper, parser
 
 import mlc
 from mlc.artifact import artifact
+from mlc.artifact import metadata as description
 from mlc.errors import ArtifactError, InputError, ModelError
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
@@ -326,6 +327,13 @@ def test_a_false_length_is_refused(
 def test_inputs_have_no_length(written: mlc.Executable, tmp_path: Path) -> None:
     found = mlc.load(_crafted(written, tmp_path, 0, "inputs", length=5))
     assert found(np.ones((2, 3), "float32"))[0].shape == (2, 6)
+
+
+def test_variants_count_alike(written: mlc.Executable) -> None:
+    other = deepcopy(written.metadata)
+    del other["outputs"][0]["length"]
+    with pytest.raises(ValueError, match="inputs and outputs must be alike"):
+        description.check_variants([written.metadata, other])
 
 
 def test_a_count_of_more_than_there_are(written: mlc.Executable, tmp_path: Path) -> None:
