@@ -91,6 +91,7 @@ class Compilation:
         from mlc.installation import check_pins
 
         check_pins()
+        from mlc.errors import ModelError
         from mlc.frontend.load import load_model
         from mlc.graph.precision.reduced import check_precision
         from mlc.target import resolve
@@ -102,6 +103,11 @@ class Compilation:
         with _one_at_a_time():
             _LOG.info("importing the model")
             imported = load_model(model, example_inputs=example_inputs, shapes=shapes, values=values)
+        counted = next((spec.name for spec in imported.outputs if spec.length is not None), None)
+        if counted is not None and resolved.kind == "cuda":
+            raise ModelError(f"on a GPU the shape of every output must follow from those of inputs, but the numbers "
+                             f"decide how long {counted} of {imported.name} is; compile the model for a CPU, or end it "
+                             "before what counts")
         return cls(imported, resolved, options)
 
     @classmethod

@@ -33,14 +33,18 @@ def _open(spec: TensorSpec) -> TensorSpec:
 
 
 def cut(arrays: Sequence[np.ndarray], specs: Sequence[TensorSpec]) -> list[np.ndarray]:
-    """The arrays that a caller sees, each as long as the one that counts says."""
+    """The arrays that a caller sees, each as long as the one that counts says; raises ``ValueError`` where that is
+    longer than the array."""
     by_name = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
     counts = {spec.length[1] for spec in specs if spec.length is not None}
     found = []
     for spec, array in zip(specs, arrays, strict=True):
         if spec.length is not None:
             axis, count = spec.length
-            array = np.ascontiguousarray(array[(slice(None),) * axis + (slice(0, int(by_name[count][0])),)])
+            number = int(by_name[count][0])
+            if not 0 <= number <= array.shape[axis]:
+                raise ValueError(f"{count} must be 0 to {array.shape[axis]}, got {number}")
+            array = np.ascontiguousarray(array[(slice(None),) * axis + (slice(0, number),)])
         if spec.name not in counts:
             found.append(array)
     return found

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -53,7 +54,9 @@ class Executable:
         transform, which is done once, when the code is loaded."""
         self.metadata = metadata
         self.inputs = _specs(metadata["inputs"])
-        self._all = _specs(metadata["outputs"])
+        self._all = tuple(
+            replace(spec, length=tuple(entry["length"])) if "length" in entry else spec
+            for spec, entry in zip(_specs(metadata["outputs"]), metadata["outputs"], strict=True))
         self.outputs = counted(self._all)
         self._code, self._weights = code, weights
         self._results = [Fit(spec) for spec in self._all]
@@ -293,7 +296,12 @@ class Executable:
         if not all(fit.takes(array) for fit, array in zip(self._results, arrays, strict=True)):
             raise self._otherwise()
         arrays = [array.copy() if copied else array for array, copied in zip(arrays, self._copied, strict=True)]
-        return cut(arrays, self._all) if len(self._all) > len(self.outputs) else arrays
+        if len(self._all) == len(self.outputs):
+            return arrays
+        try:
+            return cut(arrays, self._all)
+        except ValueError:
+            raise self._otherwise() from None
 
 
 class Bundle(Executable):
@@ -363,8 +371,7 @@ def _check_options(**options: Any) -> None:
 
 
 def _specs(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"],
-                            tuple(entry["length"]) if "length" in entry else None) for entry in entries)
+    return tuple(TensorSpec(entry["name"], from_json(entry["shape"]), entry["dtype"]) for entry in entries)
 
 
 _loaded: list[Any] = []  # modules stay, since what they allocated may outlive whoever loaded them

@@ -26,6 +26,8 @@ MOST_BYTES = 8 << 20
 _MOST_LISTS = 1 << 18
 _MOST_ELEMENTS = 1 << 48
 _MOST_DIMENSIONS = 64
+#: of free sizes, and of axes of which a call says how many there are
+_MOST_PLACES = (1 << 31) - 1
 #: names of element types; the number is the bits of one
 _DTYPE = re.compile(r"(?:u?int|b?float)(\d{1,3})(?:_[a-z0-9_]{1,16})?")
 _LONGEST_WORD = 4096
@@ -93,11 +95,13 @@ def _filters(entry: Mapping[str, Any], place: str) -> None:
     _must(whole and entry["dtype"] == "float32", place, "float32 filters of whole blocks", shape)
 
 
-def _length(entry: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> None:
+def _length(entry: Mapping[str, Any], place: str, outputs: Sequence[Mapping[str, Any]]) -> None:
     """The axis of which a call says how many there are, and the name of the output that says it."""
-    place, length = f"length of {entry['name']}", entry["length"]
+    length = entry["length"]
     _must(isinstance(length, list) and len(length) == 2, place, "an axis and an output", length)
     _whole(0, len(entry["shape"]) - 1)(length[0], place)
+    size = entry["shape"][length[0]]
+    _whole(0, _MOST_PLACES)(size["high"] if isinstance(size, dict) else size, f"the size that {place} is of")
     counts = any(each["name"] == length[1] and each["shape"] == [1] and each["dtype"] == "int64" and
                  "length" not in each for each in outputs)
     _must(counts, place, "an output of one int64", length[1])
@@ -116,9 +120,9 @@ def check_model(metadata: Mapping[str, Any]) -> None:
         names = [entry["name"] for entry in metadata[side]]
         twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
         _must(twice is None, f"names of {side}", "distinct", twice)
-    for entry in metadata["outputs"]:
+    for i, entry in enumerate(metadata["outputs"]):
         if "length" in entry:
-            _length(entry, metadata["outputs"])
+            _length(entry, f"outputs[{i}].length", metadata["outputs"])
     attrs = metadata["target_attrs"]
     try:
         place = json.loads(attrs)
@@ -149,7 +153,7 @@ def check_variants(metadata: Sequence[Mapping[str, Any]]) -> None:
     first = None
     for each in metadata:
         check_model(each)
-        border = {side: [{name: entry[name] for name in _TENSOR} for entry in each[side]]
+        border = {side: [{name: entry.get(name) for name in (*_TENSOR, "length")} for entry in each[side]]
                   for side in ("inputs", "outputs")}
         _must(first is None or border == first, "inputs and outputs", "alike for all targets", each["target"])
         first = border
@@ -272,8 +276,8 @@ _WEIGHT = _fields({
     "shape": _shape, "dtype": _dtype, "offset": _whole(0, 1 << 62), "bytes": _whole(0, 1 << 62), "stored": _dtype,
 })
 _SUMS = _list_of(_whole(0, (1 << 64) - 1))
-_SIZE = _whole(1, (1 << 31) - 1)
-_FREE = _fields({"name": _word, "low": _whole(0, (1 << 31) - 1), "high": _SIZE, "usual": _SIZE})
+_SIZE = _whole(1, _MOST_PLACES)
+_FREE = _fields({"name": _word, "low": _whole(0, _MOST_PLACES), "high": _SIZE, "usual": _SIZE})
 _TENSOR: Mapping[str, Check] = {"name": _text, "shape": _border_shape, "dtype": _one_of(*ARRAY_TYPES)}
 _FUNCTION = _fields({
     **dict.fromkeys(("name", "symbol", "key", "space", "source"), _text), "calls": _whole(0, 1 << 31),

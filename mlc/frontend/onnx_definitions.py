@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from mlc.frontend.onnx_attention import attention
 from mlc.frontend.onnx_control import branches, loop, scan
 from mlc.frontend.onnx_expand import Expand, Nodes
 from mlc.frontend.onnx_lengths import sequences
+from mlc.frontend.onnx_unique import unique
 
 if TYPE_CHECKING:
     import onnx
@@ -51,15 +52,20 @@ def _tensor_scatter(nodes: Nodes) -> str:
 
 
 def _compress(nodes: Nodes) -> str:
-    """``input, condition``: what lies at the places where the condition holds."""
+    """``input, condition``: what lies at the places where the condition holds, which may be shorter or longer."""
     x, condition = nodes.inputs(2)
-    axis = nodes.attributes().get("axis")
+    axis, shape = nodes.attributes().get("axis"), nodes.shape_of(x)
+    most = nodes.dimension(x, int(axis)) if axis is not None else None if shape is None else prod(shape)
     if axis is None:
         x, axis = str(nodes("Reshape", x, nodes.constant([-1]))), 0
-    known = nodes.constant_of(condition)
-    places = nodes.constant(np.flatnonzero(known)) if known is not None else \
-        nodes("Reshape", nodes("NonZero", condition), nodes.constant([-1]))
-    return str(nodes("Gather", x, places, axis=int(axis)))
+    given, known = nodes.dimension(condition, 0), nodes.constant_of(condition)
+    if known is not None and isinstance(most, int):
+        return str(nodes("Gather", x, nodes.constant(np.flatnonzero(known[:most])), axis=int(axis)))
+    if most is None or (given != most and not (isinstance(given, int) and isinstance(most, int) and given < most)):
+        places = nodes("Range", nodes.constant(np.array(0)), nodes.size(condition, 0), nodes.constant(np.array(1)))
+        condition = nodes("And", condition, nodes("Less", places, nodes.size(x, int(axis))))
+    chosen = nodes("Reshape", nodes("NonZero", condition), nodes.constant([-1]))
+    return str(nodes("Gather", x, chosen, axis=int(axis)))
 
 
 def _batch_norm(nodes: Nodes) -> list[str]:
@@ -228,6 +234,7 @@ _DEFINITIONS: Mapping[str, tuple[Callable[[Any], bool], Expand]] = {
     "RNN": (_takes(4), sequences),
     "Scan": (_always, scan),
     "TensorScatter": (_always, _tensor_scatter),
+    "Unique": (_always, unique),
 }
 
 

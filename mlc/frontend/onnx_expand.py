@@ -135,9 +135,13 @@ class Nodes:
 
     def size_of(self, name: str, axis: int) -> int | None:
         """A size that is a number; None where it is free or not known."""
-        shape = self._ranked_shape(name)
-        size = shape[axis] if shape else None
+        size = self.dimension(name, axis)
         return size if isinstance(size, int) else None
+
+    def dimension(self, name: str, axis: int) -> int | str | None:
+        """A size that is a number, or the name of a free one; None where it is not known."""
+        shape = self._ranked_shape(name)
+        return shape[axis] if shape else None
 
     def _ranked_shape(self, name: str) -> tuple[int | str | None, ...] | None:
         shape = self.shape_of(name)

@@ -34,12 +34,15 @@ class Rows:
 Given = Sequence[tuple[Any, Rows | None]]
 
 
-def follow(operator: str, given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> list[Rows | None]:
+def follow(
+    operator: str, given: Given, attrs: Mapping[str, Any], made: Sequence[Any], opset: int
+) -> list[Rows | None]:
     """For each of the results, of the types ``made``, its rows; some of the inputs have rows.
 
     Raises ``ValueError`` for an operator that does not work on each place by itself.
     """
-    axis = _RULES[operator](given, attrs, made)
+    rule = _of_rows if operator in _OF_ROWS and opset < _OF_AN_AXIS else _RULES[operator]
+    axis = rule(given, attrs, made)
     counted = next(rows for _, rows in given if rows is not None)
     if axis is None:
         raise _mixed(counted)
@@ -51,7 +54,7 @@ def _mixed(rows: Rows) -> ValueError:
                       "the model before it")
 
 
-def inside(bb: Any, operator: str, inputs: Sequence[Any], rows: Sequence[Rows | None]) -> list[Any]:
+def inside(bb: Any, operator: str, inputs: list[Any], rows: Sequence[Rows | None]) -> list[Any]:
     """The inputs with 0 for indices behind the last of them, which what was computed of zeros might not be.
 
     Raises ``ValueError`` for an operator of which no rule is known, and for inputs that were counted apart.
@@ -66,7 +69,7 @@ def inside(bb: Any, operator: str, inputs: Sequence[Any], rows: Sequence[Rows | 
                          "model before it")
     place = _INDICES.get(operator)
     if place is None or place >= len(rows) or (own := rows[place]) is None:
-        return list(inputs)
+        return inputs
     indices = inputs[place]
     shape = [size_of(size) for size in indices.ty.shape]
     size = shape[own.axis]
@@ -75,7 +78,8 @@ def inside(bb: Any, operator: str, inputs: Sequence[Any], rows: Sequence[Rows | 
     wide[own.axis] = getattr(size, "expr", size)
     there = bb.normalize(relax.op.less(bb.normalize(relax.op.reshape(counted, wide)), own.count))
     zero = relax.const(0, dtype_of(indices))
-    return [bb.emit(relax.op.where(there, indices, zero)) if i == place else each for i, each in enumerate(inputs)]
+    masked = bb.emit(relax.op.where(there, indices, zero))
+    return type(inputs)(masked if i == place else each for i, each in enumerate(inputs))
 
 
 #: operators that read at places --> which input these are
@@ -94,15 +98,15 @@ def _same(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | 
         return None
     (place,) = from_end
     for value, rows in given:
-        if value is not None and rows is None and not isinstance(value, Sizes):
-            shape = _shape(value)
-            if len(shape) >= place and not _is_one(shape[-place]):
-                return None
+        if value is not None and rows is None and not _has_one(value, place):
+            return None
     return len(_shape(made[0])) - place
 
 
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+def _has_one(value: Any, place: int) -> bool:
+    """Whether a tensor, or sizes, has one index, or no axis, at a place counted from the end."""
+    shape = list(value.values.shape) if isinstance(value, Sizes) else _shape(value)
+    return len(shape) < place or (isinstance(shape[-place], int) and shape[-place] == 1)
 
 
 def _divided(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
@@ -171,6 +175,12 @@ def _other_axes(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> 
     return None if axis is None or int(attrs.get("axis", -1)) % len(_shape(given[0][0])) == axis else axis
 
 
+def _of_rows(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
+    """Over an axis and all behind it."""
+    axis = _alone(given, attrs, made)
+    return axis if axis is not None and axis < int(attrs.get("axis", 1)) % len(_shape(given[0][0])) else None
+
+
 def _split(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
     return _other_axes(given, {"axis": attrs.get("axis", 0)}, made)
 
@@ -211,25 +221,36 @@ def _reshaped(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> in
     axis = _alone(given, attrs, made)
     if axis is None:
         return None
-    old, new = _shape(given[0][0]), _shape(made[0])
-    wanted = array_of(given[1][0]) if len(given) > 1 else None
-    said = None if wanted is None else [int(each) for each in wanted.reshape(-1)]
+    old, new, wanted = _shape(given[0][0]), _shape(made[0]), given[1][0]
+    values = wanted.values if isinstance(wanted, Sizes) else array_of(wanted)
+    if values is None:
+        return None
+    said = list(values.reshape(-1))
+    kept = axis < len(said) and said[axis] == 0
     return next((place for place, size in enumerate(new)
                  if size == old[axis] and math.prod(new[:place]) == math.prod(old[:axis])
                  and math.prod(new[place + 1:]) == math.prod(old[axis + 1:])
-                 and (said is None or said[place] == -1 or (said[place] == 0 and place == axis))), None)
+                 and (place == axis if kept else said[place] == -1)), None)
 
 
 def _flattened(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
-    return _reshaped(given[:1], attrs, made)
+    """Into two axes, one of which is the same where it is put together with none."""
+    axis, old = _alone(given, attrs, made), _shape(given[0][0])
+    if axis is None:
+        return None
+    cut = int(attrs.get("axis", 1))
+    cut += len(old) if cut < 0 else 0
+    place, first, end = (0, 0, cut) if axis < cut else (1, cut, len(old))
+    alone = all(isinstance(size, int) and size == 1 for i, size in enumerate(old) if first <= i < end and i != axis)
+    return place if alone else None
 
 
 def _multiplied(given: Given, attrs: Mapping[str, Any], made: Sequence[Any]) -> int | None:
-    """Rows of the first factor."""
+    """Rows of the first factor, with one row or none to add."""
     axis, rank = _alone(given, attrs, made), len(_shape(given[0][0]))
-    turned = int(attrs.get("transA", 0))
-    return axis if axis is not None and rank >= 2 and axis == rank - 2 and not turned and \
-        len(_shape(given[1][0])) == 2 else None
+    if axis is None or rank < 2 or axis != rank - 2 or int(attrs.get("transA", 0)) or len(_shape(given[1][0])) != 2:
+        return None
+    return axis if all(value is None or _has_one(value, 2) for value, _ in given[2:]) else None
 
 
 _ELEMENTWISE = (
@@ -247,3 +268,5 @@ _RULES: Mapping[str, Callable[[Given, Mapping[str, Any], Sequence[Any]], int | N
     "Mod": _divided, "Reshape": _reshaped, "Slice": _sliced, "Softmax": _other_axes, "Split": _split,
     "Squeeze": _squeezed, "Transpose": _transposed, "Unsqueeze": _unsqueezed,
 }
+#: operators that worked on rows, of all axes from one on, before the opset from which on they work on an axis
+_OF_ROWS, _OF_AN_AXIS = ("LogSoftmax", "Softmax"), 13

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, reduce
 from operator import add
@@ -264,7 +264,7 @@ def _importer_class() -> Any:
                 if rows is None:
                     continue
                 if rows.count not in named:
-                    named[rows.count] = f"{name}/length"
+                    named[rows.count] = _unused(f"{name}/length", {output.name for output in graph.output})
                     self._nodes[named[rows.count]] = rows.count
                     graph.output.add(name=named[rows.count])
                 self.lengths[name] = rows.axis, named[rows.count]
@@ -292,7 +292,8 @@ def _importer_class() -> Any:
                     onnx_agreement.check_result(op_name, made)
                 if any(self._given):
                     types = getattr(made.ty, "fields", None) or [made.ty]
-                    self._found = onnx_ragged.follow(op_name, list(zip(inputs, self._given, strict=True)), attrs, types)
+                    given = list(zip(inputs, self._given, strict=True))
+                    self._found = onnx_ragged.follow(op_name, given, attrs, types, opset)
                 return made
             except _NEEDS:
                 raise
@@ -312,6 +313,12 @@ def _importer_class() -> Any:
             return self.bb.emit(made)
 
     return Importer
+
+
+def _unused(name: str, names: Container[str]) -> str:
+    while name in names:
+        name += "_"
+    return name
 
 
 def _last_line(error: BaseException) -> str:

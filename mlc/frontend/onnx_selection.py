@@ -137,8 +137,7 @@ def _places(read: Sequence[Any], result: Any, count: Any, shape: Sequence[Any]) 
     with I.grid(*shape) as loops:
         at = [loops] if isinstance(loops, tirx.Var) else list(loops)
         value = x[tuple(at)]
-        chosen = value if str(x.dtype) == "bool" else value != tirx.const(0, str(x.dtype))
-        with I.If(chosen), I.Then():
+        with I.If(tirx.Cast("bool", value)), I.Then():  # comparing with 0 would leave out what is no number
             for axis, index in enumerate(at):
                 I.buffer_store(result, tirx.Cast("int64", index), [axis, count[0]])
             I.buffer_store(count, count[0] + 1, [0])

@@ -69,7 +69,8 @@ class _Reader:
         self._sequences[nodes.node.output[0]] = list(nodes.node.input)
 
     def insert(self, nodes: Nodes) -> None:
-        held, place = self._held(nodes), _place(nodes, 2, len(self._held(nodes) or ()), True)
+        held = self._held(nodes)
+        place = _place(nodes, 2, len(held), True) if held is not None else None
         if held is not None and place is not None:
             self._sequences[nodes.node.output[0]] = [*held[:place], nodes.node.input[1], *held[place:]]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,13 +15,15 @@ import pytest
 from onnx import numpy_helper, parser
 
 import mlc
-from mlc.errors import InputError, ModelError
+from mlc.artifact import artifact
+from mlc.artifact import metadata as description
+from mlc.errors import ArtifactError, InputError, ModelError
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
 
 
-def _model(text: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+def _model(text: str, weights: Mapping[str, np.ndarray] | None = None, opset: int = 17) -> onnx.ModelProto:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
     model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in (weights or {}).items())
     return model
 
@@ -86,6 +91,64 @@ def test_places_that_are_not_zero(shape: Sequence[int | str], text: str) -> None
     assert max(sizes_found) > 0
 
 
+@pytest.mark.parametrize(("shape", "text", "opset"), [
+    ((1,), "(int64[q, w] y) { z = NonZero(x) y = Flatten<axis=0>(z) }", 17),
+    ((1,), "(int64[q, w] y) { z = NonZero(x) t = Transpose(z) y = Flatten<axis=0>(t) }", 17),
+    ((3, 5), """(int64[q, w] y) {
+        z = NonZero(x)
+        t = Transpose(z)
+        y = Slice(t, first, second, second) }""", 17),
+    ((3, 5), """(float[q, w] y) {
+        z = NonZero(x)
+        f = Cast<to=1>(z)
+        t = Transpose(f)
+        y = Softmax(t) }""", 11),
+    ((3, 5), """(int64[q, w] y) {
+        z = NonZero(x)
+        y = Reshape(z, as_it_is) }""", 17),
+], ids=["a row", "a column", "sliced", "softmax of rows", "reshaped"])
+def test_axes_that_stay(shape: Sequence[int], text: str, opset: int) -> None:
+    weights = {"first": np.array([0]), "second": np.array([1]), "as_it_is": np.array([0, -1])}
+    model = _model(f"(float[{', '.join(map(str, shape))}] x) => {text}",
+                   {name: each for name, each in weights.items() if f"{name}" in text}, opset)
+    rng, executable = np.random.default_rng(7), mlc.compile(model, log=False)
+    _check(executable, model, [{"x": _sparse(rng, shape)} for _ in range(8)] + [{"x": np.zeros(shape, "float32")}])
+
+
+def test_what_is_no_number_is_not_zero() -> None:
+    model = _model("(float[n] x) => (int64[q, w] y) { y = NonZero(x) }")
+    given = np.array([np.nan, -0.0, np.inf, 0, -np.nan, 1], "float32")
+    assert _check(mlc.compile(model, log=False), model, [{"x": given}]) == [4]
+
+
+@pytest.mark.parametrize(("rows", "condition"), [("3", "5"), ("5", "3"), ("n", "5"), ("n", "m")])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_conditions_of_another_length(rows: str, condition: str, axis: int | None) -> None:
+    operator, result = ("Compress", "q") if axis is None else (f"Compress<axis={axis}>", "q, w")
+    model = _model(f"(float[1, {rows}] x, bool[{condition}] c) => (float[{result}] y) {{ y = {operator}(x, c) }}")
+    rng, executable = np.random.default_rng(8), mlc.compile(model, log=False)
+    sizes = ([1, 4, 9] if size in "nm" else [int(size)] for size in (rows, condition))
+    _check(executable, model, [{"x": rng.standard_normal((1, n)).astype("float32"), "c": rng.random(m) < 0.7}
+                               for n, m in product(*sizes)])
+
+
+@pytest.mark.parametrize("rows", ["3", "n"])
+def test_a_known_condition_that_is_longer(rows: str) -> None:
+    model = _model(f"(float[2, {rows}] x) => (float[q, w] y) {{ y = Compress<axis=1>(x, c) }}",
+                   {"c": np.array([True, False, True, True, False, True])})
+    rng, executable = np.random.default_rng(9), mlc.compile(model, log=False)
+    _check(executable, model, [{"x": rng.standard_normal((2, n)).astype("float32")}
+                               for n in ([1, 3, 6, 9] if rows == "n" else [3])])
+
+
+def test_outputs_may_be_named_like_a_count() -> None:
+    model = _model("(float[3, 5] x) => (int64[q, w] y, float[3, 5] v) { y = NonZero(x) v = Neg(x) }")
+    model.graph.node[1].output[0] = model.graph.output[1].name = "y/length"
+    executable = mlc.compile(model, log=False)
+    _check(executable, model, [{"x": _sparse(np.random.default_rng(6), (3, 5))}])
+    assert [spec.name for spec in executable.outputs] == ["y", "y/length"]
+
+
 def _boxes(rng: np.random.Generator, images: int, classes: int, count: int) -> dict[str, np.ndarray]:
     corner = rng.random((images, count, 2)) * 20
     boxes = np.concatenate([corner, corner + rng.random((images, count, 2)) * 12], -1)
@@ -130,6 +193,30 @@ def test_boxes_and_scores_of_one_number_whatever_it_is_called() -> None:
         executable(given["boxes"], given["scores"][:, :, :3])
     with pytest.raises(ModelError, match="boxes must be"):
         mlc.compile(model, shapes={"boxes": (1, 5, 4), "scores": (1, 2, 3)}, log=False)
+
+
+@pytest.mark.parametrize(("shape", "attributes", "outputs", "opset"), [
+    ((3, 5), "sorted=1", "y, i, v, c", 17), ((3, 5), "sorted=0", "y, i, v, c", 11),
+    ((2, 7, 2), "axis=1", "y, i, v, c", 18), ((2, 7, 2), "sorted=0, axis=-2", "y, i, v, c", 13),
+    ((1, 3), "axis=0", "y, i", 17), ((6,), "sorted=1", "y", 17),
+], ids=["elements", "as they come", "along an axis", "as they come along an axis", "one", "no places"])
+def test_what_is_there_once(shape: Sequence[int], attributes: str, outputs: str, opset: int) -> None:
+    results = {"y": f"float[{', '.join('qwe'[:len(shape) if 'axis' in attributes else 1])}] y", "i": "int64[k] i",
+               "v": "int64[l] v", "c": "int64[m] c"}
+    names = outputs.split(", ")
+    model = _model(f"""(float[{', '.join(map(str, shape))}] x) => ({', '.join(results[each] for each in names)})
+        {{ {outputs} = Unique<{attributes}>(x) }}""", opset=opset)
+    rng, executable = np.random.default_rng(10), mlc.compile(model, log=False)
+    sizes = _check(executable, model, [{"x": rng.integers(-most, most + 1, shape).astype("float32")}
+                                       for most in (0, 1, 1, 1, 3, 90)])
+    assert sizes[0] <= sizes[-1]
+
+
+def test_what_is_there_once_is_found_in_fixed_sizes() -> None:
+    with pytest.raises(ModelError, match="axis 0 of its input must be a number"):
+        mlc.compile(_model("(float[n, 2] x) => (float[q] y) { y = Unique(x) }"), log=False)
+    with pytest.raises(ModelError, match="at most 64 numbers, got 100"):
+        mlc.compile(_model("(float[3, 100] x) => (float[q, w] y) { y = Unique<axis=0>(x) }"), log=False)
 
 
 def _detector() -> onnx.ModelProto:
@@ -180,11 +267,79 @@ def test_a_detector_of_images_of_any_size(tmp_path: Path) -> None:
     ("z = NonZero(x) a = Neg(x) w = NonZero(a) y = Add(z, w)", "Add .*NonZero counts them several times"),
     ("z = NonZero(x) y = Concat<axis=1>(z, z)", "Concat .*NonZero counts in each call"),
     ("z = NonZero(x) y = Div(z, z)", "Div .*NonZero counts in each call"),
+    ("z = NonZero(x) s = Shape(x) y = Add(z, s)", "Add .*NonZero counts in each call"),
 ])
 def test_what_would_mix_what_is_counted_is_refused(body: str, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         mlc.compile(_model(f"(float[n, 5] x) => (int64[q] y) {{ {body} }}"), log=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("operator", "opset"), [
+    ("Softmax<axis=0>(f)", 11), ("LogSoftmax<axis=1>(f)", 12), ("Gemm<transA=1>(f, f)", 17),
+    ("Gemm(t, two, fifteen)", 17), ("Slice(t, zero, zero)", 17),
+])
+def test_what_reads_across_what_is_counted_is_refused(operator: str, opset: int) -> None:
+    weights = {"two": np.zeros((2, 5), "float32"), "fifteen": np.zeros((15, 5), "float32"), "zero": np.array([0])}
+    model = _model(f"""(float[3, 5] x) => (float[q, w] y) {{
+        z = NonZero(x)
+        f = Cast<to=1>(z)
+        t = Transpose(f)
+        y = {operator} }}""", {name: each for name, each in weights.items() if name in operator}, opset)
+    with pytest.raises(ModelError, match=r"NonZero counts in each call") as caught:
+        mlc.compile(model, log=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_gpus_do_not_count() -> None:
+    model = _model("(float[3, 5] x) => (int64[q, w] y) { y = NonZero(x) }")
+    with pytest.raises(ModelError, match=r"on a GPU the shape .* how long y of g is; compile the model for a CPU"):
+        mlc.compile(model, target="cuda:sm_80", log=False)
+
+
+@pytest.fixture(scope="module")
+def written() -> mlc.Executable:
+    model = _model("(float[2, 3] x) => (int64[q, w] y, float[2, 3] v) { y = NonZero(x) v = Neg(x) }")
+    return mlc.compile(model, log=False)
+
+
+def _crafted(built: mlc.Executable, folder: Path, place: int, side: str = "outputs", **change: Any) -> Path:
+    metadata = deepcopy(built.metadata)
+    metadata[side][place].update(change)
+    artifact.write(folder / "crafted.so", built.variant.code, metadata, built.variant.weights)
+    return folder / "crafted.so"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"length": None}, "an axis and an output"), ({"length": [2, "y/length"]}, "from 0 to 1"),
+    ({"length": [True, "y/length"]}, "from 0 to 1"), ({"length": [1, "v"]}, "an output of one int64"),
+    ({"length": [1, ["y/length"]]}, "an output of one int64"), ({"shape": [2, 1 << 33]}, "from 0 to 2147483647"),
+    ({"length": None, "name": "two\nlines"}, "an axis and an output"),
+], ids=str)
+def test_a_false_length_is_refused(
+    written: mlc.Executable, tmp_path: Path, change: Mapping[str, Any], said: str
+) -> None:
+    with pytest.raises(ArtifactError, match=said) as caught:
+        mlc.load(_crafted(written, tmp_path, 0, **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_have_no_length(written: mlc.Executable, tmp_path: Path) -> None:
+    found = mlc.load(_crafted(written, tmp_path, 0, "inputs", length=5))
+    assert found(np.ones((2, 3), "float32"))[0].shape == (2, 6)
+
+
+def test_variants_count_alike(written: mlc.Executable) -> None:
+    other = deepcopy(written.metadata)
+    del other["outputs"][0]["length"]
+    with pytest.raises(ValueError, match="inputs and outputs must be alike"):
+        description.check_variants([written.metadata, other])
+
+
+def test_a_count_of_more_than_there_are(written: mlc.Executable, tmp_path: Path) -> None:
+    found = mlc.load(_crafted(written, tmp_path, 0, length=[0, "y/length"]))
+    with pytest.raises(ArtifactError, match="must return what its metadata describes"):
+        found(np.ones((2, 3), "float32"))
 
 
 def test_results_of_any_length_do_not_go_into_memory_of_the_caller() -> None:

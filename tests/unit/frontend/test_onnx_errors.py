@@ -137,8 +137,8 @@ def test_shapes_that_do_not_fit_the_model_are_a_usage_error(shapes):
 
 
 def test_output_size_that_depends_on_the_data_is_refused():
-    model = model_of([helper.make_node("Unique", ["x"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=1)],
-                     [("x", [4, 4])], [("y", ["found"])])
+    model = model_of([helper.make_node("ArgMax", ["x"], ["i"], axis=1, keepdims=0),
+                      helper.make_node("Tile", ["x", "i"], ["y"])], [("x", [2, 2])], [("y", ["a", "b"])])
     assert "static shape" in refused(model)
 
 

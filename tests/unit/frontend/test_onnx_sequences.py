@@ -101,3 +101,20 @@ def test_what_no_sequence_has_is_said(body: str, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         mlc.compile(_model(f"(float[n, 6] x) => ({kind} y)", f"{_CONSTANTS} {{ {body} }}"), log=False)
     assert "\n" not in str(caught.value)
+
+
+def test_a_length_that_follows_from_what_is_folded_first() -> None:
+    model = _model("(float[4, 6] x) => (float[p, q] y)", """<int64 zero = {0}, int64 one = {1}, int64 two = {2}> {
+        size = Shape(x)
+        half = Div(size, two)
+        same = Mul(half, two)
+        r = Reshape(x, same)
+        again = Shape(r)
+        rows = Gather(again, zero)
+        part = Div(rows, two)
+        s = SplitToSequence<axis=0>(x, part)
+        t = SequenceInsert(s, x, two)
+        u = SequenceInsert(t, x, one)
+        y = SequenceAt(u, two) }""")
+    x = np.random.default_rng(1).standard_normal((4, 6)).astype("float32")
+    np.testing.assert_array_equal(mlc.compile(model, log=False)(x)[0], x[2:])
