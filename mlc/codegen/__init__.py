@@ -13,6 +13,7 @@ from tvm import tirx
 from mlc.codegen import cuda
 from mlc.codegen.inspection import DynamicShared, write_dump
 from mlc.config import get
+from schedules.comparisons import keep_unordered
 from schedules.cuda.lowering import PIPELINE as CUDA_PIPELINE
 from schedules.lowering import PIPELINE
 from schedules.math import expand_math
@@ -22,7 +23,7 @@ __all__ = ["code_generation", "pipeline", "prepared"]
 
 def prepared(func: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
     """A scheduled function as code is generated from it."""
-    return expand_math(func) if target.kind.name == "llvm" else cuda.legal_names(func)
+    return keep_unordered(expand_math(func) if target.kind.name == "llvm" else cuda.legal_names(func))
 
 
 def pipeline(target: tvm.target.Target) -> str:

@@ -61,3 +61,45 @@ def test_of_a_tensor_and_constants(name: str, constants: tuple[float, ...]) -> N
 def test_of_two_tensors(name: str) -> None:
     pairs = np.meshgrid(VALUES[:19], VALUES[:19])
     _agree(helper.make_node(name, ["x0", "x1"], ["y"]), (), *(np.ascontiguousarray(side.ravel()) for side in pairs))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_what_is_not_less_may_be_not_a_number(dtype: str) -> None:
+    """Not of a comparison, by itself and of several: TVM makes the opposite comparison of it, which NaN fails too."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [helper.make_node("Less", ["x", "d"], ["other"])]
+    outputs = []
+    for name in ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"):
+        nodes += [
+            helper.make_node(name, ["x", "c"], [name]), helper.make_node("Not", [name], [f"{name} not"]),
+            helper.make_node("And", [name, "other"], [f"{name} and"]),
+            helper.make_node("Or", [f"{name} not", "other"], [f"{name} or"]),
+            *(helper.make_node("Not", [f"{name} {way}"], [f"{name} not {way}"]) for way in ("and", "or", "not")),
+            helper.make_node("Where", [f"{name} not", "x", "c"], [f"{name} where"]),
+        ]
+        outputs += [helper.make_tensor_value_info(f"{name} {way}", TensorProto.BOOL, VALUES.shape)
+                    for way in ("not", "not and", "not or", "not not")]
+        outputs.append(helper.make_tensor_value_info(f"{name} where", kind, VALUES.shape))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", kind, VALUES.shape)], outputs,
+        [helper.make_tensor("c", kind, [], [0.5]), helper.make_tensor("d", kind, [], [-0.25])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    with np.errstate(over="ignore"):
+        x = VALUES.astype(dtype)
+    exe = mlc.compile(model, log=False)
+    for found, wanted in zip(exe(x), ReferenceEvaluator(model).run(None, {"x": x}), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_differs_may_be_not_a_number() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Differs(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, y: Any) -> Any:
+            return torch.where(torch.exp(x) != y, x, y), x != 0.5, torch.logical_not(x != y)
+
+    x, y = torch.from_numpy(VALUES.copy()), torch.from_numpy(VALUES[::-1].copy())
+    exe = mlc.compile(Differs(), example_inputs=(x, y), log=False)
+    for found, wanted in zip(exe(x.numpy(), y.numpy()), Differs()(x, y), strict=True):
+        np.testing.assert_array_equal(found, wanted.numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from mlc.substitution.check.integers import need
 from mlc.substitution.check.maxima import GENTLE, GROWING, at_least_zero, called
@@ -20,10 +20,12 @@ from mlc.substitution.check.terms import (
     renamed,
 )
 
-if TYPE_CHECKING:
-    from mlc.substitution.check.play import AtLeast, Steps
-
 __all__ = ["attain", "both", "each_member", "gentle", "rise"]
+
+#: a goal and its steps as :mod:`mlc.substitution.check.play` has them, which imports this module
+Steps: TypeAlias = Any
+#: the same for a sum that is to be shown at least 0
+AtLeast: TypeAlias = Any
 
 #: numbers of a path, three for each level of functions
 _LONGEST = 36
