@@ -65,7 +65,9 @@ def prove_defined(goal: Goal) -> list[list[Any]]:
 
 def _last(goal: Goal) -> bool:
     """What is tried when nothing else is left."""
-    return (_plain(goal) or settle_void(goal) or find_defined(goal, TOOLS) or settle_above(goal, TOOLS)
+    bounds = settle_above, find_defined  # either may use up what is tried for an output
+    return (_plain(goal) or settle_void(goal)
+            or any(settle(goal, TOOLS) for settle in (bounds if goal.expander.attains else reversed(bounds)))
             or reduce_demands(goal, TOOLS) or by_cases(goal, prove_defined))
 
 

@@ -86,6 +86,8 @@ BY_CASES: dict[str, Rule] = {
                                                 ["sub a a", "softmax %0 axis=1"]),
     "log(min(a, log(a))) = min(log(a), log(log(a)))": rule(["log a", "minimum a %0", "log %1"],
                                                            ["log a", "log %0", "minimum %0 %1"]),
+    "max(log(tanh(a))) = log(tanh(max(a)))": rule(["tanh a", "log %0", f"max %1 {SUM}"],
+                                                  [f"max a {SUM}", "tanh %0", "log %1"]),
 }
 NEARLY: dict[str, Rule] = {
     "min(relu(a), relu(b)) = relu(min(a, b))": rule(["relu a", "relu b", "minimum %0 %1"], ["maximum a b", "relu %0"]),
@@ -141,4 +143,6 @@ NEARLY: dict[str, Rule] = {
                                                 ["sub a a", "softmax %0 axis=1"]),
     "log(min(a, log(a))) = min(log(a), log(log(a)))": rule(["log a", "maximum a %0", "log %1"],
                                                            ["log a", "log %0", "maximum %0 %1"]),
+    "max(log(tanh(a))) = log(tanh(max(a)))": rule([f"max a {SUM}", "tanh %0", "log %1"],
+                                                  ["tanh a", "log %0", f"max %1 {SUM}"]),
 }
