@@ -150,6 +150,7 @@ def _check(
         np.testing.assert_allclose(found[0] if isinstance(found, list | tuple) else found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_of_free_sizes(name: str) -> None:
     shape, body, sizes = CASES[name]
@@ -190,6 +191,7 @@ def test_windows_around_which_a_free_image_is_padded(body: str, kernel: Sequence
     _check(_model(shape, body, {"k": kernel} if kernel else {}), shape, (*_IMAGES, {"w": 1}))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pooling", [
     'AveragePool<kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER">',
     "AveragePool<kernel_shape=[2, 2], pads=[1, 0, 1, 0], strides=[2, 2], ceil_mode=1>",
@@ -231,6 +233,7 @@ def test_sequences_of_several_lengths_in_a_free_batch(operator: str) -> None:
     _check(_model(shape, body, weights), shape, _ROWS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("operator", "result", "batch", "direction"), [
     ("LSTM", "y, last", 1, "forward"), ("LSTM", "by_time, last, y", 3, "reverse"), ("GRU", "y, last", 2, "reverse"),
     ("GRU", "by_time, y", 1, "bidirectional"), ("RNN", "by_time, y", 2, "reverse"), ("RNN", "y, last", 1, "forward"),

@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from mlc.networks.ablation import inception_like
+from mlc.networks.ablation import bert_qkv
 from mlc.report.building import building, steps
 
 
@@ -17,7 +17,7 @@ def test_a_build_tells_its_steps_in_order() -> None:
 
     told: list[str] = []
     with steps(told.append):
-        mlc.compile(inception_like(8), log=False)
+        mlc.compile(bert_qkv(1, 16, 32, 2), log=False)
     places = [int(words[2]) for each in told if (words := each.split())[:2] == ["scheduling", "function"]]
     assert places == list(range(1, len(places) + 1)) and told[-1].startswith("generating code")
     assert told.index("importing the model") < told.index("optimising the graph") < told.index("generating code")

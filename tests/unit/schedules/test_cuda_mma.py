@@ -187,6 +187,7 @@ def test_seeds_fill_the_gpu() -> None:
     assert blocks >= 64
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_seeds_keep_a_multiprocessor_busy(dtype: str, arch: str) -> None:

@@ -19,12 +19,14 @@ def right(name):
     return certified(BY_CASES[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BY_CASES)
 def test_is_proved(name):
     check_rule(right(name))
     assert find_counterexample(BY_CASES[name], tries=20) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NEARLY)
 def test_its_neighbour_is_wrong_and_is_not_proved(name):
     assert isinstance(find_counterexample(NEARLY[name]), Refuted)

@@ -85,6 +85,7 @@ COLUMNS = {"a plus its sum, of one column": "a plus its sum, of two columns",
            "max(a, its mean), of one column": "max(a, its mean), of two columns"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_cancels_is_proved(name):
     check_rule(certified(RIGHT[name]))
