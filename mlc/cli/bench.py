@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from mlc.cli import options, precision
 from mlc.cli.outcome import Command, Outcome
 from mlc.errors import UsageError
-from mlc.report.building import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,6 +225,8 @@ def _build(args: argparse.Namespace, model: ModelArgument, log: str | bool | Non
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[BenchEvent], None]]:
     """A listener that tells of a benchmark's course: one changing line in a terminal, a line an engine elsewhere."""
+
+    from mlc.report.building import steps
 
     status = console.status("preparing ...") if console.is_terminal else None
 
