@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -105,6 +105,17 @@ def _search(goal: Goal) -> list[list[Any]]:
 
 def _reduced(goal: Goal) -> list[list[Any]]:
     """The same from sums that are first made as simple as they get, then in cases."""
+    return _by_parts(goal, lambda: find_nonzero(goal, TOOLS), lambda: by_cases(goal, _reduced))
+
+
+def _attained(goal: Goal) -> list[list[Any]]:
+    """The same by bounds from both sides, and by which member a maximum is."""
+    return _by_parts(goal, lambda: False, lambda: (
+        by_guard(goal, _attained) or by_bounds(goal, TOOLS) or attain(goal, _attained, TOOLS, False)))
+
+
+def _by_parts(goal: Goal, more: Callable[[], bool], last: Callable[[], bool]) -> list[list[Any]]:
+    """Makes sums as simple as they get, by ``more`` too; what the search does not show then, ``last`` takes apart."""
     settle_context(goal)
     for _ in range(_MERGES):
         if goal.expander.work > _WORK or goal.expander.bounds > _ALL_BOUNDS:
@@ -114,13 +125,13 @@ def _reduced(goal: Goal) -> list[list[Any]]:
         if not goal.terms:
             return goal.steps
         if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
-                goal, prove_at_least) or find_nonzero(goal, TOOLS):
+                goal, prove_at_least) or more():
             continue
         with suppress(Stuck):
             return [*goal.steps, *_search(branched(goal))]
-        if not by_cases(goal, _reduced):
+        if not last():
             break
-    raise Stuck("no cases are left")
+    raise Stuck("neither cases nor bounds are left")
 
 
 def _equal(goal: Goal) -> list[list[Any]]:
@@ -135,26 +146,6 @@ def _equal(goal: Goal) -> list[list[Any]]:
         if not reduce_one(goal, TOOLS):
             return [*goal.steps, *_search(branched(goal))]
     raise Stuck("too many steps")
-
-
-def _attained(goal: Goal) -> list[list[Any]]:
-    """The same by bounds from both sides, and by which member a maximum is."""
-    settle_context(goal)
-    for _ in range(_MERGES):
-        if goal.expander.work > _WORK or goal.expander.bounds > _ALL_BOUNDS:
-            break
-        while simplify_all(goal):
-            settle_context(goal)
-        if not goal.terms:
-            return goal.steps
-        if settle_void(goal) or reduce_one(goal, TOOLS) or turn_odd(goal) or rewrite_largest(goal) or choose_largest(
-                goal, prove_at_least):
-            continue
-        with suppress(Stuck):
-            return [*goal.steps, *_search(branched(goal))]
-        if not (by_guard(goal, _attained) or by_bounds(goal, TOOLS) or attain(goal, _attained, TOOLS, False)):
-            break
-    raise Stuck("no bounds are left")
 
 
 def prove_at_least(goal: Goal) -> list[list[Any]]:
