@@ -12,7 +12,7 @@ import tvm
 from harness import TARGET, Case, SpaceContract, pytest_generate_tests
 from tvm import te, tirx
 
-from mlc.graph.kernels.bfloat import conv2d_nchwc_bfloat, dense_bfloat, has_bfloat_dot, pack_conv, pack_dense
+from mlc.graph.kernels.bfloat import STEP, conv2d_nchwc_bfloat, dense_bfloat, has_bfloat_dot, pack_conv, pack_dense
 from mlc.target import resolve
 from schedules.cpu.conv import CONV2D_BFLOAT
 from schedules.cpu.gemm import GEMM_BFLOAT
@@ -23,15 +23,17 @@ from schedules.space import first_seed
 __all__ = ["pytest_generate_tests"]
 
 
-def dense(m: int, n: int, k: int, batch: tuple[int, ...] = (), epilogue: bool = False) -> Case:
-    """``[*batch, m, k] x [k, n]``, with a bias and a ReLU on demand."""
-    name = f"{'x'.join(map(str, (*batch, m, k, n)))}{'-relu' * epilogue}"
+def dense(
+    m: int, n: int, k: int, batch: tuple[int, ...] = (), epilogue: bool = False, step: int = STEP, prefix: str = ""
+) -> Case:
+    """``[*batch, m, k] x [k, n]``, so many terms a step, with a bias and a ReLU on demand."""
+    name = f"{prefix}{'x'.join(map(str, (*batch, m, k, n)))}{'-relu' * epilogue}"
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     data, weight = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((*batch, m, k), (k, n)))
-    packed = pack_dense(weight)
+    packed = pack_dense(weight, step)
     columns = packed.shape[0] * 16
     bias = rng.standard_normal(columns).astype("float32")
-    whole = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, -k % 2)])
+    whole = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, -k % step)])
     exact = np.zeros((*batch, m, columns))
     exact[..., :n] = data.astype("float64") @ weight.astype("float64")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 import zlib
+from functools import partial
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tvm
 from harness import ELSEWHERE, Case, SpaceContract, pytest_generate_tests
+from test_cpu_bfloat import dense
 from test_cpu_integer import _as_uint8, _extreme, _requantised
 from tvm import s_tir, te, tirx
 
@@ -57,29 +58,8 @@ def integers(m: int, n: int, k: int, batch: tuple[int, ...] = (), to_uint8: bool
     return Case(name, build, lambda *_: sums, data=lambda: [whole, packed])
 
 
-def bfloats(m: int, n: int, k: int, batch: tuple[int, ...] = (), epilogue: bool = False) -> Case:
-    """The same of bfloat16, with a bias and a ReLU on demand."""
-    name = f"bfloats_{'x'.join(map(str, (*batch, m, k, n)))}{'-relu' * epilogue}"
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    data, weight = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((*batch, m, k), (k, n)))
-    packed = bfloat.pack_dense(weight, 4)
-    columns = packed.shape[0] * 16
-    bias = rng.standard_normal(columns).astype("float32")
-    whole = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, -k % 4)])
-    exact = np.zeros((*batch, m, columns))
-    exact[..., :n] = data.astype("float64") @ weight.astype("float64")
-
-    def build() -> list[te.Tensor]:
-        x, w = (te.placeholder(a.shape, "bfloat16", name) for a, name in ((whole, "x"), (packed, "w")))
-        sums = bfloat.dense_bfloat(x, w)
-        if not epilogue:
-            return [x, w, sums]
-        b, zero = te.placeholder((columns,), name="b"), tirx.const(0, "float32")
-        return [x, w, b, te.compute(sums.shape, lambda *i: tirx.max(sums(*i) + b[i[-1]], zero), name="relu")]
-
-    if epilogue:
-        return Case(name, build, lambda *_: np.maximum(exact + bias, 0), data=lambda: [whole, packed, bias])
-    return Case(name, build, lambda *_: exact, data=lambda: [whole, packed])
+#: the same of bfloat16, with a bias and a ReLU on demand
+bfloats = partial(dense, step=DEPTHS[BFLOAT_PAIRS][1], prefix="bfloats_")
 
 
 def quantised(m: int, n: int, k: int) -> Case:
