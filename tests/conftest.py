@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -28,17 +28,34 @@ def own_random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(request.module, "RNG", np.random.default_rng(seed))
 
 
+#: of a function of more than so many cases, ``make test`` runs one of so many, but never fewer than that
+_MANY, _ONE_OF = 4, 3
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a function marked ``sampled(every)``, the first case of each ``every`` keeps out of the slow tests."""
+    """Which cases are left to ``make test-all``: of a function marked ``sampled(every)`` all but the first of each
+    ``every``, of any other one with many cases two thirds.
+
+    The latter are drawn by their names, so that a case runs, or does not, whatever else is collected, and neither the
+    innermost nor the outermost parameter decides. Another ``MLC_TEST_SAMPLE`` draws others.
+    """
     seen: Counter[tuple[object, str]] = Counter()
+    cases: defaultdict[tuple[object, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is not None:
-            function = item.parent, getattr(item, "originalname", item.name)
-            if seen[function] % mark.args[0]:
-                item.add_marker("slow")
-            seen[function] += 1
+        function = item.parent, getattr(item, "originalname", item.name)
+        if mark is None:
+            cases[function].append(item)
+            continue
+        if seen[function] % mark.args[0]:
+            item.add_marker("slow")
+        seen[function] += 1
+    sample = os.environ.get("MLC_TEST_SAMPLE", "")
+    for several in cases.values():
+        drawn = sorted(several, key=lambda item: zlib.crc32((item.nodeid + sample).encode()))
+        for item in drawn[max(_MANY, len(drawn) // _ONE_OF):]:
+            item.add_marker("slow")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
