@@ -16,12 +16,14 @@ from typing import Any
 
 from mlc.errors import InstallationError
 
-__all__ = ["ALIGNMENT", "CPU", "empty_tensor", "function", "load_library", "version", "view"]
+__all__ = ["ALIGNMENT", "CPU", "CUDART", "empty_tensor", "function", "load_library", "version", "view"]
 
 #: bytes; the code that TVM generates reads and writes tensors with aligned vector instructions
 ALIGNMENT = 64
 #: a device type of DLPack
 CPU = 1
+#: what the TVM wheel's runtime for CUDA is linked against
+CUDART = "libcudart.so.13"
 
 
 @cache

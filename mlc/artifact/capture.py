@@ -15,11 +15,11 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from mlc.artifact.memory import INTO, VIEWS, is_call
+from mlc.artifact.runtime import CAPTURED
 from mlc.graph.ir.rewrite import bindings, replaced, results_of
 
 __all__ = ["CaptureGraph", "captured"]
 
-_CAPTURED = "_cuda_graph_capture"
 _RUN = "vm.builtin.cuda_graph.run_or_capture"
 _OPTION = "relax.backend.use_cuda_graph"
 
@@ -70,9 +70,9 @@ def _returning(
 ) -> tvm.IRModule:
     """The module whose graph is captured, with ``main`` and with the results of ``main_into``."""
     func, before = made[INTO], mod[INTO]
-    functions = {var: _with_result(each) if _CAPTURED in var.name_hint else each
+    functions = {var: _with_result(each) if CAPTURED in var.name_hint else each
                  for var, each in made.functions.items() if var.name_hint != INTO}
-    (given,) = (each.ret_ty for var, each in functions.items() if _CAPTURED in var.name_hint)
+    (given,) = (each.ret_ty for var, each in functions.items() if CAPTURED in var.name_hint)
     builder = relax.BlockBuilder(tvm.IRModule({**functions, mod.get_global_var("main"): mod["main"]}))
     image: dict[relax.Var, relax.Expr] = {}
     with builder.function(INTO, list(func.params), attrs=dict(before.attrs), pure=bool(before.is_pure)):
@@ -108,7 +108,7 @@ def _with_result(func: relax.Function) -> relax.Function:
 def captured(mod: tvm.IRModule) -> list[int]:
     """The CUDA graphs of a module, by the calls of tensor functions in each."""
     return [len(list(_kernels(func, mod))) for var, func in mod.functions.items()
-            if isinstance(func, relax.Function) and _CAPTURED in var.name_hint]
+            if isinstance(func, relax.Function) and CAPTURED in var.name_hint]
 
 
 def _kernels(func: relax.Function, mod: tvm.IRModule) -> Iterator[tvm.ir.GlobalVar]:

@@ -92,14 +92,20 @@ class Executable:
             main, place = self._running or self._start()
             return self._collected(threads.call(self._threads, self._run, main, self._tensors(values, place)), place)
 
-    def run(self, inputs: Sequence[Any] | Mapping[str, Any], outputs: Sequence[Any] | Mapping[str, Any]) -> None:
+    def run(
+        self, inputs: Sequence[Any] | Mapping[str, Any], outputs: Sequence[Any] | Mapping[str, Any], stream: Any = None
+    ) -> None:
         """Run the model into memory of the caller's: ``exe.run([x], [y])``, or both by name in dictionaries.
 
         Inputs are as for a call. Outputs are contiguous numpy arrays or other tensors with ``__dlpack__`` that may be
         written to, of the right shape and type, start at a multiple of 64 bytes (:meth:`empty_outputs` makes such) and
         share memory with nothing else that is given. Compiled code for CPUs writes to them directly; what it cannot
         make there (an input or a weight handed through, results of a GPU, which may go to the GPU's memory) is copied.
-        What is there when this returns may be read on any stream.
+
+        On a GPU everything runs on ``stream``: a number, PyTorch's, or any object with ``__cuda_stream__``. Left out,
+        it is the current one of ``tvm_ffi``, then PyTorch's where a tensor is PyTorch's. Where all inputs and outputs
+        are on the GPU, this returns at once, and what comes later on that stream finds the results. Where any is in
+        this machine's memory, or nobody names a stream (then it is the default one), it returns when they are there.
 
         Raises :class:`mlc.errors.InputError` before anything is written, and :class:`mlc.errors.ArtifactError`.
         """
@@ -110,8 +116,9 @@ class Executable:
         targets = _in_order(self.outputs, outputs, "output")
         with self._lock:
             main, place = self._running or self._start()
-            tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
-            outs = [slot.tensor(value) for slot, value in zip(self._targets, targets, strict=True)]
+            place.begin([*values, *targets], stream)
+            tensors = [slot.tensor(value, place.stream) for slot, value in zip(self._slots, values, strict=True)]
+            outs = [slot.tensor(value, place.stream) for slot, value in zip(self._targets, targets, strict=True)]
             if self._free:
                 check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
             check_apart(list(zip(self.inputs, tensors, strict=True)), list(zip(self.outputs, outs, strict=True)))
@@ -210,12 +217,13 @@ class Executable:
         except Exception as error:
             raise self._refused("load", error) from error
 
-    def _entry(self, machine: Any, name: str, place: Place) -> Callable[..., Any]:
+    def _entry(self, machine: Any, entry: str, place: Place) -> Callable[..., Any]:
         """A function of the virtual machine with the weights bound, which are its last arguments."""
+        name = entry
         if self._weights:
-            machine["save_function"](name, _BOUND.format(name), 1, *place.weights(self._bound_weights()))
-            name = _BOUND.format(name)
-        return place.called(machine[name])
+            name = _BOUND.format(entry)
+            machine["save_function"](entry, name, 1, *place.weights(self._bound_weights()))
+        return place.called(machine[name], machine.implements_function(f"{entry}{runtime.CAPTURED}"))
 
     def _entry_into(self, main: Callable[..., Any], place: Place) -> Callable[..., Any]:
         """What takes inputs and outputs: code for GPUs computes into memory of its own, and what former versions
@@ -239,7 +247,8 @@ class Executable:
                              f"{lines[-1].strip()}; compile the model again")
 
     def _tensors(self, values: Sequence[Any], place: Place) -> list[Any]:
-        tensors = [slot.tensor(value) for slot, value in zip(self._slots, values, strict=True)]
+        place.begin(values)
+        tensors = [slot.tensor(value, place.stream) for slot, value in zip(self._slots, values, strict=True)]
         if self._free:
             check_sizes(self.inputs, [tuple(map(int, tensor.shape)) for tensor in tensors])
         return [place.entered(index, tensor) for index, tensor in enumerate(tensors)]
@@ -258,6 +267,7 @@ class Executable:
                                  f"got {list(map(int, out.shape))}; give an array of that shape")
             if tensor.data_ptr() != out.data_ptr():
                 place.copy(index, tensor, out)
+        place.end()
 
     def _times(
         self, main: Callable[..., Any], tensors: Sequence[Any], place: Place, warmup: int, repeats: int

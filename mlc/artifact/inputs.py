@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlc.artifact.runtime import ALIGNMENT, CPU, CUDA, array_of, empty_tensor, is_on_gpu, tensor_of
+from mlc.artifact.streams import dlpack_number
 from mlc.errors import InputError
 from mlc.frontend.model import TensorSpec, array_type
 from mlc.shapes import Free, Linear, Range, shape_text
@@ -66,15 +67,15 @@ class InputSlot:
         self._fit, self._dtype = Fit(spec), array_type(spec.dtype)
         self._staged: tuple[np.ndarray, Any] | None = None
 
-    def tensor(self, value: Any) -> Any:
-        """``value`` as a tensor that compiled code may read during this call.
+    def tensor(self, value: Any, stream: int = 0) -> Any:
+        """``value`` as a tensor that compiled code may read during this call, on a GPU on ``stream``.
 
         What is contiguous and aligned is shared: a numpy array that is writable (DLPack asks for it), or whatever of
         another library has ``__dlpack__``. Any other is copied into a buffer that is kept. Raises :class:`InputError`.
         """
         if type(value) is not np.ndarray:
             tensor = None if isinstance(value, np.ndarray | np.generic) else _imported(
-                value, self.spec, self._fit, gpu=self._gpu)
+                value, self.spec, self._fit, stream=stream if self._gpu else None)
             if tensor is not None and is_on_gpu(tensor):
                 if not tensor.is_contiguous():
                     raise InputError(f"input {self.spec.name} must be contiguous, in rows, where it is on a GPU, got "
@@ -109,8 +110,9 @@ class OutputSlot:
         self.spec, self._kind, self._gpu = spec, kind, gpu
         self._fit = Fit(spec)
 
-    def tensor(self, value: Any) -> Any:
-        """``value`` as a tensor that compiled code may write to; raises :class:`InputError` where it may not."""
+    def tensor(self, value: Any, stream: int = 0) -> Any:
+        """``value`` as a tensor that compiled code may write to, on a GPU on ``stream``; raises :class:`InputError`
+        where it may not."""
         spec = self.spec
         if isinstance(value, np.ndarray):
             if not self._fit.takes(value):
@@ -120,7 +122,7 @@ class OutputSlot:
                                  "give a copy")
             tensor = tensor_of(value) if value.flags.c_contiguous else None
         else:
-            tensor = _imported(value, spec, self._fit, self._kind, self._gpu)
+            tensor = _imported(value, spec, self._fit, self._kind, stream if self._gpu else None)
             if tensor is None:
                 raise InputError(f"{self._kind} {spec.name} must be an array or a tensor with __dlpack__, got "
                                  f"{type(value).__name__}; empty_outputs() makes what fits")
@@ -150,8 +152,9 @@ def _bytes(spec: TensorSpec, tensor: Any) -> int:
     return math.prod(tensor.shape) * spec.itemsize if spec.free else spec.nbytes
 
 
-def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", gpu: bool = False) -> Any:
-    """A tensor that shares the memory of a value of another library, checked; None where the value has no DLPack."""
+def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", stream: int | None = None) -> Any:
+    """A tensor that shares the memory of a value of another library, checked; None where the value has no DLPack. One
+    on a GPU is taken where there is a ``stream``, which its producer puts behind its own."""
     import tvm_ffi
 
     tensor = value
@@ -162,12 +165,13 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", gpu: 
             raise InputError(f"{kind} {spec.name} must be a tensor that needs no gradient, since compiled code gives "
                              "none; pass tensor.detach()")
         try:
-            tensor = tvm_ffi.from_dlpack(_in_order_of_streams(value) if gpu else value)
+            tensor = tvm_ffi.from_dlpack(value if stream is None else _in_order_of_streams(value, stream))
         except Exception as error:  # a sparse tensor, one of a type that nobody else has, memory that is read-only
             if kind == "input" and hasattr(value, "__array__"):
                 return None
             raise _not_here(kind, value, spec, str(error)) from error
-    if tensor.device.dlpack_device_type() != CPU and not (gpu and is_on_gpu(tensor) and not tensor.device.index):
+    if tensor.device.dlpack_device_type() != CPU and not (
+            stream is not None and is_on_gpu(tensor) and not tensor.device.index):
         raise _not_here(kind, value, spec, f"it is on {tensor.device}")
     try:
         dtype = tensor.dtype
@@ -178,11 +182,10 @@ def _imported(value: Any, spec: TensorSpec, fit: Fit, kind: str = "input", gpu: 
     return tensor
 
 
-def _in_order_of_streams(value: Any) -> Any:
-    """What DLPack gives of a tensor on a GPU, its producer told to have done before the default stream (1 to DLPack)
-    goes on: a model runs there."""
+def _in_order_of_streams(value: Any, stream: int) -> Any:
+    """What DLPack gives of a tensor on a GPU, its producer told to have done before the stream goes on."""
     where = getattr(value, "__dlpack_device__", None)
-    return value.__dlpack__(stream=1) if where is not None and where()[0] == CUDA else value
+    return value.__dlpack__(stream=dlpack_number(stream)) if where is not None and where()[0] == CUDA else value
 
 
 def _aligned(tensor: Any) -> bool:

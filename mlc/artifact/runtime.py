@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "ALIGNMENT", "CPU", "CUDA", "array_of", "empty_tensor", "function", "is_on_gpu", "load_cuda", "page_locked",
-    "tensor_of", "version", "view",
+    "ALIGNMENT", "CAPTURED", "CPU", "CUDA", "array_of", "empty_tensor", "function", "is_on_gpu", "load_cuda",
+    "page_locked", "tensor_of", "version", "view",
 ]
+
+#: what TVM adds to the name of a function for the part of it that is captured as a CUDA graph
+CAPTURED = "_cuda_graph_capture"
 
 #: a device type of DLPack
 CUDA = 2

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mlc import config
 from mlc.codegen import nvrtc
 from mlc.errors import BuildError, CodeGenerationError
+from mlc.runtime import CUDART
 
 if TYPE_CHECKING:
     import tvm
@@ -46,7 +47,6 @@ Compile = Callable[[str, Sequence[str]], bytes]
 
 _CREATE = "ffi.Module.create.cuda"
 _CALLBACK = "tvm_callback_cuda_compile"
-_CUDART = "libcudart.so.13"  # what the TVM wheel's CUDA runtime library is linked against
 _DRIVER = "libcuda.so.1"
 #: the driver functions which that library names; 100 is CUDA_ERROR_NO_DEVICE
 _DRIVER_FUNCTIONS = (
@@ -269,14 +269,14 @@ def _load_cudart() -> None:
     if has_nvcc():
         root = Path(find_nvcc()).resolve().parent.parent
         folders += [root / "lib64", root / "lib"]
-    for candidate in (_CUDART, *(folder / _CUDART for folder in folders)):
+    for candidate in (CUDART, *(folder / CUDART for folder in folders)):
         try:
             ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)
             return
         except OSError:
             continue
     raise BuildError(
-        f"building for cuda needs {_CUDART}, but it is neither on the library path nor in the compiler's folders; "
+        f"building for cuda needs {CUDART}, but it is neither on the library path nor in the compiler's folders; "
         "install the CUDA toolkit 13 or set MLC_NVCC to its nvcc"
     )
 

@@ -1,6 +1,9 @@
-// NVIDIA's runtime and driver as far as TVM's runtime calls them, on a CPU: memory is this machine's, a stream does at
-// once what it is given, and a kernel runs in the emulator. A module's image is the path of a library that
-// mlc/testing/cuda_device.py has made of the kernels.
+// NVIDIA's runtime and driver as far as TVM's runtime and mlc call them, on a CPU: memory is this machine's, and a kernel
+// runs in the emulator. A module's image is the path of a library that mlc/testing/cuda_device.py has made of the kernels.
+//
+// A stream does what it was given as late as it may, when somebody waits for it. Meanwhile every other stream takes a
+// step before each of its own, but for those that wait for an event: what nothing puts in order is found in the wrong
+// one. No stream is put in order with the default one but by events, as those are that PyTorch makes.
 //
 // Compiled twice: as the driver with -DDRIVER, else as the runtime, which counts what happens.
 #include <dlfcn.h>
@@ -9,8 +12,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 using Work = std::function<void()>;
@@ -53,13 +60,41 @@ int cuGetErrorString(int, const char** text) { *text = "the emulated driver refu
 namespace {
 constexpr int kInvalid = 1, kOutOfMemory = 2, kIllegalInCapture = 900;
 using Graph = std::vector<Work>;
-struct Counts { int64_t started, graphs, replayed, copies, held, pageable, stalls, waits; } counts;  // `held` bytes
+struct Counts { int64_t started, graphs, replayed, copies, held, pageable; } counts;  // `held` bytes
+std::string journal;  // what each stream was given, a line each
 std::map<char*, size_t> blocks;
+struct Queue { std::deque<Work> work; uint64_t taken = 0, done = 0; };
+std::map<void*, Queue> queues;
+std::set<void*> busy;  // streams that are waited for
+struct Event { void* stream; uint64_t place; };
 void* capturing;  // the stream whose work goes into `graph`
 Graph* graph;
 char stream_handles[64];
 int streams;
 size_t limit = size_t(1) << 30, used;
+
+void note(const char* what, void* stream) {
+  journal += std::string(what) + ' ' + std::to_string(reinterpret_cast<uintptr_t>(stream)) + '\n';
+}
+void later(void* stream, Work work) { queues[stream].work.push_back(std::move(work)), queues[stream].taken++; }
+void step(void* stream) {
+  Queue& queue = queues[stream];
+  Work work = std::move(queue.work.front());
+  queue.work.pop_front();
+  work(), queue.done++;
+}
+// Wait until a stream has done as much.
+void drain(void* stream, uint64_t place) {
+  if (!busy.insert(stream).second) return;
+  while (queues[stream].done < place) {
+    for (auto& [other, queue] : queues)
+      if (!queue.work.empty() && !busy.count(other)) busy.insert(other), step(other), busy.erase(other);
+    step(stream);
+  }
+  busy.erase(stream);
+}
+void drain(void* stream) { drain(stream, queues[stream].taken); }
+void drain_all() { for (auto& each : queues) drain(each.first); }
 
 int allocate(void** pointer, size_t size) {
   if (used + size > limit) return kOutOfMemory;
@@ -73,6 +108,7 @@ int release(void* pointer) {
   auto found = blocks.find(static_cast<char*>(pointer));
   if (!pointer) return 0;
   if (found == blocks.end() || capturing) return kInvalid;
+  drain_all();
   used -= found->second;
   blocks.erase(found);
   std::free(pointer);
@@ -82,9 +118,17 @@ int copy(void* to, const void* from, size_t size, void* stream) {
   // null is the default stream, which a capture of another must not wait for
   if (capturing && (stream == capturing || !stream)) return kIllegalInCapture;
   counts.copies++;
+  note("copy", stream);
   size_t known;
-  counts.pageable += !device_block(to, &known) || !device_block(from, &known);
-  std::memmove(to, from, size);
+  bool there = device_block(to, &known), here = device_block(from, &known);
+  counts.pageable += !there || !here;
+  if (here) {
+    later(stream, [=] { std::memmove(to, from, size); });
+  } else {  // has been read when this returns
+    auto kept = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
+    later(stream, [=] { std::memcpy(to, kept->data(), size); });
+  }
+  if (!there) drain(stream);
   return 0;
 }
 }  // namespace
@@ -101,12 +145,18 @@ char* device_block(const void* address, size_t* size) {
 int device_start(void* stream, Work* work) {
   if (capturing && stream == capturing) graph->push_back(*work);
   else if (capturing) return delete work, kIllegalInCapture;
-  else (*work)(), counts.started++;
+  else note("kernel", stream), later(stream, *work), counts.started++;
   delete work;
   return 0;
 }
 void device_counts(int64_t* into) { counts.held = used, std::memcpy(into, &counts, sizeof counts); }
 void device_limit(size_t bytes) { limit = bytes; }
+// What streams were given since this was asked last; is there until it is asked again.
+const char* device_journal() {
+  static std::string last;
+  last.swap(journal), journal.clear();
+  return last.c_str();
+}
 
 int cudaGetDeviceCount(int* count) { return *count = 1, 0; }
 int cudaGetDevice(int* device) { return *device = 0; }
@@ -131,10 +181,15 @@ int cudaStreamCreate(void** stream) { return *stream = stream_handles + streams+
 int cudaStreamCreateWithFlags(void** stream, unsigned) { return cudaStreamCreate(stream); }
 int cudaStreamDestroy(void*) { return 0; }
 int cudaStreamSynchronize(void* stream) {
-  counts.stalls += stream != nullptr;
-  return capturing && (stream == capturing || !stream) ? kIllegalInCapture : 0;
+  if (capturing && (stream == capturing || !stream)) return kIllegalInCapture;
+  note("synchronise", stream);
+  return drain(stream), 0;
 }
-int cudaStreamWaitEvent(void* stream, void*, unsigned) { return counts.waits += !stream, 0; }
+int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
+  note("wait", stream);
+  later(stream, [after = *static_cast<Event*>(event)] { drain(after.stream, after.place); });
+  return 0;
+}
 int cudaStreamBeginCapture(void* stream, int) {
   if (capturing || !stream) return kIllegalInCapture;
   return capturing = stream, graph = new Graph, 0;
@@ -148,15 +203,24 @@ int cudaGraphInstantiate(void** made, void* from, unsigned long long) {
 }
 int cudaGraphDestroy(void* which) { return delete static_cast<Graph*>(which), 0; }
 int cudaGraphExecDestroy(void* which) { return delete static_cast<Graph*>(which), 0; }
-int cudaGraphLaunch(void* which, void*) {
+int cudaGraphLaunch(void* which, void* stream) {
   counts.graphs++;
-  for (Work& work : *static_cast<Graph*>(which)) work(), counts.replayed++;
+  note("graph", stream);
+  for (Work& work : *static_cast<Graph*>(which)) later(stream, work), counts.replayed++;
   return 0;
 }
-int cudaEventCreate(void** event) { return *event = nullptr, 0; }
-int cudaEventDestroy(void*) { return 0; }
-int cudaEventRecord(void*, void*) { return 0; }
-int cudaEventSynchronize(void*) { return 0; }
+int cudaEventCreate(void** event) { return *event = new Event{}, 0; }
+int cudaEventCreateWithFlags(void** event, unsigned) { return cudaEventCreate(event); }
+int cudaEventDestroy(void* event) { return delete static_cast<Event*>(event), 0; }
+int cudaEventRecord(void* event, void* stream) {
+  note("record", stream);
+  return *static_cast<Event*>(event) = {stream, queues[stream].taken}, 0;
+}
+int cudaEventSynchronize(void* event) {
+  Event& after = *static_cast<Event*>(event);
+  note("await", after.stream);
+  return drain(after.stream, after.place), 0;
+}
 int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 0, 0; }
 int cudaGetLastError() { return 0; }
 int cudaPeekAtLastError() { return 0; }

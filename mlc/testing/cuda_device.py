@@ -1,7 +1,8 @@
 """A GPU that is this machine's CPU: TVM's CUDA runtime loads artifacts, copies, captures graphs and starts kernels as
 it does on a real one, and the kernels run in the :mod:`emulator <mlc.testing.cuda_emulator>`.
 
-What is NVIDIA's alone is replaced: the driver and its runtime (``cuda_device.cc``) and the compiler. So
+What is NVIDIA's alone is replaced: the driver and its runtime (``cuda_device.cc``) and the compiler. What a stream is
+given is done as late as it may be, so that a wait that is missing shows in the numbers. So
 :func:`install` must be called before anything loads TVM, in a process of its own. It is an ``sm_80``; kernels that copy
 boxes by a tensor map are not for it. Only for small models.
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Counts", "counts", "install", "limit_memory"]
+__all__ = ["Counts", "counts", "install", "journal", "limit_memory"]
 
 _SOURCE = Path(__file__).with_name("cuda_device.cc")
 _RUNTIME, _DRIVER = "libcudart.so.13", "libcuda.so.1"
@@ -27,8 +28,7 @@ _loaded: list[Any] = []
 class Counts(NamedTuple):
     """What happened since the process began: kernels ``started`` one by one, ``graphs`` launched and the kernels
     ``replayed`` by them, and ``copies`` of memory, of which so many bytes are ``held``. ``pageable`` copies have an end
-    in memory that is not CUDA's; ``stalls`` are waits of the host for a stream that is not the default one, ``waits``
-    those of the default stream for an event."""
+    in memory that is not CUDA's."""
 
     started: int
     graphs: int
@@ -36,8 +36,6 @@ class Counts(NamedTuple):
     copies: int
     held: int
     pageable: int
-    stalls: int
-    waits: int
 
     def since(self, before: Counts) -> Counts:
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
@@ -66,6 +64,15 @@ def counts() -> Counts:
     values = (ctypes.c_int64 * len(Counts._fields))()
     _loaded[0].device_counts(values)
     return Counts(*values)
+
+
+def journal() -> list[tuple[str, int]]:
+    """What streams were given since this was asked last, in order: a ``copy``, ``kernel`` or ``graph``, to ``record``
+    an event or to ``wait`` for one; and what the host waited for, a stream (``synchronise``) or an event on one
+    (``await``)."""
+    function = _loaded[0].device_journal
+    function.restype = ctypes.c_char_p
+    return [(what, int(stream)) for what, stream in map(str.split, function().decode("ascii").splitlines())]
 
 
 def limit_memory(size: int) -> None:

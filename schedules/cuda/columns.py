@@ -12,33 +12,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from math import ceil, gcd
+from math import gcd
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 
 from schedules.analysis import loads, uses
+from schedules.cuda import memory_time
 from schedules.cuda.column_shape import PIECE, TYPES, Shape, bits_of, guards, neighbours, shape_of
 from schedules.cuda.common import CudaSpace, Leaf, ceil_div, inline_injective, leaves, limits, require
-from schedules.machine import GpuMachine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.cuda.memory_time import SECTOR
+from schedules.machine import GpuMachine, gpu_machine
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["Columns"]
 
 #: numbers of 32 bits that the widest access takes, and banks of shared memory of as many bits each
 _WIDE, _BANKS = 4, 32
-#: bytes of memory that are fetched at once, at least
-_SECTOR = 32
 #: terms of a thread that are under way at once, at most
 _DEPTH = 8
 #: threads along terms, and blocks that share a sum, at most
 _MOST_TOGETHER, _MOST_PARTS = 64, 64
 _SEEDS = 6
-#: seconds from a fetch of memory until it is there, and until what a block has written can be read by another
-_LATENCY, _TOLD = 0.7e-6, 1.2e-6
-#: bytes that a multiprocessor fetches from memory in a cycle
-_PORT = 32
+#: seconds until what a block has written can be read by another
+_TOLD = 1.2e-6
+#: registers of a thread beside its sums and what it fetches
+_OTHER_REGISTERS = 12
 #: cycles that a thread takes to add up a vector of what another has left in shared memory
 _JOIN = 12
 
@@ -86,6 +86,25 @@ class Columns(CudaSpace):
 
         for tile in sorted(fitting, key=preference)[:_SEEDS]:
             yield asdict(tile)
+
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        shape, gpu, tile = shape_of(func), limits(target), _Tile(**decisions)
+        if shape is None:
+            return None
+        misfit = _misfit(tile, shape, gpu)
+        require(misfit is None, str(misfit))
+        return _seconds(tile, shape, gpu, resident)
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint | None:
+        shape, tile = shape_of(func), _Tile(**decisions)
+        if shape is None:
+            return None
+        fetched = _piece_bytes(tile, shape)
+        return Footprint.of(
+            gpu_machine(target), tile.threads, _OTHER_REGISTERS + shape.vector + ceil_div(fetched, 4),
+            _shared_bytes(tile, shape), 1, tile.threads * fetched, tensor_cores=False)
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = shape_of(sch.mod["main"])
@@ -331,32 +350,37 @@ def _misfit(tile: _Tile, shape: Shape, gpu: GpuMachine) -> str | None:
         return "a sum with a border that is not there must be one thread's"
     if shape.terms % (tile.parts * tile.together) or shape.columns // shape.vector % tile.lanes:
         return "threads must have equal numbers of terms, and blocks of results"
-    shared = 4 * (tile.together + 1) * (tile.lanes * shape.vector + 3 * _BANKS * (shape.vector == 2 * _WIDE))
-    if shared > gpu.shared_bytes:
-        return f"the threads' sums must fit {gpu.shared_bytes} bytes, got {shared}"
+    if _shared_bytes(tile, shape) > gpu.shared_bytes:
+        return f"the threads' sums must fit {gpu.shared_bytes} bytes, got {_shared_bytes(tile, shape)}"
     if tile.parts > 1 and shape.vector % tile.together:
         return f"threads must divide {shape.vector} results of a part, got {tile.together}"
     return None
 
 
-def _seconds(tile: _Tile, shape: Shape, gpu: GpuMachine) -> float:
-    """Time of a tile, reckoned: as many bytes are fetched as are under way in the time that a fetch takes, but no more
-    than the memory gives; then threads' sums meet, and blocks'."""
-    blocks = ceil_div(shape.pieces, tile.lanes) * tile.parts
-    terms = shape.terms // (tile.parts * tile.together)
-    piece = shape.vector * shape.bits // 8
-    at_once = gpu.multiprocessors * max(1, min(
+def _shared_bytes(tile: _Tile, shape: Shape) -> int:
+    """For the threads' sums of a block."""
+    if tile.together == 1:
+        return 0
+    return 4 * (tile.together + 1) * (tile.lanes * shape.vector + 3 * _BANKS * (shape.vector == 2 * _WIDE))
+
+
+def _seconds(tile: _Tile, shape: Shape, gpu: GpuMachine, resident: int = 0) -> float:
+    """Time of a tile, reckoned: terms are fetched, then threads' sums meet, and blocks'."""
+    resident = resident or max(1, min(
         gpu.blocks_per_multiprocessor, gpu.threads_per_multiprocessor // tile.threads))
-    waves = ceil(blocks / at_once)
-    running = min(shape.pieces * tile.parts * tile.together, at_once * tile.threads)
-    under_way = running * piece * min(terms, _depth(shape, tile))
+    blocks, piece = ceil_div(shape.pieces, tile.lanes) * tile.parts, shape.vector * shape.bits // 8
     row = tile.lanes * piece  # what neighbouring threads fetch; others have the rest of its last sectors
-    whole = row % _SECTOR == 0 and shape.columns * shape.bits // 8 % _SECTOR == 0
-    scattered = 1.0 if whole else 1.0 + _SECTOR / (2 * row)
-    fetched = shape.pieces * shape.terms * piece * scattered
-    uneven = ceil(blocks / gpu.multiprocessors) * gpu.multiprocessors / blocks if blocks > gpu.multiprocessors else 1.0
-    ports = min(blocks, gpu.multiprocessors) * _PORT * gpu.hz
-    seconds = waves * _LATENCY + fetched * max(uneven / gpu.memory_rate, _LATENCY / under_way, 1.0 / ports)
-    if tile.together > 1:
-        seconds += waves * _JOIN * tile.together / gpu.hz
-    return seconds + (_TOLD + _JOIN * tile.parts / gpu.hz if tile.parts > 1 else 0.0)
+    whole = row % SECTOR == 0 and shape.columns * shape.bits // 8 % SECTOR == 0
+    scattered = 1.0 if whole else 1.0 + SECTOR / (2 * row)
+    running = min(shape.pieces * tile.parts * tile.together, gpu.multiprocessors * resident * tile.threads)
+    found = memory_time.seconds(
+        gpu, blocks=blocks, resident=resident, under_way=running * _piece_bytes(tile, shape),
+        memory=shape.pieces * shape.terms * piece * scattered,
+        cycles=_JOIN * tile.together if tile.together > 1 else 0)
+    return found + (_TOLD + _JOIN * tile.parts / gpu.hz if tile.parts > 1 else 0.0)
+
+
+def _piece_bytes(tile: _Tile, shape: Shape) -> int:
+    """Bytes that a thread has under way."""
+    terms = shape.terms // (tile.parts * tile.together)
+    return shape.vector * shape.bits // 8 * min(terms, _depth(shape, tile))

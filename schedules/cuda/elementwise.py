@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -11,7 +11,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
 
-from schedules.analysis import BlockInfo, analyse, loads, op_name, uses, walk, widest_run
+from schedules.analysis import BlockInfo, analyse, loads, op_name, remembered, uses, walk, widest_run
+from schedules.cuda import memory_time
 from schedules.cuda.common import (
     CudaSpace,
     Leaf,
@@ -21,15 +22,22 @@ from schedules.cuda.common import (
     leaves,
     limits,
     require,
+    scratch,
     uniform,
 )
-from schedules.space import Decisions, Knob, Pick
+from schedules.cuda.memory_time import traffic_of
+from schedules.machine import gpu_machine
+from schedules.space import Decisions, Footprint, Knob, Pick
 
 __all__ = ["Elementwise"]
 
 _VECTOR_TYPES = frozenset({"float32", "int32", "float16", "bfloat16", "int8", "uint8"})
 #: threads that a multiprocessor has at least where each takes several results at once
 _LEAST_THREADS = 128
+#: neighbouring results that a thread may have
+_WIDTHS = (1, 2, 4, 8)
+#: registers of a thread beside what it fetches
+_OTHER_REGISTERS = 16
 
 
 def _vector(info: BlockInfo, wanted: int) -> int:
@@ -90,6 +98,15 @@ def _agree(info: BlockInfo, width: int) -> bool:
                == width for condition in conditions if uses(condition, [info.variables[last]]))
 
 
+@remembered
+def _largest(func: tirx.PrimFunc) -> tuple[int, Mapping[int, int]]:
+    """How many results the largest kernel of a function has, and how many of them one access takes for each that is
+    wanted."""
+    sch = scratch(func)
+    info = max((leaf.info for leaf in inline_injective(sch, leaves(sch))), key=lambda info: info.elements)
+    return info.elements, {wanted: _vector(info, wanted) for wanted in _WIDTHS}
+
+
 class Elementwise(CudaSpace):
     """Functions without a reduction: maps, broadcasts, transposes, gathers, concatenations, splits."""
 
@@ -101,7 +118,7 @@ class Elementwise(CudaSpace):
 
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         threads = tuple(t for t in (64, 128, 256, 512, 1024) if t <= limits(target).threads_per_block)
-        return (Knob("threads", threads), Knob("vector", (1, 2, 4, 8)))
+        return (Knob("threads", threads), Knob("vector", _WIDTHS))
 
     def seeds(self, func: tirx.PrimFunc, target: tvm.target.Target) -> Iterator[Decisions]:
         gpu = limits(target)
@@ -117,6 +134,30 @@ class Elementwise(CudaSpace):
         for threads in (256, 128) if filled else (128, 256):
             for vector in vectors:
                 yield {"threads": threads, "vector": vector}
+
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        gpu, traffic, (points, _) = limits(target), traffic_of(func), _largest(func)
+        asked = self.footprint(func, target, decisions)
+        vector = self._at_once(func, decisions)
+        resident, blocks = resident or asked.resident, ceil_div(points, asked.threads * vector)
+        running = min(blocks, gpu.multiprocessors * resident)
+        return memory_time.seconds(
+            gpu, blocks=blocks, resident=resident, under_way=running * asked.under_way / asked.resident,
+            memory=traffic.moved)
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint:
+        traffic, (points, _), vector = traffic_of(func), _largest(func), self._at_once(func, decisions)
+        gpu = gpu_machine(target)
+        threads = min(decisions["threads"], ceil_div(ceil_div(points, vector), gpu.warp) * gpu.warp)
+        fetched = vector * max(1, traffic.read // points)
+        return Footprint.of(gpu, threads, _OTHER_REGISTERS + ceil_div(fetched, 4), 0, 1, threads * fetched,
+                            tensor_cores=False)
+
+    def _at_once(self, func: tirx.PrimFunc, decisions: Decisions) -> int:
+        _, widths = _largest(func)
+        return widths[decisions["vector"]]
 
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         threads, wanted = pick("threads"), pick("vector")

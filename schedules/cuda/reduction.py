@@ -34,8 +34,10 @@ from schedules.cuda.common import (
     scratch,
     uniform,
 )
-from schedules.machine import GpuMachine
-from schedules.space import Decisions, InvalidDecision, Knob, Pick
+from schedules.cuda.memory_time import traffic_of
+from schedules.cuda.reduction_time import ReduceKernel, RowKernel
+from schedules.machine import GpuMachine, gpu_machine
+from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
 
 __all__ = ["Reduce", "Rows", "follows", "own_order"]
 
@@ -74,6 +76,7 @@ class _RowShape:
     columns: int
     row_loops: tuple[int, ...]  # positions among the last leaf's iterators
     vector: int  # elements that every access along a row may take at once
+    stages: int  # reductions
 
 
 @remembered
@@ -97,7 +100,8 @@ def _row_shape(func: tirx.PrimFunc) -> _RowShape | None:
     # each stage must describe the same rows, or one block would compute another's statistics again
     if columns == 1 or any(stage.info.outputs != count for stage in stages):
         return None
-    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in found))
+    return _RowShape(count, columns, tuple(sorted(rows)), min(_along_rows(leaf) for leaf in found),
+                     len(stages))
 
 
 def _along_rows(leaf: Leaf) -> int:
@@ -152,6 +156,19 @@ class Rows(CudaSpace):
             most = 64 if held <= _HELD and (shape.vector == _VECTORS[-1] or held > 16) else 16
             yield {"threads": count, "vector": shape.vector, "unroll": most}
 
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        shape, gpu = _row_shape(func), limits(target)
+        if shape is None:
+            return None
+        require(shape.vector % decisions["vector"] == 0, "so many neighbours of a row can't be accessed at once")
+        return _row_kernel(shape, decisions).seconds(gpu, traffic_of(func), resident)
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint | None:
+        shape = _row_shape(func)
+        return None if shape is None else _row_kernel(shape, decisions).footprint(gpu_machine(target), traffic_of(func))
+
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = _row_shape(sch.mod["main"])
         if shape is None:
@@ -181,6 +198,11 @@ class Rows(CudaSpace):
             else:
                 _spread(sch, sch.fuse(*reducing), threads, unroll)
         require_joined(sch)
+
+
+def _row_kernel(shape: _RowShape, decisions: Decisions) -> RowKernel:
+    held = _HELD if shape.columns % (decisions["threads"] * decisions["vector"]) == 0 else 0
+    return RowKernel(shape.rows, shape.columns, shape.stages, held, **decisions)
 
 
 def _spread(sch: s_tir.Schedule, loop: Any, threads: int, unroll: int, vector: int = 1) -> Any:
@@ -319,6 +341,20 @@ class Reduce(CudaSpace):
         for t, a in sorted(pairs, key=lambda pair: _estimate(pair[0], pair[1], shape, gpu))[:6]:
             yield {"threads_together": t, "threads_apart": a, "unroll": 16}
 
+    def price(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions, resident: int = 0
+    ) -> float | None:
+        shape, gpu = _reduce_shape(func), limits(target)
+        if shape is None:
+            return None
+        require(_pair_fits(decisions["threads_together"], decisions["threads_apart"], gpu), "too many threads, or few")
+        return _reduce_kernel(shape, decisions).seconds(gpu, traffic_of(func), resident)
+
+    def footprint(self, func: tirx.PrimFunc, target: tvm.target.Target, decisions: Decisions) -> Footprint | None:
+        shape = _reduce_shape(func)
+        return None if shape is None else _reduce_kernel(shape, decisions).footprint(
+            gpu_machine(target), traffic_of(func))
+
     def schedule(self, sch: s_tir.Schedule, target: tvm.target.Target, pick: Pick) -> None:
         shape = _reduce_shape(sch.mod["main"])
         if shape is None:
@@ -351,6 +387,13 @@ class Reduce(CudaSpace):
             sch.annotate(outer, "pragma_auto_unroll_max_step", unroll)
             sch.annotate(outer, "pragma_unroll_explicit", 0)
         require_joined(sch)
+
+
+def _reduce_kernel(shape: _ReduceShape, decisions: Decisions) -> ReduceKernel:
+    together = decisions["threads_together"]
+    vector = shape.at_once(together) if together > 1 else 1
+    return ReduceKernel(shape.results, shape.terms, shape.terms_run, vector, together, decisions["threads_apart"],
+                        decisions["unroll"])
 
 
 def _axis(first: bool) -> str:

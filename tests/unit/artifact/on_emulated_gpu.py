@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,6 @@ def on_device() -> dict[str, Any]:
     back = runtime.empty_tensor((5, 24), "float32")
     copy(out, back)
     facts = {"error": error([runtime.array_of(back)], case.reference(x)), "streams": given.streams, **counts}
-    with tvm_ffi.use_raw_stream(GPU, 12345):  # whatever stream is current, the graph runs on the default one
-        facts["other_stream"], after = counted(lambda: error(exe(there), case.reference(x)))
-        _, before = counted(lambda: exe(x))
-        facts |= {f"waits_of_{name}": [n["stalls"], n["waits"]] for name, n in (("gpu", after), ("host", before))}
     flat = runtime.view(there, (24, 5), "float32")
     facts["refused"] = [refusal(lambda: exe(flat)), refusal(lambda: exe.run([there], [there]))]
     host = exe.empty_outputs()
@@ -131,6 +128,106 @@ def on_device() -> dict[str, Any]:
     facts |= {"host": error(host, case.reference(x)), "host_pageable": into["pageable"]}
     facts["profiled"] = sorted(exe.profile(x, repeats=2)) == sorted(f["symbol"] for f in exe.metadata["functions"])
     return facts
+
+
+def streams() -> dict[str, Any]:
+    """Which stream each thing is done on, and in which order of streams a call gives what it should."""
+    case = programs.dense()
+    exe = load(FOLDER / "dense.so")  # as `calls` left it
+    copy = runtime.function("runtime.TVMTensorCopyFromTo")
+    given = [arrays(exe, seed)[0] for seed in (1, 2, 3, 4)]
+    there = [runtime.empty_tensor((5, 24), "float32", GPU) for _ in given]
+    out = [runtime.empty_tensor((5, 24), "float32", GPU) for _ in given]
+    for array, tensor in zip(given, there, strict=True):
+        copy(runtime.tensor_of(array), tensor)
+    GPU.sync()
+    exe(given[0])  # captures the graph
+    cuda_device.journal()
+    facts: dict[str, Any] = {}
+
+    def of(number: int) -> float:
+        back = runtime.empty_tensor((5, 24), "float32")
+        copy(out[number], back)
+        return error([runtime.array_of(back)], case.reference(given[number]))
+
+    producer = Producer(there[0])
+    exe.run([producer], [out[0]], stream=71)
+    facts["asked_of_producer"], facts["named"] = producer.streams, cuda_device.journal()
+    facts["before_it_is_awaited"] = of(0)
+    cuda_device.journal()
+    for number, stream in enumerate((72, 73, 73, 74)):
+        exe.run([there[number]], [out[number]], stream=stream)
+    facts["several"] = cuda_device.journal()
+    GPU.sync(74)
+    facts["after"] = [of(number) for number in range(4)]
+    cuda_device.journal()
+    with tvm_ffi.use_raw_stream(GPU, 75):
+        facts["results_here"] = error(exe(there[0]), case.reference(given[0]))
+        facts["current"] = cuda_device.journal()
+        facts["arrays_here"] = error(exe(given[1]), case.reference(given[1]))
+        facts["current_of_arrays"] = cuda_device.journal()
+    exe.run([there[2]], [out[2]])
+    facts["nobody_names_one"], facts["default"] = of(2), cuda_device.journal()
+    exe.run([there[0]], [out[0]], stream=76)
+    mixed = exe.empty_outputs()
+    exe.run([given[3]], mixed, stream=77)
+    facts["mixed"], facts["into_this_machine"] = error(mixed, case.reference(given[3])), cuda_device.journal()
+    facts["torch"] = torch_stream(exe, there[0], out[0])
+    exe.profile(given[0], repeats=1)
+    with tvm_ffi.use_raw_stream(GPU, 78):
+        cuda_device.journal()
+        exe.profile(given[0], repeats=1)
+    facts["no_graph"] = [*dict.fromkeys(cuda_device.journal())]
+    facts["refused"] = [refusal(lambda bad=bad: exe.run([there[0]], [out[0]], stream=bad)) for bad in ("a", -1, True)]
+    return facts
+
+
+def torch_stream(exe: Executable, x: Any, y: Any) -> Any:
+    """Where a call runs whose input is PyTorch's, which is no more than its streams here."""
+    class Tensor(Producer):
+        is_cuda, requires_grad = True, False
+
+    torch = types.ModuleType("torch")
+    torch.Tensor = Tensor
+    torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=79))
+    cuda_device.journal()
+    kept = sys.modules.get("torch")
+    sys.modules["torch"] = torch
+    try:
+        exe.run([Tensor(x)], [y])
+    finally:
+        del sys.modules["torch"]
+        if kept is not None:
+            sys.modules["torch"] = kept
+    return cuda_device.journal()
+
+
+def without_the_event() -> list[float]:
+    """What two calls on two streams give where nothing puts them in order."""
+    from mlc.artifact import streams as module
+
+    case, exe = programs.dense(), load(FOLDER / "dense.so")
+    given = [arrays(exe, seed)[0] for seed in (1, 2)]
+    there, out = ([runtime.empty_tensor((5, 24), "float32", GPU) for _ in given] for _ in range(2))
+    copy = runtime.function("runtime.TVMTensorCopyFromTo")
+    for array, tensor in zip(given, there, strict=True):
+        copy(runtime.tensor_of(array), tensor)
+    GPU.sync()
+    exe(given[0])
+    kept, module.Event.hold_back = module.Event.hold_back, lambda self, stream: None
+    try:
+        for number, stream in enumerate((81, 82)):
+            exe.run([there[number]], [out[number]], stream=stream)
+        GPU.sync(82)
+        GPU.sync(81)
+    finally:
+        module.Event.hold_back = kept
+    errors = []
+    for array, tensor in zip(given, out, strict=True):
+        back = runtime.empty_tensor((5, 24), "float32")
+        copy(tensor, back)
+        errors.append(error([runtime.array_of(back)], case.reference(array)))
+    return errors
 
 
 def refusal(act: Callable[[], Any]) -> str:
@@ -214,5 +311,6 @@ if __name__ == "__main__":
         facts = alone[sys.argv[2]]()
     else:
         facts = {name: calls(name, make()) for name, make in PROGRAMS.items()}
-        facts |= {"device": on_device(), "without_memory": without_memory()}
+        facts |= {"device": on_device(), "streams": streams(), "without_the_event": without_the_event(),
+                  "without_memory": without_memory()}
     print(json.dumps(facts))

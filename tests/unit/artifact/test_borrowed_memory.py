@@ -259,3 +259,11 @@ def test_an_input_may_have_no_elements(library: str) -> None:
         past = np.ones((1, 2, before, 4), np.float32)
         given = past if library == "numpy" else torch.from_numpy(past)
         np.testing.assert_array_equal(exe(given, new)[0], np.concatenate([past, new], axis=2))
+
+
+def test_code_for_cpus_has_no_stream(dense: tuple[Executable, programs.Program]) -> None:
+    exe, _ = dense
+    out = exe.empty_outputs()
+    with pytest.raises(InputError) as caught:
+        exe.run(_arrays(exe), out, stream=0)
+    assert str(caught.value) == "a stream is a GPU's, but the model was compiled for a CPU; leave it out"

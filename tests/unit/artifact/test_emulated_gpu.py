@@ -52,15 +52,68 @@ def test_copies_need_not_wait_for_this_machine(facts: dict[str, Any]) -> None:
     assert facts["device"]["host_pageable"] == 0
 
 
-def test_the_default_stream_waits_for_the_callers(facts: dict[str, Any]) -> None:
-    """This machine does for what it reads itself: a copy that is under way may write to it."""
-    assert (facts["device"]["waits_of_gpu"], facts["device"]["waits_of_host"]) == ([0, 1], [1, 0])
+def given_to(stream: int) -> list[list[Any]]:
+    """What a call of a graph with one input and one output is: nothing of it is elsewhere."""
+    return [["copy", stream], ["graph", stream], ["copy", stream]]
+
+
+def test_a_call_runs_on_the_stream_that_is_named(facts: dict[str, Any]) -> None:
+    """It returns at once where all is on the GPU: results are there when the stream has come to its end."""
+    streams = facts["streams"]
+    assert streams["named"] == [*given_to(71), ["record", 71]] and streams["asked_of_producer"] == [71]
+    assert streams["before_it_is_awaited"] > 1e30 and max(streams["after"]) <= 1e-5
+
+
+def test_only_another_stream_waits_for_an_event(facts: dict[str, Any]) -> None:
+    first, second = ([["wait", stream], *given_to(stream), ["record", stream]] for stream in (72, 73))
+    again, last = [*given_to(73), ["record", 73]], [["wait", 74], *given_to(74), ["record", 74]]
+    assert facts["streams"]["several"] == [*first, *second, *again, *last]
+
+
+def test_a_missing_event_would_show(facts: dict[str, Any]) -> None:
+    """Else what the emulated GPU says of streams is worth nothing."""
+    assert max(facts["without_the_event"]) > 0.1
+
+
+def test_the_callers_current_stream_is_one(facts: dict[str, Any]) -> None:
+    """Of ``tvm_ffi``, then of PyTorch. Arrays of this machine's, which a copy on that stream may still write to, are
+    read behind it."""
+    streams = facts["streams"]
+    assert streams["current"] == [["wait", 75], *given_to(75), ["synchronise", 75]]
+    assert streams["current_of_arrays"] == [["synchronise", 75], *given_to(75), ["synchronise", 75]]
+    assert streams["torch"] == [*given_to(79), ["record", 79]]
+    assert max(streams["results_here"], streams["arrays_here"]) <= 1e-5
+
+
+def test_what_nobody_names_a_stream_for_is_awaited(facts: dict[str, Any]) -> None:
+    streams = facts["streams"]
+    assert streams["default"][:4] == [*given_to(0), ["synchronise", 0]] and streams["nobody_names_one"] <= 1e-5
+
+
+def test_page_locked_memory_is_written_to_behind_the_call_before(facts: dict[str, Any]) -> None:
+    call = facts["streams"]["into_this_machine"][4:]
+    assert call == [["wait", 77], ["await", 76], ["synchronise", 77], *given_to(77), ["synchronise", 77]]
+    assert facts["streams"]["mixed"] <= 1e-5
+
+
+def test_kernels_that_are_no_graph_stay_on_the_default_stream(facts: dict[str, Any]) -> None:
+    """Their memory is handed out in the order of calls. Two events put them between what else the stream does."""
+    done = [tuple(each) for each in facts["streams"]["no_graph"]]
+    assert {stream for what, stream in done if what == "kernel"} == {0}
+    assert done.index(("record", 78)) < done.index(("wait", 0)) < done.index(("kernel", 0)) < done.index(("wait", 78))
+    assert ("synchronise", 0) in done, "each kernel is awaited where it runs"
+
+
+def test_what_is_no_stream_is_refused_in_one_line(facts: dict[str, Any]) -> None:
+    for reason, given in zip(facts["streams"]["refused"], ("'a'", "-1", "True"), strict=True):
+        assert reason == ("a stream must be the number of a cudaStream_t, or have __cuda_stream__ as PyTorch's and "
+                          f"CuPy's do, got {given}; take torch.cuda.current_stream(), or leave it out")
 
 
 def test_tensors_on_the_gpu(facts: dict[str, Any]) -> None:
-    """They are read and written there; their producer waits for the default stream, which DLPack calls 1."""
+    """They are read and written there; their producer is told of the default stream, which DLPack calls 1."""
     device = facts["device"]
-    assert max(device["error"], device["host"], device["other_stream"]) <= 1e-5
+    assert max(device["error"], device["host"]) <= 1e-5
     assert (device["graphs"], device["started"], device["copies"]) == (1, 0, 2)
     assert device["streams"] == [1]
     shape, apart = device["refused"]

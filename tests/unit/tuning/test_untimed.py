@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import te, topi
 
 from mlc.cli.main import main
 from mlc.codegen.inspection import Kernel, find_nvdisasm
@@ -34,6 +36,9 @@ from mlc.tuning.report import TuneReport
 from mlc.tuning.untimed import inspect, objection
 from schedules import registry
 from schedules.cuda.mma import TensorCoreGemm
+from schedules.cuda.reduction import Rows
+from schedules.machine import gpu_machine
+from schedules.space import Space
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 BY_NAME = {case.name: case for case in CASES}
@@ -128,6 +133,62 @@ def test_every_point_is_priced(name: str) -> None:
     assert all(space.realise(point) is not None for _, point in found[::20])
 
 
+#: what waits for memory, by its space
+MEMORY_BOUND = {
+    "softmax": "cuda.rows", "softmax_wide": "cuda.rows", "layer_norm": "cuda.rows", "global_pool": "cuda.reduce",
+    "max_pool": "cuda.reduce", "sum_columns": "cuda.reduce", "row_matrix_f16": "cuda.columns",
+    "mean_last": "cuda.columns", "relu_f16": "cuda.elementwise", "transpose": "cuda.elementwise",
+}
+memory_bound = pytest.mark.parametrize("name", MEMORY_BOUND)
+
+
+@memory_bound
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_what_waits_for_memory_has_a_price(name: str, arch: str) -> None:
+    """Never less than its bytes take, and the first seed's is near the least of what is unrolled as far."""
+    space = TaskSpace(task_of(name, f"cuda:{arch}"))
+    assert space.space.name == MEMORY_BOUND[name]
+    gpu, first, prices = gpu_machine(space.target), next(iter(space.seeds())), every_price(space)
+    least = sum(np.dtype(str(p.ty.dtype)).itemsize * math.prod(map(int, p.ty.shape))
+                for p in space.task.func.params) / gpu.memory_rate
+    assert min(prices.values()) > least
+    unroll = [place for place, knob in enumerate(space.knobs) if knob.name == "unroll"]
+    alike = [price for point, price in prices.items() if all(point[place] == first[place] for place in unroll)]
+    assert prices[first] <= 1.3 * min(alike)
+    assert max(prices.values()) > min(prices.values()) or name == "transpose"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None or find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
+@pytest.mark.parametrize("name", ["softmax_wide", "sum_columns", "row_matrix_f16", "relu_f16"])
+def test_the_compiler_agrees_with_what_waits_for_memory(name: str) -> None:
+    space = TaskSpace(task_of(name))
+    candidate = next(c for c in map(space.realise, space.seeds()) if c is not None)
+    found = space.space.footprint(space.task.func, space.target, candidate.decisions)
+    (kernel,) = inspect(candidate, space.target)
+    assert found is not None and kernel.threads == found.threads and not found.tensor_cores
+    assert 0.5 <= found.registers / kernel.registers <= 2
+    assert 0.7 <= (found.shared_bytes + 64) / (kernel.shared_bytes + 64) <= 1.3
+
+
+@memory_bound
+def test_fewer_blocks_are_no_cheaper(name: str) -> None:
+    space = TaskSpace(task_of(name))
+    for decisions in space.space.seeds(space.task.func, space.target):
+        few, many = (space.space.price(space.task.func, space.target, decisions, blocks) for blocks in (1, 8))
+        assert few is not None and many is not None and few >= many > 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16384, 1024), (4096, 8192)])
+def test_long_rows_take_what_their_bytes_do(rows: int, columns: int) -> None:
+    """At the memory's rate, and no less than that of one that goes through them with single warps."""
+    data = te.placeholder((rows, columns), "float32", "x")
+    func = te.create_prim_func([data, topi.nn.softmax(data)])
+    space = TaskSpace(Task("softmax", func, resolve("cuda:sm_80")))
+    first, least = next(iter(space.seeds())), 8 * rows * columns / gpu_machine(space.target).memory_rate
+    price = space.price(first)
+    assert space.space.name == "cuda.rows" and price is not None and least < price < 1.5 * least
+
+
 def test_what_fits_no_machine_has_no_price() -> None:
     """However few cycles it would take."""
     space = TaskSpace(task_of("wgmma_f16_gelu", "cuda:sm_90a"))
@@ -150,8 +211,9 @@ def test_of_a_large_space_a_sample_is_priced() -> None:
     assert found == by_price(TaskSpace(task_of("mma_bf16")), 50)
 
 
-def test_without_a_price_there_are_seeds() -> None:
+def test_without_a_price_there_are_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     space = TaskSpace(task_of("softmax"))
+    monkeypatch.setattr(Rows, "price", Space.price)
     assert [point for _, point in by_price(space)] == list(space.seeds())
 
 
