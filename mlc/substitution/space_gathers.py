@@ -53,19 +53,17 @@ def _rows() -> list[Family]:
 
 
 def _products() -> list[Family]:
-    """Of rows, at indices of one axis and of two that a model makes one of, of columns, and of matrices."""
-    rows, flat = "gather axis=0", "reshape shape=s*t,k"
+    """Of rows, of columns, and of matrices."""
+    rows = "gather axis=0"
     return [
         _family("gather-product", 2, {"x": "n k", "w": "k m"}, f"matmul;{rows}"),
-        stated("gather-product-flat", {"x": "n k", "w": "k m", "i": "s t"},
-               ("matmul", (flat, (rows, "x", "i")), "w"), ("reshape shape=s*t,m", (rows, ("matmul", "x", "w"), "i"))),
         _family("gather-product-columns", 2, {"w": "m k", "x": "k n"}, f"matmul;{_TAKEN}"),
         _family("gather-product-batch", 3, {"x": "n m k", "w": "n k c"}, f"matmul;{rows}", matmul=1, gather=2),
     ]
 
 
 def _moved() -> list[Family]:
-    """Tables that are cut, joined, repeated and turned, indices that are joined, and rows of rows."""
+    """Tables that are cut, joined, repeated and turned, indices that are joined and viewed otherwise, rows of rows."""
     along, joined = "gather axis=1", {"x": _TABLE, "i": "p A q", "j": "p B q"}
     return [
         _family("gather-joined-behind", 3, {"x": "a n A", "y": "a n B"}, f"concat axis=2;{_TAKEN}", concat=1, gather=2),
@@ -79,6 +77,8 @@ def _moved() -> list[Family]:
                (along, "x", ("slice axis=1 begin=I-1 end=I+J-1", "i"))),
         stated("gather-gathered", {"x": _TABLE, "i": "p m q", "j": "t"},
                ("gather axis=2", (along, "x", "i"), "j"), (along, "x", ("gather axis=1", "i", "j"))),
+        stated("gather-flattened", {"x": "n c", "i": _ROWS},
+               ("reshape shape=r,c", ("gather axis=0", "x", "i")), ("gather axis=0", "x", ("reshape shape=r,", "i"))),
         stated("gather-repeated", {"x": "1 n c", "i": _ROWS},
                (along, ("expand shape=M,n,c", "x"), "i"), ("expand shape=M,s,c", (along, "x", "i"))),
         stated("gather-of-repeated", {"x": "a 1 c", "i": _ROWS},
