@@ -14,8 +14,8 @@ from functools import lru_cache, reduce
 from operator import add, mul
 from typing import Any, TypeAlias
 
-__all__ = ["LOOKUP", "Atom", "Condition", "FloorDiv", "Lookup", "Mod", "Poly", "Symbol", "as_poly", "at_least", "divides",
-           "equal", "integer", "less"]
+__all__ = ["LOOKUP", "Atom", "Condition", "FloorDiv", "Lookup", "Mod", "Poly", "Symbol", "as_poly", "at_least",
+           "divides", "equal", "integer", "less"]
 
 #: among the values of symbols, what gives elements of integer tensors: ``(tensor, indices) -> integers``
 LOOKUP = "[]"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlc.operators import OPERATORS, infer
-from mlc.operators.index import as_poly
+from mlc.operators.index import integer
 from mlc.substitution.graph import Graph, Ref
 
 __all__ = ["extents", "random_indices"]
@@ -17,7 +17,7 @@ __all__ = ["extents", "random_indices"]
 def extents(graph: Graph, shapes: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     """By name of an input that is gathered at, the extent of the shortest axis that it is for. The attributes and the
     ``shapes`` are numbers; raises :class:`~mlc.operators.ShapeError` where the graph is ill-formed."""
-    known: dict[Ref, Any] = dict(shapes)
+    known: dict[Any, Any] = dict(shapes)
     found: dict[str, int] = {}
     if all(node.op != "gather" for node in graph.nodes):
         return found
@@ -25,7 +25,8 @@ def extents(graph: Graph, shapes: Mapping[str, Sequence[Any]]) -> dict[str, int]
         operands = [known[ref] for ref in node.inputs]
         [known[place, 0]] = infer(node.op, operands, node.attributes)
         if node.op == "gather":
-            extent = as_poly(operands[0][int(node.completed["axis"])]).constant  # type: ignore[call-overload]
+            axis: Any = node.completed["axis"]
+            extent = integer(operands[0][axis])
             for name in _moved(graph, node.inputs[1]):
                 found[name] = min(found.get(name, extent), extent)
     return found

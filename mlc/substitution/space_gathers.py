@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mlc.substitution.family import Family, family, stated
+from mlc.substitution.family import Call, Family, family, stated
 
 __all__ = ["families"]
 
-_WORLD = {"a": 2, "n": 3, "c": 4, "s": 5, "m": 2, "k": 4, "t": 2, "C": 4, "N": 3, "A": 2, "B": 3, "I": 2, "J": 2, "K": 2}
+_WORLD = {"a": 2, "n": 3, "c": 4, "s": 5, "m": 2, "k": 4, "A": 2, "B": 3, "I": 2, "J": 2, "K": 2}
 #: axes before and behind the one that is gathered along, any number of them each
 _TABLE, _ROWS, _TAKEN = "a n c", "s", "gather axis=1"
 _FUNCTIONS = ("relu", "sigmoid", "tanh", "exp", "gelu", "silu")
@@ -46,10 +46,14 @@ def _rows() -> list[Family]:
     found = [stated("gather-softmax", given, ("softmax axis=2", (_TAKEN, "x", "i")),
                     (_TAKEN, ("softmax axis=2", "x"), "i"))]
     for name, parameters in (("layer_norm", "gb"), ("rms_norm", "g")):
-        norm = f"{name} inverse_epsilon=e"
-        found.append(stated(f"gather-{name}", {**given, **dict.fromkeys(parameters, "c")},
-                            (norm, (_TAKEN, "x", "i"), *parameters), (_TAKEN, (norm, "x", *parameters), "i")))
+        taken, before = _norm(name, (_TAKEN, "x", "i"), parameters), _norm(name, "x", parameters)
+        found.append(stated(f"gather-{name}", {**given, **dict.fromkeys(parameters, "c")}, taken,
+                            (_TAKEN, before, "i")))
     return found
+
+
+def _norm(name: str, x: Call | str, parameters: str) -> Call:
+    return (f"{name} inverse_epsilon=e", x, *parameters)
 
 
 def _products() -> list[Family]:

@@ -21,7 +21,7 @@ def foldable(op: str) -> bool:
 
 
 def fold(term: Term, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The array that the operator makes of ``arrays``, which are its inputs: of float32, or of indices that are moved."""
+    """The array that the operator makes of ``arrays``, which are its inputs: float32, or indices that are moved."""
     known = OPERATORS[term.op]
     wide = not (known.pointwise or known.movement)  # rounded once
     with np.errstate(all="ignore"):

@@ -57,10 +57,10 @@ def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             yield from (under(t, guards) for t in _demands(then, names))
             yield from (under(t, case) for case in opposites(guards) for t in _demands(otherwise, names))
-        case Within(index, extent, inner):
+        case Within(index, extent, there):
             places = tuple(translated(p).substituted(names) for p in (index, extent))
             yield Term(Fraction(1), (), (), (("read", WITHIN, places),))
-            yield from _demands(inner, names)
+            yield from _demands(there, names)
         case Sum(variables, body):
             yield from _bound(variables, (), body, names)
         case Max(variables, conditions, body):

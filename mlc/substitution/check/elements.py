@@ -52,8 +52,8 @@ def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             found = [under(t, guards) for t in terms_of(then, names)]
             return _few(found + [under(t, case) for case in opposites(guards) for t in terms_of(otherwise, names)])
-        case Within(_, _, inner):
-            return terms_of(inner, names)
+        case Within(_, _, there):
+            return terms_of(there, names)
         case Sum(variables, body):
             bound, inner, ranges = bind(variables, names)
             return [make_term(t.factor, (*bound, *t.names), (*ranges, *t.guards), t.atoms)

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from mlc.errors import MlcError
 from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol
 
-__all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need", "number",
-           "parse", "positive", "quotient", "spend", "translated", "walked"]
+__all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need",
+           "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
 
 #: multiplications of monomials in one check, and what an expression may be at most
 _WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 4_000_000, 2_000, 24, 60, 40, 4_000

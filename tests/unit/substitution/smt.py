@@ -91,8 +91,9 @@ def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: R
     solved = at_sizes(rule, numbers)
     source, target = (compose(side, solved.shapes)[0] for side in (solved.source, solved.target))
     whole = set(rule.certificate["whole"]["forward"]) if rule.certificate else set()
-    drawn = {name: np.random.default_rng(len(name)).integers(0, extent, [int(s.constant or 0) for s in solved.shapes[name]])
-             for name, extent in extents(solved.source, solved.shapes).items()}
+    shapes = {name: tuple(int(s.constant or 0) for s in shape) for name, shape in solved.shapes.items()}
+    drawn = {name: np.random.default_rng(extent).integers(0, extent, shapes[name])
+             for name, extent in extents(solved.source, shapes).items()}
     values = {LOOKUP: lambda tensor, places: int(drawn[tensor][tuple(places)])}
     for one, other in zip(source, target, strict=True):
         for _ in range(elements):
@@ -134,7 +135,7 @@ def _index(poly: Poly, values: Mapping[str, Any]) -> Any:
                 continue
             if isinstance(atom, Lookup):
                 places = [_index(i, values) for i in atom.indices]
-                part = part * (values[LOOKUP] if LOOKUP in values else _element)(atom.tensor, places)
+                part = part * values.get(LOOKUP, _element)(atom.tensor, places)
                 continue
             n, d = _index(atom.numerator, values), _index(atom.denominator, values)
             plain = isinstance(n, int) and isinstance(d, int)
