@@ -5,7 +5,7 @@ prime field), ``laws`` what is known about functions that are not polynomial.
 """
 
 # ruff: noqa: F401 (importing a family enters its operators into the table)
-from mlc.operators import constants, expansions, movement, pointwise, products, reductions, windows
+from mlc.operators import constants, expansions, indexing, movement, pointwise, products, reductions, windows
 from mlc.operators.operator import OPERATORS, Attributes, Operator, operators_where, relax_where
 from mlc.operators.shapes import infer
 from mlc.operators.tensor import Requirements, ShapeError, Tensor, tensor_input

@@ -53,12 +53,18 @@ class Arithmetic(Protocol):
         """Not above any number; the largest of none."""
         ...
 
+    @property
+    def undefined(self) -> Any:
+        """Stands for an element of an index outside of its axis; not told from others over the field."""
+        ...
+
 
 class Real:
     """float64, as numpy computes it."""
 
     dtype: Any = np.float64
     lowest = -np.inf
+    undefined = np.nan
 
     add, sub, mul, neg, reciprocal = np.add, np.subtract, np.multiply, np.negative, np.reciprocal
     maximum, matmul = np.maximum, np.matmul
@@ -144,6 +150,7 @@ class Field:
     dtype = np.uint64
     #: the representative of -(p-1)/2
     lowest = _u(PRIME // 2 + 1)
+    undefined = _u(0)
 
     def constant(self, value: Fraction | int) -> Any:
         value = Fraction(value)

@@ -1,4 +1,5 @@
-"""Sizes and indices: integer polynomials over named symbols, with floor division and remainder as further atoms.
+"""Sizes and indices: integer polynomials over named symbols, with floor division, remainder and elements of integer
+tensors as further atoms.
 
 A size such as ``2*c + 1`` and an index such as ``y*stride + r - pad`` are both a :class:`Poly`. Equal polynomials are
 equal objects in the sense of ``==`` and hash alike, so that they serve as keys; what is equal only under conditions is
@@ -13,8 +14,11 @@ from functools import lru_cache, reduce
 from operator import add, mul
 from typing import Any, TypeAlias
 
-__all__ = ["Atom", "Condition", "FloorDiv", "Mod", "Poly", "Symbol", "as_poly", "at_least", "divides", "equal",
-           "integer", "less"]
+__all__ = ["LOOKUP", "Atom", "Condition", "FloorDiv", "Lookup", "Mod", "Poly", "Symbol", "as_poly", "at_least",
+           "divides", "equal", "integer", "less"]
+
+#: among the values of symbols, what gives elements of integer tensors: ``(tensor, indices) -> integers``
+LOOKUP = "[]"
 
 
 @dataclass(frozen=True, order=True)
@@ -49,7 +53,18 @@ class Mod:
         return f"(({self.numerator}) % ({self.denominator}))"
 
 
-Atom: TypeAlias = Symbol | FloorDiv | Mod
+@dataclass(frozen=True)
+class Lookup:
+    """The element of a tensor of integers at indices: any integer, of which equal indices make equal ones."""
+
+    tensor: str
+    indices: tuple[Poly, ...]
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{', '.join(map(str, self.indices))}]"
+
+
+Atom: TypeAlias = Symbol | FloorDiv | Mod | Lookup
 #: atoms with repetition, in the order of their texts
 Monomial: TypeAlias = tuple[Atom, ...]
 
@@ -87,13 +102,15 @@ class Poly:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names of all symbols, those inside divisions as well."""
+        """The names of all symbols, those inside divisions and of the indices of elements as well."""
         if self._symbols is None:
             found: set[str] = set()
             for monomial, _ in self.terms:
                 for atom in monomial:
                     if isinstance(atom, Symbol):
                         found.add(atom.name)
+                    elif isinstance(atom, Lookup):
+                        found.update(*(index.symbols for index in atom.indices))
                     else:
                         found |= atom.numerator.symbols | atom.denominator.symbols
             self._symbols = frozenset(found)
@@ -185,11 +202,14 @@ class Poly:
         return quotient
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """The value where symbols have ``values``: integers, or integer arrays that broadcast."""
+        """The value where symbols have ``values``: integers, or integer arrays that broadcast; :data:`LOOKUP` among
+        them gives elements of tensors."""
 
         def of(atom: Atom) -> Any:
             if isinstance(atom, Symbol):
                 return values[atom.name]
+            if isinstance(atom, Lookup):
+                return values[LOOKUP](atom.tensor, [index.evaluate(values) for index in atom.indices])
             numerator, denominator = atom.numerator.evaluate(values), atom.denominator.evaluate(values)
             return numerator // denominator if isinstance(atom, FloorDiv) else numerator % denominator
 
@@ -203,6 +223,8 @@ class Poly:
         def of(atom: Atom) -> Poly:
             if isinstance(atom, Symbol):
                 return values.get(atom.name, Poly.atom(atom))
+            if isinstance(atom, Lookup):
+                return Poly.atom(Lookup(atom.tensor, tuple(index.substitute(values) for index in atom.indices)))
             numerator, denominator = atom.numerator.substitute(values), atom.denominator.substitute(values)
             return numerator // denominator if isinstance(atom, FloorDiv) else numerator % denominator
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mlc.operators.arithmetic import Arithmetic, Array
-from mlc.operators.index import Condition, Poly
-from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.operators.index import LOOKUP, Condition, Poly
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
 from mlc.operators.tensor import Tensor
 
 __all__ = ["elementwise", "interpret"]
@@ -31,6 +31,7 @@ def interpret(
         values[f"#{axis}"] = np.arange(extent).reshape(-1, *(1,) * (len(shape) - axis - 1))
         indices.append(Poly.symbol(f"#{axis}"))
     grid = _Grid(inputs, arithmetic, values, len(shape))
+    values[LOOKUP] = grid.looked_up
     found = grid.value(tensor.element(*indices), np.array(True))
     return np.broadcast_to(found, shape).astype(arithmetic.dtype)
 
@@ -74,6 +75,10 @@ class _Grid:
             case Select(conditions, then, otherwise):
                 chosen = self._hold(conditions)
                 return np.where(chosen, self.value(then, live & chosen), self.value(otherwise, live & ~chosen))
+            case Within(index, extent, value):
+                place = np.asarray(index.evaluate(self.values))
+                inside = (place >= 0) & (place < extent.evaluate(self.values))
+                return np.where(inside, self.value(value, live & inside), number.undefined)
             case Sum(variables, body):
                 return number.total(self._over(variables, (), body, live), tuple(range(len(variables))))
             case Max(variables, conditions, body):
@@ -100,6 +105,12 @@ class _Grid:
                 raise IndexError(f"the index {index} leaves an axis of {extent} elements")
             places.append(np.clip(place, 0, extent - 1))
         return array[tuple(places)]
+
+    def looked_up(self, tensor: str, indices: Sequence[Any]) -> Array:
+        """Elements of a tensor of integers; any where the indices leave it."""
+        array = self.inputs[tensor]
+        places = (np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True))
+        return np.asarray(array[tuple(places)]).astype(np.int64)
 
     def _over(
         self, variables: tuple[tuple[str, Poly], ...], conditions: tuple[Condition, ...], body: Scalar, live: Array

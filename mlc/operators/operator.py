@@ -66,7 +66,8 @@ class Operator:
     #: works element by element: it commutes with what only moves elements, and costs next to nothing in the kernel that
     #: makes an operand
     pointwise: bool = False
-    #: an element may be undefined although all that it is computed of is defined (a quotient, a logarithm, a root)
+    #: an element may be undefined although all that it is computed of is defined (a quotient, a logarithm, a root);
+    #: indices of a model lie in their axes, and are clamped where they do not
     partial: bool = False
     #: finite values that do not grow from one use to the next: whatever was computed of zeros stays finite
     tame: bool = False

@@ -63,7 +63,7 @@ FOREIGN: dict[str, Foreign] = {
         Foreign(partial=True),
     ),
     "power": Foreign(2, pointwise=True, partial=True, tame=False),
-    **dict.fromkeys(("flip", "gather_elements", "gather_nd", "repeat", "take", "tile"), Foreign(movement=True)),
+    **dict.fromkeys(("flip", "gather_elements", "gather_nd", "repeat", "tile"), Foreign(movement=True)),
 }
 
 

@@ -4,7 +4,8 @@ The language of specifications. It is over the reals (rounding is not modelled);
 :class:`Call` of a name, about which only the laws of :mod:`mlc.operators.laws` are known. An expression is defined
 where all is that it evaluates: every :class:`Reciprocal` of what is not 0, every call of what is in the function's
 domain, every element that is read. Nothing makes up for a part that is not: ``0 * (1/x)`` is not defined where ``x``
-is 0. A :class:`Select` evaluates what it selects alone.
+is 0. A :class:`Select` evaluates what it selects alone, and an index that data give has to lie in its axis
+(:class:`Within`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeAlias
 
 from mlc.operators.index import Condition, Poly
 
-__all__ = ["Add", "Call", "Const", "Max", "Mul", "Read", "Reciprocal", "Scalar", "Select", "Size", "Sum"]
+__all__ = ["Add", "Call", "Const", "Max", "Mul", "Read", "Reciprocal", "Scalar", "Select", "Size", "Sum", "Within"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,15 @@ class Select:
 
 
 @dataclass(frozen=True)
+class Within:
+    """``value``; not defined where ``index``, which data give, is none of 0 to ``extent`` less one."""
+
+    index: Poly
+    extent: Poly
+    value: Scalar
+
+
+@dataclass(frozen=True)
 class Sum:
     """The sum of ``body`` over index variables from 0 to their extents less one. Variables are unique in a graph."""
 
@@ -91,4 +101,4 @@ class Call:
     args: tuple[Scalar, ...]
 
 
-Scalar: TypeAlias = Const | Read | Size | Add | Mul | Reciprocal | Select | Sum | Max | Call
+Scalar: TypeAlias = Const | Read | Size | Add | Mul | Reciprocal | Select | Within | Sum | Max | Call

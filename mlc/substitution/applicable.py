@@ -77,6 +77,8 @@ def _rank(op: str, attributes: Attributes, operands: list[int | None]) -> int | 
         return len(shape)
     if any(rank is None for rank in operands):
         return None
+    if op == "gather":
+        return sum(rank for rank in operands if rank is not None) - 1
     rank = max(rank for rank in operands if rank is not None)
     if isinstance(axes, tuple) and attributes.get("keepdims") == 0:
         return rank - len(axes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlc.operators import OPERATORS, ShapeError
-from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
+from mlc.operators.index import Condition, Mod, Poly, Symbol
 from mlc.substitution.codec import RuleError, condition_text
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.entailment import Facts, quotients, without_remainders
@@ -186,7 +186,7 @@ def solvable(poly: Poly) -> tuple[str, Poly] | None:
     """A symbol that ``poly == 0`` determines, and its value; one whose value is plainly positive if possible."""
     options = []
     for monomial, factor in poly.terms:
-        if len(monomial) != 1 or abs(factor) != 1 or isinstance(monomial[0], (FloorDiv, Mod)):
+        if len(monomial) != 1 or abs(factor) != 1 or not isinstance(monomial[0], Symbol):
             continue
         rest = poly - Poly({monomial: factor})
         if monomial[0].name not in rest.symbols:

@@ -11,6 +11,7 @@ and ``["pos", q, witness that n >= 0]`` is ``q >= 0``.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mlc.operators.index import Condition, FloorDiv, Mod, Poly, Symbol
+from mlc.operators.index import LOOKUP, Condition, FloorDiv, Lookup, Mod, Poly, Symbol
 
 __all__ = ["Facts", "Witness", "quotients", "without_remainders"]
 
@@ -43,6 +44,8 @@ def without_remainders(poly: Poly) -> Poly:
         for atom in monomial:
             if isinstance(atom, Symbol):
                 product = product * Poly.atom(atom)
+            elif isinstance(atom, Lookup):
+                product = product * Poly.atom(Lookup(atom.tensor, tuple(map(without_remainders, atom.indices))))
             else:
                 n, d = without_remainders(atom.numerator), without_remainders(atom.denominator)
                 product = product * (n - d * (n // d) if isinstance(atom, Mod) else n // d)
@@ -61,6 +64,9 @@ def quotients(polys: Iterable[Poly]) -> list[FloorDiv]:
                     visit(atom.numerator)
                     visit(atom.denominator)
                     found[atom] = None
+                elif isinstance(atom, Lookup):
+                    for index in atom.indices:
+                        visit(index)
 
     for poly in polys:
         visit(poly)
@@ -266,7 +272,7 @@ class Facts:
         sample = self.samples()
         if sample is None or not goal.symbols <= sample.keys():
             return False
-        return bool(np.any(goal.evaluate(sample) < 0))
+        return bool(np.any(goal.evaluate({**sample, LOOKUP: _drawn}) < 0))
 
     def samples(self) -> Mapping[str, Any] | None:
         """Points that satisfy all facts, as arrays by symbol; None if random search met none."""
@@ -283,7 +289,8 @@ class Facts:
             for name in waiting:
                 bounds = [b for p in self.polys for b in _upper(p, name) if b.symbols <= values.keys()]
                 if bounds:
-                    top = np.minimum.reduce([b.evaluate(values) + np.zeros(points, int) for b in bounds])
+                    top = np.minimum.reduce([b.evaluate({**values, LOOKUP: _drawn}) + np.zeros(points, int)
+                                             for b in bounds])
                     values[name] = np.floor(rng.random(points) * (np.maximum(top, 0) + 1)).astype(int)
                     waiting.remove(name)
                     break
@@ -291,8 +298,16 @@ class Facts:
                 return {}
         holds = np.ones(points, bool)
         for poly in self.polys:
-            holds &= poly.evaluate(values) >= 0
+            holds &= poly.evaluate({**values, LOOKUP: _drawn}) >= 0
         return {n: v[holds] for n, v in values.items()} if holds.any() else {}
+
+
+def _drawn(tensor: str, indices: Sequence[Any]) -> Any:
+    """Elements of a tensor of small integers, for samples: the same at equal indices."""
+    mixed = zlib.crc32(tensor.encode()) % 1009
+    for index in indices:
+        mixed = (mixed * 37 + index) * 101 % 1009
+    return mixed % 7
 
 
 def _quotient(number: Fraction | int, divisor: Fraction | int) -> Fraction | int:

@@ -9,7 +9,7 @@ graphs use them in different orders (an interchange), the family asks for all or
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -61,7 +61,7 @@ def graphs(family: Family, counts: Counts) -> Iterator[tuple[Term | None, Term]]
     known: dict[bytes, Term] = {}
     levels: list[list[Term]] = [[]]
     for name, shape in family.inputs.items():
-        value = random_input(name, tuple(int(s.evaluate(sizes)) for s in shape))
+        value = random_input(name, tuple(int(s.evaluate(sizes)) for s in shape), family.indices.get(name))
         term = Term(len(known), None, (), (name,), frozenset(), value)
         known[_key(value)] = term
         levels[0].append(term)
@@ -102,6 +102,8 @@ def _combinations(family: Family, levels: list[list[Term]], size: int) -> Iterat
             nodes = operands[0].nodes if arity == 1 else operands[0].nodes | operands[1].nodes
             # two inputs in both orders, so that commutativity itself is found
             if step.op in COMMUTATIVE and operands[0].number > operands[1].number and size > 1:
+                continue
+            if family.indices and not _indices_fit(family.indices, step.op, operands):
                 continue
             if family.filters and not _roles_fit(family.filters, step.op, operands):
                 continue
@@ -158,6 +160,18 @@ def _roles_fit(filters: frozenset[str], op: str, operands: tuple[Term, ...]) -> 
     if op == "conv2d":
         return roles == [False, True] and not _uses(op, operands)
     return op == "mul" or len(set(roles)) == 1
+
+
+def _indices_fit(indices: Mapping[str, int], op: str, operands: tuple[Term, ...]) -> bool:
+    """Whether tensors of indices are only moved, with each other, and gathers are of others at such."""
+    kinds = [_is_index(indices, term) for term in operands]
+    if op == "gather":
+        return kinds == [False, True]
+    return not any(kinds) or (all(kinds) and OPERATORS[op].movement)
+
+
+def _is_index(indices: Mapping[str, int], term: Term) -> bool:
+    return term.inputs[0] in indices if term.step is None else _is_index(indices, term.operands[0])
 
 
 def _uses(op: str, operands: tuple[Term, ...]) -> int:

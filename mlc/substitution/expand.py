@@ -8,7 +8,8 @@ from itertools import count
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.laws import LAWS
-from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
+from mlc.substitution.check.elements import WITHIN
 from mlc.substitution.check.integers import positive, translated
 from mlc.substitution.entailment import without_remainders
 from mlc.substitution.maxima import largest, made
@@ -56,6 +57,8 @@ class Expander:
             for case in negations(guards):
                 found += [self._guarded(t, case) for t in self.expand(value.otherwise, names)]
             return tuple(found)
+        if isinstance(value, Within):
+            return self.expand(value.value, names)
         if isinstance(value, (Sum, Max)):
             inner, variables, ranges = self._bind(value.variables, names)
             if isinstance(value, Sum):
@@ -86,6 +89,9 @@ class Expander:
             yield from (self._guarded(t, guards) for t in self._demands(value.then, names))
             for case in negations(guards):
                 yield from (self._guarded(t, case) for t in self._demands(value.otherwise, names))
+        elif isinstance(value, Within):
+            yield from self.expand(Read(WITHIN, (value.index, value.extent)), names)
+            yield from self._demands(value.value, names)
         elif isinstance(value, (Sum, Max)):
             inner, variables, ranges = self._bind(value.variables, names)
             if isinstance(value, Max):

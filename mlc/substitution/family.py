@@ -49,6 +49,8 @@ class Family:
     derived: bool = False
     #: whether it is a part of the table searched uniformly: of pairs that are instances of one law that law is judged
     uniform: bool = False
+    #: inputs that are indices, and of how many elements: they are only moved, gathered and gathered at
+    indices: Mapping[str, int] = field(default_factory=dict)
     #: whether near misses are looked for, and made rules by correcting what differs; nothing else is then
     near: bool = False
     #: the sides of the one pair that a family states; nothing is enumerated then

@@ -19,8 +19,9 @@ from mlc.operators.evaluate import evaluate
 from mlc.operators.index import as_poly
 from mlc.operators.tensor import ShapeError
 from mlc.substitution.graph import Graph, concrete
+from mlc.substitution.indices import extents, random_indices
 from mlc.substitution.prove import Refuted
-from mlc.substitution.refute import judge
+from mlc.substitution.refute import at_sizes, judge
 from mlc.substitution.rule import Rule
 from mlc.substitution.unify import products
 
@@ -29,9 +30,10 @@ __all__ = ["agree", "assignments", "random_input", "values_of"]
 Array = Any
 
 
-def random_input(name: str, shape: tuple[int, ...]) -> Array:
-    """The field elements of the input ``name``: the same for equal names and shapes."""
-    return FIELD.random(np.random.default_rng([zlib.crc32(name.encode()), *shape]), shape)
+def random_input(name: str, shape: tuple[int, ...], extent: int | None = None) -> Array:
+    """The field elements of the input ``name``: the same for equal names and shapes; indices where it has an extent."""
+    rng = np.random.default_rng([zlib.crc32(name.encode()), *shape])
+    return FIELD.random(rng, shape) if extent is None else random_indices(rng, shape, extent).astype(FIELD.dtype)
 
 
 def values_of(graph: Graph, inputs: Mapping[str, Array], sizes: Mapping[str, int]) -> list[Array]:
@@ -87,8 +89,9 @@ def agree(rule: Rule, sizes: Mapping[str, int]) -> bool:
     """Whether both sides are well-formed and equal at a random point for these sizes, and the target is defined at
     points with zeros wherever the source is."""
     shapes = {n: tuple(int(s.evaluate(sizes)) for s in map(as_poly, shape)) for n, shape in rule.shapes.items()}
-    inputs = {name: random_input(name, shape) for name, shape in shapes.items()}
     try:
+        indices = extents(at_sizes(rule, sizes).source, shapes)
+        inputs = {name: random_input(name, shape, indices.get(name)) for name, shape in shapes.items()}
         left, right = values_of(rule.source, inputs, sizes), values_of(rule.target, inputs, sizes)
     except ShapeError:
         return False

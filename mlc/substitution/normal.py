@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from mlc.operators.index import Condition, FloorDiv, Poly, Symbol, as_poly
+from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol, as_poly
 from mlc.operators.scalar import Read
 from mlc.substitution.entailment import without_remainders
 
@@ -168,6 +168,9 @@ def replaced(poly: Poly, quotient: FloorDiv, by: Poly) -> Poly:
             elif isinstance(atom, FloorDiv):
                 product = product * (replaced(atom.numerator, quotient, by)
                                      // replaced(atom.denominator, quotient, by))
+            elif isinstance(atom, Lookup):
+                indices = tuple(replaced(index, quotient, by) for index in atom.indices)
+                product = product * Poly.atom(Lookup(atom.tensor, indices))
             else:
                 product = product * Poly.atom(atom)
         total = total + product

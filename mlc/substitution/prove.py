@@ -24,6 +24,7 @@ from mlc.operators import ShapeError
 from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
 from mlc.substitution.assume import assumed, composed, plain, settled
+from mlc.substitution.check.elements import WITHIN
 from mlc.substitution.check.integers import CertificateError
 from mlc.substitution.check.ranks import check_blocks
 from mlc.substitution.codec import RuleError, condition_text, content_hash
@@ -116,6 +117,8 @@ class _Defined:
                     break
                 except Stuck:
                     if tightens and not group and (attains or not self.thorough):
+                        raise
+                    if tightens and group == WITHIN:
                         raise
             else:
                 self.whole.append(group)

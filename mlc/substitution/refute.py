@@ -20,6 +20,7 @@ from mlc.operators.index import Condition, Poly, as_poly
 from mlc.substitution.assume import assumed
 from mlc.substitution.compose import compose, with_sizes
 from mlc.substitution.graph import Graph
+from mlc.substitution.indices import extents, random_indices
 from mlc.substitution.rule import Rule
 
 __all__ = ["Refuted", "at_sizes", "compared", "defined_somewhere", "draw_sizes", "find_counterexample", "judge", "run",
@@ -119,7 +120,7 @@ def judge(rule: Rule, sizes: Mapping[str, int], seed: int = 0) -> Refuted | bool
     solved = at_sizes(rule, sizes)
     shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
     found = False
-    for values in _inputs(shapes, seed):
+    for values in _inputs(shapes, seed, _indices(solved)):
         answer = compared(solved, sizes, values)
         if answer is None or isinstance(answer, Refuted):
             return answer or False
@@ -172,8 +173,10 @@ def spoiling(rule: Rule, tries: int = 8) -> tuple[set[str], set[str]]:
     for sizes in draw_sizes(rule, tries):
         solved = at_sizes(rule, sizes)
         shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
-        for name in shapes:
+        indices = _indices(solved)
+        for name in (each for each in shapes if each not in indices):
             values = {n: rng.integers(1, 5, s).astype(float) for n, s in shapes.items()}
+            values |= {n: random_indices(rng, shapes[n], extent) for n, extent in indices.items()}
             for place in rng.integers(values[name].size, size=min(2, values[name].size)):
                 spoilt = {**values, name: values[name].copy()}
                 spoilt[name].flat[place] = np.nan
@@ -189,7 +192,26 @@ def spoiling(rule: Rule, tries: int = 8) -> tuple[set[str], set[str]]:
     return forward, backward
 
 
-def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
+def _indices(solved: Rule) -> dict[str, int]:
+    """The inputs of a rule at concrete sizes that its source gathers at, with the extents."""
+    try:
+        return extents(solved.source, solved.shapes)
+    except ShapeError:
+        return {}
+
+
+def _inputs(shapes: Mapping[str, tuple[int, ...]], seed: int, indices: Mapping[str, int] | None = None
+            ) -> Iterator[dict[str, Any]]:
+    """Values of all inputs: those of :func:`_numbers`, and for ``indices`` integers up to their extents; the extent
+    itself among them now and then, which is none."""
+    indices = indices or {}
+    rng = np.random.default_rng((seed, len(indices)))
+    for place, numbers in enumerate(_numbers(shapes, seed)):
+        yield numbers | {name: random_indices(rng, shapes[name], extent + (place == 1))
+                         for name, extent in indices.items()}
+
+
+def _numbers(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[dict[str, Any]]:
     """Small integers of both signs but 0, positive ones for functions that are defined there alone, few with many zeros
     among them, where reciprocals are not defined, quarters about 0, where functions cross that do not among integers,
     eighths nearer to it, where erf is steeper than 1, and each tensor of zeros alone beside positive ones."""
@@ -215,7 +237,9 @@ def defined_somewhere(rule: Rule) -> bool:
         solved = at_sizes(rule, sizes)
         shapes = {name: tuple(int(d.constant or 0) for d in shape) for name, shape in solved.shapes.items()}
         large = {name: np.random.default_rng(0).uniform(20, 90, shape) for name, shape in shapes.items()}
-        for values in (*_inputs(shapes, 0), large, {name: value / 100 for name, value in large.items()}):
+        indices = {name: np.zeros(shapes[name]) for name in _indices(solved)}
+        for values in (*_inputs(shapes, 0, _indices(solved)), large | indices,
+                       {name: value / 100 for name, value in large.items()} | indices):
             with np.errstate(all="ignore"):
                 if any(np.isfinite(each).any() for each in run(solved.source, values)):
                     return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from mlc.substitution import space_near, space_products, space_reductions, space_rows, space_uniform
+from mlc.substitution import space_gathers, space_near, space_products, space_reductions, space_rows, space_uniform
 from mlc.substitution.family import Family, family
 
 __all__ = ["AREAS", "FAMILIES", "UNIFORM", "area_of"]
@@ -32,7 +32,8 @@ def _image(*names: str, channels: str = "c") -> dict[str, str]:
 def _families() -> tuple[Family, ...]:
     areas = {"pointwise": _pointwise(), "products": _products(), "convolutions": _convolutions(),
              "poolings": _poolings(), "reshapes": _reshapes(), "reductions": space_reductions.families(),
-             "orders": space_products.families(), "rows": space_rows.families(), "windows": space_near.families()}
+             "orders": space_products.families(), "rows": space_rows.families(), "windows": space_near.families(),
+             "gathers": space_gathers.families()}
     # four operands of one shape, which the sides of an interchange read in different orders
     return tuple(replace(each, area=area, all_orders=each.name.startswith("join-"))
                  for area, families in areas.items() for each in families)

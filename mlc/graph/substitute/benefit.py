@@ -37,7 +37,8 @@ class Benefit(IntEnum):
     elementwise operators of what a reduction leaves that were of what it reads, or operators of what is not yet
     repeated; ``CHEAPER``: as many products, or more that correct what one computes otherwise, which may be fewer
     multiplications, as sizes say; ``APART``: a product or a reshape of each part of a concatenation, of use where a
-    part is repeated; ``SHORTER``: fewer operators, or slices taken later; ``NONE``: none of these. At run time, each.
+    part is repeated; ``SHORTER``: fewer operators, or slices taken later, or indices viewed
+    and not rows; ``NONE``: none of these. At run time, each.
     """
 
     JOIN = 0
@@ -159,9 +160,17 @@ def _benefit(source: _Side, target: _Side, constant: frozenset[str]) -> Benefit:
     if _taken_apart(source, target):
         return Benefit.APART
     cuts_later = target.last(constant) == {"slice"} and "slice" not in source.last(constant)
-    if len(after) < len(before) or (len(after) == len(before) and cuts_later):
+    views_earlier = _viewed(source.graph) and not _viewed(target.graph)
+    if len(after) < len(before) or (len(after) == len(before) and (cuts_later or views_earlier)):
         return Benefit.SHORTER if fewer == len(products) else Benefit.NONE
     return Benefit.NONE
+
+
+def _viewed(side: Graph) -> bool:
+    """Whether rows that were gathered are viewed otherwise, not the indices: what is done with them next no longer
+    reads rows."""
+    return any(node.op == "reshape" and not isinstance(ref, str) and side.nodes[ref[0]].op == "gather"
+               for node in side.nodes for ref in node.inputs)
 
 
 def _reduces(op: str) -> bool:

@@ -118,7 +118,7 @@ def _same_where_changed(own: TermGraph, taken: TermGraph) -> bool | None:
         ours, theirs = _compared(*graphs, cutting)
         if max(map(_products, (ours, theirs))) > _MOST_PRODUCTS or max(map(_elements, (ours, theirs))) > _MOST_ELEMENTS:
             return None
-        leaf = _leaves(arithmetic)
+        leaf = _indexed(_leaves(arithmetic), (ours, theirs), arithmetic)
         with np.errstate(all="ignore"):
             pairs = zip(_values(ours, leaf, arithmetic), _values(theirs, leaf, arithmetic), strict=True)
             if all(_close(a, b, most) for a, b in pairs):
@@ -140,6 +140,33 @@ def _leaves(arithmetic: Arithmetic) -> _Leaf:
         return values
 
     return leaf
+
+
+def _indexed(leaf: _Leaf, graphs: Sequence[TermGraph], arithmetic: Arithmetic) -> _Leaf:
+    """The leaves, of which those that the graphs gather at are indices of the shortest of the axes."""
+    extents: dict[tuple[str, int], int] = {}
+
+    def note(graph: TermGraph, place: int, extent: int) -> None:
+        term = graph.terms[place]
+        if term.leaf:
+            key = term.op, term["id"]
+            extents[key] = min(extent, extents.get(key, extent))
+        for source in () if term.leaf else term.inputs[:1] if term.op == "gather" else term.inputs:
+            note(graph, source, extent)
+
+    for graph in graphs:
+        for term in graph.terms:
+            if term.op == "gather":
+                table, indices = term.inputs
+                note(graph, indices, graph.terms[table].shape[term["axis"]])
+
+    def drawn(op: str, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        if (op, number) not in extents:
+            return leaf(op, number, shape)
+        seed = [zlib.crc32(f"{op} {number}".encode()), extents[op, number]]
+        return arithmetic.integers(np.random.default_rng(seed).integers(0, extents[op, number], shape))
+
+    return drawn
 
 
 def _close(own: np.ndarray, taken: np.ndarray, most: float) -> bool:
@@ -209,7 +236,7 @@ def _products(graph: TermGraph) -> float:
 
 def difference(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> float:
     """The largest difference in float64, relative to the largest element of the tensor that differs."""
-    worst, leaf = 0.0, _independent(seed, REAL)
+    worst, leaf = 0.0, _indexed(_independent(seed, REAL), (ours, theirs), REAL)
     for a, b in zip(_values(ours, leaf, REAL), _values(theirs, leaf, REAL), strict=True):
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             worst = max(worst, 0.0 if np.array_equal(a, b, equal_nan=True) else float("inf"))
@@ -220,7 +247,7 @@ def difference(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> float:
 
 def identical(ours: TermGraph, theirs: TermGraph, seed: int = 0) -> bool:
     """Whether both give the same elements of the field of 2^61 - 1 elements."""
-    leaf = _independent(seed, FIELD)
+    leaf = _indexed(_independent(seed, FIELD), (ours, theirs), FIELD)
     pairs = zip(_values(ours, leaf, FIELD), _values(theirs, leaf, FIELD), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 

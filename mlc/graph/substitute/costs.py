@@ -78,6 +78,8 @@ class Costs:
         if option.op == "matmul":
             seconds = self._scale["matmul"] * self._matmul(sources)
             return Cost(seconds + self._packing(option, shapes, constant), fusable=True)
+        if option.op == "gather":  # of a table the rows that are taken, and where they are
+            return Cost(self._moving(2 * _bytes(shape) + _bytes(shapes[option.inputs[1]])), fusable=True)
         if OPERATORS[option.op].pointwise:
             others = moved - _bytes(shape) - max(_bytes(s) for s in sources)
             return Cost(self._moving(max(0.0, others)) - self._moving(0.0) + 1e-9, True, self._moving(moved))

@@ -21,7 +21,7 @@ def foldable(op: str) -> bool:
 
 
 def fold(term: Term, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The float32 array that the operator makes of ``arrays``, which are its inputs."""
+    """The array that the operator makes of ``arrays``, which are its inputs: float32, or indices that are moved."""
     known = OPERATORS[term.op]
     wide = not (known.pointwise or known.movement)  # rounded once
     with np.errstate(all="ignore"):
@@ -32,4 +32,5 @@ def fold(term: Term, arrays: Sequence[np.ndarray]) -> np.ndarray:
         else:
             [result] = evaluate(term.op, arrays, dict(term.attributes), SINGLE)
     assert math.prod(result.shape) == math.prod(term.shape), f"{term.op} must make {term.shape}, got {result.shape}"
-    return np.ascontiguousarray(result.reshape(term.shape), dtype="float32")
+    moved = bool(arrays) and np.issubdtype(arrays[0].dtype, np.integer)
+    return np.ascontiguousarray(result.reshape(term.shape), dtype=arrays[0].dtype if moved else "float32")

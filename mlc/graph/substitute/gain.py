@@ -64,7 +64,7 @@ class _Bound:
         for each in best:
             sizes[_root(group, each)] = sizes.get(_root(group, each), 0) + 1
         saved = sum(gain * (1.0 - 1.0 / sizes[_root(group, each)]) for each, gain in best.items())
-        saved += self._sums() + self._reduced(earlier) + self._ordered(orders) + self._repeated()
+        saved += self._sums() + self._reduced(earlier) + self._ordered(orders) + self._repeated() + self._looked_up()
         total = self._total()
         return saved / total if total else 0.0
 
@@ -105,10 +105,26 @@ class _Bound:
 
     def _repeated(self) -> float:
         """What is saved where products of what is repeated were free."""
-        if not any(node.op == "expand" for nodes in self._egraph.nodes.values() for node in nodes):
+        if not any(node.op in ("expand", "gather") for nodes in self._egraph.nodes.values() for node in nodes):
             return 0.0
         return sum(self._own(each) for each, nodes in self._egraph.nodes.items() for node in nodes
                    if node.op in PRODUCTS and any(repeated(self._egraph, i) for i in node.inputs)) * (1.0 + _AROUND)
+
+    def _looked_up(self) -> float:
+        """What is saved where all that is computed of rows of constants, each for itself, were free."""
+        rows: dict[int, bool] = {}
+        for each in self._classes:  # operands first
+            each = self._egraph.find(each)
+            node = next(iter(self._egraph.nodes[each]))
+            inputs = [i for i in map(self._egraph.find, node.inputs) if i not in self._constant]
+            if node.op == "gather":
+                rows[each] = self._egraph.find(node.inputs[0]) in self._constant
+            elif each not in self._constant:
+                alone = not node.leaf and (len(inputs) == 1 or node.op == "concat")
+                rows[each] = alone and all(rows[i] for i in inputs)
+        taken = (each for each, alone in rows.items() if alone)
+        return sum(self._own(each) for each in taken
+                   if next(iter(self._egraph.nodes[each])).op != "gather") * (1.0 + _AROUND)
 
     def _own(self, each: int) -> float:
         """Seconds of what makes a class, as a kernel of its own."""

@@ -113,14 +113,15 @@ class Pattern(Rewrite):
 
 
 def repeated(graph: EGraph, each: int) -> bool:
-    """Whether a class is what an ``expand`` has repeated, or joined or viewed of such."""
+    """Whether a class is what an ``expand`` has repeated, rows of a constant, or joined or viewed of such: what a
+    product makes of each part is made once, or when the model is compiled."""
     seen, pending = set[int](), [each]
     while pending:
         found = graph.find(pending.pop())
         if found not in seen:
             seen.add(found)
             for node in graph.nodes[found]:
-                if node.op == "expand":
+                if node.op == "expand" or (node.op == "gather" and graph.constant[graph.find(node.inputs[0])]):
                     return True
                 if node.op in ("concat", "reshape"):
                     pending.extend(node.inputs)

@@ -27,6 +27,7 @@ __all__ = ["Reading", "read"]
 
 #: operators by their names in Relax
 _KNOWN = {each.relax.name: each for each in OPERATORS.values() if each.relax is not None}
+_GATHER = "take"
 #: those that are not defined everywhere, of the table and of the others
 _PARTIAL = relax_where(lambda each: each.partial)
 
@@ -63,6 +64,7 @@ class _Reader:
         self._build = TermBuilder()
         self._ids: dict[tuple[object, ...], int] = {}
         self._kept: list[relax.Expr] = []  # keeps the ids of constants unique
+        self._indices = ""  # the type of the integers that are gathered at: what rules join has one
         #: what becomes several operators
         self._rules: dict[str, Callable[[relax.Call], int | None]] = {
             "concat": self._concat, "strided_slice": self._slice,
@@ -102,7 +104,8 @@ class _Reader:
             return self._out.places[value]
         if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
             name = op_name(value).removeprefix("relax.")
-            known = name in _KNOWN and dtype_of(var) == "float32" and all(map(self._suits, value.args))
+            known = name in _KNOWN and dtype_of(var) == "float32" and (
+                self._gathers(value) if name == _GATHER else all(map(self._suits, value.args)))
             known = known and _something(shape_of(var))  # operators of the language have something to compute
             place = self._known(name, value) if known else None
             if place is not None:
@@ -161,6 +164,15 @@ class _Reader:
             return True
         array = array_of(arg)
         return array is not None and array.dtype == np.float32
+
+    def _gathers(self, call: relax.Call) -> bool:
+        """Whether a table is in the language, and what says where to take rows is integers of one type."""
+        table, indices = call.args
+        known = indices in self._out.places if isinstance(indices, relax.Var) else array_of(indices) is not None
+        if not known or not self._suits(table) or dtype_of(indices) not in ("int32", "int64"):
+            return False
+        self._indices = self._indices or dtype_of(indices)
+        return dtype_of(indices) == self._indices
 
     def _operand(self, arg: relax.Expr) -> int:
         if isinstance(arg, relax.Var):

@@ -89,7 +89,7 @@ class _Saturation:
         self._sums = self._arranged.shared
         self._matches.update(self._arranged.laws)
         present = graph.operators() | hinted(self._sums)
-        repeats = any(op == "expand" for op, _ in present)
+        repeats = any(op in ("expand", "gather") for op, _ in present)
         useful = [pattern for pattern in patterns if pattern.benefit is not Benefit.NONE
                   and (repeats or pattern.benefit is not Benefit.APART)]
         self._patterns = sorted(relevant(useful, present), key=lambda pattern: pattern.benefit)

@@ -83,7 +83,7 @@ class _Writer:
 
     def _value(self, place: int) -> relax.Expr:
         if place not in self._made:
-            self._made[place] = constant(self._array(place), "float32")
+            self._made[place] = constant(self._array(place), str(self._array(place).dtype))
         return self._made[place]
 
     def _array(self, place: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 from mlc.operators import OPERATORS, Requirements, ShapeError, Tensor, tensor_input
 from mlc.operators.index import Condition, Poly, as_poly
 from mlc.substitution.check.defined import Cover, demands_of, divisors_of
-from mlc.substitution.check.elements import terms_of
+from mlc.substitution.check.elements import WITHIN, terms_of
 from mlc.substitution.check.integers import (
     CertificateError,
     Expr,
@@ -90,6 +90,7 @@ class _Check:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         need(not any(s[0] in "$@" for s in rule.symbols), "sizes must have names that begin with letters")
+        need(WITHIN not in rule.shapes, f"no input may be called {WITHIN!r}")
         self.sizes = set(rule.symbols)
         self.values: dict[str, Poly] = {}
         self.facts = [name(s) - 1 for s in rule.symbols]
@@ -100,6 +101,7 @@ class _Check:
         self.demanded(target.demands, certificate["demands"], "what the target demands of sizes")
         proofs, backward = certificate["outputs"], certificate["backward"]
         whole = {way: _names(certificate["whole"][way]) for way in ("forward", "backward")}
+        need(whole["forward"] | whole["backward"] <= self.rule.shapes.keys(), "what is whole must be an input")
         need(len(source.outputs) == len(target.outputs) == len(proofs), "the sides differ in their number of outputs")
         for place, (one, other, proof) in enumerate(zip(source.outputs, target.outputs, proofs, strict=True)):
             need(len(one.shape) == len(other.shape), "outputs differ in rank")

@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mlc.operators.laws import LAWS
-from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
-from mlc.substitution.check.elements import bind, terms_of
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
+from mlc.substitution.check.elements import WITHIN, bind, terms_of
 from mlc.substitution.check.integers import Expr, Guard, guard_of, name, need, positive, translated
 from mlc.substitution.check.maxima import above_zero, at_least_zero
 from mlc.substitution.check.parts import apart, implied
@@ -57,6 +57,10 @@ def _demands(value: Scalar, names: Mapping[str, Expr]) -> Iterator[Term]:
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             yield from (under(t, guards) for t in _demands(then, names))
             yield from (under(t, case) for case in opposites(guards) for t in _demands(otherwise, names))
+        case Within(index, extent, there):
+            places = tuple(translated(p).substituted(names) for p in (index, extent))
+            yield Term(Fraction(1), (), (), (("read", WITHIN, places),))
+            yield from _demands(there, names)
         case Sum(variables, body):
             yield from _bound(variables, (), body, names)
         case Max(variables, conditions, body):

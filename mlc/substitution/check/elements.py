@@ -7,14 +7,17 @@ from fractions import Fraction
 from typing import Any
 
 from mlc.operators.index import Poly
-from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
 from mlc.substitution.check.integers import CertificateError, Expr, Guard, guard_of, name, need, translated
 from mlc.substitution.check.maxima import called, largest
 from mlc.substitution.check.terms import Member, Term, fresh_name, make_term, opposites, reciprocal, times, under
 
-__all__ = ["bind", "terms_of"]
+__all__ = ["WITHIN", "bind", "terms_of"]
 
 _MOST_TERMS = 400
+#: the tensor whose element at an index and an extent is defined where the index is one of 0 to the extent less one: no
+#: input is called so
+WITHIN = "0 <= index < extent"
 
 
 def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
@@ -49,6 +52,8 @@ def terms_of(value: Scalar, names: Mapping[str, Expr]) -> list[Term]:
             guards = [Guard(g.expr.substituted(names), g.relation) for g in map(guard_of, conditions)]
             found = [under(t, guards) for t in terms_of(then, names)]
             return _few(found + [under(t, case) for case in opposites(guards) for t in terms_of(otherwise, names)])
+        case Within(_, _, there):
+            return terms_of(there, names)
         case Sum(variables, body):
             bound, inner, ranges = bind(variables, names)
             return [make_term(t.factor, (*bound, *t.names), (*ranges, *t.guards), t.atoms)

@@ -1,8 +1,10 @@
-"""The checker's own arithmetic: integer polynomials over names and floor quotients, and the reader of their texts.
+"""The checker's own arithmetic: integer polynomials over names, floor quotients and elements of integer tensors, and
+the reader of their texts.
 
 Names that begin with a letter are sizes and stand for integers of at least 1; ``@0`` and ``$0`` are variables. A
 quotient ``n // d`` is only ever made with a divisor that is at least 1 for all sizes, so that it means what it says
-everywhere: nothing is concluded of a division by 0. Whatever a certificate makes grow is bounded: digits, terms,
+everywhere: nothing is concluded of a division by 0. An element ``i[p, q]`` may be any integer; all that is known of it
+is that equal indices make equal ones. Whatever a certificate makes grow is bounded: digits, terms,
 degrees, nesting and the multiplications of a whole check.
 """
 
@@ -10,22 +12,22 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from mlc.errors import MlcError
-from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
+from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol
 
-__all__ = ["Atom", "CertificateError", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need", "number",
-           "parse", "positive", "quotient", "spend", "translated", "walked"]
+__all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need",
+           "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
 
 #: multiplications of monomials in one check, and what an expression may be at most
 _WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 4_000_000, 2_000, 24, 60, 40, 4_000
 _LARGEST = 10**_DIGITS
-_TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%()]))")
+_TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%(),\[\]]))")
 
 
 class CertificateError(MlcError):
@@ -76,8 +78,26 @@ class Quotient:
         return hash(self.key)
 
 
-#: a name or a quotient
-Atom: TypeAlias = "str | Quotient"
+class Element:
+    """The element of a tensor of integers at indices."""
+
+    __slots__ = ("indices", "key", "tensor")
+
+    def __init__(self, tensor: str, indices: Iterable[Expr]) -> None:
+        need(tensor.isidentifier(), "a tensor of integers must be called by a word")
+        self.tensor, self.indices = tensor, tuple(indices)
+        self.key = f"{tensor}[{', '.join(map(str, self.indices))}]"
+        need(len(self.key) <= _LETTERS, "an element is too long")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Element) and self.tensor == other.tensor and self.indices == other.indices
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+#: a name, a quotient or an element
+Atom: TypeAlias = "str | Quotient | Element"
 Monomial: TypeAlias = "tuple[Atom, ...]"
 
 
@@ -111,12 +131,12 @@ class Expr:
 
     @property
     def names(self) -> frozenset[str]:
-        """All names in it, those inside quotients as well."""
+        """All names in it, those inside quotients and of the indices of elements as well."""
         if self._names is None:
             found: set[str] = set()
             for monomial in self.terms:
                 for atom in monomial:
-                    found |= {atom} if isinstance(atom, str) else atom.numerator.names | atom.divisor.names
+                    found.update({atom} if isinstance(atom, str) else (n for p in _inside(atom) for n in p.names))
             self._names = frozenset(found)
         return self._names
 
@@ -143,11 +163,11 @@ class Expr:
         return Expr(total)
 
     def substituted(self, values: Mapping[str, Expr]) -> Expr:
-        """With polynomials in place of names, inside quotients as well."""
+        """With polynomials in place of names, inside quotients and elements as well."""
         if self.names.isdisjoint(values):
             return self
         return _rebuilt(self, lambda atom: values.get(atom) or Expr({(atom,): 1}) if isinstance(atom, str) else
-                        quotient(atom.numerator.substituted(values), atom.divisor.substituted(values)))
+                        _with(atom, [p.substituted(values) for p in _inside(atom)]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expr) and self.terms == other.terms
@@ -190,13 +210,23 @@ def _rebuilt(expr: Expr, of: Callable[[Atom], Expr]) -> Expr:
     return Expr(total)
 
 
+def _inside(atom: Quotient | Element) -> tuple[Expr, ...]:
+    """The polynomials that an atom is of."""
+    return (atom.numerator, atom.divisor) if isinstance(atom, Quotient) else atom.indices
+
+
+def _with(atom: Quotient | Element, parts: Sequence[Expr]) -> Expr:
+    """The atom of other polynomials."""
+    return quotient(*parts) if isinstance(atom, Quotient) else Expr({(Element(atom.tensor, parts),): 1})
+
+
 def walked(expr: Expr, of: Callable[[Quotient], Expr | None]) -> Expr:
     """With ``of`` each quotient in its place, or the quotient itself where that is None; inner ones first."""
     def atom(a: Atom) -> Expr:
         if isinstance(a, str):
             return name(a)
-        found = of(a)
-        return quotient(walked(a.numerator, of), walked(a.divisor, of)) if found is None else found
+        found = of(a) if isinstance(a, Quotient) else None
+        return _with(a, [walked(p, of) for p in _inside(a)]) if found is None else found
 
     return expr if all(isinstance(a, str) for m in expr.terms for a in m) else _rebuilt(expr, atom)
 
@@ -320,8 +350,19 @@ class _Reader:
         self.at += 1
         if digits:
             return number(int(digits))
+        if word and self.sign("["):
+            return self.element(word, depth)
         need(word in self.values or word in self.sizes, f"{word} is no variable and no size here")
         return self.values.get(word) or name(word)
+
+
+    def element(self, tensor: str, depth: int) -> Expr:
+        """What follows ``tensor[``."""
+        indices: list[Expr] = []
+        while not self.sign("]"):
+            need(not indices or self.sign(","), "indices are separated by commas")
+            indices.append(self.sum(depth + 1))
+        return Expr({(Element(tensor, indices),): 1})
 
 
 @lru_cache(maxsize=1 << 14)
@@ -333,6 +374,9 @@ def translated(poly: Poly) -> Expr:
         for atom in monomial:
             if isinstance(atom, Symbol):
                 product = product * name(atom.name)
+                continue
+            if isinstance(atom, Lookup):
+                product = product * Expr({(Element(atom.tensor, map(translated, atom.indices)),): 1})
                 continue
             n, d = translated(atom.numerator), translated(atom.denominator)
             product = product * (quotient(n, d) if isinstance(atom, FloorDiv) else n - d * quotient(n, d))

@@ -139,6 +139,10 @@ def _result(node: Node, operands: Sequence[_Layout], shapes: Sequence[tuple[Poly
         need(all(each[axis] is None for each in operands), f"{op} must be along one axis, not along a block")
         need(all(_others(each, axis) == _others(x, axis) for each in operands), f"{op} must have equal other axes")
         return x
+    if op == "gather":
+        axis = _axis(given["axis"], len(x))
+        need(x[axis] is None, "gather must be along one axis, not along a block")
+        return (*x[:axis], *operands[1], *x[axis + 1:])
     if op in _NORMS:
         need(all(each[-1] is None for each in operands), f"{op} must be along one axis, not along a block")
         return x
@@ -224,7 +228,7 @@ class _Put:
             given["shape"] = self.shape(node.attributes["shape"], result)  # type: ignore[arg-type]
         if node.op == "transpose":
             given["perm"] = tuple(each for axis in node.attributes["perm"] for each in places[axis])  # type: ignore
-        if node.op in ("concat", "slice", "softmax"):
+        if node.op in ("concat", "slice", "softmax", "gather"):
             [given["axis"]] = places[_axis(node.completed["axis"], len(operand))]
         if node.op in _REDUCTIONS:
             axes = [each for axis in node.attributes["axes"] for each in places[_axis(axis, len(operand))]]  # type: ignore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -16,18 +16,22 @@ Shapes = list[tuple[int, ...]]
 
 @dataclass
 class Case:
-    """An operator with concrete shapes; ``positive`` names the inputs that must not be negative or zero."""
+    """An operator with concrete shapes; ``positive`` names the inputs that must not be negative or zero, ``indices``
+    those that are indices, with their extents."""
 
     op: str
     shapes: Shapes
     attributes: Mapping[str, Any]
     positive: tuple[int, ...] = ()
+    indices: Mapping[int, int] = field(default_factory=dict)
 
     def inputs(self, arithmetic: Arithmetic, rng: np.random.Generator) -> list[Array]:
         arrays = [arithmetic.random(rng, shape) for shape in self.shapes]
         if arithmetic.dtype == np.float64:
             for place in self.positive:
                 arrays[place] = np.abs(arrays[place]) + 0.1
+        for place, extent in self.indices.items():
+            arrays[place] = arithmetic.integers(rng.integers(0, extent, self.shapes[place]))
         return arrays
 
 
@@ -142,6 +146,12 @@ def _pad(rng: np.random.Generator) -> Case:
     return Case("pad", [shape], {"before": tuple(before), "after": tuple(after)})
 
 
+def _gather(rng: np.random.Generator) -> Case:
+    shape, places = _shape(rng, _some(rng, 1, 3)), _shape(rng, _some(rng, 0, 2))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    return Case("gather", [shape, places], {"axis": axis}, indices={1: shape[axis]})
+
+
 def _enlarge(rng: np.random.Generator) -> Case:
     kernel = (_some(rng, 1, 3), _some(rng, 1, 3))
     large = tuple(k + _some(rng, 0, 3) for k in kernel)
@@ -182,6 +192,7 @@ MAKERS: dict[str, Callable[[np.random.Generator], Case]] = {
     "expand": _expand,
     "concat": _concat,
     "slice": _slice,
+    "gather": _gather,
     "pad": _pad,
     "enlarge": _enlarge,
     "scalar": lambda rng: Case("scalar", [], {"value": Fraction(_some(rng), _some(rng))}),

@@ -96,6 +96,7 @@ RELAX: dict[str, Callable[..., Any]] = {
     "expand": lambda case, x: relax.op.broadcast_to(x, case.attributes["shape"]),
     "concat": lambda case, a, b: relax.op.concat([a, b], case.attributes["axis"]),
     "slice": slice_, "enlarge": enlarge,
+    "gather": lambda case, x, i: relax.op.take(x, relax.op.astype(i, "int64"), case.attributes["axis"], mode="clip"),
     "pad": lambda case, x: nn.pad(x, [s for both in zip(case.attributes["before"], case.attributes["after"],
                                                         strict=True) for s in both]),
     "ones": lambda case: relax.op.ones(case.attributes["shape"], "float32"),

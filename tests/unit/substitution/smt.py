@@ -16,12 +16,14 @@ from itertools import product
 from random import Random
 from typing import Any
 
+import numpy as np
 import z3
 
-from mlc.operators.index import Condition, Poly, Symbol
+from mlc.operators.index import LOOKUP, Condition, Lookup, Poly, Symbol
 from mlc.operators.laws import BELOW, LAWS
-from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum
+from mlc.operators.scalar import Add, Call, Const, Max, Mul, Read, Reciprocal, Scalar, Select, Size, Sum, Within
 from mlc.substitution.compose import compose
+from mlc.substitution.indices import extents
 from mlc.substitution.refute import at_sizes, draw_sizes
 from mlc.substitution.rule import Rule
 
@@ -89,11 +91,15 @@ def _at_numbers(found: Judgement, rule: Rule, numbers: Mapping[str, int], rng: R
     solved = at_sizes(rule, numbers)
     source, target = (compose(side, solved.shapes)[0] for side in (solved.source, solved.target))
     whole = set(rule.certificate["whole"]["forward"]) if rule.certificate else set()
+    shapes = {name: tuple(int(s.constant or 0) for s in shape) for name, shape in solved.shapes.items()}
+    drawn = {name: np.random.default_rng(extent).integers(0, extent, shapes[name])
+             for name, extent in extents(solved.source, shapes).items()}
+    values = {LOOKUP: lambda tensor, places: int(drawn[tensor][tuple(places)])}
     for one, other in zip(source, target, strict=True):
         for _ in range(elements):
             place = tuple(rng.randrange(int(s.constant or 0)) for s in one.shape)
             ours, theirs = _Values(), _Values()
-            left, right = (side.of(tensor[place], {}) for side, tensor in ((ours, one), (theirs, other)))
+            left, right = (side.of(tensor[place], values) for side, tensor in ((ours, one), (theirs, other)))
             if {r for r in theirs.reads - ours.reads if r[0] not in whole}:
                 found.against.append(f"at {dict(numbers)} the target reads what the source does not")
             difference = z3.simplify(_real(left) - _real(right), som=True, blast_distinct=True)
@@ -127,12 +133,23 @@ def _index(poly: Poly, values: Mapping[str, Any]) -> Any:
             if isinstance(atom, Symbol):
                 part = part * values[atom.name]
                 continue
+            if isinstance(atom, Lookup):
+                places = [_index(i, values) for i in atom.indices]
+                part = part * values.get(LOOKUP, _element)(atom.tensor, places)
+                continue
             n, d = _index(atom.numerator, values), _index(atom.denominator, values)
             plain = isinstance(n, int) and isinstance(d, int)
             quotient = n // d if plain else z3.IntVal(n) / d if isinstance(n, int) else n / d
             part = part * (quotient if type(atom).__name__ == "FloorDiv" else n - d * quotient)
         total = total + part
     return total
+
+
+def _element(tensor: str, places: Sequence[Any]) -> Any:
+    """Of a tensor of integers, any; the same at the same indices."""
+    if not places:
+        return z3.Int(f"{tensor}[]")
+    return z3.Function(f"{tensor}[]", *[z3.IntSort()] * len(places), z3.IntSort())(*places)
 
 
 def _condition(condition: Condition, values: Mapping[str, Any]) -> Any:
@@ -144,7 +161,7 @@ def _condition(condition: Condition, values: Mapping[str, Any]) -> Any:
 def _sums(value: Any) -> bool:
     if isinstance(value, (Sum, Max)):
         return True
-    return isinstance(value, (Add, Mul, Call, Reciprocal, Select)) and any(map(_sums, _parts(value)))
+    return isinstance(value, (Add, Mul, Call, Reciprocal, Select, Within)) and any(map(_sums, _parts(value)))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -207,6 +224,11 @@ class _Values:
                 inner = z3.simplify(self.of(argument, values), som=True)
                 self.calls.append((name, inner))
                 return _function(name, inner)
+            case Within(index, extent, inner):
+                place, most = _index(index, values), _index(extent, values)
+                self.reads.add(("an index of", str(most), str(place)))
+                self._known += [z3.And(place >= 0, place < most)] if isinstance(place, z3.ExprRef) else []
+                return self.of(inner, values)
             case Select(conditions, then, otherwise):
                 chosen = z3.simplify(z3.And([_condition(c, values) for c in conditions]))
                 if z3.is_true(chosen) or z3.is_false(chosen):
