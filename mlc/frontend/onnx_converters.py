@@ -14,6 +14,7 @@ import numpy as np
 
 from mlc.frontend import onnx_elementwise as elementwise
 from mlc.frontend.onnx_einsum import as_product
+from mlc.frontend.onnx_grouped import GROUPED, grouped_mat_mul
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
@@ -201,6 +202,14 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emit("where", emit("equal", wrapped, relax.const(classes)), relax.const(on), relax.const(off))
 
 
+def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
+    """Of truth values, which LLVM compares by no instruction that TVM asks for; of others, TVM's."""
+    if dtype_of(inputs[0]) != "bool":
+        return None
+    emit = emitter(bb)
+    return emit("logical_not", emit("logical_xor", *inputs))
+
+
 def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Of a type of its own; else TVM's."""
     from onnx import helper
@@ -323,11 +332,13 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Dropout": elementwise.dropout,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "Einsum": _einsum,
+    "Equal": _equal,
     "EyeLike": _eye_like,
     "Elu": functools.partial(elementwise.elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    GROUPED: grouped_mat_mul,
     "Hardmax": _hardmax,
     "IsInf": elementwise.is_inf,
     "LRN": _lrn,
