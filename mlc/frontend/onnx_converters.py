@@ -277,6 +277,21 @@ def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) ->
     return emit("multiply", emit("multiply", x, root), scale)
 
 
+def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Before opset 10, where attributes say what is taken; else TVM's."""
+    if "starts" not in attrs:
+        return None
+    x, starts, ends = inputs[0], list(attrs["starts"]), list(attrs["ends"])
+    axes = [int(axis) % len(x.ty.shape) for axis in attrs.get("axes", range(len(starts)))]
+    if not len(starts) == len(ends) == len(axes):
+        raise ValueError(f"starts, ends and axes must be equally many, got {len(starts)}, {len(ends)} and {len(axes)}")
+    extents = [size_of(x.ty.shape[axis]) for axis in axes]
+    if not any(isinstance(extent, Size) for extent in extents):
+        bounds = [slice(start, end).indices(n) for start, end, n in zip(starts, ends, extents, strict=True)]
+        starts, ends = [start for start, _, _ in bounds], [max(start, end) for start, end, _ in bounds]
+    return emitter(bb)("strided_slice", x, axes=axes, begin=starts, end=ends)
+
+
 def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Channels outermost (``mode="CRD"``); TVM's converter passes over the mode."""
     if text(attrs, "mode", "DCR") == "DCR":
@@ -363,6 +378,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Sign": elementwise.sign,
+    "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Sum": elementwise.chain("add"),
     "ThresholdedRelu": elementwise.thresholded_relu,

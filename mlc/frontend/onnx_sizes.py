@@ -153,7 +153,8 @@ def _gather(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
 
 def _slice(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
     data, *rest = values
-    starts, ends, *more = [v.astype("int64").reshape(-1).tolist() for v in rest]
+    before = [attrs[name] for name in ("starts", "ends", "axes") if name in attrs]  # opset 10
+    starts, ends, *more = before or [v.astype("int64").reshape(-1).tolist() for v in rest]
     axes = more[0] if more else list(range(len(starts)))
     steps = more[1] if len(more) > 1 else [1] * len(starts)
     index = [slice(None)] * data.ndim
