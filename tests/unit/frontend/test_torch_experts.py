@@ -127,3 +127,20 @@ def test_whole_numbers_are_divided_and_truths_compared_as_by_pytorch() -> None:
     exe = mlc.compile(Whole(), example_inputs=(x,), log=False)
     for got, wanted in zip(exe(x.numpy()), Whole()(x), strict=True):
         np.testing.assert_array_equal(got, wanted.numpy())
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_free_number_of_elements_is_sorted_whole() -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            values, order = torch.sort(x.reshape(-1))
+            return values, order
+
+    example = torch.randint(0, 5, (7, 2))
+    rows = {0: torch.export.Dim("rows", min=1, max=40)}
+    exe = mlc.compile(torch.export.export(Sorted(), (example,), dynamic_shapes=(rows,)), log=False)
+    for count in (1, 7, 40):
+        x = np.random.default_rng(count).integers(0, 5, (count, 2))
+        values, order = exe(x)
+        np.testing.assert_array_equal(order, np.argsort(x.reshape(-1), kind="stable"))
+        np.testing.assert_array_equal(values, np.sort(x.reshape(-1)))
