@@ -14,6 +14,7 @@ import numpy as np
 
 from mlc.frontend import onnx_elementwise as elementwise
 from mlc.frontend.onnx_einsum import as_product
+from mlc.frontend.onnx_grouped import GROUPED, grouped_mat_mul
 from mlc.frontend.onnx_integer import conv_integer, mat_mul_integer
 from mlc.frontend.onnx_quantised import dequantize_linear, dynamic_quantize_linear, quantize_linear
 from mlc.frontend.onnx_recurrent import gru, lstm, rnn
@@ -201,6 +202,14 @@ def _one_hot(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emit("where", emit("equal", wrapped, relax.const(classes)), relax.const(on), relax.const(off))
 
 
+def _equal(bb: Any, inputs: Sequence[Any], _attrs: dict[str, Any]) -> Any:
+    """Of truth values, which LLVM compares by no instruction that TVM asks for; of others, TVM's."""
+    if dtype_of(inputs[0]) != "bool":
+        return None
+    emit = emitter(bb)
+    return emit("logical_not", emit("logical_xor", *inputs))
+
+
 def _eye_like(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Of a type of its own; else TVM's."""
     from onnx import helper
@@ -268,6 +277,21 @@ def _rms_normalization(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) ->
     return emit("multiply", emit("multiply", x, root), scale)
 
 
+def _slice(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Before opset 10, where attributes say what is taken; else TVM's."""
+    if "starts" not in attrs:
+        return None
+    x, starts, ends = inputs[0], list(attrs["starts"]), list(attrs["ends"])
+    axes = [int(axis) % len(x.ty.shape) for axis in attrs.get("axes", range(len(starts)))]
+    if not len(starts) == len(ends) == len(axes):
+        raise ValueError(f"starts, ends and axes must be equally many, got {len(starts)}, {len(ends)} and {len(axes)}")
+    extents = [size_of(x.ty.shape[axis]) for axis in axes]
+    if not any(isinstance(extent, Size) for extent in extents):
+        bounds = [slice(start, end).indices(n) for start, end, n in zip(starts, ends, extents, strict=True)]
+        starts, ends = [start for start, _, _ in bounds], [max(start, end) for start, end, _ in bounds]
+    return emitter(bb)("strided_slice", x, axes=axes, begin=starts, end=ends)
+
+
 def _space_to_depth(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """Channels outermost (``mode="CRD"``); TVM's converter passes over the mode."""
     if text(attrs, "mode", "DCR") == "DCR":
@@ -323,11 +347,13 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "Dropout": elementwise.dropout,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "Einsum": _einsum,
+    "Equal": _equal,
     "EyeLike": _eye_like,
     "Elu": functools.partial(elementwise.elu, alpha=1.0, gamma=1.0),
     "GRU": gru,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    GROUPED: grouped_mat_mul,
     "Hardmax": _hardmax,
     "IsInf": elementwise.is_inf,
     "LRN": _lrn,
@@ -352,6 +378,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "STFT": stft,
     "Selu": functools.partial(elementwise.elu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Sign": elementwise.sign,
+    "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Sum": elementwise.chain("add"),
     "ThresholdedRelu": elementwise.thresholded_relu,

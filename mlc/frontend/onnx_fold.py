@@ -23,6 +23,7 @@ from mlc.errors import ModelError, UsageError
 from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin, without_symbols
 from mlc.frontend.onnx_expand import Nodes, expanded
+from mlc.frontend.onnx_grouped import DOMAIN
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
 from mlc.frontend.onnx_sequences import resolved
@@ -313,7 +314,7 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int | str | No
     import onnx
 
     model = _as_model(graph)
-    strict = all(node.domain in ("", "ai.onnx") for node in graph.nodes)  # other domains have no inference
+    strict = all(node.domain in ("", "ai.onnx", DOMAIN) for node in graph.nodes)  # other domains have no inference
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
         if not _has_long_vectors(inferred.graph):

@@ -13,6 +13,7 @@ from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decoder import NORMS
 from mlc.frontend.onnx_definitions import definition_of
 from mlc.frontend.onnx_expand import STANDARD, Expand
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED
 from mlc.frontend.onnx_microsoft import MICROSOFT
 from mlc.text import one_line
 
@@ -67,6 +68,8 @@ def unsupported(node: onnx.NodeProto) -> str:
     if endless := _not_finite(node):
         return f"{qualified} with {endless}"
     if expansion_of(node) is not None:
+        return ""
+    if node.domain == DOMAIN and node.op_type == GROUPED:
         return ""
     if node.domain not in _STANDARD:
         return qualified

@@ -153,7 +153,8 @@ def _gather(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
 
 def _slice(values: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> Any:
     data, *rest = values
-    starts, ends, *more = [v.astype("int64").reshape(-1).tolist() for v in rest]
+    before = [attrs[name] for name in ("starts", "ends", "axes") if name in attrs]  # opset 10
+    starts, ends, *more = before or [v.astype("int64").reshape(-1).tolist() for v in rest]
     axes = more[0] if more else list(range(len(starts)))
     steps = more[1] if len(more) > 1 else [1] * len(starts)
     index = [slice(None)] * data.ndim
@@ -349,6 +350,20 @@ def _constant_of_shape(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any])
     return relax.op.full(relax.ShapeExpr(shape), relax.const(value), str(value.dtype))
 
 
+def _sorted(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """``TopK`` of as many as there are: the axis sorted."""
+    from tvm import relax
+
+    x, count = inputs
+    if isinstance(x, Sizes) or not isinstance(count, Sizes) or count.values.size != 1:
+        return None
+    axis = int(attrs.get("axis", -1)) % len(x.ty.shape)
+    if count.values.reshape(-1)[0] != size_of(x.ty.shape[axis]):
+        return None
+    order = bb.emit(relax.op.argsort(x, axis, bool(attrs.get("largest", 1)), "int64"))
+    return relax.Tuple([bb.emit(relax.op.gather_elements(x, order, axis)), order])
+
+
 def _cut(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """``Slice`` of data by sizes, of which the order must be known for all of their range."""
     from tvm import relax
@@ -475,4 +490,5 @@ _CONSUMERS: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = 
     "Reshape": _reshape,
     "Resize": resize,
     "Slice": _cut,
+    "TopK": _sorted,
 }

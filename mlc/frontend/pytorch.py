@@ -163,11 +163,13 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     """An exported program as ONNX; :class:`ModelError` where PyTorch has no translation."""
     import torch
 
+    from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_recurrent import TRANSLATIONS
 
+    table = {**TRANSLATIONS, **expert_translations()}
     try:
         with quiet():
-            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=TRANSLATIONS)
+            made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
             return made.model_proto
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(f"torch.onnx must be able to export {name}, but: {_first_line(error)}") from error
@@ -181,7 +183,11 @@ def _direct(program: Any, name: str) -> tvm.IRModule:
 
     with quiet():
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
-        program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})
+        try:
+            program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})
+        except Exception as error:  # a shape that data decides, say
+            raise ModelError(f"PyTorch must be able to take {name} apart, but: {_first_line(error)}; replace what it "
+                             "names in the model") from error
         _check_operators(program)
         try:
             mod = from_exported_program(program, unwrap_unit_return_tuple=True, run_ep_decomposition=False)

@@ -242,3 +242,33 @@ def test_slopes_that_do_not_fit(slope: np.ndarray, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         mlc.compile(_node("PRelu", x, {"slope": slope}))
     assert "\n" not in str(caught.value) and "AssertionError" not in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("taken", [
+    {"starts": [1, 1], "ends": [3, 4]}, {"starts": [-3], "ends": [2**31 - 1], "axes": [-1]},
+    {"starts": [0, 1], "ends": [-1, 100]},
+], ids=str)
+def test_what_attributes_say_is_taken(taken: dict[str, list[int]], free: bool) -> None:
+    """Before opset 10; of a shape too, by which a tensor is reshaped."""
+    x = np.random.default_rng(0).standard_normal((4, 5), dtype="float32")
+    nodes = [helper.make_node("Slice", ["x"], ["y"], **taken), helper.make_node("Shape", ["x"], ["whole"]),
+             helper.make_node("Slice", ["whole"], ["rows"], starts=[0], ends=[1]),
+             helper.make_node("Concat", ["rows", "five"], ["shape"], axis=0),
+             helper.make_node("Reshape", ["x", "shape"], ["z"])]
+    graph = helper.make_graph(
+        nodes, "slice", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n" if free else 4, 5])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in (("y", 2), ("z", 3))],
+        [numpy_helper.from_array(np.array([5, 1]), "five")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=8)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})
+    for got, wanted in zip(mlc.compile(model, log=False)(x), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_slices_whose_ends_are_fewer_are_refused_in_one_line() -> None:
+    model = _node("Slice", np.zeros((4, 5), "float32"), {}, starts=[1, 1], ends=[3, 4], axes=[0])
+    model.opset_import[0].version = 9
+    with pytest.raises(ModelError) as error:
+        mlc.compile(model, log=False)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,207 @@
+"""Products of rows in groups, each with a matrix of its own: the experts of a mixture, whose rows numbers decide.
+
+No operator of ONNX says that, so there is one here, :data:`DOMAIN`'s ``GroupedMatMul``. The rows of each group are cut
+into tiles of a few, the last of which may be ragged; a tile's sums stay in registers while its matrix passes by. There
+are as many tiles as rows at most, and no more than there may be of whole ones and one ragged one a group, so that no
+matrix is read of which there is no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from mlc.frontend.onnx_sizes import as_tensor
+from mlc.frontend.onnx_values import array_of, dtype_of, emitter
+from mlc.sizes import Size, size_of
+
+__all__ = ["DOMAIN", "GROUPED", "define_operators", "grouped_mat_mul"]
+
+#: of operators that no other domain has
+DOMAIN = "mlc"
+GROUPED = "GroupedMatMul"
+#: rows of a tile, which with two vectors of 8 columns leave 4 of 16 registers
+_ROWS = 6
+#: columns that lie beside each other in a constant matrix
+_COLUMNS = 16
+#: functions that nothing is fused with, and those that what follows is fused with: TVM's kOpaque and kInjective
+_OPAQUE, _INJECTIVE = 8, 2
+#: of places, which are indices as they are read
+_PLACES = "int32"
+
+
+@cache
+def define_operators() -> None:
+    """Tell onnx of the operator: ``x [rows, depth], matrices [groups, depth, columns], ends [groups]`` -->
+    ``[rows, columns]``. Rows from the end of the group before on belong to a group; those behind the last are 0."""
+    from onnx import TypeProto, defs
+
+    floats = [f"tensor({kind})" for kind in ("float", "float16", "bfloat16", "double")]
+    schema = defs.OpSchema(
+        GROUPED, DOMAIN, 1,
+        inputs=[defs.OpSchema.FormalParameter(name, kind) for name, kind in
+                (("x", "T"), ("matrices", "T"), ("ends", "I"))],
+        outputs=[defs.OpSchema.FormalParameter("y", "T")],
+        type_constraints=[("T", floats, ""), ("I", ["tensor(int32)", "tensor(int64)"], "")])
+
+    def infer(context: Any) -> None:
+        x, matrices = (context.get_input_type(i).tensor_type for i in (0, 1))
+        found = TypeProto()
+        found.tensor_type.elem_type = x.elem_type
+        if len(x.shape.dim) == 2 and len(matrices.shape.dim) == 3:
+            found.tensor_type.shape.dim.extend([x.shape.dim[0], matrices.shape.dim[2]])
+        context.set_output_type(0, found)
+
+    schema.set_type_and_shape_inference_function(infer)
+    defs.register_schema(schema)
+
+
+def grouped_mat_mul(bb: Any, inputs: Sequence[Any], _attrs: Mapping[str, Any]) -> Any:
+    """The operator as functions: which tiles there are, their products, and the rows where they belong.
+
+    Raises ``ValueError`` for shapes that are not those of :func:`define_operators`.
+    """
+    x, matrices, ends = inputs
+    shapes = [[size_of(n) for n in each.ty.shape] for each in inputs]
+    ranks = [len(shape) for shape in shapes]
+    if ranks != [2, 3, 1]:
+        raise ValueError(f"x, matrices and ends must have 2, 3 and 1 axes, got {ranks}")
+    (rows, depth), (groups, inner, columns), (count,) = shapes
+    if depth != inner or count != groups or any(isinstance(n, Size) for n in (depth, groups, columns)):
+        raise ValueError("x, matrices and ends must be [rows, depth], [groups, depth, columns] and [groups], where "
+                         f"rows alone may be free, got {', '.join(str(list(shape)) for shape in shapes)}")
+    tiles = _Tiles(_ROWS if isinstance(rows, Size) else max(1, min(_ROWS, rows)), rows, groups)
+    owner, sources, tile, row, inside = tiles.places(bb, ends)
+    packed, blocked = _packed(bb, matrices)
+    dtype = dtype_of(x)
+    product = _products(tiles.rows, columns, "float64" if dtype == "float64" else "float32", blocked)
+    made = bb.emit(bb.call_te(product, x, packed, owner, sources, primfunc_name_hint="grouped_mat_mul",
+                              primfunc_attrs={"op_pattern": _OPAQUE}))
+    return bb.call_te(_placed(columns, dtype, blocked), made, tile, row, inside, primfunc_name_hint="placed",
+                      primfunc_attrs={"op_pattern": _INJECTIVE})
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles of ``rows`` rows each, of so many in all in so many groups."""
+
+    rows: int
+    size: Any
+    groups: int
+
+    @property
+    def most(self) -> Any:
+        """How many there may be: whole ones and one ragged one a group, each of a row at least."""
+        from tvm import tirx
+
+        if not isinstance(self.size, Size):
+            return min(self.size, (self.size + (self.rows - 1) * self.groups) // self.rows)
+        size = self.size.expr
+        return size_of(tirx.min(size, tirx.floordiv(size + (self.rows - 1) * self.groups, self.rows)))
+
+    def places(self, bb: Any, ends: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """``owner [tiles]``, the group of each tile; ``sources [tiles, rows]``, its rows; ``tile, row, inside [size]``,
+        where each row lies, and whether in any group. Whatever ``ends`` says, they are places that there are."""
+        from tvm import relax
+
+        emit = emitter(bb)
+
+        def number(n: int) -> Any:
+            return relax.const(n, _PLACES)
+
+        def size(n: Any) -> Any:
+            return emit("astype", as_tensor(bb, n), _PLACES) if isinstance(n, Size) else number(n)
+
+        def counted(n: Any) -> Any:
+            if isinstance(n, Size):
+                return emit("astype", emit("arange", 0, n.expr, 1, "int64"), _PLACES)
+            return relax.const(np.arange(n, dtype=_PLACES))
+
+        def clipped(value: Any, n: Any) -> Any:
+            """Between 0 and ``n - 1``."""
+            return emit("maximum", emit("minimum", value, emit("subtract", size(n), number(1))), number(0))
+
+        def owned(lasts: Any, places: Any) -> Any:
+            """How many groups end at each place or before."""
+            ended = emit("less_equal", emit("expand_dims", lasts, 0), emit("expand_dims", places, 1))
+            return emit("sum", emit("astype", ended, _PLACES), 1)
+
+        def of(values: Any, owner: Any) -> Any:
+            return emit("take", values, owner, 0)
+
+        each = number(self.rows)
+        last = emit("maximum", emit("minimum", emit("astype", ends, _PLACES), size(self.size)), number(0))
+        first = relax.const(np.zeros(1, _PLACES))
+        if self.groups > 1:
+            first = emit("concat", [first, emit("strided_slice", last, axes=[0], begin=[0], end=[self.groups - 1])])
+        many = emit("maximum", emit("subtract", last, first), number(0))
+        many = emit("floor_divide", emit("add", many, number(self.rows - 1)), each)
+        until = relax.const(np.tri(self.groups, dtype=_PLACES))
+        lasts = bb.emit(emit("sum", emit("multiply", emit("expand_dims", many, 0), until), 1))
+        firsts = emit("subtract", lasts, many)
+
+        tiles, rows = counted(self.most), counted(self.size)
+        owner = bb.emit(clipped(owned(lasts, tiles), self.groups))
+        begin = emit("add", of(first, owner), emit("multiply", emit("subtract", tiles, of(firsts, owner)), each))
+        within = relax.const(np.arange(self.rows, dtype=_PLACES)[None])
+        sources = clipped(emit("add", emit("expand_dims", begin, 1), within), self.size)
+
+        group = bb.emit(owned(last, rows))
+        inside, group = emit("less", group, number(self.groups)), clipped(group, self.groups)
+        place = emit("maximum", emit("subtract", rows, of(first, group)), number(0))
+        tile = clipped(emit("add", of(firsts, group), emit("floor_divide", place, each)), self.most)
+        found = owner, sources, tile, emit("floor_mod", place, each), inside
+        return tuple(bb.emit(value) for value in found)
+
+
+def _products(rows: int, columns: int, wide: str, blocked: bool) -> Any:
+    """``x, matrices, owner, sources`` --> ``[tiles, blocks, rows, columns of a block]``, or ``[tiles, rows, columns]``
+    of matrices that are not blocked. A place is read as it is: arithmetic on it would be of 64 bits."""
+    from tvm import te, tirx
+
+    def products(x: te.Tensor, matrices: te.Tensor, owner: te.Tensor, sources: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, x.shape[1]), "k")
+
+        def product(p: Any, r: Any, *at: Any) -> Any:
+            return te.sum(tirx.Cast(wide, x[sources[p, r], k]) * tirx.Cast(wide, matrices[(owner[p], *at)]), k)
+
+        if blocked:
+            shape = owner.shape[0], matrices.shape[1], rows, _COLUMNS
+            return te.compute(shape, lambda p, b, r, c: product(p, r, b, k, c), name="grouped_mat_mul")
+        return te.compute((owner.shape[0], rows, columns), lambda p, r, c: product(p, r, k, c), name="grouped_mat_mul")
+
+    return products
+
+
+def _placed(columns: int, dtype: str, blocked: bool) -> Any:
+    """``tiles, tile, row, inside`` --> ``[rows, columns]``, zeros where a row is in no group."""
+    from tvm import te, tirx
+
+    def placed(tiles: te.Tensor, tile: te.Tensor, row: te.Tensor, inside: te.Tensor) -> te.Tensor:
+        def element(t: Any, n: Any) -> Any:
+            value = tiles[tile[t], n // _COLUMNS, row[t], n % _COLUMNS] if blocked else tiles[tile[t], row[t], n]
+            return tirx.Select(inside[t], tirx.Cast(dtype, value), tirx.const(0, dtype))
+
+        return te.compute((tile.shape[0], columns), element, name="placed")
+
+    return placed
+
+
+def _packed(bb: Any, matrices: Any) -> tuple[Any, bool]:
+    """Constant matrices ``[groups, blocks, depth, columns of a block]``, which are read in their order, and True;
+    others as they are, and False."""
+    from tvm import relax
+
+    array = array_of(matrices)
+    if array is None:
+        return matrices, False
+    groups, depth, columns = array.shape
+    blocks = ceil(columns / _COLUMNS)
+    filled = array if columns % _COLUMNS == 0 else np.pad(array, [(0, 0), (0, 0), (0, blocks * _COLUMNS - columns)])
+    apart = filled.reshape(groups, depth, blocks, _COLUMNS).transpose(0, 2, 1, 3)
+    return relax.const(np.ascontiguousarray(apart), dtype_of(matrices)), True

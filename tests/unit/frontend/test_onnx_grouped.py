@@ -1,0 +1,117 @@
+"""Products of rows in groups, each with a matrix of its own, against the groups' products one by one in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import mlc
+from mlc.errors import ModelError
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED, define_operators
+
+RNG = np.random.default_rng(0)
+
+
+def grouped(
+    rows: int | str, weights: np.ndarray, constant: bool = True, kind: int = TensorProto.FLOAT,
+    ends: int = TensorProto.INT32, groups: int | None = None,
+) -> onnx.ModelProto:
+    define_operators()
+    count, depth, columns = weights.shape
+    inputs = [helper.make_tensor_value_info("x", kind, [rows, depth]),
+              helper.make_tensor_value_info("ends", ends, [groups or count])]
+    if not constant:
+        inputs.append(helper.make_tensor_value_info("w", kind, list(weights.shape)))
+    graph = helper.make_graph(
+        [helper.make_node(GROUPED, ["x", "w", "ends"], ["y"], domain=DOMAIN)], "grouped", inputs,
+        [helper.make_tensor_value_info("y", kind, [rows, columns])],
+        [numpy_helper.from_array(weights, "w")] if constant else [])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def expected(x: np.ndarray, weights: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    made, begin = np.zeros((len(x), weights.shape[2])), 0
+    for end, weight in zip(ends, weights, strict=True):
+        made[begin:end] = x[begin:end].astype("float64") @ weight.astype("float64")
+        begin = end
+    return made
+
+
+def distributions(rows: int, groups: int) -> list[np.ndarray]:
+    """Ends of groups: at random, all rows in the last one, in the first one, and some rows in none."""
+    def ends(owner: np.ndarray) -> np.ndarray:
+        return np.cumsum(np.bincount(owner, minlength=groups + 1)[:groups])
+
+    return [ends(RNG.integers(0, groups, rows)), ends(np.full(rows, groups - 1)), ends(np.zeros(rows, int)),
+            ends(RNG.integers(0, groups + 1, rows))]
+
+
+def check(exe: mlc.Executable, rows: int, weights: np.ndarray, constant: bool = True, dtype: str = "int32") -> None:
+    given = {} if constant else {"w": weights}
+    for ends in distributions(rows, len(weights)):
+        x = RNG.standard_normal((rows, weights.shape[1])).astype(weights.dtype)
+        (got,) = exe(x=x, ends=ends.astype(dtype), **given)
+        np.testing.assert_allclose(got, expected(x, weights, ends), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # how it is told that the first schedule of a function fails
+@pytest.mark.parametrize(("rows", "shape", "constant", "dtype"), [
+    (28, (4, 32, 80), True, "int32"), (5, (8, 16, 24), False, "int64"), (1, (3, 8, 17), True, "int64"),
+    (40, (1, 33, 20), False, "int32"),
+], ids=str)
+def test_each_row_times_the_matrix_of_its_group(
+    rows: int, shape: tuple[int, ...], constant: bool, dtype: str
+) -> None:
+    weights = RNG.standard_normal(shape, dtype="float32")
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    check(mlc.compile(grouped(rows, weights, constant, ends=kind), log=False), rows, weights, constant, dtype)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_free_number_of_rows(constant: bool) -> None:
+    weights = RNG.standard_normal((6, 16, 48), dtype="float32")
+    exe = mlc.compile(grouped("rows", weights, constant), log=False, shapes={"x": "1..64,16"})
+    for rows in (1, 2, 13, 64):
+        check(exe, rows, weights, constant)
+
+
+def test_the_products_are_scheduled_as_contractions() -> None:
+    """In a tile of registers: not by the space of last resort."""
+    weights = RNG.standard_normal((4, 32, 80), dtype="float32")
+    exe = mlc.compile(grouped(28, weights), log=False)
+    spaces = [each["space"] for each in exe.metadata["functions"] if "grouped_mat_mul" in each["name"]]
+    assert spaces == ["cpu.contraction"]
+
+
+def test_sums_of_halves_are_in_float32() -> None:
+    weights = RNG.standard_normal((3, 64, 16)).astype("float16")
+    exe = mlc.compile(grouped(20, weights, kind=TensorProto.FLOAT16), log=False)
+    x, ends = RNG.standard_normal((20, 64)).astype("float16"), np.array([4, 4, 17], "int32")
+    (got,) = exe(x=x, ends=ends)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, expected(x, weights, ends), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("ends", [[9, -5, 3], [100, 2, 10**9], [-1, -1, -1]], ids=str)
+def test_ends_in_no_order_read_nothing_but_what_there_is(ends: list[int]) -> None:
+    """The result is that of no groups, but it is one, of the rows and matrices there are."""
+    weights = RNG.standard_normal((3, 8, 16), dtype="float32")
+    exe = mlc.compile(grouped(12, weights), log=False)
+    x = RNG.standard_normal((12, 8), dtype="float32")
+    (got,) = exe(x=x, ends=np.array(ends, "int32"))
+    each = np.einsum("rk,ekn->ern", x, weights)
+    possible = np.concatenate([each.reshape(-1, 16), np.zeros((1, 16), "float32")])
+    for row in got:
+        assert np.isclose(possible, row, rtol=1e-4, atol=1e-4).all(axis=1).any()
+
+
+def test_ends_of_other_groups_are_refused_in_one_line() -> None:
+    weights = RNG.standard_normal((3, 8, 16), dtype="float32")
+    with pytest.raises(ModelError, match=r"rows alone may be free, got \[12, 8\], \[3, 8, 16\], \[4\]") as error:
+        mlc.compile(grouped(12, weights, groups=4), log=False)
+    assert "\n" not in str(error.value)
