@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +14,8 @@ from mlc.frontend.onnx_quantised import unpacked, wrong_scale
 __all__ = ["PRODUCTS", "integer_to_float", "scale_of_product"]
 
 _FLOAT = 1  # onnx.TensorProto.FLOAT
+#: numbers of the shortest part of a row whose scale is one: shorter ones have more bytes of scales than of codes
+_LEAST_BLOCK = 16
 
 
 def _gemm(nodes: Nodes) -> str:
@@ -149,7 +152,8 @@ def _matmul_bnb4(nodes: Nodes) -> str:
     """``A, B, absmax``: ``A @ transpose(W)``, or ``A @ W`` with ``transB`` 0, of weights in one of two tables.
 
     ``W`` has ``N`` rows of ``K`` numbers, in blocks of ``block_size`` that go on from row to row. ``B`` holds two
-    numbers a byte, the first in the high half. No integers times a scale, they become numbers here.
+    numbers a byte, the first in the high half. Where blocks end with rows, or in parts of them that are long enough,
+    the codes stay such; else they become numbers here.
     """
     a, b, largest = nodes.inputs(3)
     attributes = nodes.attributes()
@@ -168,14 +172,21 @@ def _matmul_bnb4(nodes: Nodes) -> str:
     wrong = wrong_scale(scales, positive=False)
     if wrong is not None:
         raise nodes.refused(f"absmax must be finite, got {wrong:g}; quantise the weights again")
-    codes = unpacked(packed.ravel(), 4).reshape(-1, 2)[:, ::-1].ravel()[:count]
-    weights = _BNB4[kind][codes] * np.repeat(scales.astype("float32").ravel(), block)[:count]
-    matrix = weights.reshape(rows, columns)
-    given = matrix.T if attributes.get("transB", 1) else matrix
+    codes = unpacked(packed.ravel(), 4).reshape(-1, 2)[:, ::-1].ravel()[:count].reshape(rows, columns)
     narrow = scales.dtype if scales.dtype != np.float32 else None  # a type to store, not to multiply in
+    steps = scales.astype("float32").ravel()
+    turned, common = bool(attributes.get("transB", 1)), math.gcd(block, columns)
+    if turned and common >= _LEAST_BLOCK:  # a scale for each part of a row: the codes stay what they are
+        each = np.repeat(steps, block // common)[: count // common].reshape(rows, columns // common)
+        weights = nodes.dequantised(nodes.constant(codes.astype("uint8")), nodes.constant(each), axis=1,
+                                    block_size=common, table=_BNB4[kind].tolist())
+        given = nodes("Transpose", weights, perm=[1, 0])
+    else:
+        matrix = _BNB4[kind][codes] * np.repeat(steps, block)[:count].reshape(rows, columns)
+        given = nodes.constant(np.ascontiguousarray(matrix.T if turned else matrix))
     if narrow is not None:
         a = nodes("Cast", a, to=_FLOAT)
-    result = str(nodes("MatMul", a, nodes.constant(np.ascontiguousarray(given))))
+    result = str(nodes("MatMul", a, given))
     return result if narrow is None else nodes.cast(result, narrow)
 
 

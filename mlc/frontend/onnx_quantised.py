@@ -83,7 +83,9 @@ def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     only stored, weights stay integers.
 
     The scale of a block may be negative, as onnxruntime's quantiser of weights in 4 bits makes it so that the least
-    integer is used, or zero, for a block of zeros. Raises ``ValueError`` as :func:`quantize_linear` does.
+    integer is used, or zero, for a block of zeros. With ``table``, which no file has, that of a node that stands for
+    another, the integers of blocks are codes, and it is ``table[x] * scale``. Raises ``ValueError`` as
+    :func:`quantize_linear` does.
     """
     from tvm import relax
 
@@ -96,7 +98,9 @@ def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     wanted = _type_named(attrs["output_dtype"]) if attrs.get("output_dtype") else dtype_of(inputs[1])
     if wanted not in _FLOATS:
         raise ValueError(f"the result must be one of {', '.join(_FLOATS)}, got {wanted}")
-    if given.block:
+    if given.block and attrs.get("table"):
+        result = _looked_up_blocks(bb, x, given, np.array(attrs["table"], "float32"))
+    elif given.block:
         narrow = wanted == dtype_of(inputs[1]) and _exact(x, given, wanted)
         result = _dequantised_blocks(bb, x, given, wanted if narrow else "float32")
     else:  # which relax does not say of bfloat16
@@ -339,3 +343,13 @@ def _dequantised_blocks(bb: Any, x: Any, given: _Parameters, dtype: str) -> Any:
     if offsets is None or offsets.any():
         wide = emit("subtract", wide, zero_point)
     return emit("reshape", emit("multiply", wide, scale), shape)
+
+
+def _looked_up_blocks(bb: Any, x: Any, given: _Parameters, table: np.ndarray) -> Any:
+    """``reshape(take(table, reshape(x)) * scale)``; the codes stay a constant of bytes."""
+    from tvm import relax
+
+    emit, shape = emitter(bb), [int(extent) for extent in x.ty.shape]
+    data, scale, _ = _beside(bb, x, given)
+    numbers = bb.normalize(relax.op.take(relax.const(table), emit("astype", data, "int32"), axis=0, mode="clip"))
+    return emit("reshape", emit("multiply", numbers, scale), shape)

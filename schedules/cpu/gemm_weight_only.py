@@ -99,7 +99,7 @@ class WeightOnlyGemm(Space):
     def knobs(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tuple[Knob, ...]:
         shape = self.shape(func)
         assert shape is not None
-        tall, wide = heights(shape), widths(shape, cpu_machine(target))
+        tall, wide = heights(shape), self.widths(shape, cpu_machine(target))
         return (
             Knob("m", tuple(tall)),
             Knob("n", tuple(wide)),
@@ -122,7 +122,7 @@ class WeightOnlyGemm(Space):
         if -(-shape.rows // m) % mb or shape.columns // n % nb:
             raise InvalidDecision("a parallel chunk must hold whole register tiles")
         lanes = min(n, machine.lanes())
-        check_tile(machine, m * n // lanes, k * shape.fields // shape.taken)
+        self.check(machine, m, n // lanes, k * shape.fields // shape.taken)
         product = find_annotated(sch, (self.op,))
         assert product is not None
         named = {str(sch.get(block).name_hint): block for block in sch.get_producers(product)}
@@ -148,6 +148,14 @@ class WeightOnlyGemm(Space):
         finish()
         sch.decompose_reduction(product, block)
         self.begin(sch, parts, steps, shape, target)
+
+    def widths(self, shape: FewBits, machine: CpuMachine) -> list[int]:
+        """The columns that a register tile may have."""
+        return widths(shape, machine)
+
+    def check(self, machine: CpuMachine, m: int, vectors: int, unroll: int) -> None:
+        """Raise :class:`InvalidDecision` for a tile that does not fit the registers."""
+        check_tile(machine, m * vectors, unroll)
 
     def activations(
         self, sch: s_tir.Schedule, named: Mapping[str, SBlockRV], shape: FewBits, machine: CpuMachine

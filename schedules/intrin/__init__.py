@@ -86,7 +86,7 @@ def _number(architecture: str) -> int:
     return int("".join(filter(str.isdigit, architecture)))
 
 
-_FAMILIES = ("dot", "matrix", "mma", "tiles", "transpose")
+_FAMILIES = ("dot", "lookup", "matrix", "mma", "tiles", "transpose")
 _DECLARED: dict[str, Intrinsic] = {}
 
 

@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 from mlc.graph.algorithms.winograd_integer import conv2d_winograd_integer, transform_integers
 from mlc.graph.kernels import bfloat, integer, saturating
 from mlc.graph.kernels.digits import dense_digits
+from mlc.graph.kernels.lookup import dense_lookup
 from mlc.graph.kernels.query_blocks import Sizes, attention
 from mlc.graph.kernels.recurrent import Cell, Recurrence, recurrent
 from mlc.graph.kernels.rounded import dense_rounded
@@ -67,6 +68,7 @@ def _by_space(target: Target) -> dict[str, tirx.PrimFunc]:
         "cpu.gemm_bytes": _saturating_product(),
         "cpu.gemm_digits": _product_of_digits(),
         "cpu.gemm_integer": _integer_product(form),
+        "cpu.gemm_lookup": _product_of_codes(),
         "cpu.gemm_matrix": _integer_product(BYTE_PAIRS),
         "cpu.gemm_rounded": _rounded_product(),
         "cpu.gemm_tiles": _tiled_convolution(),
@@ -137,6 +139,14 @@ def _weight_only_product() -> tirx.PrimFunc:
     data = te.placeholder((1, 256), name="data")
     words, scale = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((4, 8, 32), name="scale")
     return te.create_prim_func([data, words, scale, dense_weight_only(data, words, scale, None, 4, 32)])
+
+
+def _product_of_codes() -> tirx.PrimFunc:
+    """Two rows by codes of 4 bits with a scale for each 64."""
+    data = te.placeholder((2, 256), name="data")
+    words, table = te.placeholder((4, 32, 32), "uint32", name="words"), te.placeholder((16,), name="table")
+    scale = te.placeholder((4, 4, 32), name="scale")
+    return te.create_prim_func([data, words, scale, table, dense_lookup(data, words, scale, table, 64)])
 
 
 def _rounded_product() -> tirx.PrimFunc:

@@ -21,6 +21,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 import mlc
 from mlc.graph.kernels.digits import has_digits
+from mlc.graph.kernels.lookup import has_lookup
 from mlc.target import resolve
 from mlc.testing.targets import runs
 
@@ -310,3 +311,37 @@ def test_blocks_of_weights_are_read_as_integers(kind: int, transposed: bool) -> 
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     assert wanted.std() > 0.1
     np.testing.assert_allclose(exe(x)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "rows", "depth", "block"), [(0, 1, 256, 64), (1, 5, 240, 32), (1, 6, 256, 128)])
+def test_codes_of_a_table_stay_codes(kind: int, rows: int, depth: int, block: int) -> None:
+    """``MatMulBnb4``, FP4 and NF4, whose weights do not stay in a cache: half a byte each, and a scale for the longest
+    part of a block that divides rows. The tables are those of the papers, in any order of their codes."""
+    rng, columns = np.random.default_rng(kind), 96
+    codes = rng.integers(0, 16, (columns, depth)).astype("uint8")
+    largest = rng.uniform(0.5, 2, columns * depth // block).astype("float32")
+    constants = {"b": (codes[:, ::2] << 4 | codes[:, 1::2]).ravel(), "m": largest}
+    node = helper.make_node("MatMulBnb4", ["x", "b", "m"], ["y"], domain="com.microsoft", K=depth, N=columns,
+                            block_size=block, quant_type=kind, transB=1)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in (("x", [rows, depth]), ("y", [rows, columns]))]
+    graph = helper.make_graph([node], "codes", ends[:1], ends[1:],
+                              [numpy_helper.from_array(array, name) for name, array in constants.items()])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[
+        helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
+    target = resolve("native -model=l3=16K", threads=1)
+    if not has_lookup(target, rows, columns * depth, columns * depth):
+        pytest.skip("this CPU has no lookups in registers that are worth their time")
+    exe = mlc.compile(model, target=target, log=False)
+    assert [entry["space"] for entry in exe.metadata["functions"]] == ["cpu.gemm_lookup"]
+    sizes = [int(np.prod(entry["shape"])) * np.dtype(entry["dtype"]).itemsize for entry in exe.metadata["weights"]]
+    assert sum(sizes) == columns * depth // 2 + columns * depth // np.gcd(block, depth) * 4 + 16 * 4
+    levels = [0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4]
+    table = np.array([*levels, *(-level for level in levels)] if kind == 0 else [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+        0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0])
+    x = rng.standard_normal((rows, depth), dtype=np.float32)
+    weights = table[codes] * np.repeat(largest.astype("float64"), block).reshape(columns, depth)
+    wanted = x.astype("float64") @ weights.T
+    np.testing.assert_allclose(exe(x)[0], wanted, rtol=0, atol=2e-6 * wanted.std())

@@ -10,6 +10,11 @@ Where the model allows activations of 8 bits (:mod:`mlc.frontend.accuracy`), the
 dot products for them, the activations are rounded too:
 
 ``matmul(x, dequantise(W))``   -->   ``dense_rounded(x, bytes of W, scales, zero points)``
+
+Codes of a table of 16 numbers, with scales in the same way, stay what is read too, where that takes less time than the
+numbers (:func:`mlc.graph.kernels.lookup.has_lookup`):
+
+``matmul(x, take(table, W) * scale)``   -->   ``dense_lookup(x, words of W, scales, table)``
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from mlc.graph.ir.constants import array_of, constant
 from mlc.graph.ir.movement import cuts, permutation
 from mlc.graph.ir.rewrite import bindings, dtype_of, op_name, rebuilt, shape_of
 from mlc.graph.kernels.digits import dense_digits, has_digits
+from mlc.graph.kernels.lookup import CODES, dense_lookup, has_lookup, pack_codes
 from mlc.graph.kernels.rounded import dense_rounded, half_range, has_rounded, pack_bytes
 from mlc.graph.kernels.weight_only import PANEL, dense_weight_only, moved_by, pack_columns, pack_words, rows_of_word
 from mlc.graph.precision.affine import affine_of
@@ -44,16 +50,18 @@ _BITS = (4, 8)
 @dataclass(frozen=True, eq=False)
 class _Weight:
     """``(integers - zero) * scale``: integers ``[R, C]``, of which each ``block`` (rows, columns) has a scale and a
-    zero point, arrays of one element a block."""
+    zero point, arrays of one element a block. With a ``table`` the integers are codes, and it is
+    ``table[integers] * scale``."""
 
     integers: np.ndarray
     scale: np.ndarray
     zero: np.ndarray
     block: tuple[int, int]
+    table: np.ndarray | None = None
 
     @property
     def transposed(self) -> _Weight:
-        return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1])
+        return _Weight(self.integers.T, self.scale.T, self.zero.T, self.block[::-1], self.table)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS
 def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.IRModule:
     bound = {binding.var: binding.value for binding in bindings(mod["main"])}
     found = {var: weight for var, value in bound.items() if (weight := _of_product(value, bound)) is not None}
+    coded = {var: weight.integers.size for var, weight in found.items() if weight.table is not None}
+    for var, numbers in coded.items():
+        if not has_lookup(target, prod(shape_of(var)[:-1]), numbers, sum(coded.values())):
+            del found[var]
     if not found:
         return mod
 
@@ -98,26 +110,39 @@ def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.
         return _DIGITS if has_digits(target, _bits(weight), rows, block) else _EXACT
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
-        return _product(builder, value.args[0], shape_of(var), found[var], kernel(var)) if var in found else value
+        if var not in found:
+            return value
+        weight = found[var]
+        taken = None if weight.table is not None else kernel(var)
+        return _product(builder, value.args[0], shape_of(var), weight, taken)
 
     return relax.transform.DeadCodeElimination()(rebuilt(mod, bound, change))
 
 
 def _product(
-    builder: relax.BlockBuilder, data: relax.Expr, shape: tuple[int, ...], weight: _Weight, kernel: _Kernel
+    builder: relax.BlockBuilder, data: relax.Expr, shape: tuple[int, ...], weight: _Weight, kernel: _Kernel | None
 ) -> relax.Expr:
-    """The product, of that shape, as a kernel's; batches are more rows of it, so that the weight is read once."""
+    """The product, of that shape, as a kernel's, or by lookups without one; batches are more rows of it, so that the
+    weight is read once."""
     depth, columns = weight.integers.shape
-    bits = _bits(weight)
     rows = (prod(shape[:-1]),) if prod(shape[:-2]) > 1 else shape[:-1]
     if rows != shape[:-1]:
         data = builder.emit(op.reshape(data, (*rows, depth)))
-    moved = weight.zero.astype(np.float32) + kernel.moved(bits)
-    zero = constant(pack_columns(moved)) if weight.zero.any() else None
-    result = builder.emit(builder.call_te(
-        kernel.product, data, constant(kernel.pack(weight.integers, bits, weight.block[0])),
-        constant(pack_columns(weight.scale)), zero, bits, weight.block[0], primfunc_name_hint="dense_weight_only",
-    ))
+    scale, block = constant(pack_columns(weight.scale)), weight.block[0]
+    if kernel is None:
+        assert weight.table is not None, "integers have a kernel"
+        result = builder.emit(builder.call_te(
+            dense_lookup, data, constant(pack_codes(weight.integers, block)), scale, constant(weight.table), block,
+            primfunc_name_hint="dense_lookup",
+        ))
+    else:
+        bits = _bits(weight)
+        moved = weight.zero.astype(np.float32) + kernel.moved(bits)
+        zero = constant(pack_columns(moved)) if weight.zero.any() else None
+        result = builder.emit(builder.call_te(
+            kernel.product, data, constant(kernel.pack(weight.integers, bits, block)), scale, zero, bits, block,
+            primfunc_name_hint="dense_weight_only",
+        ))
     if columns % PANEL:
         result = builder.emit(op.strided_slice(result, [len(rows)], [0], [columns]))
     return op.reshape(result, shape) if rows != shape[:-1] else result
@@ -145,6 +170,9 @@ def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
     found = _weight(weight, bound)
     if found is None or found.block[1] != 1 or found.block[0] < min(_SMALLEST_BLOCK, found.integers.shape[0]):
         return None
+    if found.table is not None:
+        rows, depth = found.block[0], len(found.integers)
+        return found if rows >= depth or rows % rows_of_word(4) == 0 else None
     centred = _centred(found)
     return centred if _bits(centred) else None
 
@@ -185,7 +213,8 @@ def _cut(call: relax.Call, weight: _Weight | None) -> _Weight | None:
         return None
     rows, columns = (cut.end for cut in kept)
     blocks = slice(-(-rows // weight.block[0])), slice(-(-columns // weight.block[1]))
-    return _Weight(weight.integers[:rows, :columns], weight.scale[blocks], weight.zero[blocks], weight.block)
+    return replace(weight, integers=weight.integers[:rows, :columns], scale=weight.scale[blocks],
+                   zero=weight.zero[blocks])
 
 
 def _dequantised(call: relax.Call, bound: _Bound) -> _Weight | None:
@@ -213,7 +242,7 @@ def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
     if (moved := _call(wide, bound, "subtract")) is not None:
         wide, zero = moved.args[0], array_of(moved.args[1])
     cast = _call(wide, bound, "astype")
-    integers = _integers(cast.args[0], bound) if cast is not None else None
+    integers, table = (_integers(cast.args[0], bound), None) if cast is not None else _codes(wide, bound)
     if integers is None or scale is None or zero is None or integers.ndim != 3 or scale.ndim != 3:
         return None
     if scale.dtype != np.float32 or not np.array_equal(zero, np.rint(zero)):
@@ -226,7 +255,19 @@ def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
     counts = _joined(blocks, axis)
     block = tuple(extent // count for extent, count in zip(shape, counts, strict=True))
     zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.int64)
-    return _Weight(integers.reshape(shape), scale.reshape(counts), zero, (block[0], block[1]))
+    return _Weight(integers.reshape(shape), scale.reshape(counts), zero, (block[0], block[1]), table)
+
+
+def _codes(expr: relax.Expr, bound: _Bound) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The codes and the table of ``take(table, codes)``, both constant."""
+    call = _call(expr, bound, "take")
+    if call is None:
+        return None, None
+    table, index = array_of(call.args[0]), _call(call.args[1], bound, "astype")
+    if table is None or table.shape != (CODES,) or table.dtype != np.float32 or index is None:
+        return None, None
+    codes = _integers(index.args[0], bound)
+    return (codes, table) if codes is not None and codes.min() >= 0 and codes.max() < CODES else (None, None)
 
 
 def _joined(shape: Sequence[int], axis: int) -> tuple[int, ...]:

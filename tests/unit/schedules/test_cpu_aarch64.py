@@ -15,6 +15,7 @@ import test_cpu_digits
 import test_cpu_elementwise
 import test_cpu_fallback
 import test_cpu_integer
+import test_cpu_lookup
 import test_cpu_recurrent
 import test_cpu_reduction
 import test_cpu_rounded
@@ -58,7 +59,7 @@ _CONTRACTS = (
     test_cpu_reduction.TestReduction, test_cpu_staging.TestStagedInput, test_cpu_window.TestPooling,
     test_cpu_window.TestDepthwise, test_cpu_window.TestContraction, test_cpu_weight_only.TestWeightOnly,
     test_cpu_recurrent.TestRecurrent, test_cpu_attention_few.TestAttentionFew, test_cpu_rounded.TestRounded,
-    test_cpu_digits.TestDigits,
+    test_cpu_digits.TestDigits, test_cpu_lookup.TestLookup,
 )
 _CASES: list[tuple[Space, Case]] = [
     (GEMM, Case("gemm", _gemm, lambda: None)), (WINOGRAD, Case("winograd", _winograd, lambda: None)),
