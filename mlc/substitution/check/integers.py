@@ -22,8 +22,9 @@ from mlc.operators.index import Condition, FloorDiv, Poly, Symbol
 __all__ = ["Atom", "CertificateError", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need", "number",
            "parse", "positive", "quotient", "spend", "translated", "walked"]
 
-#: multiplications of monomials in one check, and what an expression may be at most
-_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 4_000_000, 2_000, 24, 60, 40, 4_000
+#: what one check may look at: terms that are made, multiplied and compared, twenty times what the longest of a shipped
+#: certificate takes (98,808); and what an expression may be at most
+_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 2_000_000, 2_000, 24, 60, 40, 4_000
 _LARGEST = 10**_DIGITS
 _TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%()]))")
 
@@ -47,7 +48,7 @@ _budget = _Budget()
 
 @contextmanager
 def bounded(work: int = _WORK) -> Iterator[None]:
-    """What is checked inside may take ``work`` multiplications."""
+    """What is checked inside may look at ``work`` terms."""
     _budget.left = work
     yield
 
@@ -97,6 +98,7 @@ class Expr:
         self.terms = {m: c for m, c in terms.items() if c}
         self._hash: int | None = None
         self._names: frozenset[str] | None = None
+        spend(1 + len(self.terms))
         if len(self.terms) > _TERMS or any(len(m) > _DEGREE or not -_LARGEST < c < _LARGEST
                                            for m, c in self.terms.items()):
             raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors and "
