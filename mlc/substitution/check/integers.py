@@ -8,6 +8,7 @@ degrees, nesting and the multiplications of a whole check.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ def need(true: Any, reason: str) -> None:
 
 
 class _Budget(threading.local):
-    left = _WORK
+    left: float = math.inf  # where nothing is checked: a search for proofs asks for the same arithmetic
 
 
 _budget = _Budget()
@@ -49,8 +50,11 @@ _budget = _Budget()
 @contextmanager
 def bounded(work: int = _WORK) -> Iterator[None]:
     """What is checked inside may look at ``work`` terms."""
-    _budget.left = work
-    yield
+    before, _budget.left = _budget.left, work
+    try:
+        yield
+    finally:
+        _budget.left = before
 
 
 def spend(work: int) -> None:

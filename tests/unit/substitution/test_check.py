@@ -12,6 +12,7 @@ import pytest
 
 import mlc.substitution.check
 from mlc.substitution.check import CertificateError, check, check_rule
+from mlc.substitution.check.integers import bounded, spend
 from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
 from mlc.substitution.prove import certified
 from mlc.substitution.shipped import shipped_rules
@@ -256,6 +257,14 @@ GROWING = {
 def test_what_grows_is_counted(name):
     with pytest.raises(CertificateError, match="too long to check"):
         check(forged(product_rule(node("neg", "%0")), GROWING[name]))
+
+
+def test_a_check_leaves_no_limit_behind():
+    """The search for proofs asks for the checker's arithmetic as well, for hours."""
+    with pytest.raises(CertificateError, match="too long"), bounded(10):
+        spend(11)
+    for _ in range(10):
+        spend(10_000_000)
 
 
 def test_undefined_terms_of_the_target_do_not_vanish():
