@@ -266,8 +266,11 @@ def load_rule(data: Any) -> Rule:
                                  "attribute has it")
     except KeyError as error:
         raise RuleError(f"rule {name}: it must have {error.args[0]!r}, which is missing") from error
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise RuleError(f"rule {name}: {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise RuleError(f"rule {name}: every part must be a list, an object or a text where rules have one, but "
+                        f"{error}") from error
     except RecursionError:
         raise RuleError(f"rule {name}: its parts must not stand inside each other hundreds deep") from None
     return rule

@@ -277,29 +277,36 @@ class Facts:
     def samples(self) -> Mapping[str, Any] | None:
         """Points that satisfy all facts, as arrays by symbol; None if random search met none."""
         if self._samples is None:
-            self._samples = self._draw(_POINTS, 4) or self._draw(4 * _POINTS, 6)
+            self._samples = _sampled(self.polys)
         return self._samples or None
 
-    def _draw(self, points: int, largest: int) -> dict[str, Any]:
-        names = sorted({s for p in self.polys for s in p.symbols})
-        rng = np.random.default_rng(len(self.polys))
-        values: dict[str, Any] = {n: rng.integers(1, largest + 1, points) for n in names if n[0] not in "$@"}
-        waiting = [n for n in names if n[0] in "$@"]
-        while waiting:
-            for name in waiting:
-                bounds = [b for p in self.polys for b in _upper(p, name) if b.symbols <= values.keys()]
-                if bounds:
-                    top = np.minimum.reduce([b.evaluate({**values, LOOKUP: _drawn}) + np.zeros(points, int)
-                                             for b in bounds])
-                    values[name] = np.floor(rng.random(points) * (np.maximum(top, 0) + 1)).astype(int)
-                    waiting.remove(name)
-                    break
-            else:
-                return {}
-        holds = np.ones(points, bool)
-        for poly in self.polys:
-            holds &= poly.evaluate({**values, LOOKUP: _drawn}) >= 0
-        return {n: v[holds] for n, v in values.items()} if holds.any() else {}
+
+@lru_cache(maxsize=1 << 9)
+def _sampled(polys: tuple[Poly, ...]) -> dict[str, Any]:
+    """Points at which all polynomials are at least 0, by symbol; none if random search met none."""
+    return _draw(polys, _POINTS, 4) or _draw(polys, 4 * _POINTS, 6)
+
+
+def _draw(polys: tuple[Poly, ...], points: int, largest: int) -> dict[str, Any]:
+    names = sorted({s for p in polys for s in p.symbols})
+    rng = np.random.default_rng(len(polys))
+    values: dict[str, Any] = {n: rng.integers(1, largest + 1, points) for n in names if n[0] not in "$@"}
+    waiting = [n for n in names if n[0] in "$@"]
+    while waiting:
+        for name in waiting:
+            bounds = [b for p in polys if name in p.symbols for b in _upper(p, name) if b.symbols <= values.keys()]
+            if bounds:
+                given = {**values, LOOKUP: _drawn}
+                top = np.minimum.reduce([b.evaluate(given) + np.zeros(points, int) for b in bounds])
+                values[name] = np.floor(rng.random(points) * (np.maximum(top, 0) + 1)).astype(int)
+                waiting.remove(name)
+                break
+        else:
+            return {}
+    holds = np.ones(points, bool)
+    for poly in polys:
+        holds &= poly.evaluate({**values, LOOKUP: _drawn}) >= 0
+    return {n: v[holds] for n, v in values.items()} if holds.any() else {}
 
 
 def _drawn(tensor: str, indices: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import count
+from typing import Any
 
 from mlc.operators.index import Condition, Poly
 from mlc.operators.laws import LAWS
@@ -27,6 +28,8 @@ class Expander:
         self.work = 0
         #: whether more is tried than what mostly suffices, and how many bounds and steps were
         self.thorough, self.bounds, self.steps = False, 0, 0
+        #: goals that the search did not get to their end
+        self.stuck: set[Any] = set()
         #: whether maxima are looked at as the values of their members
         self.attains = False
 

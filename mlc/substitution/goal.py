@@ -7,8 +7,9 @@ term's variable k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from mlc.operators.index import Condition, Poly
@@ -17,10 +18,10 @@ from mlc.substitution.entailment import Facts
 from mlc.substitution.expand import Expander
 from mlc.substitution.normal import Atom, Function, Normal, Number, Stuck, Term, make_term, mapped, negations
 
-__all__ = ["Goal", "inequalities"]
+__all__ = ["ALL_STEPS", "Goal", "inequalities"]
 
 #: steps of a goal, and of all goals of a second attempt, those that led nowhere among them
-_STEPS, _ALL_STEPS = 400, 1_500
+_STEPS, ALL_STEPS = 400, 1_500
 
 
 class Goal:
@@ -63,6 +64,12 @@ class Goal:
         if guards not in self._cache:
             self._cache[guards] = Facts([*self.facts, *inequalities(guards)])
         return self._cache[guards]
+
+    def said(self) -> Any:
+        """What is to be shown of what is known; goals that differ in the names of variables say the same."""
+        names, numbers = {n: Poly.symbol(f"$a{k}") for k, n in enumerate(self.context)}, count()
+        sums = [_said(terms, names, numbers) for terms in (self.terms.values(), self.divisors)]
+        return tuple(poly.substitute(names) for poly in self.facts), *sums
 
     def fresh_facts(self) -> None:
         """Forgets what followed from fewer facts."""
@@ -121,7 +128,7 @@ class Goal:
         """Notes a step; raises :class:`Stuck` where there are too many."""
         self.steps.append(list(words))
         self.expander.steps += self.expander.thorough
-        if len(self.steps) > _STEPS or self.expander.steps > _ALL_STEPS:
+        if len(self.steps) > _STEPS or self.expander.steps > ALL_STEPS:
             raise Stuck("too many steps")
 
     def add_guard(self, number: int, guard: Condition) -> None:
@@ -156,3 +163,31 @@ def inequalities(guards: Sequence[Condition]) -> list[Poly]:
 
 def _negative(terms: Normal) -> Normal:
     return tuple(replace(t, factor=-t.factor) for t in terms)
+
+
+def _said(terms: Iterable[Term], names: Mapping[str, Poly], numbers: Iterator[int]) -> Any:
+    """A sum in names by the order in which they are bound."""
+    found = []
+    for term in terms:
+        inner = {**names, **{v: Poly.symbol(f"$b{next(numbers)}") for v in term.variables}}
+        found.append((term.factor, len(term.variables), _guards_said(term.guards, inner),
+                      tuple(_atom_said(atom, inner, numbers) for atom in term.atoms)))
+    return tuple(found)
+
+
+def _guards_said(guards: Iterable[Condition], names: Mapping[str, Poly]) -> Any:
+    return tuple((guard.poly.substitute(names), guard.relation) for guard in guards)
+
+
+def _atom_said(atom: Atom, names: Mapping[str, Poly], numbers: Iterator[int]) -> Any:
+    if isinstance(atom, Read):
+        return atom.tensor, *(index.substitute(names) for index in atom.indices)
+    if isinstance(atom, Number):
+        return atom.inverse, atom.value.substitute(names)
+    if isinstance(atom, Function):
+        return atom.name, _said(atom.arg, names, numbers)
+    members = []
+    for member in atom.members:
+        inner = {**names, **{v: Poly.symbol(f"$b{next(numbers)}") for v in member.variables}}
+        members.append((len(member.variables), _guards_said(member.guards, inner), _said(member.body, inner, numbers)))
+    return "max", tuple(members)

@@ -12,7 +12,8 @@ from mlc.operators.index import Condition, Poly
 from mlc.operators.scalar import Read
 from mlc.substitution.change_of_variables import covers, inverse_of, mappings, skeleton
 from mlc.substitution.entailment import Facts, quotients
-from mlc.substitution.goal import Goal, inequalities
+from mlc.substitution.expand import Expander
+from mlc.substitution.goal import ALL_STEPS, Goal, inequalities
 from mlc.substitution.goal_attained import attain, by_bounds, each_member, gentle, rises, turned
 from mlc.substitution.goal_cases import branched, by_cases, by_guard
 from mlc.substitution.goal_divide import multiply_one, named
@@ -361,12 +362,27 @@ def _covered(goal: Goal, member: Member, other: Largest, context: list[str], bas
 
 
 def _zero(goal: Goal, context: Sequence[str], facts: Sequence[Poly], terms: Normal, others: Normal) -> list[list[Any]]:
+    """The steps that show two sums to be equal; raises :class:`Stuck`, at once where the same was stuck before: each
+    change of variables that is tried asks for the sums within atoms again, and for those within them."""
     expander, before = goal.expander, goal.expander.attains
+    inner = Goal(expander, context, facts, terms, others, goal.divisors, goal.depth + 1)
+    known = expander.thorough, inner.depth, inner.said()
+    if known in expander.stuck:
+        raise Stuck("it was stuck before")
     expander.attains = False
     try:
-        return prove_goal(Goal(expander, context, facts, terms, others, goal.divisors, goal.depth + 1))
+        return prove_goal(inner)
+    except Stuck:
+        if not _spent(expander):
+            expander.stuck.add(known)
+        raise
     finally:
         expander.attains = before
+
+
+def _spent(expander: Expander) -> bool:
+    """Whether what is stuck may be so since no more is tried for an output."""
+    return expander.work > _WORK or expander.bounds > _ALL_BOUNDS or expander.steps > ALL_STEPS
 
 
 def _equal_polys(a: Atom, b: Atom, facts: Facts) -> list[Any] | None:

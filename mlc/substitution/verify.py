@@ -24,7 +24,7 @@ from mlc.substitution.taso import read_taso
 __all__ = ["Verdict", "bounded_verdicts", "read_rules", "verdict"]
 
 _SECONDS = 60.0  # for one rule
-_MOST_BYTES = 64 << 20  # of a file
+_MOST_BYTES, _MOST_RULES = 64 << 20, 10_000  # of a file
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def read_rules(path: Path) -> list[tuple[Any, list[Rule]]]:
     rules = data.get("rules", [data]) if isinstance(data, dict) else data
     if not isinstance(rules, list) or not rules:
         raise RuleError(f"a file of rules must hold a list of at least one rule, but {path} holds none")
+    if len(rules) > _MOST_RULES:
+        raise RuleError(f"a file of rules must hold at most {_MOST_RULES:,}, but {path} holds {len(rules):,}; split it")
     return [(_identity(rule), read_taso(rule) if isinstance(rule, dict) and "src" in rule else [load_rule(rule)])
             for rule in rules]
 
@@ -81,7 +83,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _identity(rule: Any) -> Any:
-    return rule.get("id", rule.get("name")) if isinstance(rule, Mapping) else None
+    """The id or the name, in one line."""
+    found = rule.get("id", rule.get("name")) if isinstance(rule, Mapping) else None
+    return found if found is None or isinstance(found, int) else " ".join(str(found)[:200].splitlines())
 
 
 def bounded_verdicts(rules: Sequence[tuple[Any, Sequence[Rule]]], seconds: float = _SECONDS) -> list[Verdict]:

@@ -23,6 +23,7 @@ from mlc.substitution.check.integers import (
 )
 from mlc.substitution.check.play import Play
 from mlc.substitution.check.ranks import check_blocks, expanded
+from mlc.substitution.check.size import check_size
 from mlc.substitution.check.terms import Term, fresh_name
 from mlc.substitution.check.witness import as_quotient, check_division, check_guard, check_witness, swapped
 from mlc.substitution.codec import RuleError, content_hash, load_rule, parse_size
@@ -47,6 +48,7 @@ def check_rule(rule: Rule) -> None:
     try:
         if not isinstance(certificate, Mapping):
             raise CertificateError("it has no certificate")
+        check_size(certificate)
         with bounded():
             (_instance if "general" in certificate else _proved)(rule, certificate)
     except CertificateError as error:

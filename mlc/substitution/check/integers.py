@@ -10,6 +10,7 @@ degrees, nesting and the multiplications of a whole check.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from mlc.operators.index import Condition, FloorDiv, Lookup, Poly, Symbol
 __all__ = ["Atom", "CertificateError", "Element", "Expr", "Guard", "Quotient", "bounded", "guard_of", "name", "need",
            "number", "parse", "positive", "quotient", "spend", "translated", "walked"]
 
-#: multiplications of monomials in one check, and what an expression may be at most
-_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 4_000_000, 2_000, 24, 60, 40, 4_000
+#: what one check may look at: terms that are made, multiplied and compared, twenty times what the longest of a shipped
+#: certificate takes (98,808); and what an expression may be at most
+_WORK, _TERMS, _DEGREE, _DIGITS, _DEPTH, _LETTERS = 2_000_000, 2_000, 24, 60, 40, 4_000
 _LARGEST = 10**_DIGITS
 _TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([A-Za-z_$@][\w$@.]*)|(//|[-+*%(),\[\]]))")
 
@@ -41,7 +43,7 @@ def need(true: Any, reason: str) -> None:
 
 
 class _Budget(threading.local):
-    left = _WORK
+    left: float = math.inf  # where nothing is checked: a search for proofs asks for the same arithmetic
 
 
 _budget = _Budget()
@@ -49,9 +51,12 @@ _budget = _Budget()
 
 @contextmanager
 def bounded(work: int = _WORK) -> Iterator[None]:
-    """What is checked inside may take ``work`` multiplications."""
-    _budget.left = work
-    yield
+    """What is checked inside may look at ``work`` terms."""
+    before, _budget.left = _budget.left, work
+    try:
+        yield
+    finally:
+        _budget.left = before
 
 
 def spend(work: int) -> None:
@@ -117,6 +122,7 @@ class Expr:
         self.terms = {m: c for m, c in terms.items() if c}
         self._hash: int | None = None
         self._names: frozenset[str] | None = None
+        spend(1 + len(self.terms))
         if len(self.terms) > _TERMS or any(len(m) > _DEGREE or not -_LARGEST < c < _LARGEST
                                            for m, c in self.terms.items()):
             raise CertificateError(f"a polynomial must have at most {_TERMS} terms of at most {_DEGREE} factors and "

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from mlc.substitution.check.integers import need, positive, spend
-from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed
+from mlc.substitution.check.terms import Member, Term, collected, divisor_of, names_of, negated, renamed, spend_on
 
 __all__ = ["AT_MOST_ONE", "BELOW", "CONTRACTING", "EXCEEDING", "GENTLE", "GROWING", "IDEMPOTENT", "NONNEGATIVE",
            "ODD", "POSITIVE", "VALUES", "VANISHING", "ZERO", "above_zero", "at_least_zero", "called", "largest",
@@ -82,6 +82,8 @@ def largest(members: Iterable[Member]) -> list[Term]:
     for place, member in enumerate(found):
         if not _dominated(member, [*left, *found[place + 1:]]):
             left.append(member)
+    for _ in left[0].body:
+        spend(sum(len(m.body) for m in left))
     same = [t for t in left[0].body if all(t in m.body and not _uses(m, t) for m in left)]
     left = [m._replace(body=tuple(t for t in m.body if t not in same)) for m in left]
     if len(left) == 1 and not left[0].names:
@@ -141,12 +143,14 @@ def _dominated(member: Member, others: Sequence[Member]) -> bool:
             or _contracted(member.body, others, bodies) or _above(member.body, others))
 
 
-def _factors(body: Iterable[Term]) -> dict[Any, Fraction]:
+def _factors(body: Sequence[Term]) -> dict[Any, Fraction]:
+    spend_on(body)
     return {term[1:]: term.factor for term in body}
 
 
 def _between(mine: dict[Any, Fraction], a: dict[Any, Fraction], b: dict[Any, Fraction]) -> bool:
     """Whether it is ``t*a + (1-t)*b`` for a t between 0 and 1: then it is at most the larger of them."""
+    spend(len(mine) + len(a) + len(b))
     keys = dict.fromkeys((*mine, *a, *b))
     rows = [(mine.get(k, Fraction(0)), a.get(k, Fraction(0)), b.get(k, Fraction(0))) for k in keys]
     part = next(((m - y) / (x - y) for m, x, y in rows if x != y), Fraction(0))

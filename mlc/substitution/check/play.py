@@ -93,6 +93,7 @@ class Steps(Known):
         """Term i, what holds where it stands, and a reader of texts about its variables. These may become a context's,
         so that no divisor and no other term may bind them: what is known of them there is not of others."""
         self.terms[i] = term = unshared(self.terms[i])
+        spend(len(self.facts) + 2 * len(term.guards))
         return term, [*self.facts, *inequalities(term.guards)], self.reader(term.names)
 
     def add(self, origin: int, term: Term) -> None:

@@ -12,8 +12,8 @@ from mlc.substitution.check.integers import Expr, Guard, name, need, number, pos
 
 __all__ = [
     "Member", "Term", "changed", "collected", "divisor_of", "filled", "free_names", "fresh_name", "inequalities",
-    "is_size", "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "substituted",
-    "times", "under", "unshared",
+    "is_size", "make_term", "names_of", "negated", "opposites", "reciprocal", "refreshed", "renamed", "spend_on",
+    "substituted", "times", "under", "unshared",
 ]
 
 _MOST_ATOMS, _MOST_TERMS = 64, 400
@@ -68,7 +68,7 @@ def make_term(factor: Fraction, names: Iterable[str], guards: Iterable[Guard], a
         else:
             others.append(atom)
     numbers = [("number", p, k < 0) for p, k in powers.items() for _ in range(abs(k))]
-    spend(1 + len(others))
+    spend(1 + len(others) + len(kept))
     need(len(others) + len(numbers) <= _MOST_ATOMS, f"a product must have at most {_MOST_ATOMS} factors")
     return Term(factor, tuple(names), kept, (*others, *numbers))
 
@@ -84,11 +84,24 @@ def is_size(expr: Expr) -> bool:
     return factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str) and monomial[0][0] not in "$@"
 
 
+def spend_on(terms: Iterable[Term]) -> None:
+    """Spends what it takes to look at all that terms are made of; a part that they share counts wherever it stands."""
+    for term in terms:
+        spend(1 + len(term.guards) + len(term.atoms))
+        for atom in term.atoms:
+            if atom[0] == "call":
+                spend_on(atom[2])
+            elif atom[0] == "max":
+                for member in atom[1]:
+                    spend(1 + len(member.guards))
+                    spend_on(member.body)
+
+
 def collected(terms: Iterable[Term]) -> tuple[Term, ...]:
     """The same sum with equal products added up."""
     factors: dict[Any, Fraction] = {}
     for term in terms:
-        spend(1)
+        spend_on((term,))
         factors[term[1:]] = factors.get(term[1:], Fraction(0)) + term.factor
     return tuple(Term(factor, *rest) for rest, factor in factors.items() if factor)
 
@@ -168,6 +181,7 @@ def unshared(term: Term) -> Term:
 def refreshed(term: Term) -> Term:
     """The term with names that nothing else has for all that it binds, in its atoms as well."""
     apart = unshared(term)
+    spend(1 + len(apart.atoms))
     return apart._replace(atoms=tuple(map(_refreshed, apart.atoms)))
 
 
@@ -175,6 +189,7 @@ def _refreshed(atom: Any) -> Any:
     if atom[0] == "call":
         return ("call", atom[1], tuple(map(refreshed, atom[2])))
     if atom[0] == "max":
+        spend(1 + len(atom[1]))
         members = map(renamed, atom[1])
         return ("max", tuple(m._replace(body=tuple(map(refreshed, m.body))) for m in members))
     return atom

@@ -79,6 +79,44 @@ def test_bad_file_is_one_line(tmp_path, capsys, text, reason):
     assert reason in line and line.count("\n") == 1
 
 
+ONE = {"name": "odd", "inputs": {"x": ["m"]}, "source": {"nodes": [{"op": "neg", "inputs": ["x"]}], "outputs": ["%0"]},
+       "target": {"nodes": [{"op": "neg", "inputs": ["x"]}], "outputs": ["%0"]}}
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"inputs": {"x": ["*".join(["m"] * 200)]}}, "at most 16 factors"),
+    ({"inputs": {"x": [float("nan")]}}, "a size is an integer or a text"),
+    ({"source": {"nodes": [{"op": "neg", "inputs": ["%1"]}, {"op": "neg", "inputs": ["%0"]}], "outputs": ["%0"]}},
+     "a ref must be to a node before"),
+    ({"conditions": 5}, "every part must be a list, an object or a text"),
+    ({"source": {"nodes": {"a": 1}, "outputs": "%0"}}, "every part must be a list, an object or a text"),
+    ({"source": 3, "target": None, "inputs": [1]}, "the inputs are an object"),
+])
+def test_absurd_rules_are_one_line(tmp_path, capsys, changes, reason):
+    assert main(["rules", "verify", written(tmp_path / "r.json", {**ONE, **changes})]) == 1
+    line = capsys.readouterr().err
+    assert "rule odd: " in line and reason in line and line.count("\n") == 1
+
+
+def test_more_rules_than_a_file_may_hold(tmp_path, capsys):
+    assert main(["rules", "verify", written(tmp_path / "r.json", *[ONE] * 10_001)]) == 1
+    line = capsys.readouterr().err
+    assert "at most 10,000" in line and line.count("\n") == 1
+
+
+def test_a_name_is_printed_in_one_line(tmp_path, capsys):
+    assert main(["rules", "verify", written(tmp_path / "r.json", {**ONE, "name": "a\nb\x1b[2J\x00"})]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 2 and all(c.isprintable() for c in out.replace("\n", ""))
+
+
+def test_a_certificate_that_is_too_large_is_one_line(tmp_path, capsys):
+    rule = {**ONE, "certificate": {"format": 3, "rule": "x" * 10**6}}
+    assert main(["rules", "verify", written(tmp_path / "r.json", rule)]) == 1
+    assert "odd  undecided: its certificate is not valid: rule odd: it must be written in at most 512 KiB\n" in (
+        capsys.readouterr().out)
+
+
 def test_missing_file_is_one_line(tmp_path, capsys):
     assert main(["rules", "verify", str(tmp_path / "none.json")]) == 1
     assert "must be readable" in capsys.readouterr().err

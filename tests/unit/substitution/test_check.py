@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import mlc.substitution.check
-from mlc.substitution.check import CertificateError, check
+from mlc.substitution.check import CertificateError, check, check_rule
+from mlc.substitution.check.integers import bounded, spend
 from mlc.substitution.codec import RuleError, content_hash, dump_rule, load_rule
 from mlc.substitution.prove import certified
+from mlc.substitution.shipped import shipped_rules
 from tests.damage.certificates import eaten_guard_steps
 
 FAMILIES = {r["name"]: r for r in json.loads((Path(__file__).parent / "families.json").read_text())["rules"]}
@@ -208,6 +210,61 @@ def test_work_is_bounded():
     steps = [["guard", 0, wide, ">=", [[["1", [8, 8, 8, 8]]]]]]
     with pytest.raises(CertificateError):
         check(forged(product_rule(node("neg", "%0")), [["split", 0, wide, ">="], *steps * 300]))
+
+
+def deep(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(("steps", "reason"), [
+    ([["split", 0, "x" * 600_000, ">="]], "at most 512 KiB"),
+    ([["split", 0, "x" * 4_000, ">="]] * 200, "at most 512 KiB"),
+    ([[0] * 300_000], "at most 200,000 lists"),
+    ([["split", 0, 10**400_000, ">="]] * 20, "at most 512 KiB"),
+    (deep(5_000), "at most 110 deep"),
+])
+def test_certificates_that_are_too_large_are_refused_unread(steps, reason):
+    with pytest.raises(CertificateError, match=reason) as error:
+        check(forged(product_rule(node("neg", "%0")), steps))
+    assert "\n" not in str(error.value)
+
+
+def test_shipped_certificates_are_far_from_the_largest():
+    """They are at most a tenth of it, so that those of larger rules have room."""
+    rules = shipped_rules()
+    assert max(len(json.dumps(rule.certificate, default=dict)) for rule in rules) * 10 < 512 << 10
+    longest = max(rules, key=lambda rule: len(json.dumps(rule.certificate, default=dict)))
+    copies = dict(longest.certificate)
+    check_rule(replace(longest, certificate={**copies, "more": [copies] * 9}))
+    with pytest.raises(CertificateError, match="at most"):
+        check_rule(replace(longest, certificate={**copies, "more": [copies] * 40}))
+    copies["more"] = [copies]
+    with pytest.raises(CertificateError, match="deep"):
+        check_rule(replace(longest, certificate=copies))
+
+
+#: whatever grows is counted: guards of a term, quotients of texts, sums that are written again and again
+GROWING = {
+    "guards": [["split", 0, f"$0-{k}", ">="] for k in range(990)],
+    "quotients": [["split", 0, "+".join(f"(@0+{k})//m" for k in range(250)), "=="]] * 120,
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_grows_is_counted(name):
+    with pytest.raises(CertificateError, match="too long to check"):
+        check(forged(product_rule(node("neg", "%0")), GROWING[name]))
+
+
+def test_a_check_leaves_no_limit_behind():
+    """The search for proofs asks for the checker's arithmetic as well, for hours."""
+    with pytest.raises(CertificateError, match="too long"), bounded(10):
+        spend(11)
+    for _ in range(10):
+        spend(10_000_000)
 
 
 def test_undefined_terms_of_the_target_do_not_vanish():

@@ -2,17 +2,22 @@
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from mlc.operators.index import equal
+from mlc.operators.index import Condition, Poly, equal
+from mlc.operators.scalar import Read
+from mlc.substitution import goal_merge
 from mlc.substitution.check import check
 from mlc.substitution.codec import RuleError, dump_rule, load_rule, parse_condition, parse_size
 from mlc.substitution.conditions import strengthen, synthesise
+from mlc.substitution.normal import Term
 from mlc.substitution.prove import Proved, Refuted, certified, prove
 from mlc.substitution.refute import find_counterexample, judge
 from tests.unit.substitution.mutants import mutants
+from tests.unit.substitution.small_rules import rule as law
 
 FAMILIES = {r["name"]: r for r in json.loads((Path(__file__).parent / "families.json").read_text())["rules"]}
 
@@ -185,3 +190,39 @@ def test_none_of_a_thousand_mutants_is_proved(seed):
     """Ten hundreds, so that each ends soon."""
     found, proved, kinds = wrong_and_proved(sound_rules(), 100, seed)
     assert found == 100 and not proved and len(kinds) >= 8
+
+
+SOFTMAX = "softmax {} axis=1"
+TWICE = [SOFTMAX.format("a"), SOFTMAX.format("%0"), "concat %1 %1 axis=0"]
+
+
+def test_softmax_of_softmax_of_a_concatenation(monkeypatch):
+    """Sums within sums within sums: for each change of variables the same goals come again, and are stuck once."""
+    stuck, search = [], goal_merge.prove_goal
+
+    def watched(goal):
+        said = goal.expander, goal.expander.thorough, goal.depth, goal.said()
+        try:
+            return search(goal)
+        except goal_merge.Stuck:
+            stuck.append(said)
+            raise
+
+    monkeypatch.setattr(goal_merge, "prove_goal", watched)
+    rule = certified(law(TWICE, ["concat a a axis=0", SOFTMAX.format("%0"), SOFTMAX.format("%1")]))
+    assert len(stuck) == len(set(stuck)) > 20
+    check(dump_rule(rule))
+    assert find_counterexample(rule, tries=8) is None
+
+
+def test_names_of_variables_say_nothing():
+    """Goals that differ in what is read, or where, are others."""
+    def said(context, terms):
+        expander = goal_merge.Expander()
+        reads = tuple(Term(Fraction(1), (v,), (Condition(Poly.symbol(v), ">="),), (
+            Read(tensor, (Poly.symbol(context) + Poly.symbol(v),)),)) for v, tensor in terms)
+        return goal_merge.Goal(expander, [context], [Poly.symbol(context)], reads).said()
+
+    assert said("@0", [("$v1", "x"), ("$v2", "y")]) == said("$v7", [("$v3", "x"), ("$v9", "y")])
+    assert said("@0", [("$v1", "x"), ("$v2", "y")]) != said("@0", [("$v1", "x"), ("$v2", "x")])
+    assert said("@0", [("$v1", "x")]) != said("@0", [("$v1", "x"), ("$v2", "x")])
