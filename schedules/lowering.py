@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Six things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Seven things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -18,6 +18,8 @@ Results that a kernel reads again are written where it reads them (:mod:`schedul
 caches (:mod:`schedules.streamed`).
 
 Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
+
+Arguments that are known to fit are not checked again (:data:`FITS`).
 """
 
 from __future__ import annotations
@@ -46,10 +48,13 @@ from schedules.ragged import whole_tiles
 from schedules.streamed import streamed_stores
 from schedules.tiles import with_helpers, with_tiles
 
-__all__ = ["PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
+__all__ = ["FITS", "PIPELINE", "insert_prefetches", "lines_per_step", "prefetch_ahead", "prefetch_rows"]
 
 #: the name of the pipeline of CPU functions, for ``tir_pipeline``
 PIPELINE = "mlc"
+
+#: the attribute of a function whose arguments are known to be what it was compiled for: it does not check them
+FITS = "mlc.fits"
 
 _MARK = "mlc.prefetch"
 _ROWS_MARK = "mlc.prefetch_rows"
@@ -300,6 +305,14 @@ def _lower_free(mod: tvm.IRModule, ctx: tvm.transform.PassContext, lower: tvm.tr
     return rest
 
 
+def _unchecked(mod: tvm.IRModule) -> tvm.IRModule:
+    """The lowered module without the checks of arguments in functions that are marked by :data:`FITS`."""
+    fits = {var: func for var, func in mod.functions_items() if func.attrs and FITS in func.attrs}
+    if fits:
+        mod.update(tirx.transform.SkipAssert()(tvm.IRModule(fits, attrs=mod.attrs)))
+    return mod
+
+
 def _with_numbers_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function without variables for sizes as floating-point numbers, of which the code generator wants to know
     within which whole numbers they lie, and fails.
@@ -476,7 +489,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="mlc.Lower")
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _lower_free(mod, ctx, lower)
+        return _unchecked(_lower_free(mod, ctx, lower))
 
     steps = [_ExpandPieces, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
     return tvm.transform.Sequential(steps), host, finish_device

@@ -13,6 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.relax import transform
 
+from mlc.artifact.calls import CheckCalls
 from mlc.artifact.capture import CaptureGraph
 from mlc.artifact.machine_code import generated, object_names
 from mlc.artifact.memory import AddEntryInto, ViewConcats, ViewSlices, WriteStates
@@ -29,6 +30,7 @@ FINALISE: tuple[tvm.transform.Pass, ...] = (
     transform.ToNonDataflow(),
     transform.RemovePurityChecking(),
     transform.CallTIRRewrite(),
+    CheckCalls,
     WriteStates,
     ViewConcats,
     ViewSlices,
