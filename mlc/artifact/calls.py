@@ -16,7 +16,10 @@ from mlc.artifact.memory import VIEWS, is_call
 from mlc.graph.ir.movement import SLICE
 from schedules.lowering import FITS
 
-__all__ = ["CheckCalls"]
+__all__ = ["WEIGHTS_FIT", "CheckCalls", "CheckWeights"]
+
+#: the function of the artifact that takes the weights, and refuses those of other shapes or types
+WEIGHTS_FIT = "weights_fit"
 
 _ALLOCATE = "relax.builtin.alloc_tensor"
 #: operators of which :mod:`mlc.artifact.memory` makes views, whole and in one piece
@@ -45,6 +48,22 @@ def CheckCalls(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModu
     result = mod.clone()
     for var in fitting:
         result.update_func(var, functions[var].with_attr(FITS, True))
+    return result
+
+
+@tvm.transform.module_pass(opt_level=0, name="mlc.CheckWeights")
+def CheckWeights(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """Add :data:`WEIGHTS_FIT`, which is called once, when weights are bound: neither the virtual machine nor functions
+    whose arguments fit compare them with what they were compiled for. ``VMShapeLower`` writes its comparisons."""
+    main = mod["main"]
+    inputs = (main.attrs or {}).get("num_input")
+    weights = [] if inputs is None else [relax.Var(p.name, p.ty) for p in main.params[int(inputs):]]
+    if not weights:
+        return mod
+    result = mod.clone()
+    body = relax.SeqExpr([], relax.Tuple([]))
+    func = relax.Function(weights, body, relax.TupleType([]), is_pure=True)
+    result[WEIGHTS_FIT] = func.with_attr("global_symbol", WEIGHTS_FIT)
     return result
 
 

@@ -38,6 +38,7 @@ from mlc.target import generation
 __all__ = ["Bundle", "Executable", "load", "pick"]
 
 _BOUND = "{}_with_weights"
+_WEIGHTS_FIT = "weights_fit"  # see mlc.artifact.calls, which needs the compiler
 _INTO = "main_into"  # see mlc.artifact.memory, which needs the compiler
 
 
@@ -211,6 +212,8 @@ class Executable:
         try:
             machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
+            if self._weights and machine.implements_function(_WEIGHTS_FIT):
+                machine[_WEIGHTS_FIT](*place.weights(self._bound_weights()))
             return machine, self._entry(machine, "main", place)
         except ArtifactError:  # the GPU has no room for the weights
             raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import numpy as np
 import onnx
 import onnx.reference
@@ -13,7 +16,8 @@ from tvm.script import relax as R
 
 import mlc
 from mlc.artifact import emit
-from mlc.errors import BuildError
+from mlc.artifact.executable import Executable
+from mlc.errors import ArtifactError, BuildError
 from mlc.target import resolve
 from schedules.lowering import FITS
 
@@ -93,3 +97,17 @@ def test_a_function_that_some_caller_feeds_checks_always() -> None:
     final = emit.finalise(_two_calls((4, 8)), resolve("native"))
     (double,) = (func for func in final.functions.values() if isinstance(func, tvm.tirx.PrimFunc))
     assert not (double.attrs and FITS in double.attrs)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 3, 3), (576,)])
+def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    """The functions that read them no longer look, and would read past a shorter one's end."""
+    exe = mlc.compile(_chain(), log=False)
+    for place, entry in enumerate(exe.metadata["weights"]):
+        other = copy.deepcopy(exe.metadata)
+        other["weights"][place] = {**{k: v for k, v in entry.items() if k != "made"}, "shape": list(shape)}
+        weights = list(exe.variant.weights)
+        weights[place] = np.zeros(4 * math.prod(shape), np.uint8)
+        with pytest.raises(ArtifactError, match="compile the model again") as caught:
+            Executable(exe.variant.code, other, weights)._start()
+        assert "\n" not in str(caught.value)
