@@ -1,6 +1,6 @@
 """What TVM's pipeline leaves out between a scheduled CPU function and machine code.
 
-Seven things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
+Eight things, all in the pipeline that :data:`PIPELINE` names (``tvm.compile(mod, target, tir_pipeline=PIPELINE)``):
 
 Register tiles stay in registers. TVM puts local buffers of more than 1 KiB into a workspace on the heap, where LLVM
 keeps them in registers only while it can prove that nothing else points there; then they go through memory once more
@@ -20,6 +20,8 @@ caches (:mod:`schedules.streamed`).
 Bytes that were sums are narrowed and stored several vectors at a time (:mod:`schedules.joined`).
 
 Arguments that are known to fit are not checked again (:data:`FITS`).
+
+Scopes that the code generator does not know are left out (:mod:`schedules.scopes`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from schedules.masks import hidden_masks
 from schedules.pieces import expanded
 from schedules.present import written_on_the_way
 from schedules.ragged import whole_tiles
+from schedules.scopes import WithoutScopes
 from schedules.streamed import streamed_stores
 from schedules.tiles import with_helpers, with_tiles
 
@@ -470,8 +473,6 @@ _StreamStores = tirx.transform.prim_func_pass(
 _WithBfloats = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: _with_bfloats(func), opt_level=0, name="mlc.WithBfloats"
 )
-
-
 _WithTiles = tirx.transform.prim_func_pass(
     lambda func, _mod, _ctx: with_tiles(func), opt_level=0, name="mlc.WithTiles"
 )
@@ -491,7 +492,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lowered(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return _unchecked(_lower_free(mod, ctx, lower))
 
-    steps = [_ExpandPieces, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
+    steps = [WithoutScopes, _ExpandPieces, _WriteOnTheWay, _InsertPrefetches, _WithTiles, _HideMasks, lowered]
     return tvm.transform.Sequential(steps), host, finish_device
 
 

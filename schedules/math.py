@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
@@ -113,6 +115,52 @@ class _Roundings:
     def store(self, node: tirx.BufferStore) -> Any:
         own = next((cast for made, cast in self._made if made.same_as(node.value)), None)
         return node if own is None else tirx.BufferStore(node.buffer, own, node.indices)
+
+
+def _narrowed(node: tirx.BufferStore) -> Any:
+    """A store of float32 numbers as bfloat16 with the rounding as operations on bits, where variables are computed.
+
+    BF16ComputeLegalize writes what it rounds twice, variables and all, and TVM's vectoriser refuses those.
+    """
+    value = _stored_bits(node.value)
+    return node if value is None else tirx.BufferStore(node.buffer, tirx.reinterpret("bfloat16", value), node.indices)
+
+
+#: what may be of bfloat16 beside loads and conversions
+_COMPUTED = (Call, tirx.Select, tirx.Max, tirx.Min, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
+
+
+def _stored_bits(value: Any) -> Any:
+    """The uint16 of a number that is rounded to bfloat16, or of a choice of such; None where TVM may round it."""
+    if isinstance(value, tirx.Select):
+        given = value.true_value, value.false_value
+        parts = [_stored_bits(part) for part in given]
+        if all(part is None for part in parts):
+            return None
+        parts = [_constant_bits(each) if part is None else part for part, each in zip(parts, given, strict=True)]
+        return tirx.Select(value.condition, *parts) if all(part is not None for part in parts) else None
+    if not _rounds(value):
+        return None
+    variables: list[Any] = []
+    narrow: list[Any] = []
+    walk(value.value, (tirx.Let, variables.append), (_COMPUTED, narrow.append))
+    if not variables or any(str(each.ty) == "bfloat16" for each in narrow):
+        return None
+
+    def upper(bits: Any) -> Any:
+        nearest = bits + _u(0x7FFF) + (tirx.shift_right(bits, _u(16)) & _u(1))
+        quiet = bits | _u(0x400000)
+        kept = tirx.Select((bits & _u(0x7FFFFFFF)) > _u(0x7F800000), quiet, nearest)
+        return tirx.Cast("uint16", tirx.shift_right(kept, _u(16)))
+
+    return _let(tirx.reinterpret("uint32", value.value), upper, "uint32")
+
+
+def _constant_bits(value: Any) -> Any:
+    """A constant of bfloat16 as uint16; None for anything else."""
+    if not isinstance(value, tirx.FloatImm):
+        return None
+    return tirx.const(int(np.float32(value.value).astype(ml_dtypes.bfloat16).view(np.uint16)), "uint16")
 
 
 def _horner(coefficients: Sequence[float], x: Any) -> Any:
@@ -347,4 +395,4 @@ def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = tvm_ffi.structural_map(func.body, [(tirx.Cast, cast), (tirx.BufferStore, roundings.store)])
     body = tvm_ffi.structural_map(body, [(Call, call), ((tirx.Max, tirx.Min), extremum)])
-    return func.with_body(body) if changed[0] else func
+    return func.with_body(tvm_ffi.structural_map(body, (tirx.BufferStore, _narrowed))) if changed[0] else func

@@ -185,7 +185,7 @@ def _placed(columns: int, dtype: str, blocked: bool) -> Any:
     def placed(tiles: te.Tensor, tile: te.Tensor, row: te.Tensor, inside: te.Tensor) -> te.Tensor:
         def element(t: Any, n: Any) -> Any:
             value = tiles[tile[t], n // _COLUMNS, row[t], n % _COLUMNS] if blocked else tiles[tile[t], row[t], n]
-            return tirx.Select(inside[t], tirx.Cast(dtype, value), tirx.const(0, dtype))
+            return tirx.Cast(dtype, tirx.Select(inside[t], value, tirx.const(0, tiles.dtype)))
 
         return te.compute((tile.shape[0], columns), element, name="placed")
 

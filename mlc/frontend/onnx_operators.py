@@ -88,13 +88,17 @@ def _not_finite(node: onnx.NodeProto) -> str:
 
 
 def _wrongly_converted(node: onnx.NodeProto) -> str:
-    """Uses that TVM's converters accept and compute wrongly."""
+    """Uses that TVM's converters accept and compute wrongly, or fail at without a reason."""
     attributes = {a.name: a for a in node.attribute}
     used_outputs = [o for o in node.output if o]
     if node.op_type == "BatchNormalization" and len(used_outputs) > 1:
         return "BatchNormalization in training mode"
     if node.op_type == "LayerNormalization" and len(used_outputs) > 1:
         return "LayerNormalization with its mean and deviation"
+    if node.op_type == "Upsample" and "scales" not in attributes:
+        return "Upsample without scales in an attribute (as of opset 7; Resize takes them otherwise)"
+    if node.op_type == "MaxUnpool" and len(node.input) > 2 and node.input[2]:
+        return "MaxUnpool with output_shape"
     if "keepdims" in attributes and attributes["keepdims"].i not in (0, 1):  # TVM takes any number for 1, ONNX for 0
         return f"{node.op_type} with keepdims {attributes['keepdims'].i}"
     return ""

@@ -64,6 +64,7 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 // eight numbers of 32 bits, two in each
 struct alignas(16) ulonglong4 { unsigned long long x, y, z, w; };
 struct alignas(16) longlong4 { long long x, y, z, w; };
+static inline longlong4 make_longlong4(long long x, long long y, long long z, long long w) { return {x, y, z, w}; }
 
 // 16-bit floats: stored as bits, rounded to nearest even, computed with as float32 and rounded after each operation
 static inline uint32_t bits_of(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }

@@ -108,6 +108,23 @@ def test_known_operator_without_converter_is_unsupported():
     assert caught.value.operators == {"Det": ["det"]}
 
 
+@pytest.mark.parametrize(("node", "initializers", "opset", "said"), [
+    (helper.make_node("Upsample", ["x", "s"], ["y"]), {"s": np.array([1, 1, 2, 2], "float32")}, 9,
+     "Upsample without scales in an attribute"),
+    (helper.make_node("MaxUnpool", ["x", "i", "s"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+     {"i": np.arange(4).reshape(1, 1, 2, 2), "s": np.array([1, 1, 5, 5])}, 11, "MaxUnpool with output_shape"),
+], ids=["Upsample", "MaxUnpool"])
+def test_a_use_that_has_no_converter_is_called_by_name(node, initializers, opset, said):
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in (("x", [1, 1, 2, 2]), ("y", list("abcd")))]
+    graph = helper.make_graph([node], "use", ends[:1], ends[1:],
+                              [numpy_helper.from_array(array, name) for name, array in initializers.items()])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
+    with pytest.raises(UnsupportedOperators) as caught:
+        load_model(model)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_operator_of_another_domain_is_not_taken_for_the_standard_one():
     node = helper.make_node("Relu", ["x"], ["y"], name="theirs", domain="org.example")
     model = model_of([node], [("x", [3])], [("y", [3])], extra_opsets=[helper.make_opsetid("org.example", 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -94,6 +95,17 @@ def test_sums_of_halves_are_in_float32() -> None:
     (got,) = exe(x=x, ends=ends)
     assert got.dtype == np.float16
     np.testing.assert_allclose(got, expected(x, weights, ends), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_what_follows_on_bfloat16_is_fused_and_scheduled() -> None:
+    weights = RNG.standard_normal((3, 7, 16)).astype(ml_dtypes.bfloat16)
+    model = grouped(12, weights, kind=TensorProto.BFLOAT16)
+    model.graph.node[0].output[0] = "product"
+    model.graph.node.append(helper.make_node("Relu", ["product"], ["y"]))
+    x, ends = RNG.standard_normal((12, 7)).astype(ml_dtypes.bfloat16), np.array([4, 4, 10], "int32")
+    (got,) = mlc.compile(model, log=False)(x=x, ends=ends)
+    np.testing.assert_allclose(got.astype("float64"), np.maximum(expected(x, weights, ends), 0), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.sampled(3)

@@ -221,3 +221,42 @@ def test_bfloat16_is_widened_and_rounded_before(name: str, vector: bool) -> None
     for got, each in zip(results[: 1 if name in ("rsqrt", "nearbyint") else 2], given, strict=False):
         want = reference(each.astype("float64"))  # where there is no variable, TVM leaves out what only rounds
         np.testing.assert_allclose(got.numpy(), want, rtol=4 * bound + 1e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize("made", ["exp", "rounded", "chosen"])
+def test_what_is_computed_in_variables_is_stored_as_bfloat16_in_vectors(made: str) -> None:
+    """Every number of bfloat16 and some between; a NaN stays one."""
+    every = np.arange(0, 2**16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype("float32")
+    quieted = np.array([0x7F800001, 0xFF800001], np.uint32).view("float32")
+    with np.errstate(invalid="ignore"):
+        values = np.concatenate([every, np.nextafter(every, np.float32(7)), every * np.float32(0.77), quieted])
+    values = np.resize(values, -(-len(values) // 16) * 16)
+    a = te.placeholder((len(values),), "float32")
+
+    def value(i: Any) -> Any:
+        rounded = tirx.Cast("float32", tirx.Cast("bfloat16", a[i]))
+        if made == "exp":
+            return tirx.Cast("bfloat16", tirx.exp(a[i]) + tirx.const(1.0, "float32"))
+        if made == "rounded":
+            return tirx.Cast("bfloat16", rounded * tirx.const(3.0, "float32"))
+        chosen = tirx.Cast("bfloat16", rounded * tirx.const(3.0, "float32"))
+        return tirx.Select(a[i] > tirx.const(0.0, "float32"), chosen, tirx.const(1.0, "bfloat16"))
+
+    b = te.compute(a.shape, value, name="b")
+    sch = s_tir.Schedule(te.create_prim_func([a, b]))
+    _, inner = sch.split(sch.get_loops("b")[0], [None, 16])
+    sch.vectorize(inner)
+    built = tvm.compile(expand_math(sch.mod["main"]), target="llvm")
+    result = tvm.runtime.tensor(np.zeros(len(values), ml_dtypes.bfloat16))
+    built["main"](tvm.runtime.tensor(values), result)
+    with np.errstate(all="ignore"):
+        triple = values.astype(ml_dtypes.bfloat16).astype("float32") * np.float32(3)
+        wanted = {"exp": np.exp(values) + np.float32(1), "rounded": triple,
+                  "chosen": np.where(values > 0, triple, np.float32(1))}[made].astype(ml_dtypes.bfloat16)
+    got = result.numpy().astype("float32")
+    wanted = wanted.astype("float32")
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    if made == "exp":  # a polynomial may lie on the other side of the middle of two numbers
+        np.testing.assert_allclose(got, wanted, rtol=2.0**-7)
+    else:
+        np.testing.assert_array_equal(got, wanted)
