@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from mlc.frontend.onnx_gather_nd import gather_nd
 from mlc.frontend.onnx_resize import resize
-from mlc.frontend.onnx_selection import PLACES
 from mlc.frontend.onnx_values import array_of
 from mlc.sizes import Size, UndecidedSizeError, bounds_of, size_of
 
@@ -46,7 +46,7 @@ def convert(bb: Any, name: str, inputs: Sequence[Any], attrs: Mapping[str, Any])
     if name == "Shape":
         return _shape(inputs, attrs)
     if name == "GatherND" and _is_free(inputs[0]):
-        return _gather_nd(bb, inputs, attrs)
+        return gather_nd(bb, inputs, attrs)
     sized = any(isinstance(given, Sizes) for given in inputs)
     if not sized and not (name in _RESHAPING and len(inputs) > 1 and _is_free(inputs[0])):
         return _structure(name, inputs, attrs)
@@ -428,46 +428,6 @@ def _clamped(position: Any, extent: Any) -> Any:
     if not isinstance(position, Size) and position >= 1 << 31:
         return extent
     return _minimum(position, extent)
-
-
-def _gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Indices that are never negative: TVM's converter would count those from the end with sizes as data."""
-    from tvm import relax
-
-    if not _natural(bb, inputs[1]):
-        raise UndecidedSizeError("indices along a free dimension must not count from its end, but GatherND's may be "
-                                 "negative; fix the size, as in --shape NAME=8,128")
-    return relax.op.gather_nd(inputs[0], inputs[1], int(attrs.get("batch_dims", 0)))
-
-
-#: operators that make no negative number of numbers that are not
-_NATURAL = frozenset(f"relax.{name}" for name in ("add", "broadcast_to", "concat", "expand_dims", "maximum", "minimum",
-                                                 "multiply", "permute_dims", "reshape", "squeeze", "strided_slice",
-                                                 "take", "where"))
-
-
-def _natural(bb: Any, expr: Any) -> bool:
-    """Whether whole numbers are known to be 0 or more."""
-    from tvm import relax
-
-    array = array_of(expr)
-    if array is not None:
-        return bool((array >= 0).all())
-    value = bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
-    if isinstance(value, relax.Tuple):
-        return all(_natural(bb, field) for field in value.fields)
-    if isinstance(value, relax.TupleGetItem):
-        made = bb.lookup_binding(value.tuple_value) if isinstance(value.tuple_value, relax.Var) else value.tuple_value
-        return isinstance(made, relax.Call) and str(getattr(made.args[0], "name_hint", "")).startswith(PLACES)
-    name = getattr(getattr(value, "op", None), "name", "")
-    if name == "relax.arange":
-        return True  # of sizes, from a number that _range has seen, or of constants that were folded
-    arguments = [a for a in value.args if not isinstance(a, relax.ShapeExpr)] if name in _NATURAL else []
-    if name in ("relax.strided_slice", "relax.take"):
-        arguments = arguments[:1]
-    if name == "relax.where":
-        arguments = arguments[1:]
-    return bool(arguments) and all(_natural(bb, argument) for argument in arguments)
 
 
 #: operators that take and put together what is there
