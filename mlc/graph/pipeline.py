@@ -28,6 +28,7 @@ from mlc.graph.lowering.concat import PlaceConcats
 from mlc.graph.lowering.fuse import GROUPING, MERGING, LowerInnerReshapes, check_lowered
 from mlc.graph.lowering.joins import JoinDequantised
 from mlc.graph.lowering.legalise import Legalise
+from mlc.graph.lowering.one_form import WriteSizesAlike
 from mlc.graph.lowering.prologue import FoldPrologues
 from mlc.graph.lowering.recurrent import LowerRecurrent
 from mlc.graph.lowering.select import ChooseKernels, Price
@@ -127,6 +128,7 @@ def lowering(
         transform.FoldConstant(),  # not later: it would undo the copy of a constant that becomes part of a whole
         PlaceConcats(target),
         PlaceAppends,
+        WriteSizesAlike,
         *GROUPING,
         ChooseKernels(target, price, options, notify=notify, filters=filters),
         FoldPrologues(target),

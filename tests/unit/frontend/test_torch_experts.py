@@ -66,6 +66,38 @@ def test_experts_are_chosen_by_the_tokens(name: str) -> None:
         np.testing.assert_allclose(exe(ids.numpy())[0], wanted, atol=1e-5 * np.abs(wanted).max(), rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss"])
+def test_experts_of_texts_of_any_length(name: str) -> None:
+    module = Logits(name).eval()
+    program = torch.export.export(module, (torch.randint(0, 99, (2, 7)),),
+                                  dynamic_shapes=({1: torch.export.Dim("n", min=1, max=24)},))
+    exe = mlc.compile(program, log=False)
+    for length in (7, 1, 2, 13, 24):
+        ids = torch.randint(0, 99, (2, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            wanted = module(ids).numpy()
+        np.testing.assert_allclose(exe(ids.numpy())[0], wanted, atol=1e-5 * np.abs(wanted).max(), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_differences_of_a_free_number_of_elements() -> None:
+    """Of a concatenation of one and ``n`` elements two windows are read."""
+    class Differences(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (torch.diff(x, prepend=x[:, :1] - 1) != 1).long()
+
+    rng = np.random.default_rng(3)
+    program = torch.export.export(Differences(), (torch.arange(14).reshape(2, 7),),
+                                  dynamic_shapes=({1: torch.export.Dim("n", min=2, max=24)},))
+    exe = mlc.compile(program, log=False)
+    for length in (2, 7, 24):
+        x = np.sort(rng.integers(0, 2 * length, (2, length)))
+        wanted = Differences()(torch.from_numpy(x)).numpy()
+        np.testing.assert_array_equal(exe(x)[0], wanted)
+        assert wanted.any() or length == 2
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("bins", [60, 1, 2, 7, 128])
 def test_a_histogram_counts_as_pytorch_does(bins: int) -> None:
