@@ -209,16 +209,18 @@ class Executable:
 
         Raises :class:`mlc.errors.ArtifactError` with whatever the system's loader or the machine has to say.
         """
+        what = "load"
         try:
             machine = _module(self._code)["vm_load_executable"]()
             machine["vm_initialization"](*place.devices)
             if self._weights and machine.implements_function(_WEIGHTS_FIT):
-                machine[_WEIGHTS_FIT](*place.weights(self._bound_weights()))
+                weights, what = place.weights(self._bound_weights()), "run on what its metadata describes"
+                machine[_WEIGHTS_FIT](*weights)
             return machine, self._entry(machine, "main", place)
         except ArtifactError:  # the GPU has no room for the weights
             raise
         except Exception as error:
-            raise self._refused("load", error) from error
+            raise self._refused(what, error) from error
 
     def _entry(self, machine: Any, entry: str, place: Place) -> Callable[..., Any]:
         """A function of the virtual machine with the weights bound, which are its last arguments."""
