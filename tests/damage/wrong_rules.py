@@ -51,11 +51,9 @@ def wrong_rule(case: Case) -> Rule:
     """A rule that evaluation shows to be wrong; raises :class:`NoCase` where none was found."""
     rng = case.rng()
     for _ in range(_TRIES):
-        found = mutant(rng, _small(), case.strategy)
-        if found is None:
-            continue
         try:
-            if isinstance(find_counterexample(found, tries=20), Refuted):
+            found = mutant(rng, _small(), case.strategy)
+            if found is not None and isinstance(find_counterexample(found, tries=20), Refuted):
                 return found
         except (MlcError, ShapeError):  # the change made no graph: it gathers at numbers that are computed
             continue
