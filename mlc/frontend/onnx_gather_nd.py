@@ -9,7 +9,6 @@ from tvm import te, tirx
 
 from mlc.frontend.onnx_selection import PLACES
 from mlc.frontend.onnx_values import array_of
-from mlc.graph.ir.rewrite import dtype_of
 
 __all__ = ["gather_nd"]
 
@@ -30,7 +29,7 @@ def gather_nd(bb: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 
 def _from_start(bb: Any, indices: Any, extents: Sequence[Any]) -> Any:
     """Indices from 0 of those that may count from the end of axes with these ``extents``."""
-    dtype, taken = dtype_of(indices), int(indices.ty.shape[-1])
+    dtype, taken = str(indices.ty.dtype), int(indices.ty.shape[-1])
 
     def counted(given: te.Tensor, *sizes: Any) -> te.Tensor:
         def one(*place: Any) -> Any:
