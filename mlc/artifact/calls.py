@@ -109,7 +109,7 @@ class _Calls(relax.PyExprVisitor):
         if len(params) != len(call.args):
             return False
         return all(
-            arg in self.ours and _fixed(func, param) is not None and _fixed(func, param) == _handed(arg)
+            arg in self.ours and (wanted := _fixed(func, param)) is not None and wanted == _handed(arg)
             for param, arg in zip(params, call.args, strict=True)
         )
 
