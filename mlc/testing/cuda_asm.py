@@ -40,10 +40,8 @@ _CALLS = {
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_arrive",
     "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }": "barrier_wait",
-    "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }":
-        "barrier_wait",
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }": "barrier_arrive_at",
+    "mbarrier.arrive.shared::cluster.b64 _, [there]; }": "barrier_arrive_at",
     "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;": "cluster_meet",
     "wgmma.fence.sync.aligned;": "wgmma_fence",
     "cp.async.bulk.commit_group;": "commit_stores",

@@ -85,24 +85,26 @@ def expect(address: Any, count: int) -> tirx.Stmt:
 
 
 def arrive_at(address: Any, rank: Any) -> tirx.Stmt:
-    """Count this thread at the barrier at this address of the cluster's block of this number."""
+    """Count this thread at the barrier at this address of the cluster's block of this number.
+
+    It says that the thread's products have read a stage, which copies may then overwrite; what the thread wrote is not
+    made visible there. ``.release.cluster`` would do that with a fence of the whole GPU at each step, which took half
+    of a product's time on an H200.
+    """
     body = """asm volatile("{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
-               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}\\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\\n}\\n"
                :: "r"(address), "r"(rank) : "memory");"""
     return _call("mlc_arrive_at", "int address, int rank", body, address, rank)
 
 
-def wait_barrier(address: Any, parity: Any, *, cluster: bool = False) -> tirx.Stmt:
-    """Until the phase of this parity has completed; of a new barrier, that of parity 1 has. ``cluster``: other blocks
-    arrive at it too."""
-    scope = ".acquire.cluster" if cluster else ""
-    body = f"""int done;
-  do {{
-    asm volatile("{{\\n.reg .pred p;\\nmbarrier.try_wait.parity{scope}.shared::cta.b64 p, [%1], %2;\\n"
-                 "selp.b32 %0, 1, 0, p;\\n}}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
-  }} while (!done);"""
-    name = "mlc_wait_barrier_of_all" if cluster else "mlc_wait_barrier"
-    return _call(name, "int address, int parity", body, address, parity)
+def wait_barrier(address: Any, parity: Any) -> tirx.Stmt:
+    """Until the phase of this parity has completed; of a new barrier, that of parity 1 has."""
+    body = """int done;
+  do {
+    asm volatile("{\\n.reg .pred p;\\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+                 "selp.b32 %0, 1, 0, p;\\n}\\n" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (!done);"""
+    return _call("mlc_wait_barrier", "int address, int parity", body, address, parity)
 
 
 def meet_cluster(blocks: int) -> tirx.Stmt:

@@ -222,8 +222,7 @@ class Warpgroups:
                 copies += self._copy(side, operand, rows, at, (batch, first, k * self.tile.block_k), full)
                 at = at + rows * self.tile.block_k * 2
             return [
-                hopper.wait_barrier(
-                    self.empty + 8 * self.stage[0], 1 - self.phase[0], cluster=self.tile.cluster > 1),
+                hopper.wait_barrier(self.empty + 8 * self.stage[0], 1 - self.phase[0]),
                 hopper.expect(full, self.tile.stage_bytes), *copies, *self._advance(),
             ]
 

@@ -392,11 +392,10 @@ def fetched_by_both(x: np.ndarray, **change: str) -> np.ndarray:
       for (int i = threadIdx.x; i < 4096; i += 128) y_ptr[rank * 4096 + i] = buf[1024 + i];
       if (threadIdx.x < 2) {{
         asm volatile("{{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
-          "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}}\\n"
+          "mbarrier.arrive.shared::cluster.b64 _, [there];\\n}}\\n"
           :: "r"(8u), "r"(threadIdx.x) : "memory");
       }}
-      {UNTIL.format(parity=0).replace("done", "told").replace('"r"(0u)', '"r"(8u)').replace(
-          "parity.shared", "parity.acquire.cluster.shared")}
+      {UNTIL.format(parity=0).replace("done", "told").replace('"r"(0u)', '"r"(8u)')}
       {steps["end"]}
     }}"""
     y = np.zeros((2, 32, 64), "uint16")
@@ -431,7 +430,7 @@ def test_a_block_must_not_end_before_others_have_done_with_it() -> None:
       if (blockIdx.x == 0) return;
       __syncthreads();
       if (threadIdx.x == 0) asm volatile("{{\\n.reg .b32 there;\\nmapa.shared::cluster.u32 there, %0, %1;\\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\\n}}\\n" :: "r"(0u), "r"(0) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\\n}}\\n" :: "r"(0u), "r"(0) : "memory");
     }}"""
     with pytest.raises(RuntimeError, match="must not be of a block that has ended"):
         run_source(in_own_memory(source), CLUSTER, {"y": np.zeros(1, "uint8")})
