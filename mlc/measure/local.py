@@ -158,10 +158,23 @@ class LocalMeasurer(AbstractContextManager["LocalMeasurer"]):
             jobs += [self._build_job(batch, c) for c in batch.open() if not self._pool.living(c.worker)]
             self._pool.serve(jobs, slots)
             self._pool.settle()
+            self._prepare(batch)
             # those of one worker after another, first of the one that ran last: whenever the worker changes, the last
             # one's threads must be idle
             for candidate in sorted(batch.open(), key=lambda c: (c.worker is not self._ran, self._slot(c.worker))):
                 self._run(batch, candidate)
+
+    def _prepare(self, batch: _Batch) -> None:
+        """Let all workers draw their tasks' inputs at once, before any is timed."""
+        jobs = {}
+        for candidate in batch.open():
+            worker, path = candidate.worker, candidate.reference.path
+            if worker is None or not self._pool.living(worker) or not candidate.reference.ready:
+                continue
+            if path not in worker.prepared:
+                job = self._prepare_job(batch, candidate)
+                jobs[worker.pid, path] = replace(job, slot=self._pool.slot_of(worker))
+        self._pool.serve(jobs.values())
 
     def _run(self, batch: _Batch, candidate: _Candidate) -> None:
         worker, reference = candidate.worker, candidate.reference

@@ -15,17 +15,18 @@ __all__ = ["LocalExecutor", "build_workers", "local_measurer"]
 
 _BATCH = 64  # jobs that are built together before the first is timed
 _BUILD_WORKERS = 8  # more processes that compile candidates than this only wait for the one that is timed
+_CUDA_WORKERS = 32  # of a GPU's, which take seconds to compile and milliseconds to run
 
 
 def local_measurer(target: Target) -> Measurer:
     """What measures candidates for ``target`` on this machine; to be closed."""
     options = MeasureOptions(threads=target.threads)
-    return Dispatcher(LocalExecutor(LocalMeasurer(options, build_workers())), options)
+    return Dispatcher(LocalExecutor(LocalMeasurer(options, build_workers(target.kind))), options)
 
 
-def build_workers() -> int:
-    """How many processes of this machine compile candidates at once."""
-    return max(1, min(physical_cores(), _BUILD_WORKERS))
+def build_workers(kind: str = "llvm") -> int:
+    """How many processes of this machine compile candidates for targets of a kind at once."""
+    return max(1, min(physical_cores(), _CUDA_WORKERS if kind == "cuda" else _BUILD_WORKERS))
 
 
 class LocalExecutor:

@@ -23,11 +23,13 @@ _START_ATTEMPTS = 3
 @dataclass(frozen=True)
 class Job:
     """``done`` takes the worker and its answer. If the worker died or took more than ``limit`` seconds, the answer
-    is a failure (``crash`` or ``timeout``) and the worker is gone."""
+    is a failure (``crash`` or ``timeout``) and the worker is gone. Only the worker in ``slot`` does it, where one is
+    named."""
 
     message: Message
     limit: float
     done: Callable[[WorkerProcess, Message], None]
+    slot: int | None = None
 
 
 class Pool:
@@ -81,10 +83,16 @@ class Pool:
         busy: dict[int, tuple[Job, float]] = {}
         try:
             while waiting or busy:
+                free = []  # for which there is a job
                 for slot in chosen:
-                    if waiting and slot not in busy and self._idle(slot):
-                        self._begin(slot, waiting.popleft(), busy)
-                self._wait(chosen if waiting else list(busy), busy)
+                    job = next((job for job in waiting if job.slot in (None, slot)), None)
+                    if job is None:
+                        continue
+                    free.append(slot)
+                    if slot not in busy and self._idle(slot):
+                        waiting.remove(job)
+                        self._begin(slot, job, busy)
+                self._wait(list(dict.fromkeys([*busy, *free])), busy)
         except BaseException:
             for slot in busy:
                 self._drop(slot)

@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from cost_model.nests import read_function
 from mlc.codegen import prepared
 from mlc.graph.task import from_json
 from mlc.measure.bench import Bench, Failure, last_line
@@ -24,9 +25,14 @@ from mlc.measure.gauge import arrays, clock_of
 from mlc.measure.lowered import arithmetic, compile_hashed, export_hashed
 from mlc.measure.protocol import Message
 from schedules.machine import gpu_machine
+from schedules.registry import all_spaces
+from schedules.space import schedule_with
 from schedules.trace import replay
 
 __all__ = ["Workbench", "params_of"]
+
+#: arithmetic operations that a thread of a CPU does in plain loops within a second or so
+_MANY_STEPS = 1e9
 
 
 class Workbench(Bench):
@@ -34,24 +40,43 @@ class Workbench(Bench):
 
     def reference(self, job: Message) -> Message:
         """Run the task's function as it stands, on the CPU, and leave its outputs in the file ``path``. The answer has
-        its ``params``."""
+        its ``params``.
+
+        A GPU's function of more than :data:`_MANY_STEPS` runs there, a thread for each result: in plain loops of one
+        thread a product of 4,096 cubed takes minutes.
+        """
         func = _function(job["func"])
         target = tvm.target.Target(job["target"])
-        host = target if target.kind.name == "llvm" else target.host or tvm.target.Target("llvm")
         try:
-            module, _ = _build(func.without_attr("tirx.is_scheduled") if func.attrs else func, host)
+            module, synchronise, tensor_of = self._plain(func, target, job)
         except Exception as error:
             raise Failure("build", last_line(error)) from error
         params = params_of(func)
         for style in STYLES:
-            arrays = random_arrays(params, style)
-            tensors = [tvm.runtime.tensor(a) for a in arrays]
+            tensors = [tensor_of(a) for a in random_arrays(params, style)]
             self._entry(module)(*tensors)
+            for wait in synchronise:
+                wait()
             outputs = {i: t.numpy() for i, (p, t) in enumerate(zip(params, tensors, strict=True)) if p.output}
             if not any(_has_nan(a) for a in outputs.values()):
                 _save(Path(job["path"]), style, outputs)
                 return {"params": [asdict(param) for param in params]}
         raise Failure("run", "its output has NaN for random inputs, so nothing can be compared with it")
+
+    def _plain(
+        self, func: tirx.PrimFunc, target: tvm.target.Target, job: Message
+    ) -> tuple[Any, tuple[Callable[[], None], ...], Callable[[np.ndarray], Any]]:
+        """The function without a schedule that was searched for: a module, what waits for its calls, and what makes its
+        tensors."""
+        scheduled = bool(func.attrs) and "tirx.is_scheduled" in func.attrs
+        if target.kind.name != "llvm" and not scheduled and _operations(func) > _MANY_STEPS:
+            space = all_spaces(target.kind.name)[-1]
+            plain = schedule_with(space, func, target, next(space.seeds(func, target))).mod["main"]
+            module, _ = _build(prepared(plain, target), target)
+            return module, self._synchronise(job), partial(self._tensor, job=job)
+        host = target if target.kind.name == "llvm" else target.host or tvm.target.Target("llvm")
+        module, _ = _build(func.without_attr("tirx.is_scheduled") if func.attrs else func, host)
+        return module, (), tvm.runtime.tensor
 
     def export(self, job: Message) -> Message:
         """Replay, lower and compile for any CPU; the library is in the file ``path``."""
@@ -157,6 +182,10 @@ def _copied_from(func: tirx.PrimFunc, param: Any) -> list[Any]:
         if any(source.same_as(buffer) for source in read for buffer in found):
             found.append(store.buffer)
     return found[1:]
+
+
+def _operations(func: tirx.PrimFunc) -> float:
+    return sum(nest.flops for nest in read_function(func).nests)
 
 
 @lru_cache(maxsize=8)
