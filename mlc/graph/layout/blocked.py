@@ -59,6 +59,8 @@ class Rewriter:
 
     #: what converts values between layouts, and what computes convolutions in them
     values, convolver = Values, Convolver
+    #: what a transpose between images and rows of channels does, where that is no copy
+    rows_of = staticmethod(rows_of)
 
     def __init__(
         self, mod: tvm.IRModule, target: Target, options: CompileOptions, choices: Mapping[Hashable, Choice]
@@ -99,7 +101,7 @@ class Rewriter:
     def _made(self, binding: relax.VarBinding, choice: Choice) -> tuple[ChannelBlocks | None, relax.Expr]:
         """The binding's value, and the layout in which it is made."""
         value = binding.value
-        if (rows := rows_of(value)) is not None and [choice.layout, *choice.reads.values()].count(rows.layout):
+        if (rows := self.rows_of(value)) is not None and [choice.layout, *choice.reads.values()].count(rows.layout):
             return choice.layout, self._in_place(binding, rows.layout, choice)
         if choice.layout is not None:
             return choice.layout, self._rules[name_of(value)](value, choice.layout, choice)

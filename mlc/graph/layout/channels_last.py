@@ -26,7 +26,16 @@ from mlc.graph.layout.assign import Alternative
 from mlc.graph.layout.blocked import Rewriter
 from mlc.graph.layout.convolutions import convolution, is_depthwise, is_image, name_of
 from mlc.graph.layout.convolver import Convolver
-from mlc.graph.layout.regions import IMAGES, Choice, Planner, channel_slice, concatenated, moves_batch
+from mlc.graph.layout.regions import (
+    IMAGES,
+    Choice,
+    Planner,
+    Rows,
+    any_rows_of,
+    channel_slice,
+    concatenated,
+    moves_batch,
+)
 from mlc.graph.layout.values import Values, in_blocks
 from mlc.graph.precision.integer import is_signed_product
 from mlc.options import DEFAULT_OPTIONS, CompileOptions
@@ -40,13 +49,13 @@ __all__ = ["ChannelsLast"]
 _COPY = 8
 #: filters whose products with a pixel are computed of one copy of it: a block's tile
 _TILE = 128
-#: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself
-_INSTRUCTIONS = 8
+#: instructions for a copy to shared memory: where it begins, whether it is inside of the image, and itself; and the
+#: time of so many that one takes which threads make by themselves, waiting for what they read (on an H200)
+_INSTRUCTIONS, _WAITING = 8, 160
 #: filters of a group, and products of each of their sums, that tensor cores take at least
 _LEAST_ROWS, _LEAST_DEPTH = 16, 32
-#: bytes that the least asynchronous copy takes; the products of a sum that are multiplied at a time, and the cycles for
-#: which threads wait for what they copy by themselves before
-_ASYNCHRONOUS, _STEP, _LATENCY = 4, 64, 600
+#: bytes that the least asynchronous copy takes
+_ASYNCHRONOUS = 4
 
 
 def ChannelsLast(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
@@ -103,8 +112,16 @@ def _last(image: relax.Expr) -> ChannelBlocks:
     return ChannelBlocks(channels, size=-(-channels // _COPY) * _COPY)
 
 
+def _rows_of(value: relax.Expr) -> Rows | None:
+    """A transpose between images and rows of channels, whose whole copies lie in place."""
+    rows = any_rows_of(value)
+    return None if rows is None or rows.layout.channels % _COPY else rows
+
+
 class _Planner(Planner):
     """The plain layout or channels last."""
+
+    rows_of = staticmethod(_rows_of)
 
     def __init__(self, func: relax.Function, target: Target, options: CompileOptions) -> None:
         super().__init__(func, target, options)
@@ -165,9 +182,9 @@ class _Planner(Planner):
         patches = conv.n * math.prod(conv.out) * depth * conv.groups
         products = 2.0 * patches * filters / gpu.tensor_flops(bits)
         copies = patches * math.ceil(filters / _TILE) / vector
-        copying = copies * _INSTRUCTIONS / (gpu.lanes * gpu.multiprocessors * gpu.hz)
-        waiting = depth / _STEP * _LATENCY / gpu.hz if vector * conv.element < _ASYNCHRONOUS else 0.0
-        return max(products, copying, conv.image_bytes / gpu.memory_rate) + waiting + gpu.launch_seconds
+        instructions = _INSTRUCTIONS if vector * conv.element >= _ASYNCHRONOUS else _WAITING
+        copying = copies * instructions / (gpu.lanes * gpu.multiprocessors * gpu.hz)
+        return max(products, copying, conv.image_bytes / gpu.memory_rate) + gpu.launch_seconds
 
 
 class _Values(Values):
@@ -202,6 +219,7 @@ class _Rewriter(Rewriter):
     """Emits what was chosen."""
 
     values, convolver = _Values, _Convolver
+    rows_of = staticmethod(_rows_of)
 
     def _concat(self, call: relax.Call, _layout: ChannelBlocks, _choice: Choice) -> relax.Expr:
         return relax.op.concat([self._values.blocked(field, _last(field)) for field in call.args[0].fields], axis=4)

@@ -44,7 +44,8 @@ from mlc.options import DEFAULT_OPTIONS, CompileOptions
 from mlc.target import Target
 
 __all__ = ["BINARY", "BINARY_EXACT", "IMAGES", "NARROW", "UNARY", "UNARY_EXACT", "Choice", "Layout", "Planner",
-           "call_of", "channel_slice", "concatenated", "constant_bytes", "moves_batch", "pads_space", "rows_of"]
+           "Rows", "any_rows_of", "call_of", "channel_slice", "concatenated", "constant_bytes", "moves_batch",
+           "pads_space", "rows_of"]
 
 #: blocks of channels, or None for the plain layout
 Layout = ChannelBlocks | None
@@ -101,6 +102,9 @@ def constant_bytes(func: relax.Function) -> int:
 
 class Planner:
     """The choice of layouts for a straight-line function on CPUs."""
+
+    #: what a transpose between images and rows of channels does, where that is no copy (:meth:`Rewriter.rows_of`, too)
+    rows_of = staticmethod(lambda value: rows_of(value))
 
     def __init__(self, func: relax.Function, target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> None:
         self._func = func
@@ -161,7 +165,7 @@ class Planner:
             for arg in value.args if is_image(var) else ():
                 if isinstance(arg, relax.Var) and is_image(arg) and shape_of(arg)[1] == shape_of(var)[1]:
                     self._join(var, arg)
-        elif (rows := rows_of(value)) is not None:
+        elif (rows := self.rows_of(value)) is not None:
             image = var if rows.made else value.args[0]
             if isinstance(image, relax.Var):
                 self._family(image).layouts[rows.layout] = None
@@ -223,14 +227,14 @@ class Planner:
 
     def _views(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
         """An image that lies in rows of channels, and such rows of an image, which are in place."""
-        rows = rows_of(value)
+        rows = self.rows_of(value)
         if rows is not None and isinstance(value.args[0], relax.Var):
             yield Alternative(rows.layout, {value.args[0]: None}) if rows.made else (
                 Alternative(None, {value.args[0]: rows.layout}))
 
     def _blocked(self, var: relax.Var, value: relax.Expr) -> Iterator[Choice]:
         name = name_of(value)
-        if not is_image(var) or rows_of(value) is not None:
+        if not is_image(var) or self.rows_of(value) is not None:
             return
         if name in CONVOLUTIONS:
             yield from self._convolutions(var, value)
@@ -378,24 +382,31 @@ def channel_slice(value: relax.Expr) -> tuple[relax.Var, int, int] | None:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """``made``: whether an image is made of rows of channels, or they of it; ``layout`` is that of both."""
 
     made: bool
     layout: ChannelBlocks
 
 
-def rows_of(value: relax.Expr) -> _Rows | None:
-    """What a transpose from ``[N, H, W, C]`` to ``[N, C, H, W]`` does or its inverse; None for anything else."""
-    if name_of(value) != "relax.permute_dims" or not is_image(value) or dtype_of(value) != "float32":
+def rows_of(value: relax.Expr) -> Rows | None:
+    """What a transpose from ``[N, H, W, C]`` to ``[N, C, H, W]`` does or its inverse, of float32 whose channels CPUs
+    have whole vectors of; None for anything else."""
+    rows = any_rows_of(value)
+    if rows is None or dtype_of(value) != "float32" or rows.layout.channels <= BLOCK:
+        return None
+    return None if rows.layout.channels % (BLOCK // 2) else rows  # vectors would be cut
+
+
+def any_rows_of(value: relax.Expr) -> Rows | None:
+    """The same of all types and numbers of channels."""
+    if name_of(value) != "relax.permute_dims" or not is_image(value):
         return None
     order, shape = permutation(value), shape_of(value)
     if order not in (_TO_IMAGE, _TO_ROWS) or not all(isinstance(size, int) for size in shape):
         return None  # a view divides by free sizes
     channels = shape[1] if order == _TO_IMAGE else shape[3]
-    if channels <= BLOCK or channels % (BLOCK // 2):
-        return None  # vectors would be cut
-    return _Rows(order == _TO_IMAGE, ChannelBlocks(channels, size=channels))
+    return Rows(order == _TO_IMAGE, ChannelBlocks(channels, size=channels))
 
 
 def _keeps_channels(call: relax.Call) -> bool:

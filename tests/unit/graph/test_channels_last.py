@@ -67,7 +67,7 @@ NETWORKS = {"residual": ((1, 3, 45, 37), residual), "branches": ((2, 19, 11, 13)
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose threads wait so long for single elements that small networks are worth a transpose too."""
-    monkeypatch.setattr(channels_last, "_LATENCY", 1_000_000)
+    monkeypatch.setattr(channels_last, "_WAITING", 100_000)
     monkeypatch.setattr(channels_last, "_ASYNCHRONOUS", 16)
 
 
