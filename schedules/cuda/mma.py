@@ -37,6 +37,7 @@ from schedules.cuda.contraction import (
     operand,
 )
 from schedules.cuda.gemm import Cut, pad, parts_cycles, split_sum
+from schedules.cuda.memory_time import LATENCY
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -70,8 +71,14 @@ _LANES = 1024
 _FEWEST_STEPS, _MOST_ZEROS = 2, 8
 #: rows, or columns, of a product that are worth a tile
 _FEWEST_ROWS = 4
-#: warps that keep a multiprocessor's four tensor cores busy, and cycles until a copy from the second cache lands
-_WARPS, _LATENCY = 8, 600
+#: cycles until a copy from the second cache lands
+_LATENCY = 600
+#: the part of the shorter of products and fetches that the longer does not hide where a multiprocessor has one block,
+#: whose warps wait for each other at each step, and where it has several; measured on an H200
+_ALONE, _BESIDE = 0.75, 0.1
+#: instructions of a copy of a window's elements, and of any other; multiprocessors issue four in a cycle, and tensor
+#: cores wait for so much of the time of those that copy (measured there, too)
+_WINDOW, _PLAIN, _ISSUED, _FELT = 25, 8, 4, 0.8
 #: bytes that shared memory moves in a cycle
 _SHARED_RATE = 128
 
@@ -297,9 +304,12 @@ def _misfit(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMa
 def estimate(
     tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine, resident: int = 0
 ) -> float:
-    """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where there
-    are too few warps or bytes on the way to hide latencies, times the rounds of blocks. Reckoned from data sheets, not
-    measured."""
+    """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where too few
+    bytes are on the way to hide latencies, times the rounds of blocks; but no less than memory takes for the operands.
+
+    The form is reckoned from data sheets. How far products, fetches and the arithmetic of copies hide each other is
+    fitted to 19 products and convolutions on an H200.
+    """
     steps, size = tile.steps(contraction, kind), 4 // kind.width
     shared_bytes = tile.shared_bytes(kind, _across(contraction), paneled=_in_panels(tile, contraction))
     resident = resident or max(1, gpu.resident(tile.threads, tile.registers, shared_bytes))
@@ -309,16 +319,37 @@ def estimate(
     products = tile.block_m * tile.block_n * tile.depth(kind) * size / 2 / min(_LANES, gpu.tensor_lanes)
     fetched = tile.warps * (tile.warp_m + tile.warp_n) * tile.block_k
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
-    copied = tile.stage_bytes / (gpu.l2_rate / gpu.multiprocessors / gpu.hz)
-    idle = max(1.0, _WARPS / (here * tile.warps)) ** 0.5
-    on_the_way = here * (tile.stages - 1) * tile.stage_bytes / _LATENCY
-    late = max(1.0, gpu.l2_rate / gpu.multiprocessors / gpu.hz / on_the_way) if on_the_way else 2.0
+    busy = max(products, shared) + min(products, shared) * (_ALONE if here == 1 else _BESIDE)
+    busy += _FELT * _copying(tile, contraction, kind)
+    rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
+    on_the_way = here * (tile.stages - 1) * tile.stage_bytes
+    late = max(1.0, rate * _LATENCY / on_the_way) if on_the_way else 2.0
     ends = _LATENCY + 2 * tile.block_m * tile.block_n * 4 / _SHARED_RATE
     # where a multiprocessor holds as many blocks anyway, more stages are ready for what is late
-    time = rounds * (steps * max(products * idle, shared, copied * late) * (1 + 0.1 / tile.stages) + ends / here)
+    step = max(busy, tile.stage_bytes / rate * late) * (1 + 0.1 / tile.stages)
+    time = max(rounds * (steps * step + ends / here), _from_memory(tile, contraction, kind, gpu, here))
     if tile.split_k > 1:
         time += 3 * _LATENCY + parts_cycles(contraction, tile.split_k, tile.block_m * tile.block_n, rounds, gpu)
     return time
+
+
+def _copying(tile: WarpTile, contraction: Contraction, kind: mma.Kind) -> float:
+    """Cycles in which a step's copies are issued."""
+    instructions = 0.0
+    for rows, vector, windowed in ((tile.block_m, contraction.vector_a, contraction.windowed),
+                                   (tile.block_n, contraction.vector_b, False)):
+        instructions += rows * tile.depth(kind) / vector / mma.WARP * (_WINDOW if windowed else _PLAIN)
+    return instructions / _ISSUED
+
+
+def _from_memory(tile: WarpTile, contraction: Contraction, kind: mma.Kind, gpu: GpuMachine, here: int) -> float:
+    """Cycles until each operand has come from memory once, with what all blocks have on the way."""
+    m, n, k, batch = (contraction.size(role) for role in (M, N, K, "b"))
+    operands = batch * k * (n if contraction.windowed else m + n) * 4 // kind.width  # windows overlap
+    real = (min(m, tile.block_m) + min(n, tile.block_n)) / (tile.block_m + tile.block_n)
+    blocks = min(tile.blocks(contraction), gpu.multiprocessors * here)
+    on_the_way = blocks * max(1, tile.stages - 1) * tile.stage_bytes * real
+    return operands * max(1.0 / gpu.memory_rate, LATENCY / on_the_way) * gpu.hz
 
 
 def _multiply(
