@@ -24,7 +24,7 @@ from mlc.frontend.model import merge_shapes
 from mlc.frontend.onnx_containers import kind_of, tensor_type_of
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin, without_symbols
 from mlc.frontend.onnx_expand import Nodes, expanded
-from mlc.frontend.onnx_grouped import DOMAIN
+from mlc.frontend.onnx_grouped import DOMAIN, define_operators
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
 from mlc.frontend.onnx_sequences import resolved
@@ -239,6 +239,9 @@ def _expand(graph: Graph, name: str) -> None:
             kept.extend(made)
             graph.folded.update(constants)
             progressed = True
+            if any(each.domain == DOMAIN for each in made):
+                define_operators()
+                graph.opsets[DOMAIN] = 1
         if reason is not None and not progressed:
             raise reason
         graph.nodes = kept
