@@ -83,7 +83,11 @@ def compile(
     ``values`` makes constants of inputs of an ONNX model by name. Those whose numbers decide shapes (the sizes of a
     ``Reshape``, the axes of a ``ReduceSum``) must be: where ``values`` is None and the model has such inputs, what
     comes back is a :class:`mlc.specialising.SpecialisingExecutable`, which compiles the model at its first call with
-    new values of these.
+    new values of these. The same comes back of models with sequences or optionals among their inputs or outputs, which
+    a call has as lists of arrays, arrays, or None. ``shapes`` of a sequence are a list, a shape for each tensor, or a
+    text that is the shape of each; of an optional, None where it holds nothing. With the shapes of all
+    such inputs, and ``values``, what comes back is an executable whose inputs and outputs are their tensors, ``x/0``,
+    ``x/1``, ….
     ``target`` is one of the names that ``mlc targets`` lists; several, in a list or with commas between them, make a
     :class:`mlc.artifact.Bundle`, whose one file holds code for all and weights that some share once. ``log`` is a
     tuning log's path or an open one; None means your own log for the target (as does True), read over those that ship,
@@ -130,15 +134,22 @@ def compile(
             raise
         from mlc.specialising import SpecialisingExecutable
 
-        build = partial(compile, model, target, log, shapes=shapes, threads=threads, winograd=winograd,
-                        substitutions=substitutions, precision=precision, integers=integers, on_decision=on_decision)
-        return SpecialisingExecutable(needed.model, needed.inputs, needed.names, lambda given: build(values=given))
+        own = shapes or {}
+        build = partial(compile, model, target, log, threads=threads, winograd=winograd, substitutions=substitutions,
+                        precision=precision, integers=integers, on_decision=on_decision)
+        return SpecialisingExecutable(
+            needed.model, needed.inputs, needed.names,
+            lambda given, forms: build(values=given, shapes={**own, **forms}), needed.containers, needed.outputs, own)
     built = [build_with(replace(first, target=each), log, on_decision, last=each is targets[-1]) for each in targets]
-    if len(built) == 1:
-        return built[0]
     from mlc.artifact import Bundle
 
-    return Bundle(built)
+    exe = built[0] if len(built) == 1 else Bundle(built)
+    if values is not None or not first.model.returned:
+        return exe
+    from mlc.specialising import SpecialisingExecutable
+
+    names, outputs = [spec.name for spec in first.model.inputs], dict(first.model.returned)
+    return SpecialisingExecutable(first.model.name, names, [], lambda given, forms: exe, outputs=outputs)
 
 
 def build_with(

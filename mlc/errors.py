@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlc.text import one_line
 
 __all__ = [
@@ -53,10 +55,25 @@ class UnsupportedOperators(ModelError):
 
 
 class ValuesNeededError(ModelError):
-    """Inputs decide shapes, so that their values must be known: ``names`` of all ``inputs`` of the model."""
+    """Inputs decide shapes, so that their values must be known: ``names`` of all ``inputs`` of the model.
 
-    def __init__(self, model: str, inputs: list[str], names: list[str]) -> None:
+    Or it must be known what ``containers`` hold, sequences and optionals by name and kind, as of ``unknown`` it is not.
+    ``outputs`` are the model's, by name and kind.
+    """
+
+    def __init__(
+        self, model: str, inputs: list[str], names: list[str], containers: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None, unknown: str = "",
+    ) -> None:
         self.model, self.inputs, self.names = model, inputs, names
+        self.containers, self.outputs = containers or {}, outputs or {}
+        if unknown:
+            kind = self.containers[unknown]
+            article = "an" if kind.startswith("o") else "a"
+            super().__init__(f"what inputs hold must be known when a model is compiled, but {unknown} of {model} is "
+                             f"{article} {kind}; give the shape of each of its tensors: --shape {unknown}/0=…, or "
+                             f"shapes={{{unknown!r}: …}}")
+            return
         shown = ", ".join(names)
         super().__init__(f"shapes must be known when a model is compiled, but those of {model} depend on the values of "
                          f"its inputs {shown}; give them: --value {names[0]}=…, or values={{{names[0]!r}: …}}")

@@ -93,6 +93,10 @@ class ImportedModel:
     states: tuple[str, ...] = ()
     #: the labels of the user's nodes that each imported node comes from (:mod:`mlc.frontend.origins`)
     nodes: tuple[tuple[str, ...], ...] = ()
+    #: the model's own outputs and what each is, ``tensor``, ``sequence``, ``optional`` or ``optional sequence``, where
+    #: they are not all tensors and all inputs are; a container's tensors are outputs of its name, a slash, and their
+    #: number
+    returned: tuple[tuple[str, str], ...] = ()
 
     def taken(self) -> tvm.IRModule:
         """The module, which is not kept here any longer: whoever rewrites it frees its weights on the way."""

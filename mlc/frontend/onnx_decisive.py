@@ -5,17 +5,17 @@ Code is made for shapes, so these inputs must be known when a model is compiled;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlc.errors import UsageError, ValuesNeededError
+from mlc.errors import UsageError
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["decisive_inputs", "with_values"]
+__all__ = ["decisive_inputs", "missing_values", "with_values"]
 
 #: operator --> the positions of those inputs that must be known
 _POSITIONS: Mapping[str, tuple[int, ...]] = {
@@ -23,7 +23,8 @@ _POSITIONS: Mapping[str, tuple[int, ...]] = {
     "CumProd": (1,), "CumSum": (1,), "DFT": (1, 2), "Dropout": (1, 2), "Expand": (1,),
     "HammingWindow": (0,), "HannWindow": (0,), "Loop": (0, 1), "MaxUnpool": (2,), "MelWeightMatrix": (0, 1, 2, 3, 4),
     "OneHot": (1, 2), "Pad": (1, 2, 3), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,),
+    "SequenceAt": (1,), "SequenceErase": (1,), "SequenceInsert": (2,), "Slice": (1, 2, 3, 4), "Split": (1,),
+    "SplitToSequence": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,), "Trilu": (1,),
     "Unsqueeze": (1,), "Upsample": (1,),
     **{f"Reduce{kind}": (1,) for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum",
                                           "SumSquare")},
@@ -45,7 +46,7 @@ def decisive_inputs(model: onnx.ModelProto) -> list[str]:
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
-        for position in _POSITIONS.get(node.op_type, ()):
+        for position in (0,) if _gives_container(node) else _POSITIONS.get(node.op_type, ()):
             if position < len(node.input) and node.input[position]:
                 origins = _origins(node.input[position], made, inputs)
                 if all(inputs[name] for name in origins):
@@ -53,18 +54,18 @@ def decisive_inputs(model: onnx.ModelProto) -> list[str]:
     return [name for name in inputs if name in found]
 
 
+def missing_values(model: onnx.ModelProto, values: Container[str]) -> list[str]:
+    """The inputs that decide shapes and are not in ``values``."""
+    return [each for each in decisive_inputs(model) if each not in values]
+
+
 def with_values(model: onnx.ModelProto, values: Mapping[str, Any], name: str) -> onnx.ModelProto:
     """The model with these inputs as constants.
 
-    Raises :class:`ValuesNeededError` where ``values`` lack an input that decides shapes, and :class:`UsageError` for
-    values that are no inputs or do not fit them.
+    Raises :class:`UsageError` for values that are no inputs or do not fit them.
     """
     from onnx import numpy_helper
 
-    missing = [each for each in decisive_inputs(model) if each not in values]
-    if missing:
-        weights = {tensor.name for tensor in model.graph.initializer}
-        raise ValuesNeededError(name, [v.name for v in model.graph.input if v.name not in weights], missing)
     if not values:
         return model
     inputs = {value.name: value for value in model.graph.input}
@@ -77,6 +78,13 @@ def with_values(model: onnx.ModelProto, values: Mapping[str, Any], name: str) ->
     changed.graph.initializer.extend(
         numpy_helper.from_array(_fitting(values[each], inputs[each], name), each) for each in values)
     return changed
+
+
+def _gives_container(node: onnx.NodeProto) -> bool:
+    """Whether a node chooses between sequences or optionals, which may hold as many as they like."""
+    return node.op_type == "If" and any(
+        value.type.HasField("sequence_type") or value.type.HasField("optional_type")
+        for branch in node.attribute for value in branch.g.output)
 
 
 def _is_small(value: onnx.ValueInfoProto) -> bool:

@@ -21,9 +21,10 @@ import numpy as np
 
 from mlc.errors import ModelError, UsageError
 from mlc.frontend.model import merge_shapes
+from mlc.frontend.onnx_containers import kind_of, tensor_type_of
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast, Place, make_one, ranges_that_begin, without_symbols
 from mlc.frontend.onnx_expand import Nodes, expanded
-from mlc.frontend.onnx_grouped import DOMAIN
+from mlc.frontend.onnx_grouped import DOMAIN, define_operators
 from mlc.frontend.onnx_operators import expansion_of, functions_to_inline, walk_nodes
 from mlc.frontend.onnx_quantised import wrong_scale
 from mlc.frontend.onnx_sequences import resolved
@@ -238,6 +239,9 @@ def _expand(graph: Graph, name: str) -> None:
             kept.extend(made)
             graph.folded.update(constants)
             progressed = True
+            if any(each.domain == DOMAIN for each in made):
+                define_operators()
+                graph.opsets[DOMAIN] = 1
         if reason is not None and not progressed:
             raise reason
         graph.nodes = kept
@@ -314,7 +318,9 @@ def _infer(graph: Graph, name: str) -> dict[str, tuple[int, tuple[int | str | No
     import onnx
 
     model = _as_model(graph)
-    strict = all(node.domain in ("", "ai.onnx", DOMAIN) for node in graph.nodes)  # other domains have no inference
+    # other domains have no inference, and an optional may be what is in it, of which older opsets know nothing
+    strict = all(node.domain in ("", "ai.onnx", DOMAIN) for node in graph.nodes) and not any(
+        node.op_type.startswith("Optional") for node in walk_nodes(graph.nodes))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=strict)
         if not _has_long_vectors(inferred.graph):
@@ -369,9 +375,33 @@ def _fold(graph: Graph, name: str) -> None:
 
 def _resolve_sequences(graph: Graph, inferred: Mapping[str, tuple[int, tuple[int | str | None, ...]]]) -> None:
     known = _known(inferred)
-    graph.nodes, constants = resolved(
-        graph.nodes, lambda node: Nodes(node, graph.opset, graph.constant_or_none, known, inferred))
+    containers = [value.name for value in graph.outputs if kind_of(value.type) not in ("", "tensor")]
+    graph.nodes, constants, held = resolved(
+        graph.nodes, lambda node: Nodes(node, graph.opset, graph.constant_or_none, known, inferred), containers)
     graph.folded.update(constants)
+    for name, tensors in held.items():
+        _give_tensors(graph, name, tensors)
+
+
+def _give_tensors(graph: Graph, name: str, tensors: Sequence[str] | None) -> None:
+    """Replace an output that holds tensors by these. Raises :class:`ModelError` where their names are taken."""
+    from onnx import helper
+
+    place = next(i for i, value in enumerate(graph.outputs) if value.name == name)
+    kind = graph.outputs[place].type
+    if tensors is not None and not tensors and kind_of(kind) == "optional sequence":
+        raise ModelError(f"an optional that is an output must hold nothing or some tensors, but {name} holds a "
+                         "sequence of none; give the sequence itself out")
+    given = [f"{name}/{i}" for i in range(len(tensors or ()))]
+    taken = {output for node in graph.nodes for output in node.output} | {value.name for value in graph.inputs} | {
+        value.name for value in graph.outputs}
+    if twice := next((each for each in (*given, f"{name}/{len(given)}") if each in taken), None):
+        raise ModelError(f"the tensors of {name} are outputs by names such as {twice}, which is there already; rename "
+                         "it in the model")
+    element = tensor_type_of(kind).tensor_type.elem_type
+    graph.outputs[place:place + 1] = [helper.make_tensor_value_info(each, element, None) for each in given]
+    graph.nodes.extend(helper.make_node("Identity", [inner], [outer])
+                       for inner, outer in zip(tensors or (), given, strict=True))
 
 
 def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:

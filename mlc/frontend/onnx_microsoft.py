@@ -12,6 +12,7 @@ from mlc.frontend.onnx_decoder import DECODER
 from mlc.frontend.onnx_dynamic_lstm import dynamic_quantize_lstm
 from mlc.frontend.onnx_expand import Expand, Nodes
 from mlc.frontend.onnx_gather_blocks import gather_block_quantized
+from mlc.frontend.onnx_moe import mixture, quantised_mixture
 from mlc.frontend.onnx_products import PRODUCTS, integer_to_float, scale_of_product
 
 __all__ = ["MICROSOFT"]
@@ -358,6 +359,7 @@ MICROSOFT: Mapping[str, Expand] = {
     "FusedMatMul": _fused_matmul,
     "GatherBlockQuantized": gather_block_quantized,
     "Gelu": _gelu,
+    "MoE": mixture,
     "QAttention": _q_attention,
     "QEmbedLayerNormalization": _q_embed_layer_norm,
     "QLinearAdd": functools.partial(_binary, operator="Add"),
@@ -370,6 +372,7 @@ MICROSOFT: Mapping[str, Expand] = {
     "QLinearSigmoid": functools.partial(_unary, operator="Sigmoid"),
     "QLinearSoftmax": _softmax,
     "QLinearWhere": _where,
+    "QMoE": quantised_mixture,
     "QuantizeLinear": functools.partial(_as_standard, operator="QuantizeLinear"),
     "QuickGelu": _quick_gelu,
     "SkipLayerNormalization": _skip_layer_norm,

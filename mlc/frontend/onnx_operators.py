@@ -29,7 +29,7 @@ _STANDARD = ("", "ai.onnx")
 _MOST_NODES = 20_000
 _MOST_READERS = 2_000
 #: attributes that may be infinite: elements of tensors, and what elements are compared with or replaced by
-_BOUNDS = frozenset({"value", "value_float", "min", "max", "mask_filter_value"})
+_BOUNDS = frozenset({"value", "value_float", "min", "max", "mask_filter_value", "swiglu_limit"})
 _COMPARING = frozenset({"ThresholdedRelu"})
 # Values that no compiled function can hold: sequences and optionals.
 _NOT_TENSORS = frozenset({

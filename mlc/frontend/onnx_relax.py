@@ -16,6 +16,7 @@ from mlc.errors import MlcError, ModelError
 from mlc.frontend import onnx_agreement, onnx_ragged, onnx_same, onnx_selection, onnx_sizes
 from mlc.frontend.accuracy import allowed
 from mlc.frontend.model import ARRAY_TYPES, ImportedModel, imported
+from mlc.frontend.onnx_containers import kind_of, with_tensors
 from mlc.frontend.onnx_converters import CONVERTERS
 from mlc.frontend.onnx_decisive import with_values
 from mlc.frontend.onnx_dimensions import Agreed, AtLeast
@@ -52,9 +53,11 @@ def import_onnx(
     check_text(model.proto, name)
     check_known(model.proto)
     check_model(model, name)
-    own = list(walk_nodes(model.proto.graph.node))
-    model = replace(model, proto=with_values(model.proto, values or {}, name))
-    graph, mod, lengths = _with_sizes_agreed(model, name, shapes or {})
+    given, own = model.proto, list(walk_nodes(model.proto.graph.node))
+    kinds = tuple((value.name, kind_of(value.type)) for value in model.proto.graph.output)
+    taken_apart, shapes = with_tensors(model.proto, shapes or {}, values or {}, name)
+    model = replace(model, proto=with_values(taken_apart, values or {}, name))
+    graph, mod, lengths = _with_sizes_agreed(model, name, shapes)
     free = graph.free
     with scope(free):
         if attrs := {**(attributes(free) if free else {}), **allowed(graph.nodes)}:
@@ -62,7 +65,9 @@ def import_onnx(
     outputs = [o.name for o in graph.outputs]
     counts = dict.fromkeys(each for _, each in lengths.values() if each not in outputs)
     found = imported(mod, name, [i.name for i in graph.inputs], [*outputs, *counts], lengths)
-    return replace(found, nodes=origins(own, graph.nodes))
+    taken = any(kind_of(value.type) not in ("", "tensor") for value in given.graph.input)
+    returned = kinds if not taken and any(kind != "tensor" for _, kind in kinds) else ()
+    return replace(found, nodes=origins(own, graph.nodes), returned=returned)
 
 
 def _with_sizes_agreed(
@@ -94,8 +99,11 @@ def _check_borders(graph: Graph, name: str) -> None:
     for value in graph.outputs:
         if value.type.WhichOneof("value") in ("sequence_type", "optional_type"):
             held = str(value.type.WhichOneof("value")).removesuffix("_type")
-            raise ModelError(f"every output must be a tensor, but {value.name} of {name} is a {held}; take the tensors "
-                             "out of it inside the model")
+            raise ModelError(f"how many tensors an output holds must follow from the inputs' shapes, but {value.name} "
+                             f"of {name} is a {held} of which numbers decide it; take the tensors out of it inside the "
+                             "model")
+    if not graph.outputs:
+        raise ModelError(f"a model must give some tensor, but the outputs of {name} hold none; give out something else")
     for value in (*graph.inputs, *graph.outputs):
         kind = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
         dtype = helper.tensor_dtype_to_np_dtype(kind).name if kind else "float32"

@@ -5,7 +5,7 @@ What makes them stays a node until nobody reads it; what takes tensors out of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -22,16 +22,17 @@ _AXES_AS_INPUT = 13
 
 
 def resolved(
-    nodes: list[onnx.NodeProto], made_of: Callable[[onnx.NodeProto], Nodes]
-) -> tuple[list[onnx.NodeProto], Mapping[str, np.ndarray]]:
-    """The nodes without what takes tensors out of sequences, and new constants; ``made_of`` is a node's helper.
+    nodes: list[onnx.NodeProto], made_of: Callable[[onnx.NodeProto], Nodes], outputs: Iterable[str] = ()
+) -> tuple[list[onnx.NodeProto], Mapping[str, np.ndarray], Mapping[str, Held | None]]:
+    """The nodes without what takes tensors out of sequences, new constants, and what sequences and optionals among
+    ``outputs`` hold, of those of which it is known; ``made_of`` is a node's helper.
 
     The same list where there is nothing to resolve. Raises :class:`mlc.errors.ModelError` for places outside of a
     sequence.
     """
     kinds = _KINDS.keys() - {"Identity"}
     if not any(node.op_type in kinds and node.domain in ("", "ai.onnx") for node in nodes):
-        return nodes, {}
+        return nodes, {}, {}
     reader, kept, constants, changed = _Reader(), list[onnx.NodeProto](), dict[str, np.ndarray](), False
     for node in nodes:
         helper = made_of(node)
@@ -45,7 +46,8 @@ def resolved(
         changed = True
         for each in made:
             reader.read(made_of(each))
-    return (kept, constants) if changed else (nodes, {})
+    found = {name: held for name in outputs for held in reader.held(name)}
+    return (kept, constants, found) if changed else (nodes, {}, found)
 
 
 class _Reader:
@@ -59,6 +61,15 @@ class _Reader:
         """What a node of tensors becomes; None for one that makes a sequence, which is noted, and for any other."""
         rule = _KINDS.get(nodes.node.op_type)
         return rule(self, nodes) if rule is not None else None
+
+    def held(self, name: str) -> list[Held | None]:
+        """What a sequence or an optional holds, where it is known; None of one that holds nothing."""
+        if name in self._sequences:
+            return [self._sequences[name]]
+        if name in self._optionals:
+            tensor = self._optionals[name]
+            return [[tensor] if tensor is not None else None]
+        return []
 
     def _held(self, nodes: Nodes) -> Held | None:
         return self._sequences.get(nodes.node.input[0]) if nodes.node.input else None

@@ -16,68 +16,75 @@ _MOST_KEYS = 64
 
 
 def unique(nodes: Nodes) -> list[str]:
-    """``Y, indices, inverse_indices, counts`` of a tensor's elements, or of what lies at each index of an axis."""
+    """``Y, indices, inverse_indices, counts`` of a tensor's elements, or of what lies at each index of an axis. How
+    many are compared may be free, but not how many numbers each has."""
     x, given = nodes.inputs(1)[0], nodes.attributes()
-    shape = tuple(nodes.fixed_size(x, axis, "input") for axis in range(nodes.rank_of(x, "input")))
-    axis = given.get("axis")
+    rank, axis = nodes.rank_of(x, "input"), given.get("axis")
     if axis is None:
-        x, shape, axis = str(nodes("Reshape", x, nodes.constant([-1]))), (prod(shape),), 0
-    axis = int(axis) % len(shape)
-    count, others = shape[axis], [each for each in range(len(shape)) if each != axis]
-    keys = prod(shape[each] for each in others)
-    if keys > _MOST_KEYS:
-        raise nodes.refused(f"what it compares must be of at most {_MOST_KEYS} numbers, got {keys}; end the model "
-                            "before it")
+        nodes.check_sizes(x, "input")
+        rows = x = str(nodes("Reshape", x, nodes.constant([-1])))
+        axis, keys = 0, 1
+    else:
+        axis = int(axis) % rank
+        others = [each for each in range(rank) if each != axis]
+        keys = prod(nodes.fixed_size(x, each, "input") for each in others)
+        if keys > _MOST_KEYS:
+            raise nodes.refused(f"what it compares must be of at most {_MOST_KEYS} numbers, got {keys}; end the model "
+                                "before it")
+        rows = nodes("Transpose", x, perm=[axis, *others]) if axis else x
+    rows = str(nodes("Reshape", rows, nodes.constant([-1, keys])))
+    if nodes.dtype_of(nodes.node.input[0]).kind == "b":
+        rows = str(nodes("Cast", rows, to=_INT32))
+    zero, one = nodes.constant(np.array(0)), nodes.constant(np.array(1))
+    order = _order(nodes, rows, keys)
+    # places in the order, as many as there are; arithmetic on them keeps the size
+    places = str(nodes("Range", zero, nodes("Squeeze", nodes("Shape", order)), one))
+    count, none = nodes("Add", nodes.reduced("ReduceMax", places, [0]), one), str(nodes("Mul", places, zero))
 
     def along(operator: str, *inputs: str) -> str:
         return str(nodes(operator, *inputs, axis=0))
 
-    def part(value: str, begin: int, end: int) -> str:
-        return str(nodes("Slice", value, nodes.constant([begin]), nodes.constant([end]), nodes.constant([0])))
-
     def numbered(flags: str) -> str:
         """How many flags are before each place, and at it, less one."""
-        return str(nodes("Sub", nodes("CumSum", flags, nodes.constant(np.array(0))), nodes.constant([1])))
+        return str(nodes("Sub", nodes("CumSum", flags, zero), one))
 
-    def places(flags: str) -> str:
+    def flagged(flags: str) -> str:
         return str(nodes("Reshape", nodes("NonZero", flags), nodes.constant([-1])))
 
-    rows = nodes("Reshape", nodes("Transpose", x, perm=[axis, *others]), nodes.constant([count, keys]))
-    if nodes.dtype_of(nodes.node.input[0]).kind == "b":
-        rows = nodes("Cast", rows, to=_INT32)
-    order = _order(nodes, str(rows), count, keys)
-    flags = nodes.constant([1])
-    if count > 1:
-        ordered = along("Gather", str(rows), order)
-        same = nodes("Equal", part(ordered, 1, count), part(ordered, 0, count - 1))
-        other = nodes.reduced("ReduceMax", str(nodes("Cast", nodes("Not", same), to=_INT32)), [1])
-        flags = along("Concat", flags, str(nodes("Reshape", nodes("Cast", other, to=_INT64), nodes.constant([-1]))))
-    rank, zeros = numbered(flags), nodes.constant(np.zeros(count, "int64"))
-    kind = along("ScatterElements", zeros, order, rank)  # of each index in the input
-    # where each kind begins in the order; what begins none is written behind the last
-    target = nodes("Where", nodes("Cast", flags, to=_BOOL), rank, nodes.constant([count]))
-    begins = along("ScatterElements", nodes.constant(np.full(count + 1, count)), str(target),
-                   nodes.constant(np.arange(count)))
-    many = str(nodes("Sub", part(begins, 1, count + 1), part(begins, 0, count)))
+    ordered = along("Gather", rows, order)
+    before = along("Gather", ordered, str(nodes("Max", nodes("Sub", places, one), zero)))
+    other = str(nodes("Cast", nodes("Not", nodes("Equal", ordered, before)), to=_INT32))
+    other = nodes("Reshape", nodes.reduced("ReduceMax", other, [1]), nodes.constant([-1]))
+    new = nodes("Or", nodes("Cast", other, to=_BOOL), nodes("Equal", places, zero))
+    flags = str(nodes("Cast", new, to=_INT64))
+    number = numbered(flags)
+    kind = along("ScatterElements", none, order, number)  # of each index in the input
+    kinds = nodes("Add", nodes.reduced("ReduceMax", number, [0]), one)
+    # where each kind begins in the order; what begins none is written behind the last, each to a place of its own
+    rest = nodes("Add", kinds, numbered(str(nodes("Sub", one, flags))))
+    begins = along("ScatterElements", none, str(nodes("Where", new, number, rest)), places)
+    following = nodes("Add", places, one)
+    next_one = along("Gather", begins, str(nodes("Min", following, nodes("Sub", count, one))))
+    many = str(nodes("Sub", nodes("Where", nodes("Less", following, kinds), next_one, count), begins))
     if given.get("sorted", 1):
-        chosen = places(flags)
-        indices, counts = along("Gather", order, chosen), along("Gather", along("Gather", many, rank), chosen)
+        chosen = flagged(flags)
+        indices, counts = along("Gather", order, chosen), along("Gather", along("Gather", many, number), chosen)
     else:
-        first = along("ScatterElements", zeros, order, flags)
-        indices = places(first)
+        first = along("ScatterElements", none, order, flags)
+        indices = flagged(first)
         counts = along("Gather", along("Gather", many, kind), indices)
         kind = along("Gather", numbered(first), along("Gather", order, along("Gather", begins, kind)))
     made = [str(nodes("Gather", x, indices, axis=axis)), indices, kind, counts]
     return made[:len(nodes.node.output)]
 
 
-def _order(nodes: Nodes, rows: str, count: int, keys: int) -> str:
+def _order(nodes: Nodes, rows: str, keys: int) -> str:
     """The indices of rows in their order, equal ones as they come: sorted by the last column, and by each before."""
     order = ""
     for column in reversed(range(keys)):
         key = nodes("Gather", rows, nodes.constant(np.array(column)), axis=1)
         if order:
             key = nodes("Gather", key, order, axis=0)
-        _, found = nodes("TopK", key, nodes.constant([count]), outputs=2, axis=0, largest=0, sorted=1)
+        _, found = nodes("TopK", key, nodes("Shape", key), outputs=2, axis=0, largest=0, sorted=1)
         order = str(nodes("Gather", order, found, axis=0)) if order else str(found)
     return order

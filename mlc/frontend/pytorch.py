@@ -163,12 +163,14 @@ def to_onnx(program: Any, name: str) -> onnx.ModelProto:
     """An exported program as ONNX; :class:`ModelError` where PyTorch has no translation."""
     import torch
 
+    from mlc.frontend.torch_complex import in_reals
     from mlc.frontend.torch_experts import expert_translations
     from mlc.frontend.torch_recurrent import TRANSLATIONS
 
     table = {**TRANSLATIONS, **expert_translations()}
     try:
         with quiet():
+            program = in_reals(program, name)
             made = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
             return made.model_proto
     except torch.onnx.errors.OnnxExporterError as error:
@@ -179,9 +181,11 @@ def _direct(program: Any, name: str) -> tvm.IRModule:
     import torch
     from tvm.relax.frontend.torch import from_exported_program
 
+    from mlc.frontend.torch_complex import in_reals
     from mlc.frontend.torch_recurrent import TAKEN_APART
 
     with quiet():
+        program = in_reals(program, name)
         # Here rather than in TVM, so that what is missing is looked up among the operators that will be converted.
         try:
             program = program.run_decompositions({**torch.export.default_decompositions(), **TAKEN_APART})

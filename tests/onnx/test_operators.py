@@ -51,18 +51,26 @@ def _names() -> Iterator[object]:
 
 def _as_array(value: object) -> object:
     """The data of types that numpy lacks comes as a message."""
+    if isinstance(value, list):
+        return [_as_array(each) for each in value]
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
-def _run(case: NodeTest) -> list[np.ndarray]:
+def _run(case: NodeTest) -> list[object]:
     """The outputs, with nothing of the inputs known when the case is compiled; raises what mlc says of it."""
     (given, _), *_ = case.data_sets
     feeds = dict(zip((value.name for value in case.model.graph.input), map(_as_array, given), strict=False))
     return mlc.compile(case.model, log=False)(**feeds)
 
 
-def _agree(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], case: NodeTest) -> None:
-    for ours, theirs in zip(got, map(np.asarray, map(_as_array, expected)), strict=True):
+def _agree(got: Sequence[object], expected: Sequence[object], case: NodeTest) -> None:
+    for ours, theirs in zip(got, map(_as_array, expected), strict=True):
+        if isinstance(theirs, list):  # a sequence
+            assert isinstance(ours, list)
+            _agree(ours, theirs, case)
+            continue
+        theirs = np.asarray(theirs)
+        assert isinstance(ours, np.ndarray)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         if theirs.dtype.kind in "biu":
             np.testing.assert_array_equal(ours, theirs)

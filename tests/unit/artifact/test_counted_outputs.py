@@ -212,9 +212,25 @@ def test_what_is_there_once(shape: Sequence[int], attributes: str, outputs: str,
     assert sizes[0] <= sizes[-1]
 
 
-def test_what_is_there_once_is_found_in_fixed_sizes() -> None:
-    with pytest.raises(ModelError, match="axis 0 of its input must be a number"):
-        mlc.compile(_model("(float[n, 2] x) => (float[q] y) { y = Unique(x) }"), log=False)
+@pytest.mark.parametrize(("shape", "attributes", "opset"), [
+    (("n",), "sorted=1", 17), (("n", "m"), "sorted=0", 11), (("n", 3), "axis=0", 18),
+    ((2, "n", 2), "sorted=0, axis=1", 13),
+], ids=["elements", "as they come", "rows", "as they come along an axis"])
+def test_what_is_there_once_of_a_free_number(shape: Sequence[int | str], attributes: str, opset: int) -> None:
+    results = f"float[{', '.join('qwe'[:len(shape) if 'axis' in attributes else 1])}] y"
+    model = _model(f"""(float[{', '.join(map(str, shape))}] x) => ({results}, int64[k] i, int64[l] v, int64[m] c)
+        {{ y, i, v, c = Unique<{attributes}>(x) }}""", opset=opset)
+    rng, executable, feeds = np.random.default_rng(11), mlc.compile(model, log=False), []
+    for n, m, most in ((1, 1, 3), (1, 4, 0), (2, 1, 1), (9, 7, 1), (9, 7, 2), (64, 3, 5), (40, 5, 0), (512, 2, 90)):
+        sizes = [{"n": n, "m": m}.get(str(each), each) for each in shape]
+        feeds.append({"x": rng.integers(-most, most + 1, sizes).astype("float32")})
+    sizes_found = _check(executable, model, feeds)
+    assert sizes_found[0] <= sizes_found[-1]
+
+
+def test_what_is_there_once_is_of_a_fixed_number_of_numbers() -> None:
+    with pytest.raises(ModelError, match="axis 1 of its input must be a number"):
+        mlc.compile(_model("(float[2, n] x) => (float[q, w] y) { y = Unique<axis=0>(x) }"), log=False)
     with pytest.raises(ModelError, match="at most 64 numbers, got 100"):
         mlc.compile(_model("(float[3, 100] x) => (float[q, w] y) { y = Unique<axis=0>(x) }"), log=False)
 

@@ -66,7 +66,7 @@ def test_without_values_each_that_comes_is_compiled() -> None:
 def test_a_few_are_kept() -> None:
     built: list[int] = []
 
-    def build(values):
+    def build(values, forms):
         built.append(int(values["n"]))
         return object()
 

@@ -159,12 +159,12 @@ def test_output_size_that_depends_on_the_data_is_refused():
     assert "static shape" in refused(model)
 
 
-def test_a_sequence_input_is_refused():
+def test_a_sequence_input_of_which_nothing_is_known_is_refused():
     info = helper.make_value_info("x", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
     node = helper.make_node("ConcatFromSequence", ["x"], ["y"], axis=0)
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["any"])
     model = helper.make_model(helper.make_graph([node], "graph", [info], [out]), ir_version=8)
-    assert "must be a tensor" in refused(model)
+    assert "x of graph is a sequence; give the shape of each of its tensors" in refused(model)
 
 
 def test_something_else_is_a_usage_error():

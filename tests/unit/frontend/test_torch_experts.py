@@ -26,6 +26,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "head_dim": 8, "sliding_window": 4},
     "deepseek_v3": {**ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                     "qk_nope_head_dim": 8, "v_head_dim": 8},
+    "deepseek_v2": {**ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+                    "qk_nope_head_dim": 8, "v_head_dim": 8},  # positions turn complex numbers
     "glm4_moe": ROUTED,
     "granitemoe": {"num_local_experts": 4},
     "phimoe": {"num_local_experts": 4},
@@ -53,7 +55,7 @@ class Logits(nn.Module):
         return self.model(input_ids=ids, use_cache=False).logits
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_experts_are_chosen_by_the_tokens(name: str) -> None:
     module = Logits(name).eval()
@@ -67,7 +69,7 @@ def test_experts_are_chosen_by_the_tokens(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss", "deepseek_v2"])
 def test_experts_of_texts_of_any_length(name: str) -> None:
     module = Logits(name).eval()
     program = torch.export.export(module, (torch.randint(0, 99, (2, 7)),),

@@ -1,0 +1,235 @@
+"""onnxruntime's mixtures of experts, ``com.microsoft`` MoE and QMoE: rows in groups, each of an expert.
+
+Each token goes to ``k`` experts. Its rows are sorted by expert, so that two grouped products
+(:mod:`mlc.frontend.onnx_grouped`) read the weights of those alone that some token chose, and are put back in order.
+What onnxruntime leaves unsaid is as its CPU kernels compute it: Gelu is the approximation with tanh, and QMoE shares
+out the weight of a token among the chosen experts whatever ``normalize_routing_weights`` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlc.frontend.onnx_expand import Nodes
+from mlc.frontend.onnx_grouped import DOMAIN, GROUPED
+
+__all__ = ["mixture", "quantised_mixture"]
+
+_FLOAT, _INT64 = 1, 7  # of onnx.TensorProto
+_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
+_BITS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Matrices ``[experts, depth, columns]`` and rows ``[experts, columns]`` that are added, or None."""
+
+    matrices: np.ndarray
+    bias: np.ndarray | None
+
+    @property
+    def columns(self) -> int:
+        return int(self.matrices.shape[2])
+
+
+def mixture(nodes: Nodes) -> str:
+    """``input, router_probs, fc1 weights and bias, fc2 weights and bias, fc3 weights and bias``: weights are
+    ``[experts, columns, depth]``."""
+    given = nodes.inputs(8)
+    layers = [None if not weight else _Layer(np.swapaxes(nodes.known(weight, "weights"), 1, 2), _bias(nodes, bias))
+              for weight, bias in (given[2:4], given[4:6], given[6:8])]
+    return _mixed(nodes, given[0], given[1], "", layers)
+
+
+def quantised_mixture(nodes: Nodes) -> str:
+    """``input, router_probs``, then of each of three layers weights, scales and bias, then their zero points, and
+    ``router_weights``: weights are packed integers of 2, 4 or 8 bits, with a scale for each column or block of it."""
+    given, attributes = nodes.inputs(15), nodes.attributes()
+    kind = attributes.get("quant_type", b"int").decode()
+    if kind != "int" or int(attributes.get("weights_prepacked", -1)) > 0:
+        raise nodes.refused("its weights must be integers in onnxruntime's own order (quant_type int, "
+                            f"weights_prepacked 0 or -1), got {kind}; export the model so")
+    if any(nodes.node.input[15:]):
+        raise nodes.refused("it must have no scales of activations and no global ones; export it with integer weights")
+    layers: list[_Layer | None] = []
+    for place, zeros in zip((2, 5, 8), given[11:14], strict=True):
+        weight, scale, bias = given[place:place + 3]
+        bits = int(attributes.get(f"fc{place // 3 + 1}_expert_weight_bits", attributes.get("expert_weight_bits", 4)))
+        added = _bias(nodes, bias)
+        layers.append(_Layer(_dequantised(nodes, weight, scale, zeros, bits),
+                             None if added is None else added.astype("float32")) if weight else None)
+    x, dtype = given[0], nodes.dtype_of(given[0])
+    made = _mixed(nodes, nodes.cast(x, np.dtype("float32")), given[1], given[14], layers, like=x)
+    return made if dtype == np.float32 else nodes.cast(made, dtype)
+
+
+def _bias(nodes: Nodes, name: str) -> np.ndarray | None:
+    return nodes.known(name, "bias") if name else None
+
+
+def _dequantised(nodes: Nodes, weight: str, scale: str, zeros: str, bits: int) -> np.ndarray:
+    """``(weight - zero point) * scale`` as float32 ``[experts, depth, columns]``."""
+    if bits not in _BITS:
+        raise nodes.refused(f"its weights must be of 2, 4 or 8 bits, got {bits}; quantise it so")
+    if not scale:
+        raise nodes.refused("its weights must have scales; export the model again")
+    packed, scales = nodes.known(weight, "weights"), nodes.known(scale, "scales").astype("float32")
+    block = int(nodes.attributes().get("block_size", 0))
+    numbers = _unpacked(packed, bits, packed.shape[2] * 8 // bits)
+    depth = numbers.shape[2]
+    wanted = (*packed.shape[:2], *((depth // block,) if block else ()))
+    if scales.shape != wanted or (block and depth % block):
+        raise nodes.refused(f"its scales must be {list(wanted)} for {depth} numbers of each column in blocks of "
+                            f"{block or depth}, got {list(scales.shape)}; export the model again")
+    centres: Any = np.float32(1 << (bits - 1))
+    if zeros:
+        centres = _unpacked(nodes.known(zeros, "zero points"), bits, scales.shape[-1])
+    if block:
+        scales = np.repeat(scales, block, 2)
+        centres = np.repeat(centres, block, 2) if zeros else centres
+    else:
+        scales = scales[..., None]
+        centres = centres[..., None] if zeros else centres
+    return np.swapaxes((numbers - centres) * scales, 1, 2)
+
+
+def _unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """``count`` numbers of each row of bytes, the lowest bits first, as float32."""
+    parts = [(packed >> (bits * place)) & ((1 << bits) - 1) for place in range(8 // bits)]
+    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)[..., :count].astype("float32")
+
+
+def _mixed(
+    nodes: Nodes, x: str, router: str, weights: str, given: list[_Layer | None], like: str = "",
+) -> str:
+    """The sum of what the chosen experts make of each token, times their weights. ``like`` has the shape of ``x``."""
+    like, attributes = like or x, nodes.attributes()
+    first, second, third = given
+    if first is None or second is None:
+        raise nodes.refused("it must have the weights of two layers at least; export the model again")
+    kind = attributes.get("activation_type", b"relu").decode()
+    fusion = int(attributes.get("swiglu_fusion", 0)) if kind == "swiglu" else 0
+    _check(nodes, kind, fusion, third)
+    hidden = nodes.fixed_size(like, nodes.rank_of(like, "input") - 1, "input")
+    experts, k = len(first.matrices), int(attributes.get("k", 1))
+    if not 1 <= k <= experts:
+        raise nodes.refused(f"it must choose 1 to {experts} experts, got {k}; correct the model")
+    if third is not None:
+        first = _beside(first, third)
+    elif fusion == 1:  # numbers of both kinds in turn
+        first = _Layer(_apart(first.matrices), None if first.bias is None else _apart(first.bias))
+    inner = first.columns // 2 if third is not None or fusion else first.columns
+    shapes = [layer.matrices.shape for layer in (first, second)]
+    if shapes != [(experts, hidden, first.columns), (experts, inner, hidden)]:
+        raise nodes.refused(f"its weights must fit each other and {hidden} numbers of a token, got {list(shapes[0])} "
+                            f"and {list(shapes[1])} (experts, depth, columns); export the model again")
+
+    chosen, shares = _routed(nodes, router, weights, k)
+    flat = str(nodes("Reshape", chosen, nodes.constant([-1])))
+    order, ends = _sorted(nodes, flat), _ends(nodes, flat, experts)
+    token = nodes("Div", order, nodes.constant(np.array(k)))
+    owner = str(nodes("Gather", flat, order, axis=0))
+    rows = nodes("Gather", nodes("Reshape", x, nodes.constant([-1, hidden])), token, axis=0)
+
+    def product(value: str, layer: _Layer) -> str:
+        matrices = nodes.constant(np.ascontiguousarray(layer.matrices))
+        made = str(nodes(GROUPED, value, matrices, ends, domain=DOMAIN))
+        if layer.bias is None:
+            return made
+        return str(nodes("Add", made, nodes("Gather", nodes.constant(layer.bias), owner, axis=0)))
+
+    value = product(str(rows), first)
+    gate, up = value, ""
+    if inner != first.columns:
+        gate, up = (str(nodes("Slice", value, nodes.constant([begin]), nodes.constant([begin + inner]),
+                              nodes.constant([1]))) for begin in (0, inner))
+    made = product(_activated(nodes, kind, gate, up, x), second)
+    share = nodes("Gather", nodes("Reshape", shares, nodes.constant([-1, 1])), order, axis=0)
+    made = str(nodes("Mul", made, nodes.cast(str(share), second.matrices.dtype)))
+    back = nodes("Gather", made, _sorted(nodes, order), axis=0)
+    total = nodes.reduced("ReduceSum", str(nodes("Reshape", back, nodes.constant([-1, k, hidden]))), [1])
+    return str(nodes("Reshape", total, nodes("Shape", like)))
+
+
+def _check(nodes: Nodes, kind: str, fusion: int, third: _Layer | None) -> None:
+    attributes = nodes.attributes("use_sparse_mixer", "swiglu_limit_after_activation")
+    if kind not in _ACTIVATIONS:
+        raise nodes.refused(f"its activation must be one of {', '.join(_ACTIVATIONS)}, got {kind}; export the model so")
+    if wrong := next((name for name, value in attributes.items() if value), None):
+        raise nodes.refused(f"{wrong} must be 0; export the model without")
+    if fusion not in (0, 1, 2) or (kind == "swiglu" and (fusion == 0) != (third is not None)):
+        raise nodes.refused("swiglu must be of two layers, either fused (swiglu_fusion 1 or 2) or as fc1 and fc3 "
+                            f"(swiglu_fusion 0), got {fusion} {'with' if third is not None else 'without'} fc3; export "
+                            "the model again")
+
+
+def _beside(first: _Layer, third: _Layer) -> _Layer:
+    """Two layers of the same input as one."""
+    matrices = np.concatenate([first.matrices, third.matrices], 2)
+    if first.bias is None and third.bias is None:
+        return _Layer(matrices, None)
+    biases = [np.zeros((len(each.matrices), each.columns), each.matrices.dtype) if each.bias is None else each.bias
+              for each in (first, third)]
+    return _Layer(matrices, np.concatenate(biases, 1))
+
+
+def _apart(array: np.ndarray) -> np.ndarray:
+    """Columns that are of one kind and of another in turn, those of one kind first."""
+    return np.concatenate([array[..., 0::2], array[..., 1::2]], -1)
+
+
+def _routed(nodes: Nodes, router: str, weights: str, k: int) -> tuple[str, str]:
+    """``[tokens, k]``: the experts of each token, and its shares of them in float32."""
+    scores = str(nodes("Cast", router, to=_FLOAT))
+    best, chosen = nodes("TopK", scores, nodes.constant([k]), outputs=2, axis=1, largest=1, sorted=1)
+    whole = bool(nodes.attributes().get("normalize_routing_weights", 0))
+    if weights:
+        shares = nodes("GatherElements", nodes("Cast", weights, to=_FLOAT), chosen, axis=1)
+        if whole:
+            shares = nodes("Div", shares, nodes.reduced("ReduceSum", str(shares), [1]))
+        return str(chosen), str(shares)
+    if whole or nodes.node.op_type == "QMoE":
+        return str(chosen), str(nodes("Softmax", best, axis=1))
+    return str(chosen), str(nodes("GatherElements", nodes("Softmax", scores, axis=1), chosen, axis=1))
+
+
+def _sorted(nodes: Nodes, values: str) -> str:
+    """The places of whole numbers in their order."""
+    _, order = nodes("TopK", values, nodes("Shape", values), outputs=2, axis=0, largest=0, sorted=1)
+    return str(order)
+
+
+def _ends(nodes: Nodes, owners: str, experts: int) -> str:
+    """``[experts]``: how many rows are of each expert or of one before."""
+    behind = nodes("Less", nodes("Reshape", owners, nodes.constant([-1, 1])),
+                   nodes.constant(np.arange(1, experts + 1)[None]))
+    counted = nodes.reduced("ReduceSum", str(nodes("Cast", behind, to=_INT64)), [0])
+    return str(nodes("Reshape", counted, nodes.constant([experts])))
+
+
+def _activated(nodes: Nodes, kind: str, gate: str, up: str, like: str) -> str:
+    """The activation of ``gate``, times ``up`` where there is one."""
+    def number(value: float) -> str:
+        return nodes.constant(value, like)
+
+    attributes = nodes.attributes()
+    if kind == "swiglu":
+        limit = float(attributes.get("swiglu_limit", np.inf))
+        if np.isfinite(limit):
+            gate = str(nodes("Min", gate, number(limit)))
+            up = str(nodes("Max", nodes("Min", up, number(limit)), number(-limit)))
+        scaled = nodes("Mul", gate, number(float(attributes.get("activation_alpha", 1.0))))
+        gate = str(nodes("Mul", gate, nodes("Sigmoid", scaled)))
+        return str(nodes("Mul", gate, nodes("Add", up, number(float(attributes.get("activation_beta", 0.0))))))
+    if kind == "relu":
+        gate = str(nodes("Relu", gate))
+    elif kind == "silu":
+        gate = str(nodes("Mul", gate, nodes("Sigmoid", gate)))
+    elif kind == "gelu":
+        cubed = nodes("Mul", nodes("Mul", nodes("Mul", gate, gate), gate), number(0.044715))
+        bent = nodes("Tanh", nodes("Mul", nodes("Add", gate, cubed), number((2 / np.pi) ** 0.5)))
+        gate = str(nodes("Mul", nodes("Mul", gate, nodes("Add", bent, number(1.0))), number(0.5)))
+    return str(nodes("Mul", gate, up)) if up else gate
