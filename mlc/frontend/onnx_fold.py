@@ -383,6 +383,7 @@ def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -
         if taken is not None:
             pending.extend(reversed(taken))
             continue
+        _give_axes_an_axis(node, graph)
         values = _evaluate(node, graph, known)
         if values is None:
             _pin_shape(node, graph, known)
@@ -405,7 +406,9 @@ def _evaluate(
             return [np.array(math.prod(shape), dtype=np.int64)]
         bounds = {a.name: a.i for a in node.attribute}
         return [np.array(shape[bounds.get("start", 0):bounds.get("end")], dtype=np.int64)]
-    if node.op_type in _NEVER_FOLDED or not all(graph.is_constant(i) for i in node.input if i):
+    if not all(graph.is_constant(i) for i in node.input if i):
+        return None
+    if node.op_type in _NEVER_FOLDED and not _is_one_dequantised(node, graph):
         return None
     if node.op_type == "QuantizeLinear" and not _is_quantised_right(node, graph):
         return None
@@ -423,6 +426,16 @@ def _is_quantised_right(node: onnx.NodeProto, graph: Graph) -> bool:
     """Whether the reference saturates these numbers: it converts them to int32 first. The converter refuses scales."""
     x, scale = (graph.constant(name).astype("float64") for name in node.input[:2])
     return scale.size > 0 and wrong_scale(scale) is None and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
+
+
+def _is_one_dequantised(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether it dequantises one number, as a ``Pad`` pads with, whose width hides nothing. The converter refuses what
+    is wrong with its inputs."""
+    if node.op_type != "DequantizeLinear" or node.domain not in ("", "ai.onnx"):
+        return False
+    x, scale, *zero = (graph.constant(name) for name in node.input if name)
+    return (x.size == scale.size == 1 and scale.ndim <= x.ndim and wrong_scale(scale) is None
+            and all(z.shape == scale.shape and z.dtype == x.dtype != np.int32 for z in zero))
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:
@@ -466,6 +479,18 @@ def _taken_branch(node: onnx.NodeProto, graph: Graph) -> list[onnx.NodeProto] | 
         for inner, outer in zip(branch.output, node.output, strict=True) if outer
     ]
     return [*branch.node, *results]
+
+
+def _give_axes_an_axis(node: onnx.NodeProto, graph: Graph) -> None:
+    """Make a vector of constant axes without an axis of their own, where TVM's converters fail or take no axes."""
+    if node.domain != "" or len(node.input) < 2 or not (
+            node.op_type in ("Squeeze", "Unsqueeze") or node.op_type.startswith("Reduce")):
+        return
+    axes = graph.constant_or_none(node.input[1]) if node.input[1] else None
+    if axes is not None and axes.ndim == 0:
+        name = f"{node.output[0]}/axes"
+        graph.folded[name] = axes.reshape(1)
+        node.input[1] = name
 
 
 def _pin_shape(node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:

@@ -1,4 +1,4 @@
-"""Products with weights of 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
+"""Products with weights of 2, 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
 
 ``matmul(x, dequantise(W))``   -->   ``dense_weight_only(x, words of W, scales, zero points)``
 
@@ -44,7 +44,7 @@ __all__ = ["WeightOnlyProducts"]
 
 #: rows of a block at least: smaller ones have more bytes of scales than of integers
 _SMALLEST_BLOCK = 16
-_BITS = (4, 8)
+_BITS = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +66,24 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A product's tensor expression, how it packs weights, and how far it moves integers of so many bits."""
+    """A product's tensor expression, how it packs weights, how far it moves integers of so many bits, and the fewest
+    bits that it reads."""
 
     product: Callable[..., te.Tensor]
     pack: Callable[[np.ndarray, int, int], np.ndarray]
     moved: Callable[[int], int]
+    least: int
 
 
-_EXACT = _Kernel(dense_weight_only, pack_words, moved_by)
-_DIGITS = _Kernel(dense_digits, pack_bytes, half_range)
-_ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range)
+_EXACT = _Kernel(dense_weight_only, pack_words, moved_by, 2)
+_DIGITS = _Kernel(dense_digits, pack_bytes, half_range, 4)
+_ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range, 4)
 
 _Bound = Mapping[relax.Var, relax.Expr]
 
 
 def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: products of float32 with constants of 4 or 8 bits read the integers."""
+    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers."""
 
     @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -104,10 +106,13 @@ def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.
         weight, rows = found[var], prod(shape_of(var)[:-1])
         if not options.integers:
             return _EXACT
-        if level_of(var.name, mod["main"].attrs) >= INT8 and has_rounded(target, _bits(weight)):
+        bits = _bits(weight)
+        if level_of(var.name, mod["main"].attrs) >= INT8 and has_rounded(target, max(bits, _ROUNDED.least)):
             return _ROUNDED
+        if rows == 1 and bits < _DIGITS.least:  # the bytes are all that counts
+            return _EXACT
         block = min(weight.block[0], weight.integers.shape[0])
-        return _DIGITS if has_digits(target, _bits(weight), rows, block) else _EXACT
+        return _DIGITS if has_digits(target, max(bits, _DIGITS.least), rows, block) else _EXACT
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var not in found:
@@ -136,7 +141,7 @@ def _product(
             primfunc_name_hint="dense_lookup",
         ))
     else:
-        bits = _bits(weight)
+        bits = max(_bits(weight), kernel.least)
         moved = weight.zero.astype(np.float32) + kernel.moved(bits)
         zero = constant(pack_columns(moved)) if weight.zero.any() else None
         result = builder.emit(builder.call_te(
@@ -238,14 +243,14 @@ def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
     if len(shape) != 2 or scaled is None:
         return None
     wide, scale = scaled.args[0], array_of(scaled.args[1])
-    zero: np.ndarray | None = np.zeros((1, 1, 1), np.int64)
+    zero: np.ndarray | None = np.zeros((1, 1, 1), np.float32)
     if (moved := _call(wide, bound, "subtract")) is not None:
         wide, zero = moved.args[0], array_of(moved.args[1])
     cast = _call(wide, bound, "astype")
     integers, table = (_integers(cast.args[0], bound), None) if cast is not None else _codes(wide, bound)
     if integers is None or scale is None or zero is None or integers.ndim != 3 or scale.ndim != 3:
         return None
-    if scale.dtype != np.float32 or not np.array_equal(zero, np.rint(zero)):
+    if scale.dtype != np.float32:
         return None
     whole, blocks = integers.shape, scale.shape
     axis = next((a for a in (0, 1) if _joined(whole, a) == shape and blocks == (*whole[: a + 1], 1, *whole[a + 2 :])),
@@ -254,7 +259,7 @@ def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
         return None
     counts = _joined(blocks, axis)
     block = tuple(extent // count for extent, count in zip(shape, counts, strict=True))
-    zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.int64)
+    zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.float32)
     return _Weight(integers.reshape(shape), scale.reshape(counts), zero, (block[0], block[1]), table)
 
 
