@@ -47,6 +47,7 @@ _NEVER_FOLDED = frozenset({
     "DequantizeLinear",  # folding would hide that the weights are 8 bits wide
     "GRU", "LSTM", "RNN",  # the reference passes over their activations and clip
 })
+_FLOATS = frozenset({1, 10, 16})  # of onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16
 _NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
@@ -410,6 +411,8 @@ def _evaluate(
         return None
     if node.op_type in _NEVER_FOLDED and not _is_one_dequantised(node, graph):
         return None
+    if _narrowed(node, graph):
+        return None
     if node.op_type == "QuantizeLinear" and not _is_quantised_right(node, graph):
         return None
     if not all(output in known for output in node.output if output) and not _is_slight(node, graph):
@@ -436,6 +439,26 @@ def _is_one_dequantised(node: onnx.NodeProto, graph: Graph) -> bool:
     x, scale, *zero = (graph.constant(name) for name in node.input if name)
     return (x.size == scale.size == 1 and scale.ndim <= x.ndim and wrong_scale(scale) is None
             and all(z.shape == scale.shape and z.dtype == x.dtype != np.int32 for z in zero))
+
+
+def _narrowed(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether it makes floating-point numbers of many integers that 8 bits hold, which then are of 8 bits: such
+    weights, unpacked from words and about to be scaled, are to stay integers."""
+    if node.op_type != "Cast" or node.domain != "":
+        return False
+    readers = {reader.op_type for reader in walk_nodes(graph.nodes) if node.output[0] in reader.input}
+    if not readers or readers - {"Mul", "Sub"} or node.output[0] in {output.name for output in graph.outputs}:
+        return False
+    array = graph.constant(node.input[0])
+    to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    if array.dtype.kind not in "iu" or array.size < _SMALL or to not in _FLOATS:
+        return False
+    if array.min() < -128 or array.max() > 127:
+        return False
+    name = f"{node.output[0]}/integers"
+    graph.folded[name] = array.astype(np.int8)
+    node.input[0] = name
+    return True
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:

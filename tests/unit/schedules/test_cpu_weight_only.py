@@ -66,7 +66,8 @@ class TestWeightOnly(SpaceContract):
     )
 
 
-@pytest.mark.parametrize(("bits", "block", "padded"), [(2, 203, 208), (4, 203, 208), (4, 32, 224), (8, 203, 204), (8, 36, 216)])
+@pytest.mark.parametrize(("bits", "block", "padded"), [
+    (2, 203, 208), (4, 203, 208), (4, 32, 224), (8, 203, 204), (8, 36, 216)])
 def test_packing_and_unpacking_are_inverse(bits: int, block: int, padded: int) -> None:
     """Columns are filled up to whole panels, rows to whole words of one block or to whole blocks."""
     rng = np.random.default_rng(bits)
