@@ -151,6 +151,19 @@ def _batch_norm(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     return emit("add", emit("multiply", x, factor), added)
 
 
+def _cast(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    """Of weights of 8 bits that folding left (:mod:`mlc.frontend.onnx_fold`), so that they are seen to be such; others
+    are TVM's to convert."""
+    from onnx import helper
+    from tvm import relax
+
+    integers = array_of(inputs[0]) if isinstance(inputs[0], relax.Expr) else None
+    wanted = str(helper.tensor_dtype_to_np_dtype(int(attrs["to"])))
+    if integers is None or integers.dtype != np.int8 or wanted not in ("float32", "float16", "bfloat16"):
+        return None
+    return relax.op.astype(inputs[0], wanted)
+
+
 def _cumulative_product(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
     """``CumProd(x, axis)``, from the end where ``reverse``, without the element itself where ``exclusive``."""
     x, emit, axis = inputs[0], emitter(bb), int(required_at(inputs, 1, "axis").item())
@@ -337,6 +350,7 @@ CONVERTERS: dict[str, elementwise.Converter] = {
     "BatchNormalization": _batch_norm,
     "BitCast": elementwise.bit_cast,
     "BitShift": elementwise.bit_shift,
+    "Cast": _cast,
     "Clip": elementwise.clip,
     "Col2Im": _col2im,
     "ConvInteger": conv_integer,

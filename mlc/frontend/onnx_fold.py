@@ -48,6 +48,7 @@ _NEVER_FOLDED = frozenset({
     "DequantizeLinear",  # folding would hide that the weights are 8 bits wide
     "GRU", "LSTM", "RNN",  # the reference passes over their activations and clip
 })
+_FLOATS = frozenset({1, 10, 16})  # of onnx.TensorProto: FLOAT, FLOAT16, BFLOAT16
 _NARROW = frozenset({"int4", "uint4", "int2", "uint2"})
 # Old files name the mask of a dropout and the like without using it.
 _OPTIONAL_OUTPUTS = frozenset({"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"})
@@ -413,6 +414,7 @@ def _fold_once(graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -
         if taken is not None:
             pending.extend(reversed(taken))
             continue
+        _give_axes_an_axis(node, graph)
         values = _evaluate(node, graph, known)
         if values is None:
             _pin_shape(node, graph, known)
@@ -435,7 +437,11 @@ def _evaluate(
             return [np.array(math.prod(shape), dtype=np.int64)]
         bounds = {a.name: a.i for a in node.attribute}
         return [np.array(shape[bounds.get("start", 0):bounds.get("end")], dtype=np.int64)]
-    if node.op_type in _NEVER_FOLDED or not all(graph.is_constant(i) for i in node.input if i):
+    if not all(graph.is_constant(i) for i in node.input if i):
+        return None
+    if node.op_type in _NEVER_FOLDED and not _is_one_dequantised(node, graph):
+        return None
+    if _narrowed(node, graph):
         return None
     if node.op_type == "QuantizeLinear" and not _is_quantised_right(node, graph):
         return None
@@ -453,6 +459,36 @@ def _is_quantised_right(node: onnx.NodeProto, graph: Graph) -> bool:
     """Whether the reference saturates these numbers: it converts them to int32 first. The converter refuses scales."""
     x, scale = (graph.constant(name).astype("float64") for name in node.input[:2])
     return scale.size > 0 and wrong_scale(scale) is None and bool(np.all(np.abs(x) < scale.min() * (1 << 30)))
+
+
+def _is_one_dequantised(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether it dequantises one number, as a ``Pad`` pads with, whose width hides nothing. The converter refuses what
+    is wrong with its inputs."""
+    if node.op_type != "DequantizeLinear" or node.domain not in ("", "ai.onnx"):
+        return False
+    x, scale, *zero = (graph.constant(name) for name in node.input if name)
+    return (x.size == scale.size == 1 and scale.ndim <= x.ndim and wrong_scale(scale) is None
+            and all(z.shape == scale.shape and z.dtype == x.dtype != np.int32 for z in zero))
+
+
+def _narrowed(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Whether it makes floating-point numbers of many integers that 8 bits hold, which then are of 8 bits: such
+    weights, unpacked from words and about to be scaled, are to stay integers."""
+    if node.op_type != "Cast" or node.domain != "":
+        return False
+    readers = {reader.op_type for reader in walk_nodes(graph.nodes) if node.output[0] in reader.input}
+    if not readers or readers - {"Mul", "Sub"} or node.output[0] in {output.name for output in graph.outputs}:
+        return False
+    array = graph.constant(node.input[0])
+    to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    if array.dtype.kind not in "iu" or array.size < _SMALL or to not in _FLOATS:
+        return False
+    if array.min() < -128 or array.max() > 127:
+        return False
+    name = f"{node.output[0]}/integers"
+    graph.folded[name] = array.astype(np.int8)
+    node.input[0] = name
+    return True
 
 
 def _is_slight(node: onnx.NodeProto, graph: Graph) -> bool:
@@ -496,6 +532,18 @@ def _taken_branch(node: onnx.NodeProto, graph: Graph) -> list[onnx.NodeProto] | 
         for inner, outer in zip(branch.output, node.output, strict=True) if outer
     ]
     return [*branch.node, *results]
+
+
+def _give_axes_an_axis(node: onnx.NodeProto, graph: Graph) -> None:
+    """Make a vector of constant axes without an axis of their own, where TVM's converters fail or take no axes."""
+    if node.domain != "" or len(node.input) < 2 or not (
+            node.op_type in ("Squeeze", "Unsqueeze") or node.op_type.startswith("Reduce")):
+        return
+    axes = graph.constant_or_none(node.input[1]) if node.input[1] else None
+    if axes is not None and axes.ndim == 0:
+        name = f"{node.output[0]}/axes"
+        graph.folded[name] = axes.reshape(1)
+        node.input[1] = name
 
 
 def _pin_shape(node: onnx.NodeProto, graph: Graph, known: Mapping[str, tuple[int, tuple[int, ...]]]) -> None:

@@ -75,10 +75,11 @@ def _matmul_nbits(nodes: Nodes) -> str:
     attributes = nodes.attributes()
     rows, columns, block = (int(attributes.get(name, 0)) for name in ("N", "K", "block_size"))
     bits = int(attributes.get("bits", 4))
-    if bits not in (4, 8):
-        raise nodes.refused(f"bits must be 4 or 8, got {bits}; quantise the weights again")
+    if bits not in (2, 4, 8):
+        raise nodes.refused(f"bits must be 2, 4 or 8, got {bits}; quantise the weights again")
     if block < 16 or block & (block - 1):
         raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
+    _check_sizes(nodes, rows, columns)
     if order and np.any(nodes.known(order, "g_idx") != np.arange(columns) // block):
         raise nodes.refused("g_idx must be left out; quantise the weights in their order")
     count, middle = -(-columns // block), 1 << (bits - 1)
@@ -93,17 +94,13 @@ def _matmul_nbits(nodes: Nodes) -> str:
         raise nodes.refused(f"it must have one scale for each of {[rows, count]} blocks, got {list(steps.shape)}; "
                             "quantise the weights again")
     numbers = unpacked(packed.reshape(rows, count, -1), bits).reshape(rows, count * block)
-    offsets, shift = _zero_points(nodes, zeros, (rows, count), bits)
+    offsets = _zero_points(nodes, zeros, (rows, count), bits)
+    fractional = {"fractional": 1} if offsets is not None and offsets.dtype == np.float32 else {}
     weights = nodes.dequantised(
         nodes.constant((numbers.astype("int16") - middle).astype("int8")),
         nodes.constant(steps.reshape(rows, count)),
-        nodes.constant(offsets) if offsets is not None else "", 1, block_size=block,
+        nodes.constant(offsets) if offsets is not None else "", 1, block_size=block, **fractional,
     )
-    if shift is not None:
-        split = nodes("Reshape", weights, nodes.constant([rows, count, block]))
-        moved = nodes("Sub", split, nodes.constant((shift * steps.reshape(rows, count)).reshape(rows, count, 1)
-                                                   .astype(steps.dtype)))
-        weights = nodes("Reshape", moved, nodes.constant([rows, count * block]))
     if count * block != columns:
         weights = nodes("Slice", weights, *(nodes.constant([n]) for n in (0, columns, 1)))
     result = str(nodes("MatMul", a, nodes("Transpose", weights, perm=[1, 0])))
@@ -113,13 +110,16 @@ def _matmul_nbits(nodes: Nodes) -> str:
     return result if narrow is None else nodes.cast(result, narrow)
 
 
-def _zero_points(
-    nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Zero points about the middle of the range, one for each block: as int8, or as numbers that are not whole; None
+def _check_sizes(nodes: Nodes, rows: int, columns: int) -> None:
+    if rows < 1 or columns < 1:
+        raise nodes.refused(f"N and K must be at least 1, got {rows} and {columns}; quantise the weights again")
+
+
+def _zero_points(nodes: Nodes, zeros: str, shape: tuple[int, int], bits: int) -> np.ndarray | None:
+    """Zero points about the middle of the range, one for each block: as int8, or float32 where they are not whole; None
     where they are zero."""
     if not zeros:
-        return None, None
+        return None
     given, middle = nodes.known(zeros, "zero_points"), 1 << (bits - 1)
     rows, count = shape
     if given.dtype == np.uint8:
@@ -135,9 +135,11 @@ def _zero_points(
         numbers = given.astype("float64").reshape(shape)
     moved = numbers - middle
     if not moved.any():
-        return None, None
+        return None
+    if not np.isfinite(moved).all():
+        raise nodes.refused("zero_points must be finite; quantise the weights again")
     whole = np.array_equal(moved, np.clip(np.rint(moved), -128, 127))
-    return (moved.astype("int8"), None) if whole else (None, moved)
+    return moved.astype("int8" if whole else "float32")
 
 
 #: what the 4 bits of a weight stand for by ``quant_type``: floating-point numbers, and quantiles of normal ones
@@ -162,6 +164,7 @@ def _matmul_bnb4(nodes: Nodes) -> str:
         raise nodes.refused(f"quant_type must be 0 or 1, got {kind}; quantise the weights again")
     if block < 16 or block & (block - 1):
         raise nodes.refused(f"block_size must be a power of two of at least 16, got {block}; quantise it again")
+    _check_sizes(nodes, rows, columns)
     packed, scales, count = nodes.known(b, "B"), nodes.known(largest, "absmax"), rows * columns
     if packed.dtype != np.uint8 or packed.size != -(-count // 2):
         raise nodes.refused(f"B must be uint8 of {[-(-count // 2)]} for {rows} rows of {columns} numbers, got "

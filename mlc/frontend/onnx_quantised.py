@@ -65,6 +65,7 @@ def quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
     stored = _stored(wanted)
     given = _parameters(bb, x, inputs, attrs, stored, positive=True)
     source, divided = dtype_of(x), _precision(x, inputs[1], attrs)
+    x, cut = _whole_blocks(bb, x, given)
     if given.block or divided != "float32":
         result = _quantised_by_parts(bb, x, given, divided, wanted, stored)
     else:
@@ -73,7 +74,7 @@ def quantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> An
         result = relax.op.quantize(x, given.scale, given.zero_point, given.axis, stored)
     if wanted in _NARROW and not given.block:
         result = relax.op.clip(bb.normalize(result), *_NARROW[wanted])
-    return result
+    return cut(result)
 
 
 def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -83,29 +84,32 @@ def dequantize_linear(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any]) -> 
     only stored, weights stay integers.
 
     The scale of a block may be negative, as onnxruntime's quantiser of weights in 4 bits makes it so that the least
-    integer is used, or zero, for a block of zeros. With ``table``, which no file has, that of a node that stands for
-    another, the integers of blocks are codes, and it is ``table[x] * scale``. Raises ``ValueError`` as
-    :func:`quantize_linear` does.
+    integer is used, or zero, for a block of zeros. Of the attributes that no file has, those of a node that stands for
+    another, ``table`` says that the integers of blocks are codes, and it is ``table[x] * scale``; ``fractional`` that
+    the zero points of blocks are float32. Raises ``ValueError`` as :func:`quantize_linear` does.
     """
     from tvm import relax
 
     x = inputs[0]
     if dtype_of(x) not in (*_INTEGERS, "int32"):
         raise ValueError(f"what is dequantised must be integers of at most 16 bits or int32, got {dtype_of(x)}")
-    given = _parameters(bb, x, inputs, attrs, dtype_of(x), positive=not attrs.get("block_size"))
+    zeros = "float32" if attrs.get("fractional") else dtype_of(x)
+    given = _parameters(bb, x, inputs, attrs, zeros, positive=not attrs.get("block_size"))
     if dtype_of(inputs[1]) == "bfloat16":
         given = _as_blocks(x, given)
+    x, cut = _whole_blocks(bb, x, given)
     wanted = _type_named(attrs["output_dtype"]) if attrs.get("output_dtype") else dtype_of(inputs[1])
     if wanted not in _FLOATS:
         raise ValueError(f"the result must be one of {', '.join(_FLOATS)}, got {wanted}")
     if given.block and attrs.get("table"):
         result = _looked_up_blocks(bb, x, given, np.array(attrs["table"], "float32"))
     elif given.block:
-        narrow = wanted == dtype_of(inputs[1]) and _exact(x, given, wanted)
+        narrow = wanted == dtype_of(inputs[1]) and zeros != "float32" and _exact(x, given, wanted)
         result = _dequantised_blocks(bb, x, given, wanted if narrow else "float32")
     else:  # which relax does not say of bfloat16
         made = wanted if wanted == "float16" else "float32"
         result = bb.normalize(relax.op.dequantize(x, given.scale, given.zero_point, given.axis, made))
+    result = cut(result)
     return result if dtype_of(result) == wanted else relax.op.astype(result, wanted)
 
 
@@ -223,9 +227,9 @@ def _check_shape(shape: list[int], scale: list[int], axis: int, block: int) -> N
             raise ValueError(f"its scale must have one element, or the {shape[axis]} of axis {axis}, "
                              f"got the shape {scale}")
         return
-    if block < 0 or shape[axis] % block:
-        raise ValueError(f"its block_size must divide the {shape[axis]} elements of axis {axis}, got {block}")
-    wanted = [extent // block if i == axis else extent for i, extent in enumerate(shape)]
+    if block < 0:
+        raise ValueError(f"its block_size must not be negative, got {block}")
+    wanted = [-(-extent // block) if i == axis else extent for i, extent in enumerate(shape)]
     if scale != wanted:
         raise ValueError(f"its scale must have one element a block, the shape {wanted}, got {scale}")
 
@@ -267,6 +271,23 @@ def _blocks(shape: Sequence[int], axis: int, block: int) -> tuple[list[int], lis
     """The shapes of the data with an axis for the blocks and one inside of them, and of one number for each block."""
     counts = [*shape[:axis], shape[axis] // block]
     return [*counts, block, *shape[axis + 1:]], [*counts, 1, *shape[axis + 1:]]
+
+
+def _whole_blocks(bb: Any, x: Any, given: _Parameters) -> tuple[Any, Callable[[Any], Any]]:
+    """``x`` with zeros up to whole blocks, since the last may be shorter, and what cuts the result to its shape."""
+    from tvm import relax
+
+    shape = [int(extent) for extent in x.ty.shape]
+    more = -shape[given.axis] % given.block if given.block else 0
+    if not more:
+        return x, lambda result: result
+    widths = [(0, more if axis == given.axis else 0) for axis in range(len(shape))]
+    array = array_of(x)
+    whole = relax.const(np.pad(array, widths)) if array is not None else bb.normalize(
+        relax.op.nn.pad(x, [width for pair in widths for width in pair], pad_value=0))
+    axes = list(range(len(shape)))
+    return whole, lambda result: bb.normalize(
+        relax.op.strided_slice(bb.normalize(result), axes, [0] * len(shape), shape))
 
 
 def _beside(bb: Any, x: Any, given: _Parameters, dtype: str = "float32") -> tuple[Any, Any, Any]:

@@ -1,16 +1,16 @@
-"""Products of float32 with weights of 4 or 8 bits, which become float32 in registers, and the packing of such weights.
+"""Products of float32 with weights of 2, 4 or 8 bits, made float32 in registers, and the packing of such weights.
 
 A weight is ``(integer - zero) * scale`` with a scale, and where it is not zero a zero point, for each column and each
 block of rows. So a block's part of a sum is ``scale * (sum(x * integer) - zero * sum(x))``: scales and zero points are
 taken once for each block, not for each weight.
 
-Integers lie in fields of 32-bit words, of 8 rows one word for 4 bits, of 4 rows for 8 bits, the first row in the lowest
-bits. Words and scales lie in panels of :data:`PANEL` columns that a register tile reads in one stream.
+Integers lie in fields of 32-bit words, of 16, 8 or 4 rows one word, the first row in the lowest bits. Words and scales
+lie in panels of :data:`PANEL` columns that a register tile reads in one stream.
 
-Those of 4 bits are kept as they are in their place: a mask leaves ``integer * 2**(4 * row)``, which float32 holds
-exactly, and the activation that it meets is multiplied by ``2**-(4 * row)`` beforehand. A mask, a conversion and a
-multiply-add are all that a vector of weights takes. For that they and their zero points are unsigned, moved by half of
-their range. Moved by 128, small integers of 8 bits would lose digits: these stay signed and take two shifts.
+Those of 2 and 4 bits are kept as they are in their place: a mask leaves ``integer * 2**(bits * row)``, which float32
+holds exactly, and the activation that it meets is multiplied by ``2**-(bits * row)`` beforehand. A mask, a conversion
+and a multiply-add are all that a vector of weights takes. For that they and their zero points are unsigned, moved by
+half of their range. Moved by 128, small integers of 8 bits would lose digits: these stay signed and take two shifts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rows_of_word(bits: int) -> int:
 
 def moved_by(bits: int) -> int:
     """What is added to integers of ``bits`` bits and to their zero points."""
-    return 8 if bits == 4 else 0
+    return 1 << (bits - 1) if bits < 8 else 0
 
 
 def pack_columns(array: np.ndarray) -> np.ndarray:

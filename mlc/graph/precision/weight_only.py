@@ -1,10 +1,11 @@
-"""Products with weights of 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
+"""Products with weights of 2, 4 or 8 bits that have a scale for each block: the integers stay what is read from memory.
 
 ``matmul(x, dequantise(W))``   -->   ``dense_weight_only(x, words of W, scales, zero points)``
 
 ``dequantise`` is what importers make of constant integers with a scale for each column, or for each column and block
-of rows: a ``dequantize``, or its arithmetic on blocks, transposed and cut where the model does so. Each weight is
-``(integer - zero) * scale``, rounded to float32 once, as the model says; only the order of the sum is the kernel's.
+of rows: a ``dequantize``, or its arithmetic on blocks or on every number, transposed and cut where the model does so.
+Each weight is ``(integer - zero) * scale``, rounded to float32 once, as the model says; only the order of the sum is
+the kernel's.
 
 Where the model allows activations of 8 bits (:mod:`mlc.frontend.accuracy`), the options integers and the target has
 dot products for them, the activations are rounded too:
@@ -44,7 +45,7 @@ __all__ = ["WeightOnlyProducts"]
 
 #: rows of a block at least: smaller ones have more bytes of scales than of integers
 _SMALLEST_BLOCK = 16
-_BITS = (4, 8)
+_BITS = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +67,24 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A product's tensor expression, how it packs weights, and how far it moves integers of so many bits."""
+    """A product's tensor expression, how it packs weights, how far it moves integers of so many bits, and the fewest
+    bits that it reads."""
 
     product: Callable[..., te.Tensor]
     pack: Callable[[np.ndarray, int, int], np.ndarray]
     moved: Callable[[int], int]
+    least: int
 
 
-_EXACT = _Kernel(dense_weight_only, pack_words, moved_by)
-_DIGITS = _Kernel(dense_digits, pack_bytes, half_range)
-_ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range)
+_EXACT = _Kernel(dense_weight_only, pack_words, moved_by, 2)
+_DIGITS = _Kernel(dense_digits, pack_bytes, half_range, 4)
+_ROUNDED = _Kernel(dense_rounded, pack_bytes, half_range, 4)
 
 _Bound = Mapping[relax.Var, relax.Expr]
 
 
 def WeightOnlyProducts(target: Target, options: CompileOptions = DEFAULT_OPTIONS) -> tvm.transform.Pass:
-    """Module pass: products of float32 with constants of 4 or 8 bits read the integers."""
+    """Module pass: products of float32 with constants of 2, 4 or 8 bits read the integers."""
 
     @tvm.transform.module_pass(opt_level=0, name="WeightOnlyProducts")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -104,10 +107,13 @@ def _changed(mod: tvm.IRModule, target: Target, options: CompileOptions) -> tvm.
         weight, rows = found[var], prod(shape_of(var)[:-1])
         if not options.integers:
             return _EXACT
-        if level_of(var.name, mod["main"].attrs) >= INT8 and has_rounded(target, _bits(weight)):
+        bits = _bits(weight)
+        if level_of(var.name, mod["main"].attrs) >= INT8 and has_rounded(target, max(bits, _ROUNDED.least)):
             return _ROUNDED
+        if rows == 1 and bits < _DIGITS.least:  # the bytes are all that counts
+            return _EXACT
         block = min(weight.block[0], weight.integers.shape[0])
-        return _DIGITS if has_digits(target, _bits(weight), rows, block) else _EXACT
+        return _DIGITS if has_digits(target, max(bits, _DIGITS.least), rows, block) else _EXACT
 
     def change(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr:
         if var not in found:
@@ -136,7 +142,7 @@ def _product(
             primfunc_name_hint="dense_lookup",
         ))
     else:
-        bits = _bits(weight)
+        bits = max(_bits(weight), kernel.least)
         moved = weight.zero.astype(np.float32) + kernel.moved(bits)
         zero = constant(pack_columns(moved)) if weight.zero.any() else None
         result = builder.emit(builder.call_te(
@@ -178,12 +184,20 @@ def _of_product(value: relax.Expr, bound: _Bound) -> _Weight | None:
 
 
 def _centred(weight: _Weight) -> _Weight:
-    """With signed integers: unsigned ones of the fewest bits move by half of their range, with their zero points."""
+    """With signed integers: unsigned ones of the fewest bits move by half of their range, with their zero points. What
+    had its zero points taken off may need more bits than are left of it where each block moves by itself."""
     integers = weight.integers.astype(np.int32)
-    shift = 0
     if weight.integers.dtype.kind == "u":
-        shift = next(half for bits in _BITS if _fits(integers - (half := 1 << (bits - 1)), bits))
-    return replace(weight, integers=integers - shift, zero=weight.zero - shift)
+        half = next(half for bits in _BITS if _fits(integers - (half := 1 << (bits - 1)), bits))
+        return replace(weight, integers=integers - half, zero=weight.zero - half)
+    begins = np.arange(0, len(integers), weight.block[0])
+    least, most = (reduce.reduceat(integers, begins, axis=0) for reduce in (np.minimum, np.maximum))
+    bits = next((bits for bits in _BITS if (most - least).max() < 1 << bits), 8)
+    if _fits(integers, bits) or weight.zero.any():
+        return replace(weight, integers=integers)
+    shift = least + (1 << (bits - 1))
+    moved = integers - np.repeat(shift, weight.block[0], axis=0)[: len(integers)]
+    return replace(weight, integers=moved, zero=weight.zero - shift)
 
 
 def _weight(expr: relax.Expr, bound: _Bound) -> _Weight | None:
@@ -191,13 +205,44 @@ def _weight(expr: relax.Expr, bound: _Bound) -> _Weight | None:
     if (call := _call(expr, bound, "dequantize")) is not None:
         return _dequantised(call, bound)
     if (call := _call(expr, bound, "reshape")) is not None:
-        return _in_blocks(call, bound)
+        return _weight(call.args[0], bound) if shape_of(call.args[0]) == shape_of(call) else _in_blocks(call, bound)
     if (call := _call(expr, bound, "permute_dims")) is not None:
         inner = _weight(call.args[0], bound)
         return inner.transposed if inner is not None and permutation(call) == [1, 0] else inner
     if (call := _call(expr, bound, "strided_slice")) is not None:
         return _cut(call, _weight(call.args[0], bound))
+    return _scaled(expr, bound)
+
+
+def _product_of(expr: relax.Expr, bound: _Bound) -> tuple[relax.Expr, np.ndarray] | None:
+    """The sides of a product with a constant of float32."""
+    if (call := _call(expr, bound, "multiply")) is None:
+        return None
+    for side, other in (call.args, reversed(call.args)):
+        scale = array_of(other)
+        if scale is not None and scale.dtype == np.float32:
+            return side, scale
     return None
+
+
+def _scaled(expr: relax.Expr, bound: _Bound) -> _Weight | None:
+    """``float(integers) * scale`` with a scale for each number, which those of a block have in common."""
+    found = _product_of(expr, bound)
+    cast = _call(found[0], bound, "astype") if found is not None else None
+    integers = _integers(cast.args[0], bound) if cast is not None else None
+    if found is None or integers is None or integers.ndim != 2 or not integers.size:
+        return None
+    scale = np.broadcast_to(found[1], integers.shape)
+    rows, columns = (_repeated(each) for each in (scale, scale.T))
+    block = (rows, 1) if rows >= columns else (1, columns)
+    each = np.ascontiguousarray(scale[:: block[0], :: block[1]])
+    return _Weight(integers, each, np.zeros(each.shape, np.float32), block)
+
+
+def _repeated(array: np.ndarray) -> int:
+    """The length of the parts that the rows come in, all alike in each."""
+    changes = 1 + np.flatnonzero((array[1:] != array[:-1]).any(axis=1))
+    return int(np.gcd.reduce([len(array), *changes]))
 
 
 def _call(expr: relax.Expr, bound: _Bound, name: str) -> relax.Call | None:
@@ -234,18 +279,16 @@ def _dequantised(call: relax.Call, bound: _Bound) -> _Weight | None:
 def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
     """``reshape((float(reshape(integers)) - zero) * scale)`` as importers write blocks: the integers have an axis for
     the blocks and one behind it for what is in them."""
-    shape, scaled = shape_of(call), _call(call.args[0], bound, "multiply")
-    if len(shape) != 2 or scaled is None:
+    shape, found = shape_of(call), _product_of(call.args[0], bound)
+    if len(shape) != 2 or found is None:
         return None
-    wide, scale = scaled.args[0], array_of(scaled.args[1])
-    zero: np.ndarray | None = np.zeros((1, 1, 1), np.int64)
+    wide, scale = found
+    zero: np.ndarray | None = np.zeros((1, 1, 1), np.float32)
     if (moved := _call(wide, bound, "subtract")) is not None:
         wide, zero = moved.args[0], array_of(moved.args[1])
     cast = _call(wide, bound, "astype")
     integers, table = (_integers(cast.args[0], bound), None) if cast is not None else _codes(wide, bound)
-    if integers is None or scale is None or zero is None or integers.ndim != 3 or scale.ndim != 3:
-        return None
-    if scale.dtype != np.float32 or not np.array_equal(zero, np.rint(zero)):
+    if integers is None or zero is None or integers.ndim != 3 or scale.ndim != 3:
         return None
     whole, blocks = integers.shape, scale.shape
     axis = next((a for a in (0, 1) if _joined(whole, a) == shape and blocks == (*whole[: a + 1], 1, *whole[a + 2 :])),
@@ -254,7 +297,7 @@ def _in_blocks(call: relax.Call, bound: _Bound) -> _Weight | None:
         return None
     counts = _joined(blocks, axis)
     block = tuple(extent // count for extent, count in zip(shape, counts, strict=True))
-    zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.int64)
+    zero = np.broadcast_to(zero, blocks).reshape(counts).astype(np.float32)
     return _Weight(integers.reshape(shape), scale.reshape(counts), zero, (block[0], block[1]), table)
 
 

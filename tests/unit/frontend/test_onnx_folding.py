@@ -232,3 +232,14 @@ def test_a_function_of_constants():
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     (found,) = run(load_model(model), {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("operator", "wanted"), [("Squeeze", (3, 4)), ("Unsqueeze", (1, 1, 3, 4)),
+                                                  ("ReduceSum", (1, 3, 4)), ("ReduceMax", (1, 3, 4))])
+def test_one_axis_without_an_axis_of_its_own(operator, wanted):
+    """Which is not that there are none: a sum over all of them."""
+    node = helper.make_node(operator, ["x", "a"], ["y"])
+    model = build([node], {"x": (1, 3, 4)}, {"y": wanted}, {"a": np.int64(0)}, opset=18)
+    x = np.random.default_rng(0).standard_normal((1, 3, 4)).astype("float32")
+    (found,) = run(load_model(model), {"x": x})
+    np.testing.assert_array_equal(found, x.reshape(wanted))

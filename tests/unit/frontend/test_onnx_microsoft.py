@@ -181,11 +181,10 @@ def test_products_of_integers_in_float32(w_type: str) -> None:
 
 
 def _packed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Along the last axis, two numbers of 4 bits a byte, the first in the low half."""
-    if bits == 8:
-        return numbers
-    even = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, numbers.shape[-1] % 2)])
-    return even[..., ::2] | even[..., 1::2] << 4
+    """Along the last axis, as many numbers as a byte holds, the first in the lowest bits."""
+    each = 8 // bits
+    whole = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % each)])
+    return sum(whole[..., place::each] << bits * place for place in range(each)).astype("uint8")
 
 
 def _blocks_case(bits: int, block: int, length: int, zeros: str) -> Case:
@@ -209,7 +208,7 @@ def _blocks_case(bits: int, block: int, length: int, zeros: str) -> Case:
 
 @pytest.mark.parametrize("zeros", ["", "packed", "float"])
 @pytest.mark.parametrize(("block", "length"), [(16, 64), (32, 96), (32, 40)])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_weights_in_blocks(bits: int, block: int, length: int, zeros: str) -> None:
     case = _blocks_case(bits, block, length, zeros)
     np.testing.assert_allclose(_numbers(case), case.wanted(), rtol=1e-5, atol=1e-5)
@@ -262,6 +261,7 @@ def test_weights_in_tables(kind: int, rows: int, columns: int, turned: int) -> N
     ({"b": np.zeros(15, "uint8")}, r"B must be uint8 of \[96\] for 6 rows of 32 numbers, got uint8 of \[15\]"),
     ({"m": np.ones(11, "float32")}, r"absmax must be of \[12\], one for each block, got \[11\]; quantise"),
     ({"m": np.full(12, np.inf, "float32")}, "absmax must be finite, got inf; quantise the weights again"),
+    ({"N": -6, "K": -32}, "N and K must be at least 1, got -6 and -32; quantise the weights again"),
     ({"quant_type": 2}, "quant_type must be 0 or 1, got 2; quantise the weights again"),
     ({"block_size": 24}, "block_size must be a power of two of at least 16, got 24; quantise it again"),
     ({"block_size": None}, "its inputs and attributes must be those of the operator .*; export the model again"),
@@ -462,9 +462,12 @@ def _blocks_model(changed: Mapping[str, Any]) -> Any:
     ({"s": np.ones(11, "float32")}, r"one scale for each of \[6, 2\] blocks, got \[11\]"),
     ({"z": np.zeros(7, "uint8")}, r"zero_points must be of \[6, 1\] bytes.*got \[7\]"),
     ({"z": np.zeros((6, 3), "float32")}, r"zero_points must be of \[6, 2\], one for each block, got \[6, 3\]"),
-    ({"bits": 3}, "bits must be 4 or 8, got 3"),
+    ({"bits": 3}, "bits must be 2, 4 or 8, got 3"),
     ({"block_size": 24}, "block_size must be a power of two of at least 16, got 24"),
     ({"s": np.full(12, np.inf, "float32")}, "its scale must be finite, got inf"),
+    ({"z": np.full((6, 2), np.nan, "float32")}, "zero_points must be finite"),
+    ({"N": -6}, "N and K must be at least 1, got -6 and 64"),
+    ({"K": 0}, "N and K must be at least 1, got 6 and 0"),
     ({"g": np.arange(64, dtype="int32")[::-1] // 32}, "g_idx must be left out"),
 ])
 def test_weights_that_do_not_fit(changed: Mapping[str, Any], message: str) -> None:

@@ -102,6 +102,22 @@ def test_a_scale_for_each_block(axis: int, zero: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_last_block_that_is_shorter(axis: int) -> None:
+    """As onnxruntime's quantiser writes it where a block does not divide; ONNX's evaluator refuses it."""
+    rng, block = np.random.default_rng(21), 4
+    x = (rng.standard_normal((10, 7)) * 30).astype("float32")
+    shape = [-(-n // block) if i == axis else n for i, n in enumerate(x.shape)]
+    constants = {"s": rng.uniform(0.1, 0.5, shape).astype("float32"), "z": extremes(rng, shape, "int8")}
+    scale, zero = (np.take(np.repeat(a, block, axis=axis), range(x.shape[axis]), axis) for a in constants.values())
+    model = _quantise(x, constants, "int8", axis=axis, block_size=block)
+    wanted = np.clip(np.rint(x / scale) + zero, -128, 127)
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+    whole = extremes(rng, x.shape, "int8")
+    back = _dequantise(whole, constants, "float32", axis=axis, block_size=block)
+    np.testing.assert_array_equal(imported_numbers(back, {"x": whole})[0], (whole - zero.astype("float32")) * scale)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_of_16_bit_numbers(dtype: Any) -> None:
     """The quotient is rounded to 16 bits before it is rounded to an integer; a product is once."""
@@ -383,7 +399,8 @@ _IMAGE = np.zeros((2, 6, 4), "float32")
     (np.ones(6, "float32"), np.zeros(6, "uint8"), {"axis": 3}, "axis must be from -3 to 2, got 3"),
     (np.ones(6, "float32"), np.zeros(6, "uint8"), {"axis": -4}, "axis must be from -3 to 2, got -4"),
     (np.ones(6, "float32"), np.zeros(3, "uint8"), {}, r"zero point must have the shape of its scale, \[6\], got \[3\]"),
-    (np.ones((2, 3, 4), "float32"), np.zeros((2, 3, 4), "uint8"), {"block_size": 4}, "block_size must divide the 6"),
+    (np.ones((2, 3, 4), "float32"), np.zeros((2, 3, 4), "uint8"), {"block_size": 4}, r"a block, the shape \[2, 2, 4\]"),
+    (np.ones((2, 3, 4), "float32"), np.zeros((2, 3, 4), "uint8"), {"block_size": -2}, "must not be negative, got -2"),
     (np.ones((2, 2, 4), "float32"), np.zeros((2, 2, 4), "uint8"), {"block_size": 2}, r"one element a block"),
 ])
 def test_bad_parameters(scale: Any, zero_point: Any, attributes: dict[str, Any], message: str) -> None:
@@ -393,6 +410,20 @@ def test_bad_parameters(scale: Any, zero_point: Any, attributes: dict[str, Any],
         with pytest.raises(ModelError, match=message) as caught:
             load_model(model)
         assert "\n" not in str(caught.value)
+
+
+def test_padding_with_a_dequantised_number() -> None:
+    """Its number must be known: it is no weight whose width would be lost."""
+    x = np.random.default_rng(22).standard_normal((2, 3)).astype("float32")
+    nodes = [helper.make_node("DequantizeLinear", ["v", "s", "z"], ["d"]),
+             helper.make_node("Pad", ["x", "p", "d"], ["y"])]
+    constants = {"v": np.array(7, "int8"), "s": np.float32(0.3), "z": np.array(-4, "int8"), "p": np.array([0, 1, 0, 2])}
+    model = model_of(nodes, {"x": x}, constants, {"y": ("float32", 2)})
+    wanted = np.pad(x, ((0, 0), (1, 2)), constant_values=np.float32(11) * np.float32(0.3))
+    np.testing.assert_array_equal(imported_numbers(model, {"x": x})[0], wanted)
+    constants["z"] = np.array(4, "uint8")
+    with pytest.raises(ModelError, match="type of what is quantised, int8, got uint8"):
+        load_model(model_of(nodes, {"x": x}, constants, {"y": ("float32", 2)}))
 
 
 def test_zero_points_of_a_wrong_type() -> None:

@@ -1,4 +1,4 @@
-"""Products of float32 with weights of 4 and 8 bits: packed, and unpacked in registers or in panels."""
+"""Products of float32 with weights of 2, 4 and 8 bits: packed, and unpacked in registers or in panels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     each, half = rows_of_word(bits), 1 << (bits - 1)
     flat = words.astype(np.int64).transpose(1, 0, 2).reshape(words.shape[1], -1) % (1 << 32)
     fields = np.stack([flat // (1 << bits * row) % (1 << bits) for row in range(each)], 1)
-    signed = fields - half if bits == 4 else (fields + half) % (1 << bits) - half
+    signed = fields - half if bits < 8 else (fields + half) % (1 << bits) - half
     return signed.reshape(-1, flat.shape[1])
 
 
@@ -36,7 +36,7 @@ def _case(
     name: str, bits: int, block: int, rows: tuple[int, ...], k: int, n: int, zero: bool = False, bias: bool = False
 ) -> Case:
     def product(x: np.ndarray, words: np.ndarray, scale: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        zeros = np.repeat(columns(others[0]) - (8 if bits == 4 else 0), block, 0)[:k] if zero else 0.0
+        zeros = np.repeat(columns(others[0]) - (1 << bits - 1 if bits < 8 else 0), block, 0)[:k] if zero else 0.0
         weight = (_unpacked(words, bits)[:k] - zeros) * np.repeat(columns(scale), block, 0)[:k]
         return np.maximum(x @ weight + others[-1], 0) if bias else x @ weight
 
@@ -60,11 +60,14 @@ class TestWeightOnly(SpaceContract):
         _case("many rows of 8 bits, zero points", 8, 32, (33,), 96, 64, zero=True, bias=True),
         _case("a sum that ends within a word and a block", 4, 32, (2,), 203, 32, zero=True),
         _case("more than the second cache", 4, 32, (24,), 4096, 64),
+        _case("a row of 2 bits", 2, 32, (1,), 256, 96, zero=True),
+        _case("rows of 2 bits, ragged", 2, 16, (7,), 203, 64, bias=True),
         _case("blocks that are no whole vectors", 8, 36, (3,), 144, 96, zero=True),
     )
 
 
-@pytest.mark.parametrize(("bits", "block", "padded"), [(4, 203, 208), (4, 32, 224), (8, 203, 204), (8, 36, 216)])
+@pytest.mark.parametrize(("bits", "block", "padded"), [
+    (2, 203, 208), (4, 203, 208), (4, 32, 224), (8, 203, 204), (8, 36, 216)])
 def test_packing_and_unpacking_are_inverse(bits: int, block: int, padded: int) -> None:
     """Columns are filled up to whole panels, rows to whole words of one block or to whole blocks."""
     rng = np.random.default_rng(bits)
@@ -95,12 +98,13 @@ X86 = "x86" in str(tvm.target.codegen.llvm_get_system_triple())
 
 @pytest.mark.skipif(not X86, reason="the instructions are x86's")
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) -> None:
     """A vector of weights costs a mask or a shift (of bytes two shifts), a conversion and a multiply-add, and no way
     through memory."""
     target = resolve(level, threads=CORES).tvm
-    func = _case("", bits, 32, (1,), 1024, 1024).func()
+    block = 32 if bits > 2 else 64  # of more words than are unrolled
+    func = _case("", bits, block, (1,), 1024, 1024).func()
     seed = next(iter(GEMM_WEIGHT_ONLY.seeds(func, target)))
     sch = schedule_with(GEMM_WEIGHT_ONLY, func, target, seed)
     assembly = tvm.compile(sch.mod, target=target, tir_pipeline=PIPELINE).mod.inspect_source("s")
@@ -111,9 +115,9 @@ def test_a_word_is_loaded_once_and_unpacked_in_registers(bits: int, level: str) 
     each = rows_of_word(bits)
     assert count["cvtdq2ps"] == count["fmadd"] >= 2 * each
     rows, masks = count["fmadd"] // each, count["fmadd"] - count["fmadd"] // each
-    wanted = {"p?and": masks, "psrld": rows} if bits == 4 else {"psrad": count["fmadd"], "pslld": masks}
+    wanted = {"p?and": masks, "psrld": rows} if bits < 8 else {"psrad": count["fmadd"], "pslld": masks}
     assert {name: found for name in ("p?and", "psrld", "psrad", "pslld") if (found := count[name])} == wanted
-    lines = 32 * PANEL * bits // 8 // 64
+    lines = block * PANEL * bits // 8 // 64
     assert len(re.findall(r"\tprefetch", assembly)) == seed["n"] // PANEL * lines, "a block fetches what one reads"
     assert not count["mul"], "scales wait for the end of a block"
     stored = len(re.findall(r"mov\w*\s+%[xyz]mm\d+, .*\(%rsp", loop))
