@@ -247,7 +247,6 @@ def test_recurrent_layers_of_a_free_number_of_steps(operator: str, result: str, 
     _check(_model(shape, body, weights), shape, ({"n": 1}, {"n": 7}, {"n": 40}))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("operator", "batch", "direction"), [
     ("LSTM", "b", "bidirectional"), ("LSTM", 2, "forward"), ("GRU", "b", "bidirectional"), ("GRU", "b", "reverse"),
     ("RNN", 3, "reverse"), ("RNN", "b", "forward"),
