@@ -8,6 +8,8 @@ PYTEST := $(BIN)/python -m pytest
 # Tests run in a process for each core, then those that need the machine for themselves. Python's processes of this suite
 # take 1 to 2 GiB each.
 BESIDE := -n auto --maxprocesses 8 --dist worksteal
+# To collect all tests takes half a minute; of those that run alone there are a dozen files.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # PyTorch goes first and alone, so that a CPU wheel that pip is configured to find wins over the CUDA one.
 TORCH = $(shell sed -n 's/^ *\(torch==[^ ]*\)$$/\1/p' setup.cfg)
 # how long `make demo` tunes
@@ -85,11 +87,11 @@ lint: $(STAMP)
 
 test: lint
 	@$(PYTEST) $(BESIDE) -m "not slow and not alone"
-	@$(PYTEST) -m "not slow and alone"
+	@$(PYTEST) -m "not slow and alone" $(ALONE)
 
 test-all: lint
 	@$(PYTEST) $(BESIDE) -m "not alone"
-	@$(PYTEST) -m "alone"
+	@$(PYTEST) -m "alone" $(ALONE)
 
 test-machines: $(STAMP)
 	@$(BIN)/python -m tests.machines

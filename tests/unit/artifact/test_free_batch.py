@@ -53,7 +53,7 @@ def test_winograd_is_right_at_every_batch(operators: list[str]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=str(batch))
 
 
-@pytest.mark.parametrize("size", [28, 56])
+@pytest.mark.parametrize("size", [pytest.param(28, marks=pytest.mark.slow), 56])
 @pytest.mark.filterwarnings("error")  # TVM finds extents beyond 32 bits where it knows no range of the batch
 def test_first_schedule_of_winograd_compiles(size: int) -> None:
     proto = _network(["bias+relu"], 64, size)

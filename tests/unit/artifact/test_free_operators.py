@@ -211,6 +211,7 @@ def test_windows_of_a_free_batch_divide_by_what_lies_inside() -> None:
     _check(_model(shape, body), shape, _ROWS, "x86-64-v2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("operator", "attributes", "ways"), [
     ("LSTM", "", 1), ("GRU", "", 1), ("GRU", ", linear_before_reset=1", 1), ("RNN", ', direction="bidirectional"', 2),
 ])
@@ -221,6 +222,7 @@ def test_recurrent_layers_of_a_free_batch(operator: str, attributes: str, ways: 
     _check(_model(shape, body, weights), shape, _ROWS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operator", _RECURRENT)
 def test_sequences_of_several_lengths_in_a_free_batch(operator: str) -> None:
     """Of random lengths from 0 to 5: as many as there are first features above 0."""

@@ -41,6 +41,7 @@ def _check(model: onnx.ModelProto, shape: Sequence[str | int], shapes: str, size
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("operator", "stride", "direction"), [
     ("LSTM", 4, "forward"), ("LSTM", 2, "bidirectional"), ("GRU", 3, "reverse"), ("RNN", 2, "forward"),
 ])

@@ -52,7 +52,9 @@ def fired(decision: Decision) -> set[str]:
     return set().union(*(candidate.rules for candidate in decision.found.candidates))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow if name == "repvgg_training" else ()) for name in NETWORKS
+])
 def test_rules_fire_at_a_free_batch_and_every_batch_is_right(name: str) -> None:
     proto = free_batch(NETWORKS[name]())
     _, pinned = compiled(proto, "4")

@@ -140,6 +140,12 @@ def searched(mod: tvm.IRModule, **options: int) -> Found:
     return search(prepared(mod), PATTERNS, CPU.tvm, Options(**options))
 
 
+@cache
+def found_of(name: str) -> Found:
+    """What a whole search finds for a network. The recurrent one takes ten seconds, of which HiGHS takes nine."""
+    return searched(NETWORKS[name]())
+
+
 @pytest.mark.parametrize("hand", RULES, ids=lambda each: each.name)
 def test_the_rules_of_these_tests_are_proved(hand: Rule) -> None:
     assert isinstance(prove(hand), Proved)
@@ -167,7 +173,7 @@ def test_every_candidate_computes_the_same(name: str, largest: int) -> None:
 
 @pytest.mark.parametrize(("name", "products"), [("inception", 5), ("recurrent", 12)])
 def test_products_are_merged(name: str, products: int) -> None:
-    found = searched(NETWORKS[name]())
+    found = found_of(name)
 
     def count(graph_module: tvm.IRModule) -> int:
         return sum(o in ("matmul", "nn.conv2d") for o in operators(graph_module))
@@ -364,7 +370,7 @@ def test_equal_layers_are_equal_regions() -> None:
 
 
 def test_pipeline_takes_what_is_faster_and_switched_off_nothing() -> None:
-    mod, decisions = recurrent(steps=2, width=32), list[Decision]()
+    mod, decisions = recurrent(steps=1, width=32), list[Decision]()
     plain = optimise(mod, CPU)
     taken = optimise(mod, CPU, substitutions=Substitutions(PATTERNS, QUICK, notify=decisions.append))
     (decision,) = decisions
@@ -372,7 +378,7 @@ def test_pipeline_takes_what_is_faster_and_switched_off_nothing() -> None:
     assert decision.chosen > 0
     calls = [sum(t.weight for t in extract_tasks(each, CPU)) for each in (plain, taken)]
     assert calls[1] < calls[0]
-    x = [np.random.default_rng(0).standard_normal(s).astype("float32") for s in ((2, 32), (1, 32), (1, 32))]
+    x = [np.random.default_rng(seed).standard_normal((1, 32)).astype("float32") for seed in range(3)]
     np.testing.assert_allclose(evaluate(taken, *x)[0], evaluate(plain, *x)[0], atol=1e-5)
 
 
