@@ -29,13 +29,13 @@ def own_random_numbers(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 #: of a function of more than so many cases, ``make test`` runs one of so many, but never fewer than that
-_MANY, _ONE_OF = 4, 3
+_MANY, _ONE_OF = 2, 4
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which cases are left to ``make test-all``: of a function marked ``sampled(every)`` all but the first of each
-    ``every``, of any other one with many cases two thirds.
+    ``every``, of any other one with many cases most.
 
     The latter are drawn by their names, so that a case runs, or does not, whatever else is collected, and neither the
     innermost nor the outermost parameter decides. Another ``MLC_TEST_SAMPLE`` draws others.
