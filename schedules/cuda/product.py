@@ -19,6 +19,7 @@ from schedules.analysis import describe, linear_offset, loads, remembered, uses,
 from schedules.cuda.common import scratch
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.cuda.emit import i64, substituted
+from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision
 
 __all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plain", "product_of"]
@@ -84,11 +85,11 @@ class Operand:
 @dataclass(frozen=True)
 class Product:
     """``batch`` products of ``a`` ``[m, k]`` and ``b`` ``[n, k]``, both of ``dtype`` and added up in float32, and what
-    is stored of each sum."""
+    is stored of each sum. Of a convolution ``m`` are pixels, and ``a`` is the image that windows of it are rows of."""
 
     contraction: Contraction
     dtype: str
-    a: Operand
+    a: Operand | Image
     b: Operand
     sums: tirx.Buffer
     result: tirx.BufferStore
@@ -173,7 +174,8 @@ def product_of(func: tirx.PrimFunc) -> Product | None:
     if normal.before or normal.after:
         return None
     out, sums = sch.get(normal.out), sch.get(normal.main).writes[0].source
-    a, b = (_operand(sch, normal.main, role, contraction) for role in (M, N))
+    b = _operand(sch, normal.main, N, contraction)
+    a = _operand(sch, normal.main, M, contraction) or image_of(contraction, func)
     if a is None or b is None or not all(any(p.same_as(each.buffer) for p in func.params) for each in (a, b)):
         return None
     axes = tuple(v.var for v in out.iter_vars)

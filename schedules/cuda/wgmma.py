@@ -21,8 +21,9 @@ from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.hopper import available
 from schedules.cuda.mma import TensorCoreGemm, WarpTile
 from schedules.cuda.mma import estimate as cut_estimate
-from schedules.cuda.product import MARK, Product, marked, plain, product_of
+from schedules.cuda.product import MARK, Operand, Product, marked, plain, product_of
 from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
+from schedules.cuda.windows import WindowGroups
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -162,7 +163,7 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
     rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
     # the blocks of a cluster that have rows read a part each of B's tile from the second cache, and wait for each other
-    helping = min(tile.cluster, ceil_div(product.m, tile.block_m))
+    helping = min(tile.cluster, ceil_div(tile.rows(product), tile.block_m))
     common = tile.block_n * tile.block_k * 2 * (helping - 1) / helping
     copied = (tile.stage_bytes - common) / rate
     late = max(1.0, rate * _LATENCY / (here * (tile.stages - 1) * tile.stage_bytes))
@@ -194,7 +195,7 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
     sch.reorder(*by_role[0], m_o, n_o, *ranks, m_i, n_i)
     at = sch.fuse(*by_role[0], m_o, n_o, *ranks)
-    if grid < tile.tiles(product):
+    if grid < int(sch.get(at).extent):  # a kernel of an image's boxes has more tiles
         rounds, block = sch.split(at, [None, grid])
         sch.reorder(block, rounds)
         sch.bind(block, "blockIdx.x")
@@ -225,4 +226,5 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tile = GroupTile(*numbers)
     if product.results is None:  # a trace may say what no space proposes
         tile = replace(tile, boxed=0)
-    return Warpgroups(func, product, tile, grid).function()
+    groups = Warpgroups if isinstance(product.a, Operand) else WindowGroups
+    return groups(func, product, tile, grid).function()
