@@ -81,7 +81,8 @@ class TensorMap(NamedTuple):
         lists = ", ".join(f"{{{', '.join(map(str, each))}}}" for each in (self.sizes, self.strides, self.box))
         swizzled = "true" if self.swizzled else "false"
         steps = ", ".join(map(str, self.steps or [1] * len(self.sizes)))
-        return f"{{{self.array}_ptr + {self.offset}, {len(self.sizes)}, {self.bytes}, {lists}, {swizzled}, {{{steps}}}}}"
+        first = f"{self.array}_ptr + {self.offset}"
+        return f"{{{first}, {len(self.sizes)}, {self.bytes}, {lists}, {swizzled}, {{{steps}}}}}"
 
 
 def run(

@@ -16,10 +16,10 @@ from tvm import tirx
 from schedules.cuda.emit import i64
 
 __all__ = [
-    "MOST_SPAN", "MOST_STEP", "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at", "available",
-    "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums", "fetch_box",
-    "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers", "store_box",
-    "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
+    "MOST_SPAN", "MOST_STEP", "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at",
+    "available", "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums",
+    "fetch_box", "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers",
+    "store_box", "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
 ]
 
 WARPGROUP = 128

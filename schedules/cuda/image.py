@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,12 @@ from schedules.cuda.contraction import Contraction, K, N
 from schedules.cuda.emit import i64
 from schedules.cuda.hopper import MOST_SPAN, MOST_STEP, SWIZZLE_BYTES
 
-__all__ = ["Boxes", "Image", "image_of"]
+__all__ = ["WIDE", "Boxes", "Image", "image_of"]
 
 #: channels of a pixel that are copied at a time
-_WIDE = SWIZZLE_BYTES // 2
+WIDE = SWIZZLE_BYTES // 2
+#: pixels lie at multiples of so many bytes
+_ALIGNED_BYTES = 16
 #: rows of a warp's slice of results, that are pixels of a box too where they leave in one
 _SLICE = 16
 
@@ -83,6 +84,16 @@ class Image:
         return int(self.buffer.shape[-1])
 
     @property
+    def pieces(self) -> int:
+        """Of a pixel's channels, the last one filled up with zeros."""
+        return ceil_div(self.channels, WIDE)
+
+    @property
+    def depth(self) -> int:
+        """Of a row, zeros that pieces are filled up with included."""
+        return self.window[0] * self.window[1] * self.pieces * WIDE
+
+    @property
     def first(self) -> TensorLoad:
         return tirx.BufferLoad(self.buffer, [i64(0)] * len(self.buffer.shape))
 
@@ -93,7 +104,7 @@ class Image:
         return channels, width, height, n
 
     @property
-    def steps_in_bytes(self) -> tuple[int, ...]:
+    def byte_strides(self) -> tuple[int, ...]:
         channels, width, height, _ = self.sizes
         return 2 * channels, 2 * channels * width, 2 * channels * width * height
 
@@ -203,8 +214,8 @@ def _image(buffer: tirx.Buffer, places: list[list[int]], extents: tuple[int, ...
     def steps(dimension: int) -> dict[int, int]:
         return {i: step for i, step in enumerate(places[dimension][:-1]) if step and extents[i] > 1}
 
-    (n, _, height, width, filters, *window, channels) = extents
-    if extents[1] != 1 or filters < 1 or channels != int(buffer.shape[-1]) or channels % _WIDE:
+    n, _, height, width, _, *window, channels = extents
+    if extents[1] != 1 or channels != int(buffer.shape[-1]) or 2 * channels % _ALIGNED_BYTES:
         return None
     begins = [place[-1] for place in places]
     alone = all(steps(d) == ({i: 1} if extents[i] > 1 else {}) and not begins[d] for d, i in ((0, 0), (4, 7)))

@@ -112,6 +112,11 @@ class Product:
         return self.contraction.size(K)
 
     @property
+    def depth(self) -> int:
+        """Of what is copied along ``k``: of an image, zeros that the channels of each place are filled up with too."""
+        return self.a.depth
+
+    @property
     def result_bytes(self) -> int:
         """Of an element of the result."""
         return int(tvm.runtime.DataType(str(self.result.buffer.dtype)).bits) // 8
@@ -177,6 +182,8 @@ def product_of(func: tirx.PrimFunc) -> Product | None:
     b = _operand(sch, normal.main, N, contraction)
     a = _operand(sch, normal.main, M, contraction) or image_of(contraction, func)
     if a is None or b is None or not all(any(p.same_as(each.buffer) for p in func.params) for each in (a, b)):
+        return None
+    if isinstance(a, Image) and a.depth != b.depth and b.across:  # the channels of a place are a dimension
         return None
     axes = tuple(v.var for v in out.iter_vars)
     if len(axes) != 3 or not isinstance(out.body, tirx.BufferStore):

@@ -26,18 +26,18 @@ from schedules.cuda.emit import Registers, barrier, i32, i64, kernel, loop, stor
 from schedules.cuda.image import Image
 from schedules.cuda.product import Operand, Product
 
-__all__ = ["FEW_REGISTERS", "MANY_REGISTERS", "ROWS", "SLICE_ROWS", "WIDE", "GroupTile", "Warpgroups"]
+__all__ = ["FEW_REGISTERS", "MANY_REGISTERS", "ROWS", "GroupTile", "Warpgroups"]
 
 #: rows and depth of one product
 ROWS, _DEPTH = 64, 16
 #: elements of a swizzled row
-WIDE = hopper.SWIZZLE_BYTES // 2
+_WIDE = hopper.SWIZZLE_BYTES // 2
 #: of a warp's part of the tile at a time: rows, columns, and floats between its rows in shared memory, 8 more than the
 #: banks so that no two rows of a store meet, and 4 more before the lower half, so that no two of a load do
-SLICE_ROWS, _SLICE, _SLICE_STEP, _SLICE_GAP = 16, 32, 40, 4
-_SLICE_FLOATS = SLICE_ROWS * _SLICE_STEP + _SLICE_GAP
+_SLICE_ROWS, _SLICE, _SLICE_STEP, _SLICE_GAP = 16, 32, 40, 4
+_SLICE_FLOATS = _SLICE_ROWS * _SLICE_STEP + _SLICE_GAP
 #: bytes of a box of 16 rows of results, and how many a warp has
-_BOX_BYTES, _BOXES = SLICE_ROWS * hopper.SWIZZLE_BYTES, 2
+_BOX_BYTES, _BOXES = _SLICE_ROWS * hopper.SWIZZLE_BYTES, 2
 #: bytes that a thread stores at once at most
 _PIECE = 16
 _LANES, _WARPS = 32, hopper.WARPGROUP // 32
@@ -133,7 +133,7 @@ class Warpgroups:
         self.ring = tirx.Var("ring", "int32")
         self.full = self.ring + tile.stages * tile.stage_bytes
         self.empty = self.full + 8 * tile.stages
-        self.steps = ceil_div(product.k, tile.block_k)
+        self.steps = ceil_div(product.depth, tile.block_k)
         self.rows = tile.rows(product)
 
     def function(self) -> tirx.PrimFunc:
@@ -151,13 +151,13 @@ class Warpgroups:
                              operand.strides, self._box(operand, rows))
 
     def _encode_results(self, results: Operand) -> list[tirx.Stmt]:
-        box = (WIDE, SLICE_ROWS, 1)[: len(results.sizes)]
+        box = (_WIDE, _SLICE_ROWS, 1)[: len(results.sizes)]
         return hopper.encode(self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype), results.sizes,
                              results.strides, box)
 
     def _box(self, operand: Operand, rows: int) -> tuple[int, ...]:
         """Of a tile of so many rows the piece that is copied at a time, innermost first."""
-        box = (WIDE, (self.tile.block_k if operand.across else rows) // self._shares(operand))
+        box = (_WIDE, (self.tile.block_k if operand.across else rows) // self._shares(operand))
         return (*box, 1) if operand.batch > 1 else box
 
     def _shares(self, operand: Operand | Image) -> int:
@@ -247,7 +247,7 @@ class Warpgroups:
     def _copy(self, side: str, operand: Any, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
         """Begin to copy an operand's tile, box after box."""
         batch, row, depth = at
-        count = (rows if operand.across else self.tile.block_k) // WIDE
+        count = (rows if operand.across else self.tile.block_k) // _WIDE
         size = rows * self.tile.block_k * 2 // count
         shares = self._shares(operand)
         if shares > 1:  # this block's part of each box, for all
@@ -256,7 +256,7 @@ class Warpgroups:
                 (row, depth + part * lines) if operand.across else (row + part * lines, depth))
         copies = []
         for n in range(count):
-            places = (row + n * WIDE, depth) if operand.across else (depth + n * WIDE, row)
+            places = (row + n * _WIDE, depth) if operand.across else (depth + n * _WIDE, row)
             copies.append(hopper.fetch_box(to + n * size, self.maps[side],
                                            (*places, batch) if operand.batch > 1 else places, full, shares))
         return copies
@@ -307,7 +307,7 @@ class Warpgroups:
         """Bytes from a tile's begin to its element ``depth`` along ``k``."""
         if operand.across:
             return depth * hopper.SWIZZLE_BYTES
-        return depth // WIDE * rows * hopper.SWIZZLE_BYTES + depth % WIDE * 2
+        return depth // _WIDE * rows * hopper.SWIZZLE_BYTES + depth % _WIDE * 2
 
     def _row(self, row: Any) -> tuple[Any, Any]:
         """The row of the result that a row of the tiles is, and whether there is one."""
@@ -324,7 +324,7 @@ class Warpgroups:
 
     def _store(self, part: int, batch: Any, row: Any, column: Any, warp: Any, lane: Any) -> tirx.Stmt:
         group = warp // _WARPS
-        first = row + (group * self.tile.parts + part) * ROWS + warp % _WARPS * SLICE_ROWS
+        first = row + (group * self.tile.parts + part) * ROWS + warp % _WARPS * _SLICE_ROWS
         store = self._store_slices if self.results is None else self._store_boxes
         return store(part, batch, first, column, warp, lane)
 
@@ -337,9 +337,9 @@ class Warpgroups:
 
         def made(j: int, pair: Any, i: Any, r: Any) -> tirx.Stmt:
             """Two neighbours of a row of the matrix ``i``, ``r``: 8 columns on, 8 rows on."""
-            at_m, at_n = self._nearest(row + lane // 4 + 8 * r), column + j * WIDE + pair * 16 + i * 8 + lane % 4 * 2
+            at_m, at_n = self._nearest(row + lane // 4 + 8 * r), column + j * _WIDE + pair * 16 + i * 8 + lane % 4 * 2
             at_n = at_n if most_n is None else tirx.min(at_n, i32(most_n - 2))
-            held = i32(part * (tile.block_n // 2) + j * (WIDE // 2)) + pair * 8 + i * 4 + r * 2
+            held = i32(part * (tile.block_n // 2) + j * (_WIDE // 2)) + pair * 8 + i * 4 + r * 2
             return loop(2, lambda e: tirx.BufferStore(
                 self.held, product.made_of((i64(batch), i64(at_m), i64(at_n + e)), self.sums[held + e]),
                 [i * 4 + r * 2 + e]), _VECTORIZED)
@@ -350,16 +350,16 @@ class Warpgroups:
             return [loop(2, lambda i: loop(2, lambda r: made(j, pair, i, r))), hopper.store_matrices(to, self.held)]
 
         def a_box(j: int) -> list[tirx.Stmt]:
-            copy = hopper.store_box(self.maps["c"], self._result_box(batch, row, column + j * WIDE), kept)
+            copy = hopper.store_box(self.maps["c"], self._result_box(batch, row, column + j * _WIDE), kept)
             return [
                 # the other lanes wait for the first one by writing matrices, which a warp does together
                 when(lane == 0, hopper.wait_stores(_BOXES - 1)),
-                loop(WIDE // 16, lambda pair: a_pair(j, pair)),
+                loop(_WIDE // 16, lambda pair: a_pair(j, pair)),
                 hopper.fence_copies(), hopper.meet_warp(),
                 when(lane == 0, tirx.SeqStmt([copy, hopper.commit_stores()])), self._set(self.turn, 1 - self.turn[0]),
             ]
 
-        return tirx.SeqStmt([step for j in range(tile.block_n // WIDE) for step in a_box(j)])
+        return tirx.SeqStmt([step for j in range(tile.block_n // _WIDE) for step in a_box(j)])
 
     def _store_slices(self, part: int, batch: Any, row: Any, column: Any, warp: Any, lane: Any) -> tirx.Stmt:
         """Store a part's sums, slice after slice: a warp's lanes hold 2 neighbours of 8 rows, and store 16 bytes of 4
@@ -407,7 +407,7 @@ class Warpgroups:
         def a_slice(j: Any) -> list[tirx.Stmt]:
             return [
                 loop(_SLICE // 8, lambda i: loop(2, lambda r: put(j, i, r))), meet,
-                loop(SLICE_ROWS * _SLICE // (_LANES * wide), lambda g: take(j, g)),
+                loop(_SLICE_ROWS * _SLICE // (_LANES * wide), lambda g: take(j, g)),
             ]
 
         # the last slice's readers and the next tile's writers are apart by the products between them

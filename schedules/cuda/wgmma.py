@@ -120,12 +120,12 @@ def _tile(decisions: Decisions) -> GroupTile:
 
 @remembered
 def _is_cut(func: tirx.PrimFunc, named: str) -> bool:
-    """Whether a product is better cut along its sum, since its tiles would leave most of the GPU idle: so ``mma.sync``
-    is reckoned faster."""
+    """Whether a product is better cut along its sum, since its tiles would leave most of the GPU idle, or an image's
+    are mostly zeros: so ``mma.sync`` is reckoned faster."""
     target = tvm.target.Target(named)
     product, kind, gpu = _known(func), mma.kind_of(_known(func).dtype, "float32"), gpu_machine(target)
-    cut = next(TensorCoreGemm().seeds(func, target), {"split_k": 1})
-    if cut["split_k"] == 1 or kind is None:
+    cut = next(TensorCoreGemm().seeds(func, target), None)
+    if kind is None or cut is None or (cut["split_k"] == 1 and product.depth == product.k):
         return False
     best = next(WarpgroupGemm().seeds(func, target))
     ours = estimate(_tile(best), bool(best["persistent"]), product, gpu)
@@ -153,7 +153,7 @@ def _misfit(tile: GroupTile, gpu: GpuMachine) -> str | None:
 def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachine, resident: int = 0) -> float:
     """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where too few
     bytes are on the way, times the rounds of blocks. Reckoned from data sheets, not measured."""
-    steps, tiles = ceil_div(product.k, tile.block_k), tile.tiles(product)
+    steps, tiles = ceil_div(product.depth, tile.block_k), tile.tiles(product)
     resident = resident or max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes))
     exact = tiles / gpu.multiprocessors
     here = min(resident, ceil(exact))

@@ -1,7 +1,8 @@
 """Convolutions as products of warpgroups: rows of a tile are windows of the image at a box of pixels.
 
 Of each place of a window a box of the image's pixels is copied, 64 channels of each, as many lines and columns further
-as the place is; what lies outside of the image comes as zeros. So the image is neither padded nor unrolled.
+as the place is; what lies outside of the image comes as zeros. So the image is neither padded nor unrolled. Channels
+that are no multiple of 64 are filled up with zeros, in the image and in the weight.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from tvm import tirx
 
 from schedules.cuda import hopper
 from schedules.cuda.emit import i32
-from schedules.cuda.image import Image
+from schedules.cuda.image import WIDE, Image
 from schedules.cuda.product import Operand, Product
-from schedules.cuda.warpgroups import WIDE, GroupTile, Warpgroups
+from schedules.cuda.warpgroups import GroupTile, Warpgroups
 
 __all__ = ["WindowGroups"]
 
@@ -27,14 +28,21 @@ class WindowGroups(Warpgroups):
         assert isinstance(product.a, Image)
         self.image = product.a
         self.boxes = self.image.boxes(tile.block_m, boxed=bool(tile.boxed))
+        #: whether the channels of a place are filled up to whole pieces, of the weight too
+        self.filled = self.image.depth != product.k
 
     def _encode(self, side: str, operand: Any, rows: int) -> list[tirx.Stmt]:
-        if operand is not self.image:
-            return super()._encode(side, operand, rows)
         image, (images, lines, columns) = self.image, self.boxes.shape
+        if operand is image:
+            return hopper.encode(
+                self.maps[side], tirx.address_of(image.first), self.product.dtype, image.sizes, image.byte_strides,
+                (WIDE, columns, lines, images), (1, *reversed(image.strides), 1))
+        if not self.filled:
+            return super()._encode(side, operand, rows)
         return hopper.encode(
-            self.maps[side], tirx.address_of(image.first), self.product.dtype, image.sizes, image.steps_in_bytes,
-            (WIDE, columns, lines, images), (1, *reversed(image.strides), 1))
+            self.maps[side], tirx.address_of(operand.first), self.product.dtype,
+            (image.channels, image.window[0] * image.window[1], operand.rows),
+            (2 * image.channels, 2 * operand.row_step), (WIDE, 1, rows // self._shares(operand)))
 
     def _encode_results(self, results: Operand) -> list[tirx.Stmt]:
         images, height, width = self.boxes.results
@@ -48,24 +56,34 @@ class WindowGroups(Warpgroups):
         return (self.boxes.pixels + self.tile.block_n) * self.tile.block_k * 2
 
     def _copy(self, side: str, operand: Any, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
-        if operand is not self.image:
+        if operand is not self.image and not self.filled:
             return super()._copy(side, operand, rows, to, at, full)
-        image, (_, row, depth) = self.image, at
-        (n, line, column), per_place = self._pixel(row), image.channels // WIDE
-        places = image.window[0] * image.window[1]
+        _, row, depth = at
+        shares, size = self._shares(operand), rows * hopper.SWIZZLE_BYTES
+        if shares > 1:  # this block's part of each box, for all
+            part = self.block % shares
+            to, row = to + part * (size // shares), row + part * (rows // shares)
         copies = []
         for piece in range(self.tile.block_k // WIDE):
-            number = depth // WIDE + piece
-            place = number // per_place
-            if self.product.k % self.tile.block_k:  # behind the last place there are no channels
-                place = tirx.min(place, i32(places - 1))
-            down, right = place // image.window[1], place % image.window[1]
-            corner = (
-                (number - place * per_place) * WIDE,
-                column * image.strides[1] - image.pads[1] + right * image.dilation[1],
-                line * image.strides[0] - image.pads[0] + down * image.dilation[0], n)
-            copies.append(hopper.fetch_box(to + piece * rows * hopper.SWIZZLE_BYTES, self.maps[side], corner, full))
+            place, channel = self._place_of(depth // WIDE + piece)
+            corner = (channel, place, row) if operand is self.product.b else (channel, *self._corner(row, place))
+            copies.append(hopper.fetch_box(to + piece * size, self.maps[side], corner, full, shares))
         return copies
+
+    def _place_of(self, piece: Any) -> tuple[Any, Any]:
+        """The place of a window and its first channel that a piece of a row has."""
+        image, pieces = self.image, self.image.pieces
+        place = piece // pieces
+        if image.depth % self.tile.block_k:  # behind the last place there are no channels
+            place = tirx.min(place, i32(image.window[0] * image.window[1] - 1))
+        return place, (piece - place * pieces) * WIDE
+
+    def _corner(self, row: Any, place: Any) -> tuple[Any, Any, Any]:
+        """The column, line and image of the pixel that a row of the tiles has in a place of its window."""
+        image, (n, line, column) = self.image, self._pixel(row)
+        down, right = place // image.window[1], place % image.window[1]
+        return (column * image.strides[1] - image.pads[1] + right * image.dilation[1],
+                line * image.strides[0] - image.pads[0] + down * image.dilation[0], n)
 
     def _pixel(self, row: Any) -> tuple[Any, Any, Any]:
         """The image, line and column of the results that a row of the tiles is, in a box or beyond the last one."""
