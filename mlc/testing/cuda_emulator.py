@@ -64,7 +64,8 @@ class Launch(NamedTuple):
 class TensorMap(NamedTuple):
     """What a host tells of the tensor that a kernel copies boxes of, as ``cuTensorMapEncodeTiled`` takes it: the name
     of its array, where it begins there and the size of an element in bytes; sizes and boxes in elements, innermost
-    first; strides in bytes, without the innermost's; and whether boxes are swizzled by 128 bytes."""
+    first; strides in bytes, without the innermost's; whether boxes are swizzled by 128 bytes; and every how many
+    elements of those that a box spans are copied, 1 where nothing is said."""
 
     array: str
     offset: int
@@ -73,12 +74,15 @@ class TensorMap(NamedTuple):
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzled: bool = True
+    steps: tuple[int, ...] = ()
 
     def in_cpp(self) -> str:
         """The initialiser of a ``CUtensorMap`` of ``cuda_hopper.h``."""
         lists = ", ".join(f"{{{', '.join(map(str, each))}}}" for each in (self.sizes, self.strides, self.box))
         swizzled = "true" if self.swizzled else "false"
-        return f"{{{self.array}_ptr + {self.offset}, {len(self.sizes)}, {self.bytes}, {lists}, {swizzled}}}"
+        steps = ", ".join(map(str, self.steps or [1] * len(self.sizes)))
+        first = f"{self.array}_ptr + {self.offset}"
+        return f"{{{first}, {len(self.sizes)}, {self.bytes}, {lists}, {swizzled}, {{{steps}}}}}"
 
 
 def run(
@@ -168,7 +172,7 @@ def _tensor_maps(func: tirx.PrimFunc) -> Iterator[tuple[str, TensorMap]]:
         sizes, strides, box = numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1]
         yield str(call.args[0].name), TensorMap(
             _identifier(first.source), offset * size, size, tuple(sizes), tuple(strides), tuple(box),
-            int(call.attrs.swizzle) == 3)
+            int(call.attrs.swizzle) == 3, tuple(numbers[3 * rank - 1 :]))
 
 
 def _identifier(buffer: Any) -> str:
@@ -217,7 +221,7 @@ def launches(func: tirx.PrimFunc) -> Iterator[Launch]:
     import tvm_ffi
     from tvm import tirx as tir
 
-    whole = joined(attention.expanded(func)).body
+    whole = joined(expanded(attention.expanded(func))).body
     root = whole.seq[-1] if isinstance(whole, tir.SeqStmt) else whole  # behind what the host allocates
     body = root.block.body
     for nest in list(body) if isinstance(body, tir.SeqStmt) else [body]:

@@ -78,9 +78,19 @@ struct Box { unsigned to; const CUtensorMap* map; int at[5]; unsigned barrier; }
 static std::deque<Box> boxes;
 static bool newest;  // lands next
 
+static void check(const CUtensorMap& map, size_t coordinates) {
+  if (coordinates != map.rank) fail("a box must have as many coordinates as its tensor");
+  if (map.swizzled && map.box[0] * map.bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
+  for (unsigned d = 0; d < map.rank; ++d) {
+    if (map.box[d] < 1 || map.box[d] > 256) fail("a box must span 1 to 256 elements of each dimension");
+    if (map.step[d] < 1 || map.step[d] > (d ? 8 : 1)) fail("a box must have every element up to every eighth, of the innermost dimension every one");
+    if (d && map.stride[d - 1] % 16) fail("the strides of a tensor must be multiples of 16 bytes");
+  }
+}
+
 static unsigned box_bytes(const CUtensorMap& map) {
   unsigned bytes = map.bytes;
-  for (unsigned d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  for (unsigned d = 0; d < map.rank; ++d) bytes *= map.count(d);
   return bytes;
 }
 
@@ -93,8 +103,8 @@ static void each_number(const CUtensorMap& m, const int* at, unsigned place, Vis
     int64_t offset = 0;
     bool inside = true;
     for (unsigned d = 0; d < m.rank; ++d) {
-      int64_t number = int64_t(at[d]) + rest % m.box[d];
-      rest /= m.box[d];
+      int64_t number = int64_t(at[d]) + rest % m.count(d) * m.step[d];
+      rest /= m.count(d);
       inside &= number >= 0 && number < int64_t(m.size[d]);
       offset += number * int64_t(d ? m.stride[d - 1] : m.bytes);
     }
@@ -105,9 +115,8 @@ static void each_number(const CUtensorMap& m, const int* at, unsigned place, Vis
 
 void fetch_box(unsigned to, unsigned long long where, std::initializer_list<int> at, unsigned barrier) {
   auto map = reinterpret_cast<const CUtensorMap*>(where);
-  if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
+  check(*map, at.size());
   if (to % 128) fail("a box must be copied to a multiple of 128 bytes");
-  if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
   if (!in_block(to, box_bytes(*map))) fail("a box must be copied into shared memory");
   barrier_at(barrier);
   Box b{to, map, {}, barrier};
@@ -177,9 +186,8 @@ void fence_copies() {
 
 void store_box(unsigned from, unsigned long long where, std::initializer_list<int> at) {
   auto map = reinterpret_cast<const CUtensorMap*>(where);
-  if (at.size() != map->rank) fail("a box must have as many coordinates as its tensor");
+  check(*map, at.size());
   if (from % 128) fail("a box must be copied from a multiple of 128 bytes");
-  if (map->swizzled && map->box[0] * map->bytes > 128) fail("a swizzled box must be at most 128 bytes wide");
   if (!in_block(from, box_bytes(*map))) fail("a box must be copied from shared memory");
   auto begin = emulator::shared_memory + from;
   Stored s{from, map, {}, {begin, begin + box_bytes(*map)}};

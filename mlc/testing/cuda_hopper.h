@@ -6,13 +6,15 @@
 // only when its group is waited for. What is copied from shared memory to a tensor is read at any time until its group is
 // waited for: what is not the same all that time, or not fenced before, is poison.
 // What `cuTensorMapEncodeTiled` is told: sizes and boxes in elements, innermost first, strides in bytes, without the
-// innermost's.
+// innermost's; a box spans `box` elements, and has every `step`-th of them.
 struct CUtensorMap {
   const char* data;
   unsigned rank, bytes;  // of an element
   uint64_t size[5], stride[5];
   unsigned box[5];
   bool swizzled;  // by 128 bytes
+  unsigned step[5];
+  unsigned count(unsigned d) const { return (box[d] + step[d] - 1) / step[d]; }
 };
 #define __grid_constant__
 

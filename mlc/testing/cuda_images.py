@@ -83,4 +83,6 @@ IMAGES: tuple[Case, ...] = (
     Image((1, 10, 9, 32), 24, pad=2, dilation=2).case("image3x3_dilated"),
     Image((1, 8, 12, 16), 24, pad=1, dtype="tf32").case("image3x3_tf32"),
     Image((1, 7, 9, 40), 48, pad=1, groups=2).case("image3x3_groups"),
+    Image((2, 9, 7, 64), 72, pad=1, residual=True).case("image3x3_windows", "cuda.wgmma"),
+    Image((2, 15, 14, 96), 64, 1, 2, dtype="bfloat16").case("image1x1_windows_bf16", "cuda.wgmma"),
 )

@@ -16,10 +16,10 @@ from tvm import tirx
 from schedules.cuda.emit import i64
 
 __all__ = [
-    "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at", "available",
-    "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums", "fetch_box",
-    "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers", "store_box",
-    "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
+    "MOST_SPAN", "MOST_STEP", "PATTERN_BYTES", "SWIZZLE_BYTES", "WARPGROUP", "aligned_base", "arrive", "arrive_at",
+    "available", "commit_products", "commit_stores", "encode", "expect", "fence_barriers", "fence_copies", "fence_sums",
+    "fetch_box", "init_barrier", "limit_registers", "meet_cluster", "meet_warp", "multiply", "multiply_registers",
+    "store_box", "store_matrices", "tensor_map", "wait_barrier", "wait_products", "wait_stores", "wait_sums",
 ]
 
 WARPGROUP = 128
@@ -27,6 +27,8 @@ WARPGROUP = 128
 #: bytes, at a multiple of which a tile must begin
 SWIZZLE_BYTES = 128
 PATTERN_BYTES = 8 * SWIZZLE_BYTES
+#: elements that a box spans at most in a dimension, and how many it goes on by from one that it takes to the next
+MOST_SPAN, MOST_STEP = 256, 8
 #: of ``CUtensorMapSwizzle`` and ``CUtensorMapL2promotion``, 128 bytes each
 _SWIZZLE, _PROMOTION = 3, 2
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
@@ -122,12 +124,16 @@ def tensor_map(name: str) -> tirx.Var:
 
 
 def encode(
-    var: tirx.Var, data: Any, dtype: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    var: tirx.Var, data: Any, dtype: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int],
+    steps: Sequence[int] = (),
 ) -> list[tirx.Stmt]:
     """What the host does before the kernel: say how the tensor at ``data`` lies. Sizes and boxes are in elements,
-    innermost first; strides in bytes, without the innermost's, multiples of 16. Boxes are swizzled by 128 bytes and
-    zero outside of the tensor."""
-    numbers = [i64(int(n)) for n in (*sizes, *strides, *box, *([1] * len(box)))]
+    innermost first; strides in bytes, without the innermost's, multiples of 16. A box takes every ``steps``-th element,
+    of one as many times as wide, at most :data:`MOST_STEP`. Boxes are swizzled by 128 bytes and zero outside of the
+    tensor."""
+    steps = steps or [1] * len(box)
+    wide = [extent * step for extent, step in zip(box, steps, strict=True)]
+    numbers = [i64(int(n)) for n in (*sizes, *strides, *wide, *steps)]
     encoded = tirx.op.tensormap_encode_tiled(
         var, data, *numbers, descriptor_dtype=dtype, rank=len(sizes), swizzle=_SWIZZLE, l2_promotion=_PROMOTION)
     return [tirx.Bind(var, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(encoded)]

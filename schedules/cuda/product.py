@@ -19,6 +19,7 @@ from schedules.analysis import describe, linear_offset, loads, remembered, uses,
 from schedules.cuda.common import scratch
 from schedules.cuda.contraction import Contraction, K, M, N, contraction_of, inline_producers, normalise, operand
 from schedules.cuda.emit import i64, substituted
+from schedules.cuda.image import Image, image_of
 from schedules.errors import InvalidDecision
 
 __all__ = ["MARK", "Operand", "Product", "check_marked_product", "marked", "plain", "product_of"]
@@ -84,11 +85,11 @@ class Operand:
 @dataclass(frozen=True)
 class Product:
     """``batch`` products of ``a`` ``[m, k]`` and ``b`` ``[n, k]``, both of ``dtype`` and added up in float32, and what
-    is stored of each sum."""
+    is stored of each sum. Of a convolution ``m`` are pixels, and ``a`` is the image that windows of it are rows of."""
 
     contraction: Contraction
     dtype: str
-    a: Operand
+    a: Operand | Image
     b: Operand
     sums: tirx.Buffer
     result: tirx.BufferStore
@@ -109,6 +110,11 @@ class Product:
     @property
     def k(self) -> int:
         return self.contraction.size(K)
+
+    @property
+    def depth(self) -> int:
+        """Of what is copied along ``k``: of an image, zeros that the channels of each place are filled up with too."""
+        return self.a.depth
 
     @property
     def result_bytes(self) -> int:
@@ -173,8 +179,11 @@ def product_of(func: tirx.PrimFunc) -> Product | None:
     if normal.before or normal.after:
         return None
     out, sums = sch.get(normal.out), sch.get(normal.main).writes[0].source
-    a, b = (_operand(sch, normal.main, role, contraction) for role in (M, N))
+    b = _operand(sch, normal.main, N, contraction)
+    a = _operand(sch, normal.main, M, contraction) or image_of(contraction, func)
     if a is None or b is None or not all(any(p.same_as(each.buffer) for p in func.params) for each in (a, b)):
+        return None
+    if isinstance(a, Image) and a.depth != b.depth and b.across:  # the channels of a place are a dimension
         return None
     axes = tuple(v.var for v in out.iter_vars)
     if len(axes) != 3 or not isinstance(out.body, tirx.BufferStore):

@@ -23,6 +23,7 @@ from tvm import tirx
 from schedules.cuda import hopper
 from schedules.cuda.common import ceil_div
 from schedules.cuda.emit import Registers, barrier, i32, i64, kernel, loop, store_piece, when
+from schedules.cuda.image import Image
 from schedules.cuda.product import Operand, Product
 
 __all__ = ["FEW_REGISTERS", "MANY_REGISTERS", "ROWS", "GroupTile", "Warpgroups"]
@@ -105,8 +106,15 @@ class GroupTile:
         return self.store_bytes + hopper.PATTERN_BYTES + self.stages * (self.stage_bytes + 16)
 
     def tiles(self, product: Product) -> int:
-        along_m = ceil_div(product.m, self.block_m * self.cluster) * self.cluster
+        along_m = ceil_div(self.rows(product), self.block_m * self.cluster) * self.cluster
         return product.batch * along_m * ceil_div(product.n, self.block_n)
+
+    def rows(self, product: Product) -> int:
+        """Of the product, as they are dealt out to tiles: of an image, whole tiles of as many pixels as a box has or
+        more."""
+        if isinstance(product.a, Operand):
+            return product.m
+        return product.a.boxes(self.block_m, boxed=bool(self.boxed)).count * self.block_m
 
 
 class Warpgroups:
@@ -125,31 +133,34 @@ class Warpgroups:
         self.ring = tirx.Var("ring", "int32")
         self.full = self.ring + tile.stages * tile.stage_bytes
         self.empty = self.full + 8 * tile.stages
-        self.steps = ceil_div(product.k, tile.block_k)
+        self.steps = ceil_div(product.depth, tile.block_k)
+        self.rows = tile.rows(product)
 
     def function(self) -> tirx.PrimFunc:
         made = kernel(self.func, self.grid, self.tile.threads, self.registers.buffers, self._body)
-        told = [
-            step for side, operand, rows in self._sides() for step in hopper.encode(
-                self.maps[side], tirx.address_of(operand.first), self.product.dtype, operand.sizes, operand.strides,
-                self._box(operand, rows))
-        ]
+        told = [step for side, operand, rows in self._sides() for step in self._encode(side, operand, rows)]
         if self.results is not None:
-            box = (_WIDE, _SLICE_ROWS, 1)[: len(self.results.sizes)]
-            told += hopper.encode(
-                self.maps["c"], tirx.address_of(self.results.first), str(self.results.buffer.dtype),
-                self.results.sizes, self.results.strides, box)
+            told += self._encode_results(self.results)
         return made.with_body(tirx.SeqStmt([*told, made.body]))
 
-    def _sides(self) -> tuple[tuple[str, Operand, int], tuple[str, Operand, int]]:
+    def _sides(self) -> tuple[tuple[str, Operand | Image, int], tuple[str, Operand, int]]:
         return ("a", self.product.a, self.tile.block_m), ("b", self.product.b, self.tile.block_n)
+
+    def _encode(self, side: str, operand: Any, rows: int) -> list[tirx.Stmt]:
+        return hopper.encode(self.maps[side], tirx.address_of(operand.first), self.product.dtype, operand.sizes,
+                             operand.strides, self._box(operand, rows))
+
+    def _encode_results(self, results: Operand) -> list[tirx.Stmt]:
+        box = (_WIDE, _SLICE_ROWS, 1)[: len(results.sizes)]
+        return hopper.encode(self.maps["c"], tirx.address_of(results.first), str(results.buffer.dtype), results.sizes,
+                             results.strides, box)
 
     def _box(self, operand: Operand, rows: int) -> tuple[int, ...]:
         """Of a tile of so many rows the piece that is copied at a time, innermost first."""
         box = (_WIDE, (self.tile.block_k if operand.across else rows) // self._shares(operand))
         return (*box, 1) if operand.batch > 1 else box
 
-    def _shares(self, operand: Operand) -> int:
+    def _shares(self, operand: Operand | Image) -> int:
         """How many blocks copy a part each of an operand's tile, for all of them."""
         return self.tile.cluster if operand is self.product.b else 1
 
@@ -196,7 +207,7 @@ class Warpgroups:
         last one narrower."""
         tile, product = self.tile, self.product
         rows = tile.cluster * tile.block_m
-        along_m, along_n = ceil_div(product.m, rows), ceil_div(product.n, tile.block_n)
+        along_m, along_n = ceil_div(self.rows, rows), ceil_div(product.n, tile.block_n)
         rank, number = (number % tile.cluster, number // tile.cluster) if tile.cluster > 1 else (i32(0), number)
         batch, within = number // (along_m * along_n), number % (along_m * along_n)
         panel = min(tile.panel, along_m)
@@ -223,12 +234,17 @@ class Warpgroups:
                 at = at + rows * self.tile.block_k * 2
             return [
                 hopper.wait_barrier(self.empty + 8 * self.stage[0], 1 - self.phase[0]),
-                hopper.expect(full, self.tile.stage_bytes), *copies, *self._advance(),
+                hopper.expect(full, self._landing), *copies, *self._advance(),
             ]
 
         return loop(self.steps, step, _SERIAL)
 
-    def _copy(self, side: str, operand: Operand, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
+    @property
+    def _landing(self) -> int:
+        """Bytes that a stage's boxes have."""
+        return self.tile.stage_bytes
+
+    def _copy(self, side: str, operand: Any, rows: int, to: Any, at: Any, full: Any) -> list[tirx.Stmt]:
         """Begin to copy an operand's tile, box after box."""
         batch, row, depth = at
         count = (rows if operand.across else self.tile.block_k) // _WIDE
@@ -287,11 +303,24 @@ class Warpgroups:
         return made
 
     @staticmethod
-    def _along_k(operand: Operand, rows: int, depth: int) -> int:
+    def _along_k(operand: Operand | Image, rows: int, depth: int) -> int:
         """Bytes from a tile's begin to its element ``depth`` along ``k``."""
         if operand.across:
             return depth * hopper.SWIZZLE_BYTES
         return depth // _WIDE * rows * hopper.SWIZZLE_BYTES + depth % _WIDE * 2
+
+    def _row(self, row: Any) -> tuple[Any, Any]:
+        """The row of the result that a row of the tiles is, and whether there is one."""
+        return row, row < self.product.m
+
+    def _nearest(self, row: Any) -> Any:
+        """The same, or some other where there is none."""
+        most = self.product.m
+        return row if most % self.tile.block_m == 0 else tirx.min(row, i32(most - 1))
+
+    def _result_box(self, batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
+        """Where the box of results lies that begins with these."""
+        return (column, row, batch) if self.product.batch > 1 else (column, row)
 
     def _store(self, part: int, batch: Any, row: Any, column: Any, warp: Any, lane: Any) -> tirx.Stmt:
         group = warp // _WARPS
@@ -304,13 +333,11 @@ class Warpgroups:
         tile, product = self.tile, self.product
         kept = self.ring - tile.store_bytes + warp * (_BOXES * _BOX_BYTES) + self.turn[0] * _BOX_BYTES
         # beyond the last row or column nothing is stored, but what the sums are added to must be there
-        most_m, most_n = (None if size % block == 0 else size for size, block in (
-            (product.m, tile.block_m), (product.n, tile.block_n)))
+        most_n = None if product.n % tile.block_n == 0 else product.n
 
         def made(j: int, pair: Any, i: Any, r: Any) -> tirx.Stmt:
             """Two neighbours of a row of the matrix ``i``, ``r``: 8 columns on, 8 rows on."""
-            at_m, at_n = row + lane // 4 + 8 * r, column + j * _WIDE + pair * 16 + i * 8 + lane % 4 * 2
-            at_m = at_m if most_m is None else tirx.min(at_m, i32(most_m - 1))
+            at_m, at_n = self._nearest(row + lane // 4 + 8 * r), column + j * _WIDE + pair * 16 + i * 8 + lane % 4 * 2
             at_n = at_n if most_n is None else tirx.min(at_n, i32(most_n - 2))
             held = i32(part * (tile.block_n // 2) + j * (_WIDE // 2)) + pair * 8 + i * 4 + r * 2
             return loop(2, lambda e: tirx.BufferStore(
@@ -323,8 +350,7 @@ class Warpgroups:
             return [loop(2, lambda i: loop(2, lambda r: made(j, pair, i, r))), hopper.store_matrices(to, self.held)]
 
         def a_box(j: int) -> list[tirx.Stmt]:
-            place = (column + j * _WIDE, row)
-            copy = hopper.store_box(self.maps["c"], (*place, batch) if product.batch > 1 else place, kept)
+            copy = hopper.store_box(self.maps["c"], self._result_box(batch, row, column + j * _WIDE), kept)
             return [
                 # the other lanes wait for the first one by writing matrices, which a warp does together
                 when(lane == 0, hopper.wait_stores(_BOXES - 1)),
@@ -358,7 +384,8 @@ class Warpgroups:
                 line = g * (_LANES * wide // _SLICE) + lane // (_SLICE // wide)
                 gap = line // 8 * _SLICE_GAP
             beside = lane % (_SLICE // wide) * wide
-            at_m, at_n, source = row + line, column + j * _SLICE + beside, kept + line * _SLICE_STEP + gap + beside
+            at_n, source = column + j * _SLICE + beside, kept + line * _SLICE_STEP + gap + beside
+            at_m, there = self._row(row + line)
 
             def place(e: Any) -> tuple[Any, Any, Any]:
                 return i64(batch), i64(at_m), i64(at_n + e)
@@ -372,10 +399,10 @@ class Warpgroups:
             if width == 8:
                 halves = loop(2, lambda h: loop(4, lambda e: hold(h * 4 + e), _VECTORIZED))
                 whole = store_piece(product.place(place(0)), self.held)
-                return when(tirx.all(at_m < product.m, at_n < product.n), tirx.SeqStmt([halves, whole]))
+                return when(tirx.all(there, at_n < product.n), tirx.SeqStmt([halves, whole]))
             if width == 4:
-                return when(tirx.all(at_m < product.m, at_n < product.n), loop(width, one, _VECTORIZED))
-            return when(at_m < product.m, loop(wide, lambda e: when(at_n + e < product.n, one(e))))
+                return when(tirx.all(there, at_n < product.n), loop(width, one, _VECTORIZED))
+            return when(there, loop(wide, lambda e: when(at_n + e < product.n, one(e))))
 
         def a_slice(j: Any) -> list[tirx.Stmt]:
             return [

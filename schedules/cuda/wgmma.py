@@ -21,8 +21,9 @@ from schedules.cuda.common import CudaSpace, bring_inside, ceil_div, require
 from schedules.cuda.hopper import available
 from schedules.cuda.mma import TensorCoreGemm, WarpTile
 from schedules.cuda.mma import estimate as cut_estimate
-from schedules.cuda.product import MARK, Product, marked, plain, product_of
+from schedules.cuda.product import MARK, Operand, Product, marked, plain, product_of
 from schedules.cuda.warpgroups import ROWS, GroupTile, Warpgroups
+from schedules.cuda.windows import WindowGroups
 from schedules.intrin import mma
 from schedules.machine import GpuMachine, gpu_machine
 from schedules.space import Decisions, Footprint, InvalidDecision, Knob, Pick
@@ -119,12 +120,12 @@ def _tile(decisions: Decisions) -> GroupTile:
 
 @remembered
 def _is_cut(func: tirx.PrimFunc, named: str) -> bool:
-    """Whether a product is better cut along its sum, since its tiles would leave most of the GPU idle: so ``mma.sync``
-    is reckoned faster."""
+    """Whether a product is better cut along its sum, since its tiles would leave most of the GPU idle, or an image's
+    are mostly zeros: so ``mma.sync`` is reckoned faster."""
     target = tvm.target.Target(named)
     product, kind, gpu = _known(func), mma.kind_of(_known(func).dtype, "float32"), gpu_machine(target)
-    cut = next(TensorCoreGemm().seeds(func, target), {"split_k": 1})
-    if cut["split_k"] == 1 or kind is None:
+    cut = next(TensorCoreGemm().seeds(func, target), None)
+    if kind is None or cut is None or (cut["split_k"] == 1 and product.depth == product.k):
         return False
     best = next(WarpgroupGemm().seeds(func, target))
     ours = estimate(_tile(best), bool(best["persistent"]), product, gpu)
@@ -152,7 +153,7 @@ def _misfit(tile: GroupTile, gpu: GpuMachine) -> str | None:
 def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachine, resident: int = 0) -> float:
     """Cycles of a product: whichever of tensor cores, shared memory and second cache is slowest, longer where too few
     bytes are on the way, times the rounds of blocks. Reckoned from data sheets, not measured."""
-    steps, tiles = ceil_div(product.k, tile.block_k), tile.tiles(product)
+    steps, tiles = ceil_div(product.depth, tile.block_k), tile.tiles(product)
     resident = resident or max(1, gpu.resident(tile.threads, tile.registers, tile.shared_bytes))
     exact = tiles / gpu.multiprocessors
     here = min(resident, ceil(exact))
@@ -162,7 +163,7 @@ def estimate(tile: GroupTile, persistent: bool, product: Product, gpu: GpuMachin
     shared = (fetched + tile.stage_bytes) / _SHARED_RATE
     rate = gpu.l2_rate / gpu.multiprocessors / gpu.hz
     # the blocks of a cluster that have rows read a part each of B's tile from the second cache, and wait for each other
-    helping = min(tile.cluster, ceil_div(product.m, tile.block_m))
+    helping = min(tile.cluster, ceil_div(tile.rows(product), tile.block_m))
     common = tile.block_n * tile.block_k * 2 * (helping - 1) / helping
     copied = (tile.stage_bytes - common) / rate
     late = max(1.0, rate * _LATENCY / (here * (tile.stages - 1) * tile.stage_bytes))
@@ -194,7 +195,7 @@ def _mark(sch: s_tir.Schedule, product: Product, tile: GroupTile, grid: int) -> 
     n_o, n_i = sch.split(_fused(sch, by_role[2]), [None, tile.block_n])
     sch.reorder(*by_role[0], m_o, n_o, *ranks, m_i, n_i)
     at = sch.fuse(*by_role[0], m_o, n_o, *ranks)
-    if grid < tile.tiles(product):
+    if grid < int(sch.get(at).extent):  # a kernel of an image's boxes has more tiles
         rounds, block = sch.split(at, [None, grid])
         sch.reorder(block, rounds)
         sch.bind(block, "blockIdx.x")
@@ -225,4 +226,5 @@ def expanded(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tile = GroupTile(*numbers)
     if product.results is None:  # a trace may say what no space proposes
         tile = replace(tile, boxed=0)
-    return Warpgroups(func, product, tile, grid).function()
+    groups = Warpgroups if isinstance(product.a, Operand) else WindowGroups
+    return groups(func, product, tile, grid).function()

@@ -189,25 +189,26 @@ UNTIL = """int done; do {{ asm volatile("{{\\n.reg .pred p;\\nmbarrier.try_wait.
 
 def fetched(tensor: TensorMap, x: np.ndarray, at: tuple[int, ...], **change: Any) -> np.ndarray:
     """The bytes of shared memory behind a copy of a box, of 8 KiB at most."""
-    size = int(np.prod(tensor.box)) * tensor.bytes
-    steps = {"init": INIT, "fence": INIT_FENCE, "meet": "__syncthreads();", "bytes": size, "parity": 0, "wait": UNTIL,
+    steps = tensor.steps or (1,) * len(tensor.box)
+    size = int(np.prod([-(-box // step) for box, step in zip(tensor.box, steps, strict=True)])) * tensor.bytes
+    parts = {"init": INIT, "fence": INIT_FENCE, "meet": "__syncthreads();", "bytes": size, "parity": 0, "wait": UNTIL,
              "before": "", "after": "", **change}
     operands = "".join(f', "r"({c})' for c in at)
     names = ", ".join(f"%{2 + i}" for i in range(len(at)))
     source = HEAD + f"""k(const __grid_constant__ CUtensorMap map, uchar* __restrict__ y_ptr) {{
       {SHARED}
-      if (threadIdx.x == 0) {{ {steps["init"]} {steps["fence"]} }}
-      {steps["meet"]}
+      if (threadIdx.x == 0) {{ {parts["init"]} {parts["fence"]} }}
+      {parts["meet"]}
       if (threadIdx.x == 0) {{
-        {EXPECT.format(bytes=steps["bytes"])}
+        {EXPECT.format(bytes=parts["bytes"])}
         asm volatile("cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
           "[%1, {{{names}}}], [%{2 + len(at)}];" :: "r"(1024u), "l"((unsigned long long)(&(map))){operands}, "r"(0u)
           : "memory");
       }}
-      {steps["before"]}
-      {steps["wait"].format(parity=steps["parity"])}
+      {parts["before"]}
+      {parts["wait"].format(parity=parts["parity"])}
       for (int i = threadIdx.x; i < {size}; i += 128) y_ptr[i] = buf[1024 + i];
-      {steps["after"]}
+      {parts["after"]}
     }}"""
     y = np.zeros(size, "uint8")
     run_source(source, WARPGROUP, {"x": x, "y": y}, maps={"map": tensor})
@@ -234,6 +235,34 @@ def test_a_box_of_three_dimensions_without_swizzling() -> None:
     wanted = np.zeros((2, 6, 8), "uint16")
     wanted[0, :3] = x[2, 17:, 12:20]
     np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("steps", [(1, 1, 1, 1), (1, 2, 3, 1)], ids=str)
+@pytest.mark.parametrize("at", [(16, -3, -2, 1), (48, 7, 5, -1)], ids=str)
+def test_a_box_of_pixels_may_begin_before_an_image_and_take_every_second(
+    steps: tuple[int, ...], at: tuple[int, ...],
+) -> None:
+    """"Traversal-Stride": a box as wide as it spans; from the first element on, inside of the tensor or not."""
+    x = RNG.integers(1, 1 << 16, (2, 9, 11, 80)).astype("uint16")
+    counts = (64, 4, 3, 2)
+    box = tuple(count * step for count, step in zip(counts, steps, strict=True))
+    tensor = TensorMap("x", 0, 2, (80, 11, 9, 2), (160, 1760, 15840), box, steps=steps)
+    around = np.pad(x, ((9, 9), (20, 20), (20, 20), (0, 80)))
+    c, w, h, n = at
+    wanted = around[n + 9 : n + 11, h + 20 :: steps[2], w + 20 :: steps[1], c : c + 64][:, :3, :4]
+    assert wanted.any() and not wanted.all()
+    got = fetched(tensor, x, at).view("uint16").reshape(-1, 64)
+    np.testing.assert_array_equal(got, swizzled(wanted.reshape(-1, 64)))
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"box": (64, 257)}, "must span 1 to 256 elements"), ({"steps": (1, 9)}, "up to every eighth"),
+    ({"steps": (2, 1)}, "of the innermost dimension every one"), ({"strides": (200,)}, "multiples of 16 bytes"),
+], ids=str)
+def test_what_no_tensor_map_may_say_is_an_error(change: dict[str, Any], reason: str) -> None:
+    x = np.ones((300, 104), "uint16")
+    with pytest.raises(RuntimeError, match=reason):
+        fetched(rows_of(x)._replace(**change), x, (0, 0), bytes=16)
 
 
 def test_a_box_that_is_not_waited_for_is_poison() -> None:
