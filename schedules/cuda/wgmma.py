@@ -61,7 +61,8 @@ KNOBS = (
 
 
 class WarpgroupGemm(CudaSpace):
-    """Products whose operands boxes can be copied of: rows that lie multiples of 16 bytes apart."""
+    """Products whose operands boxes can be copied of: rows that lie multiples of 16 bytes apart, or windows of images
+    whose channels lie together (:mod:`schedules.cuda.image`)."""
 
     name = "cuda.wgmma"
     opcodes = ("HGMMA",)

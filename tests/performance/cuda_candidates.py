@@ -78,8 +78,13 @@ def _product(rng: random.Random) -> Drawn:
 
 
 def _warpgroup_product(rng: random.Random) -> Drawn:
-    """Of any row count; the others a multiple of 8."""
+    """Of any row count, the others a multiple of 8; and convolutions of images."""
     dtype = rng.choice(("float16", "bfloat16"))
+    if rng.random() < 0.25:
+        window = rng.choice((1, 3))
+        image = Image((rng.choice((1, 8, 32)), *rng.choices((14, 28, 30), k=2), rng.choice((64, 128, 192))),
+                      rng.choice((64, 104, 256)), window, rng.choice((1, 2)), window // 2, 1, dtype, rng.random() < 0.3)
+        return image.case(str(image), "cuda.wgmma"), WarpgroupGemm(), dtype, ("HGMMA", "UTMALDG")
     m, n, k = rng.randint(64, 4096), 8 * rng.randint(8, 512), 8 * rng.randint(8, 512)
     transposed, epilogue = rng.random() < 0.5, rng.choice(("", "cast", "gelu", "residual"))
     if epilogue:

@@ -132,12 +132,23 @@ def test_windows_are_exact_enough(image: Image, knobs: dict[str, int]) -> None:
 
 
 @needs_gxx
+def test_rows_beyond_a_box_are_stored_nowhere() -> None:
+    """Of 64 a box has 54, and other images go on where it ends: their blocks run before it too, and store theirs."""
+    image = Image((2, 9, 11, 64), 64, residual=True, pad=1)
+    assert windows_of(image).boxes(64, boxed=False).pixels == 54
+    case = image.case("beyond a box", SPACE.name)
+    inputs, outputs = case.arrays()
+    cuda_emulator.run(scheduled(case, tile()), HOPPER, inputs, outputs, repeats=2)  # the second time backwards
+    assert case.error(inputs, outputs) <= case.rtol
+
+
+@needs_gxx
 def test_what_lies_beyond_the_channels_of_the_last_place_is_no_number() -> None:
     """A step of 128 has two places, of nine the last one alone: zeros that no infinity is multiplied with."""
     image = Image((1, 8, 8, 64), 64, pad=1)
     case = image.case("infinite", SPACE.name)
     inputs, outputs = case.arrays()
-    inputs[0][0, 0, 7, 7] = float("inf")  # of all channels
+    inputs[0][0, 0, 7, 3] = float("inf")  # of all channels
     cuda_emulator.run(scheduled(case, tile(block_k=128)), HOPPER, inputs, outputs)
     finite = outputs[0][0, 0, :6]
     wanted = case.reference(*(each.astype("float64") for each in inputs[:3]))
