@@ -103,8 +103,10 @@ def _forms(shape: Any, kind: str, name: str, model: str) -> Any:
         return shape
     each_shape = shape if several and isinstance(shape, Sequence) else [shape]
     if not all(isinstance(each, str | Sequence) for each in each_shape) or (several and each_shape is not shape):
+        ranges = isinstance(shape, tuple) and all(isinstance(each, Range) for each in shape)  # of --shape
+        got = shape_text(shape) if ranges else repr(shape)
         wanted = "a list of shapes, one for each tensor of the" if several else "a shape or None for the"
-        raise UsageError(f"shapes[{name!r}] must be {wanted} {kind} of {model}, got {shape!r}")
+        raise UsageError(f"shapes[{name!r}] must be {wanted} {kind} of {model}, got {got}")
     forms = tuple(_form(each, f"{name}/{i}") for i, each in enumerate(each_shape))
     return forms if several else forms[0]
 

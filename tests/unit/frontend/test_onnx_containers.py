@@ -13,6 +13,7 @@ from onnx import parser
 
 import mlc
 from mlc.errors import InputError, ModelError, UsageError, ValuesNeededError
+from mlc.shapes import parse_shape
 from mlc.specialising import SpecialisingExecutable
 
 RNG = np.random.default_rng(0)
@@ -192,6 +193,7 @@ def test_places_that_are_inputs() -> None:
     ({"x": None}, "must be a list of shapes, got None; only an optional may hold nothing"),
     ({"x": 5}, "must be a list of shapes, one for each tensor of the sequence of g, got 5"),
     ({"x": (2, 3)}, r"must be a list of shapes, one for each tensor of the sequence of g, got \(2, 3\)"),
+    ({"x": parse_shape("1..4,3")}, r"one for each tensor of the sequence of g, got 1..4,3$"),
     ({"x": [(True, 3)]}, "shapes of x/0: a size must be a whole number, got True"),
     ({"x": [], "y": 5}, "a shape must be sizes such as"),
     ([("x", [])], "shapes must be those of inputs by name, such as {'x': .*got"), ({5: []}, "by name, such as"),
